@@ -1,0 +1,40 @@
+"""Channel and server options that both ends must agree on."""
+
+# A reply with 256 rows and alternatives stays far below; a prompt of a million tokens is 4 MB.
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+# Plain keepalive does not notice a stopped (SIGSTOP) peer; ping_timeout_ms does, in about two seconds.
+KEEPALIVE_MS = 5_000
+PING_TIMEOUT_MS = 2_000
+
+Options = list[tuple[str, int]]
+
+
+def client_options() -> Options:
+    """Options of the router's channel to one shard: no retries (Decode is not idempotent), no shared subchannels."""
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    ]
+
+
+def server_options() -> Options:
+    """Options of the shard's server: accepts the router's pings."""
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.so_reuseport", 0),
+    ]

@@ -1,0 +1,45 @@
+"""The refusals of a shard: one stable code each, carried at the start of the gRPC status message.
+
+``INVALID_ARGUMENT: UNKNOWN_SEQUENCE: sequence 7 is not held here`` reads as status, code, sentence for a person.
+Clients decide by the code alone.
+"""
+
+from enum import Enum
+
+import grpc
+
+
+class ShardError(Enum):
+    """Stable codes with the gRPC status each is sent with. A refused command changed nothing."""
+
+    BAD_REQUEST = ("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
+    UNKNOWN_SEQUENCE = ("UNKNOWN_SEQUENCE", grpc.StatusCode.NOT_FOUND)
+    SEQUENCE_EXISTS = ("SEQUENCE_EXISTS", grpc.StatusCode.ALREADY_EXISTS)
+    WRONG_POSITION = ("WRONG_POSITION", grpc.StatusCode.FAILED_PRECONDITION)
+    NOT_PREFILLED = ("NOT_PREFILLED", grpc.StatusCode.FAILED_PRECONDITION)
+    TOO_MANY_TOKENS = ("TOO_MANY_TOKENS", grpc.StatusCode.OUT_OF_RANGE)
+    SEQUENCE_TOO_LONG = ("SEQUENCE_TOO_LONG", grpc.StatusCode.OUT_OF_RANGE)
+    TEXT_TOO_LONG = ("TEXT_TOO_LONG", grpc.StatusCode.OUT_OF_RANGE)
+    STALE_EPOCH = ("STALE_EPOCH", grpc.StatusCode.FAILED_PRECONDITION)
+    NOT_LEASED = ("NOT_LEASED", grpc.StatusCode.FAILED_PRECONDITION)
+    DRAINING = ("DRAINING", grpc.StatusCode.UNAVAILABLE)
+    FORWARD_FAILED = ("FORWARD_FAILED", grpc.StatusCode.INTERNAL)
+
+    def __init__(self, code: str, status: grpc.StatusCode) -> None:
+        self.code = code
+        self.status = status
+
+
+_BY_CODE = {error.code: error for error in ShardError}
+
+
+def format_error(error: ShardError, sentence: str) -> str:
+    """The status message for ``error``."""
+    return f"{error.code}: {sentence}"
+
+
+def parse_error(message: str | None) -> tuple[ShardError | None, str]:
+    """The code and the sentence of a status message; no code if it is none of ours (a transport error)."""
+    code, separator, sentence = (message or "").partition(": ")
+    error = _BY_CODE.get(code) if separator else None
+    return (error, sentence) if error is not None else (None, message or "")

@@ -1,0 +1,139 @@
+"""Command lines from frozen dataclasses: each field is a flag and an environment variable.
+
+    port: int = flag(3000, "TCP port to listen on", "-p", low=1, high=65535)
+
+becomes ``--port``, ``-p`` and ``CARAVAN_PORT``; the command line wins over the environment, the environment over the
+default. The prefix keeps variables that shells and container runtimes set for other ends, such as ``HOSTNAME``, out.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+Config = TypeVar("Config")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Flag:
+    help: str
+    aliases: tuple[str, ...]
+    low: float
+    high: float
+    choices: tuple[str, ...]
+
+
+def flag(
+    default: Any,
+    help: str,
+    *aliases: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A dataclass field with its flag: further names, inclusive bounds for numbers, allowed words for text."""
+    meta = {"flag": _Flag(help=help, aliases=aliases, low=low, high=high, choices=tuple(choices))}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+def _parser_of(kind: Any, meta: _Flag) -> Any:
+    """A function from text to the value of a field of type ``kind``, raising argparse's error on bad text."""
+
+    def parse(text: str) -> Any:
+        if kind is bool:
+            if text.lower() in {"1", "true", "on", "yes"}:
+                return True
+            if text.lower() in {"0", "false", "off", "no"}:
+                return False
+            raise argparse.ArgumentTypeError(f"must be on or off. Given: {text!r}")
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {_KIND_NAMES[kind]}. Given: {text!r}") from None
+        if meta.choices and value not in meta.choices:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(meta.choices)}. Given: {text!r}")
+        if kind is not str and not meta.low <= value <= meta.high:
+            raise argparse.ArgumentTypeError(f"must be >= {meta.low:g} and <= {meta.high:g}. Given: {text}")
+        return value
+
+    return parse
+
+
+_KIND_NAMES = {int: "a whole number", float: "a number", str: "text"}
+
+
+def _kind_of(annotation: Any) -> tuple[Any, bool]:
+    """The scalar type behind ``T``, ``T | None`` or ``tuple[T, ...]``, and whether the flag repeats."""
+    if isinstance(annotation, types.UnionType):
+        return next(arg for arg in typing.get_args(annotation) if arg is not type(None)), False
+    if typing.get_origin(annotation) is tuple:
+        return typing.get_args(annotation)[0], True
+    return annotation, False
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
+    """Add the flags of the dataclass ``config`` to ``parser``; absent ones stay out of the namespace."""
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        meta: _Flag = field.metadata["flag"]
+        kind, repeats = _kind_of(hints[field.name])
+        names = [f"--{field.name.replace('_', '-')}", *meta.aliases]
+        shown = "" if field.default in (None, (), "") else f" [{field.default}]"
+        options: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
+        parser.add_argument(
+            *names,
+            dest=field.name,
+            help=f"{meta.help}{shown}".replace("%", "%%"),
+            metavar="{" + ",".join(meta.choices) + "}" if meta.choices else field.name.upper(),
+            type=_parser_of(kind, meta),
+            default=argparse.SUPPRESS,
+            action="append" if repeats else "store",
+            **options,
+        )
+
+
+def resolve(
+    parser: argparse.ArgumentParser, config: type[Config], namespace: argparse.Namespace, environ: Mapping[str, str]
+) -> Config:
+    """The config from parsed flags, then environment, then defaults; ends the program with a usage error if invalid.
+
+    The config's ``__post_init__`` may raise ValueError for rules between fields.
+    """
+    hints = typing.get_type_hints(config)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(typing.cast("Any", config)):
+        variable = f"CARAVAN_{field.name.upper()}"
+        kind, repeats = _kind_of(hints[field.name])
+        if hasattr(namespace, field.name):
+            value = getattr(namespace, field.name)
+            values[field.name] = tuple(value) if repeats else value
+        elif environ.get(variable):
+            parse = _parser_of(kind, field.metadata["flag"])
+            try:
+                texts = environ[variable].split(",") if repeats else [environ[variable]]
+                parsed = [parse(text) for text in texts]
+            except argparse.ArgumentTypeError as error:
+                parser.error(f"environment variable {variable}: {error}")
+            values[field.name] = tuple(parsed) if repeats else parsed[0]
+    try:
+        return config(**values)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def load(config: type[Config], *, prog: str, description: str, argv: Sequence[str] | None = None) -> Config:
+    """Parse a whole command line into ``config``; ``--print-config`` prints the result as JSON and ends."""
+    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    add_flags(parser, config)
+    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration as JSON and exit")
+    namespace = parser.parse_args(argv)
+    resolved = resolve(parser, config, namespace, os.environ)
+    if namespace.print_config:
+        print(json.dumps(dataclasses.asdict(typing.cast("Any", resolved)), indent=2))  # noqa: T201
+        parser.exit()
+    return resolved

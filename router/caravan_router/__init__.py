@@ -1,0 +1,1 @@
+"""Caravan's router: HTTP in, a scheduler that decides every step, gRPC out to the shards."""

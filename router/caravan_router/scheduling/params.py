@@ -1,0 +1,41 @@
+"""What a client may ask of a generation. Values are valid by construction: the HTTP layer checks, nobody after it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FinishReason(Enum):
+    """Why a sequence ended; the values are TGI's words."""
+
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen. A filter at its default is off.
+
+    ``temperature`` 0 is greedy. Order: penalties, temperature, top_k, typical_p, top_p, min_p. ``repetition_penalty``
+    counts prompt and output, ``frequency_penalty`` and ``presence_penalty`` the output alone (as vLLM does).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    typical_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int = 0
+    logprobs: bool = False
+    top_n_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingParams:
+    """When a sequence ends on the shard. Stop strings are text and belong to the text layer."""
+
+    max_new_tokens: int
+    ignore_eos: bool = False

@@ -1,0 +1,1 @@
+"""Caravan's shard: one process, one llama.cpp context, one KV cache. It computes what the router decides."""
