@@ -1,1 +1,1 @@
-"""The imperative shell around the scheduler: one event loop, gRPC channels to the shards, a token stream per request."""
+"""The shell around the scheduler: one event loop, gRPC channels to the shards, a token stream per request."""

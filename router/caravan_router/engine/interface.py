@@ -32,7 +32,7 @@ class TextTooLongError(EngineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
-    """One sequence to generate: non-empty ``prompt`` of token ids; prompt and new tokens fit one sequence of a shard."""
+    """One sequence to generate: non-empty ``prompt`` of token ids; with the new tokens it fits a shard."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
