@@ -1,0 +1,89 @@
+"""What the scheduler is told. Closed union: every event is handled by name."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from caravan_router.scheduling.sequence import Request
+from caravan_router.scheduling.tokens import GeneratedToken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLimits:
+    """What fits on a shard: cells in all and per sequence, sequences, tokens in one pass."""
+
+    cells: int
+    cells_per_sequence: int
+    max_sequences: int
+    max_batch_tokens: int
+
+
+class StepOutcome(Enum):
+    """How a pass ended. All but OK changed nothing on the shard."""
+
+    OK = "ok"
+    NO_KV = "no_kv"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A token and the sequence id it belongs to, as of the command that produced it."""
+
+    sequence_id: int
+    token: GeneratedToken
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A new request, to be placed when a shard can take it."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Nobody waits for this request any more. Unknown and ended requests are ignored: cancelling races with ending."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJoined:
+    """A shard was leased and is empty."""
+
+    shard: str
+    limits: ShardLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLost:
+    """A shard is gone with all it held. Ignored for one that never joined."""
+
+    shard: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """One pass is done: the reply to a Prefill, or one of those to a Decode. ``seconds``: the pass on the shard."""
+
+    shard: str
+    command_id: int
+    outcome: StepOutcome
+    rows: tuple[Row, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEnded:
+    """No more replies will come for this command."""
+
+    shard: str
+    command_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Submitted | Cancelled | ShardJoined | ShardLost | Stepped | CommandEnded | Tick

@@ -1,0 +1,63 @@
+"""When to prefill, how much of it per pass, and when decodes wait for it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class PrefillMode(Enum):
+    """``MIXED``: prompt chunks ride with the decodes under a budget. ``PAUSE``: a prefill runs alone, decodes wait."""
+
+    MIXED = "mixed"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The knobs of the scheduler.
+
+    ``target_itl_s``: a pass that carries decodes should not take longer. ``idle_step_s``: nor should one that carries
+    none, so that newcomers and cancellations never wait long. ``waiting_served_ratio`` and ``max_waiting_tokens``
+    are TGI's: in pause mode decodes are interrupted if requests waiting >= ratio x running, or after that many passes.
+    """
+
+    mode: PrefillMode = PrefillMode.MIXED
+    target_itl_s: float = 0.3
+    idle_step_s: float = 1.0
+    max_batch_prefill_tokens: int = 4096
+    max_batch_size: int | None = None
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+    # Younger requests let past one that does not fit yet, before it is waited for.
+    max_bypass: int = 32
+    # Passes a shard may run ahead without a new command.
+    run_ahead_steps: int = 64
+    # Requests wait this long for a shard to come back.
+    no_shard_grace_s: float = 30.0
+    # How often a sequence may lose its cells without a token in between before it is held to be the cause.
+    max_losses: int = 3
+
+
+# Below this a pass is mostly overhead; above it grows by steps that suit the kernels' tiles.
+MIN_CHUNK_TOKENS = 16
+_FIRST_CHUNK_TOKENS = 64
+
+
+def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, riders: int) -> int:
+    """Prompt tokens for the next pass beside ``riders`` decodes; at least MIN_CHUNK_TOKENS, so that prefill moves.
+
+    ``tokens_within_target``: what the cost model says fits the time of such a pass, None before it knows.
+    """
+    if riders and config.mode is PrefillMode.PAUSE:
+        return 0
+    tokens = _FIRST_CHUNK_TOKENS if tokens_within_target is None else tokens_within_target - riders
+    whole_tiles = tokens // MIN_CHUNK_TOKENS * MIN_CHUNK_TOKENS
+    return min(max(whole_tiles, MIN_CHUNK_TOKENS), config.max_batch_prefill_tokens)
+
+
+def may_interrupt(config: SchedulerConfig, *, waiting: int, running: int, steps_since_prefill: int) -> bool:
+    """Whether decodes may be paused (or joined) by a prefill of waiting requests now."""
+    match config.mode:
+        case PrefillMode.MIXED:
+            return True
+        case PrefillMode.PAUSE:
+            return waiting >= config.waiting_served_ratio * running or steps_since_prefill >= config.max_waiting_tokens

@@ -1,0 +1,72 @@
+"""A sequence through its life: waiting in the router, then resident on a shard, possibly several times."""
+
+from dataclasses import dataclass, field
+
+from caravan_router.scheduling.params import SamplingParams, StoppingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a client asked for. ``request_id`` grows with arrival and orders the queue; ``prompt`` is not empty."""
+
+    request_id: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    stopping: StoppingParams
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and output together at which the sequence ends."""
+        return len(self.prompt) + self.stopping.max_new_tokens
+
+    @property
+    def peak_cells(self) -> int:
+        """Cells it holds at most: the last token is sampled, never computed."""
+        return self.max_length - 1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's growing list of tokens. Everything needed to compute it again anywhere is here."""
+
+    request: Request
+    output: list[int] = field(default_factory=list)
+    # How often a younger request was let in while this one did not fit.
+    bypassed: int = 0
+    # How often it lost its cells since it last made progress.
+    losses: int = 0
+    started: bool = False
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.request.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Known tokens at positions [start, stop)."""
+        prompt = self.request.prompt
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        return (prompt + tuple(self.output))[start:stop]
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A sequence's stay on one shard: a sequence id and cells, owned by it until it is released.
+
+        position 0 ........ computed ........ target
+                 in the cache        to prefill     then one token per decode
+
+    ``live`` ends when the sequence ends, is cancelled or is taken back; results that arrive later are ignored.
+    """
+
+    sequence: Sequence
+    sequence_id: int
+    # Known tokens at placement: prefill lets `computed` catch up with it.
+    target: int
+    computed: int = 0
+    live: bool = True
+
+    @property
+    def prefilling(self) -> bool:
+        return self.computed < self.target
