@@ -30,7 +30,7 @@ def _check_shard(shard: ShardState) -> None:
     assert reserved + shard.free_cells == limits.cells, (
         f"{shard.name}: {reserved} reserved + {shard.free_cells} free != {limits.cells} cells"
     )
-    assert 0 <= shard.free_cells, f"{shard.name}: {reserved} cells promised of {limits.cells}"
+    assert shard.free_cells >= 0, f"{shard.name}: {reserved} cells promised of {limits.cells}"
     for resident in shard.residents.values():
         assert resident.live, f"{shard.name}: an ended sequence holds id {resident.sequence_id}"
         assert resident.computed <= resident.sequence.request.peak_cells, (

@@ -1,0 +1,168 @@
+"""Feeds the scheduler with what happens and carries out what it decides. The one owner of requests and shard links."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from caravan_proto.errors import ShardError
+from caravan_router.engine.fleet import Fleet
+from caravan_router.engine.interface import (
+    GenerationError,
+    GenerationSpec,
+    ModelFacts,
+    NoShardError,
+    TextTooLongError,
+    TokenizedText,
+)
+from caravan_router.engine.observer import EngineObserver, ShardUse
+from caravan_router.engine.shard_client import ShardRpcError
+from caravan_router.engine.shard_link import LinkConfig, ShardLink
+from caravan_router.engine.streams import RequestStream
+from caravan_router.scheduling.actions import (
+    Action,
+    Decode,
+    Emit,
+    Fail,
+    FailureReason,
+    FilterBatch,
+    Prefill,
+    Start,
+)
+from caravan_router.scheduling.events import Cancelled, Event, Submitted, Tick
+from caravan_router.scheduling.policy import SchedulerConfig
+from caravan_router.scheduling.scheduler import Scheduler
+from caravan_router.scheduling.sequence import Request
+
+# Deadlines of the scheduler are seconds; it needs no finer clock when nothing happens.
+_TICK_S = 0.5
+
+_FAILURES: dict[FailureReason, Callable[[], GenerationError | NoShardError]] = {
+    FailureReason.NO_SHARD: lambda: NoShardError("no shard is up"),
+    FailureReason.NO_PROGRESS: lambda: GenerationError("its shard was lost several times before the next token"),
+    FailureReason.DOES_NOT_FIT: lambda: GenerationError("no shard has a cache large enough for it"),
+}
+
+
+class Batcher:
+    """The engine. ``run`` must be running for anything to move; everything happens on its event loop.
+
+    Events that arrive in one turn of the loop are handled together, so that requests of one instant are planned as one.
+    """
+
+    def __init__(
+        self,
+        shard_addresses: Sequence[str],
+        scheduler_config: SchedulerConfig,
+        link_config: LinkConfig,
+        observer: EngineObserver,
+    ) -> None:
+        self.scheduler = Scheduler(scheduler_config)
+        self._observer = observer
+        self._fleet = Fleet()
+        self._links = {
+            address: ShardLink(address, link_config, post=self._post, accept=self._fleet.accept, observer=observer)
+            for address in shard_addresses
+        }
+        self._streams: dict[int, RequestStream] = {}
+        self._request_ids = itertools.count(1)
+        self._events: list[Event] = []
+        self._posted = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until cancelled. A broken promise inside (an invariant, a bug) ends it with that exception."""
+        async with asyncio.TaskGroup() as tasks:
+            for link in self._links.values():
+                tasks.create_task(link.run())
+            tasks.create_task(self._tick())
+            while True:
+                await self._posted.wait()
+                self._posted.clear()
+                events, self._events = self._events, []
+                for action in self.scheduler.handle(events, time.monotonic()):
+                    self._execute(action)
+
+    async def _tick(self) -> None:
+        while True:
+            self._post(Tick())
+            self._observer.queue_size(len(self.scheduler.waiting))
+            for name, shard in self.scheduler.shards.items():
+                self._observer.shard_use(
+                    ShardUse(
+                        shard=name,
+                        used_cells=shard.used_cells,
+                        total_cells=shard.limits.cells,
+                        sequences=len(shard.residents),
+                    )
+                )
+            await asyncio.sleep(_TICK_S)
+
+    def _post(self, event: Event) -> None:
+        self._events.append(event)
+        self._posted.set()
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case Prefill():
+                self._observer.admitted(sum(chunk.setup is not None for chunk in action.chunks))
+                self._links[action.shard].send(action)
+            case Decode() | FilterBatch():
+                self._links[action.shard].send(action)
+            case Start():
+                if (stream := self._streams.get(action.request_id)) is not None:
+                    stream.start()
+            case Emit():
+                self._deliver(action)
+            case Fail():
+                if (stream := self._streams.pop(action.request_id, None)) is not None:
+                    stream.fail(_FAILURES[action.reason]())
+            case _:
+                assert_never(action)
+
+    def _deliver(self, emit: Emit) -> None:
+        streams = self._streams
+        for request_id, token in emit.tokens:
+            stream = streams.get(request_id)
+            if stream is None:
+                continue  # closed in the same turn of the loop
+            if token.finish is not None:
+                del streams[request_id]
+            stream.push(token)
+
+    @property
+    def model(self) -> ModelFacts | None:
+        """What the shards serve; None until one was seen."""
+        return self._fleet.facts
+
+    @property
+    def healthy(self) -> bool:
+        """At least one shard is leased and makes progress."""
+        return bool(self.scheduler.shards)
+
+    def submit(self, spec: GenerationSpec) -> RequestStream:
+        """Queue a generation; it starts when a shard can take it."""
+        request_id = next(self._request_ids)
+
+        def cancel() -> None:
+            self._streams.pop(request_id, None)
+            self._post(Cancelled(request_id))
+
+        stream = self._streams[request_id] = RequestStream(cancel)
+        request = Request(request_id=request_id, prompt=spec.prompt, sampling=spec.sampling, stopping=spec.stopping)
+        self._post(Submitted(request))
+        return stream
+
+    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
+        """Text to tokens on any shard that is up; the next is tried if one goes away meanwhile."""
+        failure = "no shard is up"
+        for link in self._links.values():
+            if link.client is None:
+                continue
+            try:
+                return await link.client.tokenize(text, add_special=add_special)
+            except ShardRpcError as error:
+                if error.error is ShardError.TEXT_TOO_LONG:
+                    raise TextTooLongError(str(error)) from None
+                failure = str(error)
+        raise NoShardError(failure)

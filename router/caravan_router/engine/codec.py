@@ -1,0 +1,172 @@
+"""Between protobuf messages and the router's own types. With the client the only file here that knows protobuf."""
+
+import math
+from dataclasses import dataclass
+
+from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_router.scheduling.actions import Chunk, Decode, FilterBatch, Prefill
+from caravan_router.scheduling.events import Row, ShardLimits, StepOutcome
+from caravan_router.scheduling.params import FinishReason
+from caravan_router.scheduling.sequence import Request
+from caravan_router.scheduling.tokens import Alternative, GeneratedToken
+
+_FINISH = {
+    types_pb2.FINISH_REASON_UNSPECIFIED: None,
+    types_pb2.FINISH_REASON_EOS: FinishReason.EOS_TOKEN,
+    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+_OUTCOME = {
+    types_pb2.STEP_OUTCOME_OK: StepOutcome.OK,
+    types_pb2.STEP_OUTCOME_NO_KV: StepOutcome.NO_KV,
+    types_pb2.STEP_OUTCOME_ABORTED: StepOutcome.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """One pass as the shard reports it; times in seconds."""
+
+    outcome: StepOutcome
+    rows: tuple[Row, ...]
+    forward_s: float
+    sample_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo:
+    """What a shard says of itself and its model."""
+
+    shard_id: str
+    incarnation: str
+    epoch: int
+    version: str
+    limits: ShardLimits
+    model: shard_pb2.ModelInfo
+    max_top_n_tokens: int
+    max_tokenize_bytes: int
+
+
+def _sequence_parameters(request: Request) -> types_pb2.SequenceParameters:
+    sampling = request.sampling
+    return types_pb2.SequenceParameters(
+        sampling=types_pb2.SamplingParameters(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            typical_p=sampling.typical_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            seed=sampling.seed,
+            logprobs=sampling.logprobs,
+            top_n_tokens=sampling.top_n_tokens,
+        ),
+        prompt_length=len(request.prompt),
+        max_length=request.max_length,
+        ignore_eos=request.stopping.ignore_eos,
+    )
+
+
+def _chunk(chunk: Chunk) -> types_pb2.PrefillChunk:
+    return types_pb2.PrefillChunk(
+        sequence_id=chunk.sequence_id,
+        start=chunk.start,
+        token_ids=chunk.token_ids,
+        last=chunk.last,
+        parameters=_sequence_parameters(chunk.setup) if chunk.setup is not None else None,
+    )
+
+
+def _header(epoch: int, release: tuple[int, ...]) -> types_pb2.CommandHeader:
+    return types_pb2.CommandHeader(epoch=epoch, release_sequence_ids=release)
+
+
+def prefill_request(command: Prefill, epoch: int) -> shard_pb2.PrefillRequest:
+    """The message of ``command``."""
+    return shard_pb2.PrefillRequest(
+        header=_header(epoch, command.release),
+        chunks=[_chunk(chunk) for chunk in command.chunks],
+        ride_sequence_ids=command.ride,
+    )
+
+
+def decode_request(command: Decode, epoch: int) -> shard_pb2.DecodeRequest:
+    """The message of ``command``."""
+    return shard_pb2.DecodeRequest(
+        header=_header(epoch, command.release), sequence_ids=command.sequence_ids, max_steps=command.max_steps
+    )
+
+
+def filter_batch_request(command: FilterBatch, epoch: int) -> shard_pb2.FilterBatchRequest:
+    """The message of ``command``."""
+    return shard_pb2.FilterBatchRequest(header=_header(epoch, ()), keep_sequence_ids=command.keep)
+
+
+def step_reply(message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse) -> StepReply:
+    """The pass that ``message`` reports."""
+    timings = message.timings
+    return StepReply(
+        outcome=_OUTCOME[message.outcome],
+        rows=_rows(message.tokens),
+        forward_s=timings.forward_ns / 1e9,
+        sample_s=timings.sample_ns / 1e9,
+        total_s=timings.total_ns / 1e9,
+    )
+
+
+def _rows(columns: types_pb2.TokenColumns) -> tuple[Row, ...]:
+    count = len(columns.sequence_ids)
+    logprobs = columns.logprobs or (math.nan,) * count
+    alternatives = _alternatives(columns) if columns.top_counts else ((),) * count
+    return tuple(
+        Row(
+            sequence_id,
+            GeneratedToken(token_id, piece, special, None if math.isnan(logprob) else logprob, top, _FINISH[end]),
+        )
+        for sequence_id, token_id, piece, special, end, logprob, top in zip(
+            columns.sequence_ids,
+            columns.token_ids,
+            columns.pieces,
+            columns.specials,
+            columns.finish_reasons,
+            logprobs,
+            alternatives,
+            strict=True,
+        )
+    )
+
+
+def _alternatives(columns: types_pb2.TokenColumns) -> tuple[tuple[Alternative, ...], ...]:
+    flat = [
+        Alternative(*fields)
+        for fields in zip(
+            columns.top_token_ids, columns.top_pieces, columns.top_specials, columns.top_logprobs, strict=True
+        )
+    ]
+    rows, start = [], 0
+    for count in columns.top_counts:
+        rows.append(tuple(flat[start : start + count]))
+        start += count
+    return tuple(rows)
+
+
+def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
+    """What ``message`` says."""
+    limits = message.limits
+    return ShardInfo(
+        shard_id=message.shard_id,
+        incarnation=message.incarnation,
+        epoch=message.epoch,
+        version=message.version,
+        limits=ShardLimits(
+            cells=limits.cells,
+            cells_per_sequence=limits.cells_per_sequence,
+            max_sequences=limits.max_sequences,
+            max_batch_tokens=limits.max_batch_tokens,
+        ),
+        model=message.model,
+        max_top_n_tokens=limits.max_top_n_tokens,
+        max_tokenize_bytes=limits.max_tokenize_bytes,
+    )

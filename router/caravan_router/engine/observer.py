@@ -1,0 +1,52 @@
+"""What the engine reports while it runs; the metrics implement it."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class Method(Enum):
+    """The RPC a pass belonged to."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One pass of a shard. ``overhead_s``: from the end of the pass before to the end of this one, less the forward."""
+
+    shard: str
+    method: Method
+    sequences: int
+    forward_s: float
+    sample_s: float
+    total_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUse:
+    """What a shard holds now."""
+
+    shard: str
+    used_cells: int
+    total_cells: int
+    sequences: int
+
+
+class EngineObserver(Protocol):
+    """Called on the event loop; must not block."""
+
+    def step(self, report: StepReport) -> None: ...
+
+    def step_failed(self, method: Method) -> None: ...
+
+    def admitted(self, requests: int) -> None:
+        """So many waiting requests started with one command."""
+
+    def shard_use(self, use: ShardUse) -> None: ...
+
+    def shard_gone(self, shard: str) -> None: ...
+
+    def queue_size(self, requests: int) -> None: ...

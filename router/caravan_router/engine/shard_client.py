@@ -1,0 +1,118 @@
+"""One gRPC channel to one shard: typed calls with deadlines, and every failure as ShardRpcError."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from caravan_proto.channel import client_options
+from caravan_proto.errors import ShardError, parse_error
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
+from caravan_router.engine import codec
+from caravan_router.engine.interface import TokenizedText
+from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Prefill
+
+Reply = TypeVar("Reply", covariant=True)
+
+_CONTROL_TIMEOUT_S = 5.0
+# Tokenizing the longest text that is let through takes seconds.
+_TOKENIZE_TIMEOUT_S = 30.0
+
+
+class ShardRpcError(Exception):
+    """A call failed: refused by the shard (``error`` is set) or not carried out by the transport."""
+
+    def __init__(self, error: ShardError | None, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class StartedCommand(Protocol):
+    """A command the shard has, or is about to have; ``replies`` yields one item per pass and ends with the command."""
+
+    def replies(self) -> AsyncIterator[codec.StepReply]: ...
+
+
+async def _checked(call: Awaitable[Reply], timeout_s: float) -> Reply:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except TimeoutError:
+        raise ShardRpcError(None, f"no answer within {timeout_s:g} s") from None
+    except grpc.aio.AioRpcError as rpc_error:
+        raise _translated(rpc_error) from None
+
+
+def _translated(rpc_error: grpc.aio.AioRpcError) -> ShardRpcError:
+    error, sentence = parse_error(rpc_error.details())
+    return ShardRpcError(error, f"{rpc_error.code().name}: {sentence}")
+
+
+class _UnaryCommand:
+    def __init__(self, call: Awaitable[shard_pb2.PrefillResponse | shard_pb2.FilterBatchResponse], timeout_s: float):
+        self._call = call
+        self._timeout_s = timeout_s
+
+    async def replies(self) -> AsyncIterator[codec.StepReply]:
+        message = await _checked(self._call, self._timeout_s)
+        if isinstance(message, shard_pb2.PrefillResponse):
+            yield codec.step_reply(message)
+
+
+class _DecodeCommand:
+    def __init__(
+        self, call: grpc.aio.UnaryStreamCall[shard_pb2.DecodeRequest, shard_pb2.DecodeResponse], step_timeout_s: float
+    ) -> None:
+        self._call = call
+        self._step_timeout_s = step_timeout_s
+
+    async def replies(self) -> AsyncIterator[codec.StepReply]:
+        while True:
+            message = await _checked(self._call.read(), self._step_timeout_s)
+            if not isinstance(message, shard_pb2.DecodeResponse):
+                return  # grpc.aio.EOF
+            yield codec.step_reply(message)
+
+
+class ShardClient:
+    """Calls to the shard at ``address`` (``unix:/path`` or ``host:port``). ``step_timeout_s`` bounds one pass."""
+
+    def __init__(self, address: str, step_timeout_s: float) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=client_options())
+        self._stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(self._channel)
+        self._step_timeout_s = step_timeout_s
+
+    async def close(self) -> None:
+        """End the channel and every call on it."""
+        await self._channel.close()
+
+    async def info(self) -> codec.ShardInfo:
+        """Identity and limits; waits for the connection as long as the deadline allows."""
+        return codec.shard_info(await _checked(self._stub.Info(shard_pb2.InfoRequest()), _CONTROL_TIMEOUT_S))
+
+    async def lease(self, router_id: str, epoch: int, ttl_ms: int) -> shard_pb2.LeaseResponse:
+        """Take or keep the shard."""
+        request = shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, ttl_ms=ttl_ms)
+        return await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
+
+    async def start(self, command: Command, epoch: int) -> StartedCommand:
+        """Send ``command``. When this returns, a command started later runs later."""
+        match command:
+            case Prefill():
+                return _UnaryCommand(self._stub.Prefill(codec.prefill_request(command, epoch)), self._step_timeout_s)
+            case FilterBatch():
+                return _UnaryCommand(
+                    self._stub.FilterBatch(codec.filter_batch_request(command, epoch)), self._step_timeout_s
+                )
+            case Decode():
+                call = self._stub.Decode(codec.decode_request(command, epoch))
+                await _checked(call.initial_metadata(), self._step_timeout_s)
+                return _DecodeCommand(call, self._step_timeout_s)
+
+    async def tokenize(self, text: str, *, add_special: bool) -> TokenizedText:
+        """Tokens of ``text``; the text of control tokens is read as those tokens, as TGI's tokenizers do."""
+        request = shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=True)
+        message = await _checked(self._stub.Tokenize(request), _TOKENIZE_TIMEOUT_S)
+        return TokenizedText(tuple(message.token_ids), tuple(message.pieces), tuple(message.specials))

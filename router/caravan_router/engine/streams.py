@@ -1,0 +1,65 @@
+"""The tokens of one request on their way from the shard's replies to whoever waits for them."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from caravan_router.engine.interface import EngineError, StreamTimes
+from caravan_router.scheduling.tokens import GeneratedToken
+
+
+class RequestStream:
+    """One producer (the batcher), one consumer. Never holds more than the tokens the request may generate."""
+
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        self._on_close = on_close
+        self._tokens: deque[GeneratedToken] = deque()
+        self._error: EngineError | None = None
+        self._ended = False
+        self._closed = False
+        self._wakeup = asyncio.Event()
+        self._submitted = time.monotonic()
+        self._started: float | None = None
+        self._first_token: float | None = None
+
+    @property
+    def times(self) -> StreamTimes:
+        """When it was submitted, first given to a shard, and had its first token."""
+        return StreamTimes(self._submitted, self._started, self._first_token)
+
+    def start(self) -> None:
+        """A shard begins with it."""
+        self._started = time.monotonic()
+
+    def push(self, token: GeneratedToken) -> None:
+        """Hand over a token; one with ``finish`` ends the stream."""
+        if self._first_token is None:
+            self._first_token = time.monotonic()
+        self._tokens.append(token)
+        self._ended = token.finish is not None
+        self._wakeup.set()
+
+    def fail(self, error: EngineError) -> None:
+        """End the stream with ``error``, after the tokens it already has."""
+        self._error = error
+        self._ended = True
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """The consumer is done. Before the end this releases the sequence; afterwards it does nothing."""
+        if not self._closed:
+            self._closed = True
+            if not self._ended:
+                self._on_close()
+
+    async def __aiter__(self) -> AsyncIterator[GeneratedToken]:
+        while True:
+            while self._tokens:
+                yield self._tokens.popleft()
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return
+            self._wakeup.clear()
+            await self._wakeup.wait()
