@@ -1,0 +1,93 @@
+"""Every metric: its name, kind, labels, buckets and meaning. What is exposed and what is documented both read this."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    SUMMARY = "summary"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """``bounds``: upper bounds of the buckets, histograms only."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+# TGI's: 0.00015 to 145.6 s.
+SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))
+# Narrow where a reader cares: tens of microseconds of overhead, milliseconds between tokens.
+SHORT_SECONDS = (
+    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0075),
+    *(0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
+)
+SIZES = tuple(float(2**power) for power in range(11))
+# TGI has a hundred equal ones up to its limits; these hold for any model, and are fewer.
+TOKENS = tuple(float(2**power) for power in range(18))
+
+C, G, H, S = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.SUMMARY
+
+METRICS = (
+    MetricSpec("tgi_request_count", C, "Generations asked for"),
+    MetricSpec("tgi_request_success", C, "Generations that ended with a finish reason"),
+    MetricSpec(
+        "tgi_request_failure",
+        C,
+        "Generations that did not: overloaded, validation, incomplete, dropped (the client left), generation",
+        ("err",),
+    ),
+    MetricSpec("tgi_request_duration", H, "Seconds from arrival to the last token", (), SECONDS),
+    MetricSpec("tgi_request_validation_duration", H, "Seconds from arrival to the queue", (), SECONDS),
+    MetricSpec("tgi_request_queue_duration", H, "Seconds in the queue", (), SECONDS),
+    MetricSpec("tgi_request_inference_duration", H, "Seconds from the first step to the last token", (), SECONDS),
+    MetricSpec("tgi_request_mean_time_per_token_duration", H, "Inference seconds by generated token", (), SECONDS),
+    MetricSpec("tgi_request_input_length", H, "Prompt tokens", (), TOKENS),
+    MetricSpec("tgi_request_max_new_tokens", H, "Tokens a request may generate", (), TOKENS),
+    MetricSpec("tgi_request_generated_tokens", H, "Tokens it generated", (), TOKENS),
+    MetricSpec("tgi_request_skipped_tokens", S, "Prompt tokens found in the KV cache"),
+    MetricSpec("tgi_queue_size", G, "Requests waiting for a shard"),
+    MetricSpec("tgi_batch_current_size", G, "Sequences running, all shards"),
+    MetricSpec("tgi_batch_current_max_tokens", G, "KV cells in use, all shards"),
+    MetricSpec("tgi_batch_max_total_tokens", G, "KV cells, all shards"),
+    MetricSpec("tgi_batch_next_size", H, "Requests admitted by one step", (), SIZES),
+    MetricSpec("tgi_batch_inference_count", C, "Steps tried", ("method",)),
+    MetricSpec("tgi_batch_inference_success", C, "Steps that succeeded", ("method",)),
+    MetricSpec("tgi_batch_inference_failure", C, "Steps that failed", ("method",)),
+    MetricSpec("tgi_batch_inference_duration", H, "Seconds of a step, seen by the router", ("method",), SECONDS),
+    MetricSpec("tgi_batch_forward_duration", H, "Seconds of its forward pass", ("method",), SECONDS),
+    MetricSpec("tgi_batch_decode_duration", H, "Seconds of its sampling", ("method",), SECONDS),
+    MetricSpec("tgi_batch_filter_duration", H, "Seconds to release finished sequences", ("method",), SECONDS),
+    MetricSpec("tgi_batch_concat", C, "Prefills that joined a running batch", ("reason",)),
+    MetricSpec("tgi_batch_concat_duration", H, "Seconds to join it", ("method",), SECONDS),
+    MetricSpec("caravan_time_to_first_token_seconds", H, "Arrival to first token", (), SECONDS),
+    MetricSpec("caravan_inter_token_latency_seconds", H, "Between two tokens of a stream", (), SHORT_SECONDS),
+    MetricSpec("caravan_batch_size", H, "Sequences of a step", ("shard", "method"), SIZES),
+    MetricSpec("caravan_kv_cells_used", G, "KV cells in use", ("shard",)),
+    MetricSpec("caravan_kv_cells_total", G, "KV cells", ("shard",)),
+    MetricSpec("caravan_sequences_running", G, "Sequences running", ("shard",)),
+    MetricSpec("caravan_step_duration_seconds", H, "A step, seen by the router", ("shard", "method"), SECONDS),
+    MetricSpec("caravan_step_forward_seconds", H, "Its forward pass", ("shard", "method"), SECONDS),
+    MetricSpec("caravan_step_sample_seconds", H, "Its sampling", ("shard", "method"), SHORT_SECONDS),
+    MetricSpec(
+        "caravan_step_overhead_seconds",
+        H,
+        "Wall time between steps that is no forward pass: what serving costs",
+        ("shard", "method"),
+        SHORT_SECONDS,
+    ),
+    MetricSpec("caravan_shards_up", G, "Shards that are up"),
+)
+
+
+def markdown_table() -> str:
+    """The table of the README."""
+    rows = [f"| `{m.name}` | {m.kind.value} | {', '.join(m.labels)} | {m.help} |" for m in METRICS]
+    return "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"

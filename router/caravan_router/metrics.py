@@ -1,0 +1,202 @@
+"""What the router counts. The one place that touches instruments; everyone else calls a named method."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+
+from caravan_router.engine.observer import Method, ShardUse, StepReport
+from caravan_router.instruments import Histogram, Value, label_text
+from caravan_router.metric_table import METRICS, Kind, MetricSpec
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Failure(Enum):
+    """Why a request did not end well: values of the label ``err``."""
+
+    OVERLOADED = "overloaded"
+    VALIDATION = "validation"
+    INCOMPLETE = "incomplete"
+    DROPPED = "dropped"
+    GENERATION = "generation"
+
+
+class ConcatReason(Enum):
+    """Why a prefill interrupted a running batch: values of the label ``reason``."""
+
+    BACKPRESSURE = "backpressure"
+    WAIT_EXCEEDED = "wait_exceeded"
+    CHUNKING = "chunking"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimings:
+    """Seconds; of a request that ended well."""
+
+    total_s: float
+    validation_s: float
+    queue_s: float
+    inference_s: float
+
+
+class _Family:
+    """A metric and its children, one for each set of label values."""
+
+    __slots__ = ("_children", "spec")
+
+    def __init__(self, spec: MetricSpec) -> None:
+        self.spec = spec
+        self._children: dict[tuple[str, ...], Value | Histogram] = {}
+
+    def value(self, *labels: str) -> Value:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = Value()
+        assert isinstance(child, Value), self.spec.name
+        return child
+
+    def histogram(self, *labels: str) -> Histogram:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = Histogram(self.spec.bounds)
+        assert isinstance(child, Histogram), self.spec.name
+        return child
+
+    def forget(self, first_label: str) -> None:
+        for labels in [labels for labels in self._children if labels[0] == first_label]:
+            del self._children[labels]
+
+    def text(self) -> str:
+        spec = self.spec
+        lines = [f"# HELP {spec.name} {spec.help}\n# TYPE {spec.name} {spec.kind.value}\n"]
+        for labels, child in self._children.items():
+            lines.extend(child.samples(spec.name, label_text(spec.labels, labels)))
+        return "".join(lines)
+
+
+class Metrics:
+    """All of ``metric_table.METRICS``, under TGI's names where TGI has one.
+
+    ``registry`` holds what prometheus_client collects by itself (process, platform, garbage collection); others may
+    register there too. Labels are few and closed, but for ``shard``: see ``shard_gone``.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._families = {spec.name: _Family(spec) for spec in METRICS}
+        for family in self._families.values():
+            if not family.spec.labels:
+                if family.spec.kind in {Kind.HISTOGRAM, Kind.SUMMARY}:
+                    family.histogram()
+                else:
+                    family.value()
+        self._shards: dict[str, ShardUse] = {}
+        # Touched once a token: looked up once.
+        self._inter_token = self._families["caravan_inter_token_latency_seconds"].histogram()
+        for failure in Failure:
+            self._value("tgi_request_failure", failure.value)
+
+    def _value(self, name: str, *labels: str) -> Value:
+        return self._families[name].value(*labels)
+
+    def _observe(self, name: str, amount: float, *labels: str) -> None:
+        self._families[name].histogram(*labels).observe(amount)
+
+    def render(self) -> bytes:
+        """The text exposition format, version 0.0.4."""
+        ours = "".join(family.text() for family in self._families.values())
+        return ours.encode() + generate_latest(self.registry)
+
+    # Requests: called by the HTTP layer.
+
+    def request_arrived(self, generations: int = 1) -> None:
+        self._value("tgi_request_count").add(generations)
+
+    def request_validated(self, input_tokens: int, max_new_tokens: int) -> None:
+        self._observe("tgi_request_input_length", input_tokens)
+        self._observe("tgi_request_max_new_tokens", max_new_tokens)
+
+    def request_failed(self, failure: Failure, generations: int = 1) -> None:
+        self._value("tgi_request_failure", failure.value).add(generations)
+
+    def request_succeeded(self, timings: RequestTimings, generated_tokens: int) -> None:
+        self._value("tgi_request_success").add()
+        self._observe("tgi_request_duration", timings.total_s)
+        self._observe("tgi_request_validation_duration", timings.validation_s)
+        self._observe("tgi_request_queue_duration", timings.queue_s)
+        self._observe("tgi_request_inference_duration", timings.inference_s)
+        self._observe("tgi_request_mean_time_per_token_duration", timings.inference_s / max(1, generated_tokens))
+        self._observe("tgi_request_generated_tokens", generated_tokens)
+
+    def observe_first_token(self, since_arrival_s: float) -> None:
+        self._observe("caravan_time_to_first_token_seconds", since_arrival_s)
+
+    def observe_inter_token(self, gap_s: float) -> None:
+        self._inter_token.observe(gap_s)
+
+    # Steps, shards and the queue: this is the engine's observer.
+
+    def step(self, report: StepReport) -> None:
+        """A pass that succeeded."""
+        shard, method = report.shard, report.method.value
+        self._value("tgi_batch_inference_count", method).add()
+        self._value("tgi_batch_inference_success", method).add()
+        self._observe("tgi_batch_inference_duration", report.total_s, method)
+        self._observe("tgi_batch_forward_duration", report.forward_s, method)
+        self._observe("tgi_batch_decode_duration", report.sample_s, method)
+        self._observe("caravan_batch_size", report.sequences, shard, method)
+        self._observe("caravan_step_duration_seconds", report.total_s, shard, method)
+        self._observe("caravan_step_forward_seconds", report.forward_s, shard, method)
+        self._observe("caravan_step_sample_seconds", report.sample_s, shard, method)
+        self._observe("caravan_step_overhead_seconds", report.overhead_s, shard, method)
+
+    def step_failed(self, method: Method) -> None:
+        self._value("tgi_batch_inference_count", method.value).add()
+        self._value("tgi_batch_inference_failure", method.value).add()
+
+    def admitted(self, requests: int) -> None:
+        self._observe("tgi_batch_next_size", requests)
+
+    def queue_size(self, requests: int) -> None:
+        self._value("tgi_queue_size").set(requests)
+
+    def shard_use(self, use: ShardUse) -> None:
+        self._value("caravan_kv_cells_used", use.shard).set(use.used_cells)
+        self._value("caravan_kv_cells_total", use.shard).set(use.total_cells)
+        self._value("caravan_sequences_running", use.shard).set(use.sequences)
+        self._shards[use.shard] = use
+        self._sum_shards()
+
+    def shard_gone(self, shard: str) -> None:
+        """Its series end, so that shards which come under new names do not pile up."""
+        for family in self._families.values():
+            if family.spec.labels[:1] == ("shard",):
+                family.forget(shard)
+        self._shards.pop(shard, None)
+        self._sum_shards()
+
+    def _sum_shards(self) -> None:
+        uses = self._shards.values()
+        self._value("caravan_shards_up").set(len(uses))
+        self._value("tgi_batch_current_size").set(sum(use.sequences for use in uses))
+        self._value("tgi_batch_current_max_tokens").set(sum(use.used_cells for use in uses))
+        self._value("tgi_batch_max_total_tokens").set(sum(use.total_cells for use in uses))
+
+    # What the engine can report beyond its observer.
+
+    def observe_skipped_tokens(self, tokens: int) -> None:
+        """Prompt tokens of a started request that the KV cache already held."""
+        self._observe("tgi_request_skipped_tokens", tokens)
+
+    def observe_concat(self, reason: ConcatReason) -> None:
+        self._value("tgi_batch_concat", reason.value).add()
+
+    def observe_concat_duration(self, duration_s: float) -> None:
+        self._observe("tgi_batch_concat_duration", duration_s, Method.DECODE.value)
+
+    def observe_filter(self, method: Method, duration_s: float) -> None:
+        self._observe("tgi_batch_filter_duration", duration_s, method.value)

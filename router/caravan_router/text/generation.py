@@ -1,0 +1,64 @@
+"""One generation as text: the token stream and what is made of it, closed together."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from caravan_router.engine.interface import GenerationError, StreamTimes, TokenStream
+from caravan_router.text.assembler import Assembler, Piece
+
+if TYPE_CHECKING:
+    from caravan_router.scheduling.params import FinishReason
+
+
+class IncompleteGenerationError(GenerationError):
+    """The stream ended without saying why."""
+
+
+class Generation:
+    """Iterates over lists of pieces that may leave together; use as a context manager, which closes the stream.
+
+    The stream is closed as soon as a stop string matched: its sequence gets no further step. ``on_token`` is called
+    as each token arrives, before it may be held back.
+    """
+
+    __slots__ = ("_assembler", "_on_token", "_stream", "_tokens", "finish")
+
+    def __init__(self, stream: TokenStream, stops: Sequence[str], on_token: Callable[[], None]) -> None:
+        self._stream = stream
+        self._tokens = aiter(stream)
+        self._assembler = Assembler(stops)
+        self._on_token = on_token
+        self.finish: FinishReason | None = None
+
+    @property
+    def times(self) -> StreamTimes:
+        return self._stream.times
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Piece]:
+        """The next pieces, never an empty list. Raises GenerationError, NoShardError."""
+        if self.finish is not None:
+            raise StopAsyncIteration
+        while True:
+            try:
+                token = await anext(self._tokens)
+            except StopAsyncIteration:
+                raise IncompleteGenerationError("the stream ended without a finish reason") from None
+            self._on_token()
+            pieces = self._assembler.push(token)
+            if pieces:
+                self.finish = pieces[-1].finish
+                if self.finish is not None:
+                    self._stream.close()
+                return pieces
