@@ -1,0 +1,54 @@
+# The one vocabulary: people and CI call the same targets.
+PYTHON ?= python3
+DEMO_MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL ?= $(DEMO_MODEL)
+SHARDS ?= 1
+ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: help run test check lint format proto openapi bench clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: $(INSTALLED) $(MODEL) ## set up what is missing and serve MODEL (default: demo model) with SHARDS shards; ARGS: more flags
+	$(BIN)/caravan serve --model $(MODEL) --shards $(SHARDS) $(ARGS)
+
+test: $(INSTALLED) $(DEMO_MODEL) ## the whole test suite; ARGS: more pytest flags
+	$(BIN)/pytest $(ARGS)
+
+check: lint ## format, lint, types, import rules, drift, spelling, tests with coverage
+	$(BIN)/pytest --cov --cov-report=
+	$(BIN)/coverage report --include='*/caravan_router/scheduling/*' --fail-under=95
+
+lint: $(INSTALLED) ## all of check but the tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd proto && ../$(BIN)/buf lint
+	$(BIN)/codespell
+
+format: $(INSTALLED) ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(INSTALLED) ## generate the Python code of the .proto files
+	proto/generate.sh
+
+openapi: $(INSTALLED) ## generate openapi.json from the request and response types
+	$(BIN)/python -m caravan_router.http.openapi > router/caravan_router/http/openapi.json
+
+bench: $(INSTALLED) $(DEMO_MODEL) ## build llama-server and llama-batched-bench, measure side by side; ARGS: more flags
+	$(BIN)/python tests/bench/build_peers.py
+	$(BIN)/python tests/bench/compare.py --model $(MODEL) $(ARGS)
+
+clean: ## remove the environment and everything downloaded or built here
+	rm -rf .venv .cache
+
+$(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py
+	$(PYTHON) deploy/setup/install.py
+
+$(DEMO_MODEL): | $(INSTALLED)
+	$(BIN)/python deploy/setup/demo_model.py $@

@@ -1,0 +1,129 @@
+"""Sets up the virtual environment: `make run` and `make test` call this. Runs on the system's Python, needs nothing else.
+
+llama-cpp-python is built from source for this machine and kept where pip keeps its cache, by version, compiler flags
+and processor: a second checkout, or a second start, builds nothing. CMAKE_ARGS asks for another build, such as
+CMAKE_ARGS=-DGGML_CUDA=on.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / ".venv"
+PIP = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+STAMP = VENV / ".installed"
+NEEDED_PIP = "pip>=25.1"  # dependency groups
+
+
+def say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def fail(text: str) -> None:
+    sys.exit(f"error: {text}")
+
+
+def run(command: list[str], what: str) -> None:
+    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+        fail(f"{what} failed; its output is above")
+
+
+def check_tools() -> None:
+    """End with what to install when something that cannot come from PyPI is missing."""
+    if sys.version_info < (3, 11):
+        fail(f"Python 3.11 or newer is needed, this is {platform.python_version()}. Try: make PYTHON=python3.11 …")
+    if not any(shutil.which(compiler) for compiler in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))):
+        fail("a C++ compiler is needed to build llama.cpp. On Debian: apt-get install g++")
+
+
+def create_environment() -> None:
+    if (VENV / "bin" / "python").exists():
+        return
+    say("Creating .venv")
+    if subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False).returncode != 0:
+        shutil.rmtree(VENV, ignore_errors=True)
+        fail("could not create a virtual environment. On Debian: apt-get install python3-venv")
+    run([*PIP, "install", "--quiet", "--upgrade", NEEDED_PIP], "upgrading pip")
+
+
+def llama_requirement() -> str:
+    """The pinned requirement of pyproject.toml, its single source."""
+    match = re.search(r'"(llama-cpp-python==[^"]+)"', (ROOT / "pyproject.toml").read_text())
+    if match is None:
+        fail("pyproject.toml pins no llama-cpp-python")
+    return match[1]
+
+
+def processor() -> str:
+    """What -march=native depends on: a wheel from another processor may die of an illegal instruction."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def build_wheel(requirement: str, folder: Path) -> None:
+    """Build into ``folder``, showing how far it is."""
+    say(f"Building {requirement} for this machine: some minutes, once")
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'deploy/setup/no-common.cmake'} -DLLAVA_BUILD=OFF"
+    environment = {**os.environ, "CMAKE_ARGS": f"{ours} {os.environ.get('CMAKE_ARGS', '')}".strip()}
+    # pip's own wheel cache knows nothing of CMAKE_ARGS.
+    command = [*PIP, "wheel", "-v", "--no-cache-dir", "--no-deps", "--wheel-dir", str(folder), requirement]
+    log_path = folder / "build.log"
+    started, shown = time.monotonic(), 0.0
+    with log_path.open("w") as log:
+        build = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert build.stdout is not None
+        for line in build.stdout:
+            log.write(line)
+            step = re.search(r"\[(\d+)/(\d+)\]", line)
+            now = time.monotonic()
+            if step and now - shown > (1 if sys.stdout.isatty() else 15):
+                shown = now
+                end = "\r" if sys.stdout.isatty() else "\n"
+                print(f"    compiled {step[1]} of {step[2]} files, {now - started:.0f} s", end=end, flush=True)
+    if build.wait() != 0:
+        print("".join(log_path.read_text().splitlines(keepends=True)[-40:]), file=sys.stderr)
+        shutil.copy(log_path, ROOT / ".cache" / "llama-build.log")
+        shutil.rmtree(folder)
+        fail("building llama-cpp-python failed; the end of its output is above, all of it in .cache/llama-build.log")
+    say(f"Built in {time.monotonic() - started:.0f} s")
+
+
+def wheel() -> Path:
+    """The llama-cpp-python wheel for this machine, from the cache if it was built before."""
+    requirement = llama_requirement()
+    key = "\n".join([requirement, sys.version[:4], processor(), os.environ.get("CMAKE_ARGS", "")])
+    cache = subprocess.run([*PIP, "cache", "dir"], capture_output=True, text=True, check=False).stdout.strip()
+    folder = Path(cache or ROOT / ".cache") / "caravan" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    if not list(folder.glob("*.whl")):
+        build_wheel(requirement, folder)
+    return next(folder.glob("*.whl"))
+
+
+def main() -> None:
+    check_tools()
+    (ROOT / ".cache").mkdir(exist_ok=True)
+    create_environment()
+    built = wheel()
+    say("Installing packages")
+    install = [*PIP, "install", "--quiet", "--progress-bar", "on", "--constraint", "constraints.txt"]
+    run([*install, str(built), "--editable", ".[router,shard]", "--group", "dev"], "installing packages")
+    STAMP.touch()
+
+
+if __name__ == "__main__":
+    main()

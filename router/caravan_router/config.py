@@ -1,0 +1,89 @@
+"""The router's configuration: every flag once, with its rule. Names are TGI's where TGI has one."""
+
+import os
+import socket
+from dataclasses import dataclass
+
+from caravan_proto.flags import flag
+from caravan_router.engine.shard_link import LinkConfig
+from caravan_router.http.limits import Limits
+from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """What ``caravan-router`` and ``caravan serve`` take. Raises ValueError when two fields contradict each other."""
+
+    hostname: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    port: int = flag(3000, "TCP port to listen on; 0 picks a free one", "-p", low=0, high=65535)
+    shard: tuple[str, ...] = flag((), "a shard's address, unix:/path or host:port; repeatable")
+
+    max_concurrent_requests: int = flag(128, "requests in the house; more are answered 429", low=1)
+    max_client_batch_size: int = flag(32, "most prompts in one /v1/completions request", low=1)
+    max_stop_sequences: int = flag(4, "most stop strings per request", low=0)
+    max_top_n_tokens: int = flag(5, "most alternatives per token", low=0)
+    max_input_tokens: int | None = flag(None, "most prompt tokens (default: what one sequence of a shard holds)", low=1)
+    max_total_tokens: int | None = flag(None, "most prompt and output tokens together (default likewise)", low=2)
+    payload_limit: int = flag(2_000_000, "most bytes of a request body, decompressed", low=1)
+    slow_client_timeout_s: float = flag(30.0, "a client that does not read its stream for this long is cut off", low=0.1)
+    cors_allow_origin: tuple[str, ...] = flag((), "origin that browsers may call from (default: any); repeatable")
+
+    prefill_mode: str = flag(
+        "mixed",
+        "mixed: prompt chunks ride with decodes; pause: a prefill runs alone, as in TGI",
+        choices=[mode.value for mode in PrefillMode],
+    )
+    target_itl_ms: float = flag(300.0, "mixed: a pass that carries decodes should not take longer", low=1)
+    waiting_served_ratio: float = flag(0.3, "pause: prefill when requests waiting >= ratio x running", low=0)
+    max_waiting_tokens: int = flag(20, "pause: prefill after this many decode passes whatever waits", low=0)
+    max_batch_prefill_tokens: int = flag(4096, "most prompt tokens in one pass", low=1)
+    max_batch_size: int | None = flag(None, "most sequences running on one shard (default: what it holds)", low=1)
+
+    step_timeout_s: float = flag(60.0, "a shard whose pass takes longer is given up and its requests moved", low=1)
+    shard_grace_s: float = flag(30.0, "requests wait this long for a shard to come back", low=0)
+    graceful_termination_timeout: float = flag(90.0, "on SIGTERM, seconds for running requests to end", low=0)
+    log_level: str = flag("info", "least level that is logged", choices=["debug", "info", "warning", "error"])
+    json_output: bool = flag(False, "log lines are JSON objects")
+
+    def __post_init__(self) -> None:
+        if (
+            self.max_input_tokens is not None
+            and self.max_total_tokens is not None
+            and self.max_input_tokens >= self.max_total_tokens
+        ):
+            raise ValueError(
+                f"--max-input-tokens must be < --max-total-tokens. Given: {self.max_input_tokens} and {self.max_total_tokens}"
+            )
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        """The scheduler's part."""
+        return SchedulerConfig(
+            mode=PrefillMode(self.prefill_mode),
+            target_itl_s=self.target_itl_ms / 1000,
+            max_batch_prefill_tokens=self.max_batch_prefill_tokens,
+            max_batch_size=self.max_batch_size,
+            waiting_served_ratio=self.waiting_served_ratio,
+            max_waiting_tokens=self.max_waiting_tokens,
+            no_shard_grace_s=self.shard_grace_s,
+        )
+
+    @property
+    def link(self) -> LinkConfig:
+        """The shard links' part. The router's name is new with every start: its old leases are not its own."""
+        return LinkConfig(
+            router_id=f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}", step_timeout_s=self.step_timeout_s
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """What the HTTP layer lets through."""
+        return Limits(
+            max_concurrent_requests=self.max_concurrent_requests,
+            max_client_batch_size=self.max_client_batch_size,
+            max_stop_sequences=self.max_stop_sequences,
+            max_top_n_tokens=self.max_top_n_tokens,
+            max_input_tokens=self.max_input_tokens,
+            max_total_tokens=self.max_total_tokens,
+            payload_limit=self.payload_limit,
+        )
