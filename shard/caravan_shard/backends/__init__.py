@@ -1,0 +1,1 @@
+"""Who computes: llama.cpp, or a toy model for tests and simulations."""

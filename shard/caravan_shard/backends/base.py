@@ -1,0 +1,154 @@
+"""What the engine needs of a model with a KV cache."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caravan_shard.parameters import SamplingParameters
+
+Ids = NDArray[np.int32]
+Flags = NDArray[np.int8]
+Floats = NDArray[np.float32]
+
+
+class StartupError(Exception):
+    """The backend cannot start as configured; the message says what to do."""
+
+
+class DecodeOutcome(Enum):
+    """How a pass ended."""
+
+    OK = "ok"
+    NO_KV = "no_kv"  # no room; memory as before
+    ABORTED = "aborted"  # part of the pass may be in memory
+    INVALID = "invalid"  # llama.cpp refused the batch; memory as before
+    FAILED = "failed"  # part of the pass may be in memory
+
+
+class KvLayout(Enum):
+    """Whether all sequences share the cells, or each has its own part."""
+
+    UNIFIED = "unified"
+    SPLIT = "split"
+
+
+class PrefixSharing(Enum):
+    """Which prefixes of a sequence another may start from."""
+
+    ANY = "any"
+    # Recurrent state cannot be cut back: only all of what the source holds.
+    WHOLE_ONLY = "whole_only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a router needs to know of the model file."""
+
+    name: str
+    fingerprint: str
+    vocabulary_size: int
+    trained_context: int
+    chat_template: str
+    bos_text: str
+    eos_text: str
+    eog_ids: frozenset[int]
+    architecture: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What fits: cells and tokens are counts, not bytes."""
+
+    cells: int
+    cells_per_sequence: int
+    max_sequences: int
+    max_batch_tokens: int
+    layout: KvLayout
+    sharing: PrefixSharing
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """The tokens of one pass: four arrays of equal length, rows of a sequence together, sequences ascending.
+
+    ``outputs`` is 1 where logits are needed.
+    """
+
+    tokens: Ids
+    positions: Ids
+    sequence_ids: Ids
+    outputs: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The raw bytes of a token; ``special`` ones are not part of the text."""
+
+    data: bytes
+    special: bool
+
+
+class Vocabulary(Protocol):
+    """Text and tokens. Any thread may call these at any time."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The token ids of ``text``."""
+        ...
+
+    def piece(self, token: int) -> Piece:
+        """The piece of a token below the vocabulary's size; cached."""
+        ...
+
+
+class CandidateFilter(Protocol):
+    """Takes unlikely candidates away. Any thread may call it."""
+
+    def __call__(self, logits: Floats, parameters: SamplingParameters) -> tuple[Ids, Floats]:
+        """The ids that are left and their logits, in any order, at least one.
+
+        ``logits`` [vocabulary] is already divided by the temperature and is not changed.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A model with a KV cache. One thread calls it: the one that made it."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def candidate_filter(self) -> CandidateFilter: ...
+
+    def decode(self, batch: TokenBatch) -> DecodeOutcome:
+        """One forward pass; returns when the logits are there."""
+        ...
+
+    def logits(self, rows: int) -> Floats:
+        """[rows, vocabulary]: one row per output of the last pass, in batch order; valid until the next pass."""
+        ...
+
+    def length(self, sequence_id: int) -> int:
+        """Tokens the cache holds of the sequence."""
+        ...
+
+    def trim(self, sequence_id: int, length: int) -> bool:
+        """Keep the first ``length`` tokens; 0 forgets the sequence and always works. False: nothing was done."""
+        ...
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None:
+        """Let ``destination_id``, which holds nothing, start with the first ``length`` tokens of ``source_id``."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...

@@ -1,0 +1,150 @@
+"""The toy backend: keeps every rule of llama.cpp's cache, needs no model file, and takes as long as it is told.
+
+A wrong position, a lost cell or a mixed-up sequence changes what it says next, and `expected_output` tells what it
+must say.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from caravan_shard.backends.base import Capacity, DecodeOutcome, Floats, KvLayout, PrefixSharing, TokenBatch
+from caravan_shard.backends.toy_cache import EMPTY_STATE, ToyCache, next_state
+from caravan_shard.backends.toy_model import TOY_FACTS, ToyVocabulary, toy_logits
+from caravan_shard.filters import filter_candidates
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.penalties import PenaltyCounts
+from caravan_shard.sampling import Choice, choose_token
+
+# Called before each pass, on the worker's thread; may block. An outcome other than None is what the pass then has:
+# ABORTED and FAILED leave half of the pass in the cache, as llama.cpp does.
+DecodeHook = Callable[[TokenBatch], DecodeOutcome | None]
+
+
+class FakeBackend:
+    """A Backend. ``step_s`` and ``token_s`` are the time of a pass: a base and a part per token."""
+
+    def __init__(
+        self,
+        *,
+        cells: int = 8192,
+        max_sequences: int = 8,
+        max_batch_tokens: int = 2048,
+        layout: KvLayout = KvLayout.UNIFIED,
+        sharing: PrefixSharing = PrefixSharing.ANY,
+        step_s: float = 0.0,
+        token_s: float = 0.0,
+        hook: DecodeHook | None = None,
+    ) -> None:
+        per_sequence = cells if layout is KvLayout.UNIFIED else cells // max_sequences
+        self.facts = TOY_FACTS
+        self.vocabulary = ToyVocabulary()
+        self.candidate_filter = filter_candidates
+        self.capacity = Capacity(
+            cells=cells,
+            cells_per_sequence=per_sequence,
+            max_sequences=max_sequences,
+            max_batch_tokens=max_batch_tokens,
+            layout=layout,
+            sharing=sharing,
+        )
+        self.cache = ToyCache(cells, per_sequence, layout)
+        self.hook = hook
+        self._step_s = step_s
+        self._token_s = token_s
+        self._logits: Floats = np.empty((0, TOY_FACTS.vocabulary_size), np.float32)
+
+    def decode(self, batch: TokenBatch) -> DecodeOutcome:
+        """Like llama_decode, the rules for positions included."""
+        tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
+        sequence_ids = batch.sequence_ids.tolist()
+        forced = self.hook(batch) if self.hook is not None else None
+        if self._step_s or self._token_s:
+            time.sleep(self._step_s + self._token_s * len(tokens))
+        if not tokens or len(tokens) > self.capacity.max_batch_tokens or not self._continues(sequence_ids, positions):
+            return DecodeOutcome.INVALID
+        if not self.cache.has_room(Counter(sequence_ids)):
+            return DecodeOutcome.NO_KV
+        if forced in (DecodeOutcome.NO_KV, DecodeOutcome.INVALID):
+            return forced
+        computed = len(tokens) if forced in (None, DecodeOutcome.OK) else len(tokens) // 2
+        states = []
+        for row in range(computed):
+            self.cache.append(sequence_ids[row], tokens[row])
+            if batch.outputs[row]:
+                states.append(self.cache.state(sequence_ids[row]))
+        self._logits = toy_logits(np.array(states, np.uint64))
+        return forced or DecodeOutcome.OK
+
+    def _continues(self, sequence_ids: list[int], positions: list[int]) -> bool:
+        """Each sequence goes on where it ended, without a gap."""
+        expected: dict[int, int] = {}
+        for sequence_id, position in zip(sequence_ids, positions, strict=True):
+            if not 0 <= sequence_id < self.capacity.max_sequences:
+                return False
+            if position != expected.setdefault(sequence_id, self.cache.length(sequence_id)):
+                return False
+            expected[sequence_id] += 1
+        return True
+
+    def logits(self, rows: int) -> Floats:
+        """[rows, vocabulary] of the last pass."""
+        assert rows == len(self._logits), f"{rows} rows asked of {len(self._logits)}"
+        return self._logits
+
+    def length(self, sequence_id: int) -> int:
+        """Tokens held."""
+        return self.cache.length(sequence_id)
+
+    def trim(self, sequence_id: int, length: int) -> bool:
+        """Like llama_memory_seq_rm to the end."""
+        if self.capacity.sharing is PrefixSharing.WHOLE_ONLY and 0 < length < self.cache.length(sequence_id):
+            return False
+        self.cache.trim(sequence_id, length)
+        return True
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None:
+        """Like llama_memory_seq_cp."""
+        assert self.cache.length(destination_id) == 0, f"sequence {destination_id} holds tokens"
+        self.cache.copy(source_id, destination_id, length)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def expected_output(
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    sampling: SamplingParameters | None = None,
+    ignore_eos: bool = False,
+    earlier_output: Sequence[int] = (),
+) -> list[int]:
+    """What the toy model answers to ``prompt``, its end token included: on one shard or several, alone or in company.
+
+    ``earlier_output`` are tokens that an interrupted sequence had already; the result goes on after them, and
+    ``max_new_tokens`` counts the result alone.
+    """
+    parameters = sampling or SamplingParameters()
+    tokens = [*prompt, *earlier_output]
+    penalties = PenaltyCounts() if parameters.penalizes else None
+    if penalties is not None:
+        penalties.add(prompt, output=False)
+        penalties.add(earlier_output, output=True)
+    state = EMPTY_STATE
+    for position, token in enumerate(tokens):
+        state = next_state(state, token, position)
+    output: list[int] = []
+    while len(output) < max_new_tokens:
+        position = len(tokens) + len(output)
+        logits = toy_logits(np.array([state], np.uint64))[0]
+        token = choose_token(logits, Choice(parameters, position, penalties), filter_candidates)
+        output.append(token)
+        if token in TOY_FACTS.eog_ids and not ignore_eos:
+            break
+        if penalties is not None:
+            penalties.add([token], output=True)
+        state = next_state(state, token, position)
+    return output

@@ -1,0 +1,26 @@
+"""llama.cpp's own log lines, as records of the logger ``llama.cpp``."""
+
+import logging
+from typing import Any
+
+import llama_cpp
+
+_log = logging.getLogger("llama.cpp")
+
+# Its warnings tell of normal things too, such as a full cache, which is a result here.
+_LEVELS = {3: logging.DEBUG, 4: logging.ERROR}
+
+
+def _forward(level: int, text: bytes, _user_data: Any) -> None:
+    line = text.decode(errors="replace").rstrip()
+    if line:
+        _log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+# llama.cpp keeps the pointer for as long as the process lives.
+_callback = llama_cpp.llama_log_callback(_forward)
+
+
+def route_llama_log() -> None:
+    """Send what llama.cpp logs from now on through `logging`: errors as such, the rest as debug lines."""
+    llama_cpp.llama_log_set(_callback, None)

@@ -1,0 +1,56 @@
+"""Text and tokens by llama.cpp. The vocabulary is read-only, so that any thread may use it."""
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+
+from caravan_shard.backends.base import Piece
+
+
+class LlamaVocabulary:
+    """A Vocabulary."""
+
+    def __init__(self, vocab: Any) -> None:
+        """``vocab`` lives as long as its model."""
+        self._vocab = vocab
+        self.size = int(llama_cpp.llama_vocab_n_tokens(vocab))
+        self.eog_ids = frozenset(token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(vocab, token))
+        self._pieces: dict[int, Piece] = {}
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The token ids of ``text``; its bytes must be bounded by the caller."""
+        data = text.encode()
+        room = len(data) + 8
+        tokens = (llama_cpp.llama_token * room)()
+        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, parse_special)
+        if count < 0:
+            room = -count
+            tokens = (llama_cpp.llama_token * room)()
+            count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, parse_special)
+        assert count >= 0, f"llama_tokenize needs {-count} tokens of room and had {room}"
+        return list(tokens[:count])
+
+    def piece(self, token: int) -> Piece:
+        """The piece of a token, made once."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._make_piece(token)
+        return piece
+
+    def text(self, token: int) -> str:
+        """The text of a control token such as BOS; empty for -1, which stands for none."""
+        return self.piece(token).data.decode(errors="replace") if token >= 0 else ""
+
+    def _make_piece(self, token: int) -> Piece:
+        assert 0 <= token < self.size, f"token {token} of {self.size}"
+        room = 64
+        buffer = ctypes.create_string_buffer(room)
+        length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, True)
+        if length < 0:
+            room = -length
+            buffer = ctypes.create_string_buffer(room)
+            length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, True)
+        assert length >= 0, f"the piece of token {token} needs {-length} bytes and had {room}"
+        special = token in self.eog_ids or bool(llama_cpp.llama_vocab_is_control(self._vocab, token))
+        return Piece(buffer.raw[:length], special)

@@ -1,0 +1,74 @@
+"""The toy model's KV cache: keeps cells as llama.cpp does, and refuses what llama.cpp refuses."""
+
+from dataclasses import dataclass, field
+
+from caravan_shard.backends.base import KvLayout
+
+_MASK = (1 << 64) - 1
+EMPTY_STATE = 0x9E3779B97F4A7C15
+
+
+def next_state(state: int, token: int, position: int) -> int:
+    """The 64-bit state after a token: depends on every token before it and on where each stood."""
+    mixed = (state ^ (token + 1) * 0xBF58476D1CE4E5B9 ^ (position + 1) * 0x94D049BB133111EB) & _MASK
+    mixed = (mixed ^ mixed >> 29) * 0xD6E8FEB86659FD93 & _MASK
+    return mixed ^ mixed >> 32
+
+
+@dataclass(slots=True)
+class _Cell:
+    """State after the token in this cell, and how many sequences hold it."""
+
+    state: int
+    holders: int = 1
+
+
+@dataclass(slots=True)
+class ToyCache:
+    """Cells by sequence id, in order of position."""
+
+    cells: int
+    cells_per_sequence: int
+    layout: KvLayout
+    used: int = 0
+    held: dict[int, list[_Cell]] = field(default_factory=dict)
+
+    def length(self, sequence_id: int) -> int:
+        """Tokens held of a sequence."""
+        return len(self.held.get(sequence_id, ()))
+
+    def state(self, sequence_id: int) -> int:
+        """State after the last token held."""
+        cells = self.held.get(sequence_id)
+        return cells[-1].state if cells else EMPTY_STATE
+
+    def has_room(self, new_tokens: dict[int, int]) -> bool:
+        """Whether so many more tokens of each sequence fit."""
+        if self.layout is KvLayout.UNIFIED:
+            return self.used + sum(new_tokens.values()) <= self.cells
+        return all(self.length(key) + count <= self.cells_per_sequence for key, count in new_tokens.items())
+
+    def append(self, sequence_id: int, token: int) -> None:
+        """One more token, at the next position."""
+        cells = self.held.setdefault(sequence_id, [])
+        cells.append(_Cell(next_state(cells[-1].state if cells else EMPTY_STATE, token, len(cells))))
+        self.used += 1
+
+    def trim(self, sequence_id: int, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        cells = self.held.get(sequence_id, [])
+        for cell in cells[length:]:
+            cell.holders -= 1
+            self.used -= cell.holders == 0
+        del cells[length:]
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None:
+        """Start a sequence with the first tokens of another: the same cells if unified, copies if split."""
+        shared = self.held[source_id][:length]
+        if self.layout is KvLayout.UNIFIED:
+            for cell in shared:
+                cell.holders += 1
+            self.held[destination_id] = shared
+        else:
+            self.held[destination_id] = [_Cell(cell.state) for cell in shared]
+            self.used += len(shared)

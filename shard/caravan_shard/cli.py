@@ -1,0 +1,30 @@
+"""The command `caravan-shard`: one model, one KV cache, served over gRPC to a router."""
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from caravan_proto.flags import load
+from caravan_proto.telemetry import configure_logging
+from caravan_shard.backends.base import StartupError
+from caravan_shard.config import ShardConfig
+from caravan_shard.parent import end_with_parent
+from caravan_shard.server import serve
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a shard; the exit code is 2 when it cannot start as asked."""
+    config = load(ShardConfig, prog="caravan-shard", description=__doc__ or "", argv=argv)
+    configure_logging(level=config.log_level, json_output=config.json_output)
+    try:
+        if config.exit_with_parent:
+            end_with_parent()
+        uvloop.run(serve(config))
+    except StartupError as error:
+        sys.stderr.write(f"caravan-shard: error: {error}\n")
+        return 2
+    return 0

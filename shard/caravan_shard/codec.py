@@ -1,0 +1,173 @@
+"""Between messages and the shard's own types."""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_shard.backends.base import Capacity, KvLayout, ModelFacts, Piece
+from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill, PrefixCopy
+from caravan_shard.parameters import SamplingParameters, SequenceParameters
+from caravan_shard.results import FinishReason, Holdings, StepOutcome, StepResult, Timings, TokenRows
+
+_FINISH = {
+    None: types_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def prefill_command(request: shard_pb2.PrefillRequest) -> Prefill:
+    """One pass."""
+    return Prefill(
+        chunks=[_chunk(chunk) for chunk in request.chunks],
+        rider_ids=list(request.ride_sequence_ids),
+        release_ids=list(request.header.release_sequence_ids),
+    )
+
+
+def decode_command(request: shard_pb2.DecodeRequest) -> Decode:
+    """Passes."""
+    return Decode(
+        sequence_ids=list(request.sequence_ids),
+        max_steps=request.max_steps,
+        release_ids=list(request.header.release_sequence_ids),
+    )
+
+
+def filter_command(request: shard_pb2.FilterBatchRequest) -> FilterBatch:
+    """What to keep."""
+    return FilterBatch(keep_ids=list(request.keep_sequence_ids), release_ids=list(request.header.release_sequence_ids))
+
+
+def _chunk(chunk: types_pb2.PrefillChunk) -> Chunk:
+    return Chunk(
+        sequence_id=chunk.sequence_id,
+        start=chunk.start,
+        tokens=list(chunk.token_ids),
+        last=chunk.last,
+        parameters=_parameters(chunk.parameters) if chunk.HasField("parameters") else None,
+        copy=(
+            PrefixCopy(source_id=chunk.copy.source_sequence_id, length=chunk.copy.length)
+            if chunk.HasField("copy")
+            else None
+        ),
+    )
+
+
+def _parameters(message: types_pb2.SequenceParameters) -> SequenceParameters:
+    sampling = message.sampling
+    return SequenceParameters(
+        sampling=SamplingParameters(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            typical_p=sampling.typical_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            seed=sampling.seed,
+            logprobs=sampling.logprobs,
+            top_n_tokens=sampling.top_n_tokens,
+        ),
+        prompt_length=message.prompt_length,
+        max_length=message.max_length,
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def _outcome(outcome: StepOutcome) -> types_pb2.StepOutcome.ValueType:
+    match outcome:
+        case StepOutcome.OK:
+            return types_pb2.STEP_OUTCOME_OK
+        case StepOutcome.NO_KV:
+            return types_pb2.STEP_OUTCOME_NO_KV
+        case StepOutcome.ABORTED:
+            return types_pb2.STEP_OUTCOME_ABORTED
+        case _:
+            assert_never(outcome)
+
+
+def _columns(rows: TokenRows) -> types_pb2.TokenColumns:
+    columns = types_pb2.TokenColumns(
+        sequence_ids=rows.sequence_ids,
+        token_ids=rows.token_ids,
+        pieces=rows.pieces,
+        specials=rows.specials,
+        finish_reasons=[_FINISH[reason] for reason in rows.finish_reasons],
+    )
+    if rows.logprobs:
+        columns.logprobs.extend(rows.logprobs)
+        columns.top_counts.extend(rows.top_counts)
+        columns.top_token_ids.extend(rows.top_token_ids)
+        columns.top_logprobs.extend(rows.top_logprobs)
+        columns.top_pieces.extend(rows.top_pieces)
+        columns.top_specials.extend(rows.top_specials)
+    return columns
+
+
+def _timings(timings: Timings) -> types_pb2.StepTimings:
+    return types_pb2.StepTimings(forward_ns=timings.forward_ns, sample_ns=timings.sample_ns, total_ns=timings.total_ns)
+
+
+def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
+    """The reply to Prefill."""
+    return shard_pb2.PrefillResponse(
+        outcome=_outcome(result.outcome), tokens=_columns(result.rows), timings=_timings(result.timings)
+    )
+
+
+def decode_response(result: StepResult) -> shard_pb2.DecodeResponse:
+    """One reply to Decode."""
+    return shard_pb2.DecodeResponse(
+        outcome=_outcome(result.outcome), tokens=_columns(result.rows), timings=_timings(result.timings)
+    )
+
+
+def filter_response(holdings: Holdings) -> shard_pb2.FilterBatchResponse:
+    """The reply to FilterBatch."""
+    return shard_pb2.FilterBatchResponse(free_cells=holdings.free_cells, sequence_ids=holdings.sequence_ids)
+
+
+def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
+    """What Info tells of the model."""
+    return shard_pb2.ModelInfo(
+        name=facts.name,
+        fingerprint=facts.fingerprint,
+        vocabulary_size=facts.vocabulary_size,
+        trained_context=facts.trained_context,
+        chat_template=facts.chat_template,
+        bos_text=facts.bos_text,
+        eos_text=facts.eos_text,
+        eog_token_ids=sorted(facts.eog_ids),
+        architecture=facts.architecture,
+    )
+
+
+def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int) -> shard_pb2.Limits:
+    """What Info tells of the limits."""
+    match capacity.layout:
+        case KvLayout.UNIFIED:
+            layout = shard_pb2.KV_LAYOUT_UNIFIED
+        case KvLayout.SPLIT:
+            layout = shard_pb2.KV_LAYOUT_SPLIT
+        case _:
+            assert_never(capacity.layout)
+    return shard_pb2.Limits(
+        cells=capacity.cells,
+        cells_per_sequence=capacity.cells_per_sequence,
+        max_sequences=capacity.max_sequences,
+        max_batch_tokens=capacity.max_batch_tokens,
+        kv_layout=layout,
+        max_top_n_tokens=max_top_n_tokens,
+        max_tokenize_bytes=max_tokenize_bytes,
+    )
+
+
+def tokenize_response(token_ids: Sequence[int], pieces: Sequence[Piece]) -> shard_pb2.TokenizeResponse:
+    """The reply to Tokenize."""
+    return shard_pb2.TokenizeResponse(
+        token_ids=token_ids,
+        pieces=[piece.data for piece in pieces],
+        specials=[piece.special for piece in pieces],
+    )

@@ -1,0 +1,112 @@
+"""The shard's configuration: each field is a flag and an environment variable (see caravan_proto.flags).
+
+Names follow llama-server where it has the flag.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from caravan_proto.flags import flag
+from caravan_shard.backends.base import KvLayout
+
+# llama.cpp compiles with LLAMA_MAX_SEQ = 256.
+MAX_SEQUENCES = 256
+# llama.cpp rounds each sequence's part up to this many cells.
+CELL_BLOCK = 256
+_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+_UNIX_PATH_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardConfig:
+    """Checked by construction; raises ValueError for rules between fields."""
+
+    model: str = flag("", "GGUF file to serve", "-m")
+    ctx_size: int = flag(8192, "KV cells in all; 0 = the context the model was trained with", "-c", low=0, high=2**30)
+    parallel: int = flag(8, "most sequences held at a time", "-np", low=1, high=MAX_SEQUENCES)
+    kv_layout: str = flag(
+        "unified",
+        "unified: one pool of cells, prefixes are shared; split: ctx-size / parallel cells for each sequence",
+        choices=[layout.value for layout in KvLayout],
+    )
+    batch_size: int = flag(2048, "most tokens in one pass", "-b", low=1, high=2**20)
+    ubatch_size: int = flag(512, "most tokens computed at a time within a pass", "-ub", low=1, high=2**20)
+    threads: int | None = flag(None, "threads for a pass over a single token [physical cores]", "-t", low=1, high=512)
+    threads_batch: int | None = flag(
+        None, "threads for every other pass, also of two decoding sequences [as --threads]", "-tb", low=1, high=512
+    )
+    gpu_layers: int = flag(0, "layers to keep on the GPU; -1 = all", "-ngl", "--n-gpu-layers", low=-1, high=10_000)
+    flash_attn: str = flag("auto", "flash attention", "-fa", choices=("on", "off", "auto"))
+    cache_type_k: str = flag("f16", "type of the cached keys", "-ctk", choices=_CACHE_TYPES)
+    cache_type_v: str = flag("f16", "type of the cached values", "-ctv", choices=_CACHE_TYPES)
+    sampling_threads: int = flag(
+        1, "threads that choose tokens; more than 1 only on a host with idle cores", low=1, high=64
+    )
+    address: str = flag("127.0.0.1:50051", "where to listen: host:port or unix:/path; no authentication")
+    shard_id: str = flag("shard-0", "name of this shard in logs and metrics")
+    backend: str = flag(
+        "llama", "llama: llama.cpp; fake: a toy model for tests and simulations", choices=("llama", "fake")
+    )
+    fake_step_ms: float = flag(0.0, "toy model: time of a pass", low=0, high=60_000)
+    fake_token_ms: float = flag(0.0, "toy model: time of each token of a pass", low=0, high=60_000)
+    max_tokenize_bytes: int = flag(1 << 20, "longest text that Tokenize takes", low=1, high=8 << 20)
+    stall_timeout_s: float = flag(60.0, "not serving after this long without progress on work", low=0.1, high=86_400)
+    drain_timeout_s: float = flag(30.0, "after SIGTERM, how long running sequences may go on", low=0, high=86_400)
+    exit_with_parent: bool = flag(
+        False, "end when the thread that started this process ends (Linux): a killed supervisor leaves nothing behind"
+    )
+    log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
+    json_output: bool = flag(False, "log JSON")
+
+    def __post_init__(self) -> None:
+        if self.backend == "llama" and not self.model:
+            raise ValueError("no model given: pass --model FILE.gguf, or --backend fake for a toy model")
+        path = self.unix_path
+        if path is not None and not (path.name and len(os.fsencode(path)) <= _UNIX_PATH_BYTES):
+            raise ValueError(f"the path of a unix socket has 1 to {_UNIX_PATH_BYTES} bytes. Given: {path!r}")
+        if path is None and not self.address.rpartition(":")[2].isdecimal():
+            raise ValueError(f"address must be host:port or unix:/path. Given: {self.address!r}")
+        if self.layout is KvLayout.SPLIT and 0 < self.ctx_size < self.parallel * CELL_BLOCK:
+            raise ValueError(
+                f"kv-layout split needs ctx-size >= {CELL_BLOCK} for each of {self.parallel} sequences: "
+                f"pass -c {self.parallel * CELL_BLOCK} or more, a smaller -np, or --kv-layout unified. "
+                f"Given: {self.ctx_size}"
+            )
+        if self.batch_size < self.parallel:
+            raise ValueError(
+                f"batch-size must be >= parallel, or not all sequences can decode. "
+                f"Given: {self.batch_size} and {self.parallel}"
+            )
+        if self.flash_attn == "off" and self.cache_type_v.startswith(("q", "iq")):
+            raise ValueError(f"cache-type-v {self.cache_type_v} needs flash attention: pass -fa on")
+
+    @property
+    def layout(self) -> KvLayout:
+        """The KV layout."""
+        return KvLayout(self.kv_layout)
+
+    @property
+    def unix_path(self) -> Path | None:
+        """The socket file, if the address is one."""
+        return Path(self.address.removeprefix("unix:")) if self.address.startswith("unix:") else None
+
+    @property
+    def decode_threads(self) -> int:
+        """Threads for a pass over one token."""
+        return self.threads or physical_cores()
+
+    @property
+    def batch_threads(self) -> int:
+        """Threads for any other pass."""
+        return self.threads_batch or self.decode_threads
+
+
+def physical_cores() -> int:
+    """Cores this process may use, hyperthreads counted once; compute-bound work gains nothing from the others."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
+    return max(1, len(cores))

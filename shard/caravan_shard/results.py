@@ -1,0 +1,79 @@
+"""What the worker answers."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from caravan_proto.errors import ShardError
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The command was refused and changed nothing."""
+
+    error: ShardError
+    sentence: str
+
+
+class StepOutcome(Enum):
+    """How a pass went that was allowed to run; all but OK left the sequences as they were."""
+
+    OK = "ok"
+    NO_KV = "no_kv"
+    ABORTED = "aborted"
+
+
+class FinishReason(Enum):
+    """Why a sequence ended on the shard."""
+
+    EOS = "eos"
+    LENGTH = "length"
+
+
+@dataclass(slots=True)
+class TokenRows:
+    """Columns: the n-th entry of each list is the same sampled token.
+
+    ``logprobs`` (NaN where not asked) and ``top_counts`` are empty when no row asked; the alternatives of all rows
+    follow one another in the ``top_`` lists.
+    """
+
+    sequence_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
+    specials: list[bool] = field(default_factory=list)
+    finish_reasons: list[FinishReason | None] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_counts: list[int] = field(default_factory=list)
+    top_token_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+    top_pieces: list[bytes] = field(default_factory=list)
+    top_specials: list[bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Nanoseconds of one pass; ``total_ns`` starts when the command was taken or the previous pass ended."""
+
+    forward_ns: int
+    sample_ns: int
+    total_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One pass."""
+
+    outcome: StepOutcome
+    rows: TokenRows
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What is left after FilterBatch."""
+
+    free_cells: int
+    sequence_ids: list[int]
+
+
+Result = StepResult | Holdings | Refusal

@@ -1,0 +1,57 @@
+"""From logits to the columns of a reply: choose, describe, and end what has ended."""
+
+from collections.abc import Sequence
+
+from caravan_shard.backends.base import Backend, Floats, Vocabulary
+from caravan_shard.logprobs import token_logprobs
+from caravan_shard.results import FinishReason, TokenRows
+from caravan_shard.sampling import Choice, Sampler
+from caravan_shard.sequences import Phase
+from caravan_shard.sequences import Sequence as ShardSequence
+
+
+def sample_rows(sequences: Sequence[ShardSequence], backend: Backend, sampler: Sampler) -> TokenRows:
+    """Give each sequence its next token, from the outputs of the pass just made, and tell about it."""
+    logits = backend.logits(len(sequences))
+    choices = [Choice(sequence.parameters.sampling, len(sequence.tokens), sequence.penalties) for sequence in sequences]
+    tokens = sampler.choose(logits, choices)
+    rows = TokenRows(token_ids=tokens)
+    asked = any(choice.parameters.logprobs for choice in choices)
+    for index, sequence in enumerate(sequences):
+        token = tokens[index]
+        piece = backend.vocabulary.piece(token)
+        sequence.extend((token,))
+        reason = _finish_reason(sequence, token, backend.facts.eog_ids)
+        sequence.phase = Phase.RUNNING if reason is None else Phase.ENDED
+        rows.sequence_ids.append(sequence.sequence_id)
+        rows.pieces.append(piece.data)
+        rows.specials.append(piece.special)
+        rows.finish_reasons.append(reason)
+        if asked:
+            _add_logprobs(rows, logits[index], token, sequence, backend.vocabulary)
+    return rows
+
+
+def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int]) -> FinishReason | None:
+    if token in eog_ids and not sequence.parameters.ignore_eos:
+        return FinishReason.EOS
+    if len(sequence.tokens) >= sequence.parameters.max_length:
+        return FinishReason.LENGTH
+    return None
+
+
+def _add_logprobs(rows: TokenRows, logits: Floats, token: int, sequence: ShardSequence, vocabulary: Vocabulary) -> None:
+    sampling = sequence.parameters.sampling
+    if not sampling.logprobs:
+        rows.logprobs.append(float("nan"))
+        rows.top_counts.append(0)
+        return
+    told = token_logprobs(logits, token, sampling.top_n_tokens)
+    rows.logprobs.append(told.chosen)
+    rows.top_counts.append(len(told.top_ids))
+    rows.top_token_ids.extend(told.top_ids)
+    rows.top_logprobs.extend(told.top)
+    for top_id in told.top_ids:
+        piece = vocabulary.piece(top_id)
+        rows.top_pieces.append(piece.data)
+        rows.top_specials.append(piece.special)

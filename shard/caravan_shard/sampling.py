@@ -1,0 +1,74 @@
+"""Chooses the next token of each row: greedy, or penalties, temperature, filters and the counter-based draw."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from caravan_shard.backends.base import CandidateFilter, Floats
+from caravan_shard.draw import draw_index, uniform
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.penalties import PenaltyCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What choosing one token needs: ``position`` is the one the new token will have in its sequence."""
+
+    parameters: SamplingParameters
+    position: int
+    penalties: PenaltyCounts | None
+
+
+def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
+    """One token from raw ``logits`` [vocabulary], which are not changed."""
+    parameters = choice.parameters
+    if choice.penalties is not None:
+        logits = logits.copy()
+        choice.penalties.apply(logits, parameters)
+    if parameters.temperature == 0.0:
+        return int(logits.argmax())
+    # Relative to the peak, so that a tiny temperature gives -inf and never inf - inf.
+    with np.errstate(over="ignore"):
+        scaled = (logits - logits.max()) / np.float32(parameters.temperature)
+    number = uniform(parameters.seed, choice.position)
+    if not parameters.filters:
+        return draw_index(scaled, number)
+    ids, left = candidate_filter(scaled, parameters)
+    order = np.argsort(ids)
+    return int(ids[order][draw_index(left[order], number)])
+
+
+class Sampler:
+    """Chooses for all rows of a pass; with ``threads`` > 1 the rows that cost something share them."""
+
+    def __init__(self, candidate_filter: CandidateFilter, threads: int) -> None:
+        self._filter = candidate_filter
+        self._pool = ThreadPoolExecutor(threads, "sampling") if threads > 1 else None
+
+    def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[int]:
+        """A token per row of ``logits`` [rows, vocabulary]."""
+        costly = [
+            row
+            for row, choice in enumerate(choices)
+            if choice.parameters.temperature != 0.0 or choice.penalties is not None
+        ]
+        if not costly:
+            greedy: list[int] = logits.argmax(axis=1).tolist()
+            return greedy
+        costly_rows = set(costly)
+        tokens = [0 if row in costly_rows else int(logits[row].argmax()) for row in range(len(choices))]
+
+        def choose_row(row: int) -> int:
+            return choose_token(logits[row], choices[row], self._filter)
+
+        chosen = self._pool.map(choose_row, costly) if self._pool and len(costly) > 1 else map(choose_row, costly)
+        for row, token in zip(costly, chosen, strict=True):
+            tokens[row] = token
+        return tokens
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()

@@ -1,0 +1,134 @@
+"""ShardService: request to command, result to reply. No logic of its own."""
+
+from collections.abc import AsyncIterator
+from time import monotonic
+from typing import Any, NoReturn, cast
+
+import grpc.aio
+
+import caravan_proto
+from caravan_proto.errors import ShardError, format_error
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
+from caravan_shard import codec
+from caravan_shard.commands import Command
+from caravan_shard.engine import Engine
+from caravan_shard.health import Watch
+from caravan_shard.lease import LeaseBook, LeaseChange
+from caravan_shard.replies import Replies
+from caravan_shard.results import Holdings, Refusal, Result, StepResult
+from caravan_shard.text import TextService
+from caravan_shard.validation import MAX_TOP_N_TOKENS
+from caravan_shard.worker import Worker
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "another lease took the shard")
+
+
+class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
+    """Everything here runs on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        shard_id: str,
+        incarnation: str,
+        worker: Worker,
+        engine: Engine,
+        lease: LeaseBook,
+        watch: Watch,
+        text: TextService,
+        max_tokenize_bytes: int,
+    ) -> None:
+        self._worker = worker
+        self._engine = engine
+        self._lease = lease
+        self._watch = watch
+        self._text = text
+        backend = engine.backend
+        self._info = shard_pb2.InfoResponse(
+            shard_id=shard_id,
+            incarnation=incarnation,
+            model=codec.model_info(backend.facts),
+            limits=codec.limits(
+                backend.capacity, max_top_n_tokens=MAX_TOP_N_TOKENS, max_tokenize_bytes=max_tokenize_bytes
+            ),
+            version=caravan_proto.__version__,
+        )
+
+    async def Info(self, request: shard_pb2.InfoRequest, context: Context) -> shard_pb2.InfoResponse:
+        info = shard_pb2.InfoResponse()
+        info.CopyFrom(self._info)
+        info.epoch = self._lease.epoch
+        return info
+
+    async def Lease(self, request: shard_pb2.LeaseRequest, context: Context) -> shard_pb2.LeaseResponse:
+        self._watch.expire_lease()
+        granted = self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000, monotonic())
+        if isinstance(granted, Refusal):
+            await _abort(context, granted)
+        if granted is LeaseChange.TAKEN:
+            self._worker.release_all(OVERTAKEN)
+        return shard_pb2.LeaseResponse(
+            steps=self._engine.step_count, sequences=self._engine.sequence_count, busy=self._worker.is_busy
+        )
+
+    async def Prefill(self, request: shard_pb2.PrefillRequest, context: Context) -> shard_pb2.PrefillResponse:
+        replies = await self._submit(codec.prefill_command(request), request.header.epoch, context)
+        result = await replies.next()
+        if not isinstance(result, StepResult):
+            await _abort_with(context, result)
+        return codec.prefill_response(result)
+
+    async def Decode(
+        self, request: shard_pb2.DecodeRequest, context: Context
+    ) -> AsyncIterator[shard_pb2.DecodeResponse]:
+        replies = await self._submit(codec.decode_command(request), request.header.epoch, context)
+        await context.send_initial_metadata(())
+        while (result := await replies.next()) is not None:
+            if isinstance(result, StepResult):
+                yield codec.decode_response(result)
+            else:
+                await _abort_with(context, result)
+
+    async def FilterBatch(
+        self, request: shard_pb2.FilterBatchRequest, context: Context
+    ) -> shard_pb2.FilterBatchResponse:
+        replies = await self._submit(codec.filter_command(request), request.header.epoch, context)
+        result = await replies.next()
+        if not isinstance(result, Holdings):
+            await _abort_with(context, result)
+        return codec.filter_response(result)
+
+    async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
+        tokens = await self._text.tokenize(
+            request.text, add_special=request.add_special, parse_special=request.parse_special
+        )
+        if isinstance(tokens, Refusal):
+            await _abort(context, tokens)
+        return codec.tokenize_response(tokens.token_ids, tokens.pieces)
+
+    async def Detokenize(self, request: shard_pb2.DetokenizeRequest, context: Context) -> shard_pb2.DetokenizeResponse:
+        text = await self._text.detokenize(list(request.token_ids), skip_special=request.skip_special)
+        if isinstance(text, Refusal):
+            await _abort(context, text)
+        return shard_pb2.DetokenizeResponse(text=text)
+
+    async def _submit(self, command: Command, epoch: int, context: Context) -> Replies:
+        """Queue a command of the router that holds the lease; awaits only to refuse, so that order is kept."""
+        self._watch.expire_lease()
+        refusal = self._lease.check(epoch)
+        if refusal is not None:
+            await _abort(context, refusal)
+        replies = self._worker.submit(command)
+        context.add_done_callback(cast("Any", lambda _context: replies.cancel()))
+        return replies
+
+
+async def _abort(context: Context, refusal: Refusal) -> NoReturn:
+    await context.abort(refusal.error.status, format_error(refusal.error, refusal.sentence))
+
+
+async def _abort_with(context: Context, result: Result | None) -> NoReturn:
+    assert isinstance(result, Refusal), f"{result} is no answer to this command"
+    await _abort(context, result)

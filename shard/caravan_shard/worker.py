@@ -1,0 +1,189 @@
+"""The one thread that touches the backend: takes commands in the order they came, and answers each.
+
+A running Decode gives way at the next step boundary, after at least one pass, when another command is queued.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, perf_counter_ns
+from typing import Any, TypeVar, assert_never
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import Backend
+from caravan_shard.commands import Command, Decode, FilterBatch, Prefill, ReleaseAll
+from caravan_shard.engine import Engine
+from caravan_shard.replies import Replies
+from caravan_shard.results import Refusal, StepOutcome, StepResult
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+ENDING = Refusal(ShardError.DRAINING, "this shard is ending")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    command: Command
+    replies: Replies
+
+
+class Worker:
+    """Loads the backend on its own thread, then serves commands until stopped."""
+
+    def __init__(self, load: Callable[[], Backend], sampling_threads: int) -> None:
+        self._load = load
+        self._sampling_threads = sampling_threads
+        self._changed = threading.Condition()
+        self._queue: deque[_Job] = deque()
+        self._stopping = False
+        # When work began that has not shown progress since; None while idle or waiting for the router to read.
+        self._working_since: float | None = None
+        self._thread = threading.Thread(target=self._main, name="llama", daemon=True)
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[Engine] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    async def start(self) -> Engine:
+        """Load the backend; raises what loading raised. Only the worker's thread may call the engine's methods."""
+        self._thread.start()
+        return await asyncio.shield(self._started)
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the thread at the next step boundary, but do not wait longer; what has not begun is refused."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        await asyncio.wait({self.ended}, timeout=timeout_s)
+
+    def submit(self, command: Command) -> Replies:
+        """Queue a command. Call on the event loop: the order of calls is the order of execution."""
+        replies = Replies(self._loop, self._notify)
+        with self._changed:
+            if self._stopping:
+                replies.put(ENDING)
+                replies.end()
+                return replies
+            self._queue.append(_Job(command, replies))
+            if self._working_since is None:
+                self._working_since = monotonic()
+            self._changed.notify()
+        return replies
+
+    def release_all(self, refusal: Refusal) -> None:
+        """Release every sequence at the next step boundary; what is queued and has not begun gets ``refusal``."""
+        with self._changed:
+            overtaken = list(self._queue)
+            self._queue.clear()
+        for job in overtaken:
+            if not isinstance(job.command, ReleaseAll):
+                job.replies.put(refusal)
+                job.replies.end()
+        self.submit(ReleaseAll())
+
+    @property
+    def is_busy(self) -> bool:
+        """A command is queued or running. A Decode that waits for the router to read counts as idle."""
+        return self._working_since is not None
+
+    def stalled_s(self) -> float:
+        """For how long there has been work and no progress, in seconds."""
+        since = self._working_since
+        return 0.0 if since is None else monotonic() - since
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _main(self) -> None:
+        try:
+            engine = Engine(self._load(), self._sampling_threads)
+        except Exception as error:  # noqa: BLE001  carried to whoever waits for the start
+            self._loop.call_soon_threadsafe(_fail, self._started, error)
+            self._loop.call_soon_threadsafe(_succeed, self.ended, None)
+            return
+        self._loop.call_soon_threadsafe(_succeed, self._started, engine)
+        try:
+            while (job := self._take()) is not None:
+                self._execute(engine, job)
+            engine.close()
+        except Exception as error:  # noqa: BLE001  ends the process, see below
+            # A broken promise of ours: what the cache holds is unknown now, so the process must end.
+            _log.exception("the worker failed")
+            self._loop.call_soon_threadsafe(_fail, self.ended, error)
+        else:
+            self._loop.call_soon_threadsafe(_succeed, self.ended, None)
+
+    def _take(self) -> _Job | None:
+        """The next command; None once stopped."""
+        with self._changed:
+            while not self._queue and not self._stopping:
+                self._working_since = None
+                self._changed.wait()
+            if self._stopping:
+                for job in self._queue:
+                    job.replies.put(ENDING)
+                    job.replies.end()
+                self._queue.clear()
+                return None
+            self._working_since = monotonic()
+            return self._queue.popleft()
+
+    def _execute(self, engine: Engine, job: _Job) -> None:
+        started_ns = perf_counter_ns()
+        command = job.command
+        if job.replies.cancelled:
+            return
+        match command:
+            case Prefill():
+                job.replies.put(engine.prefill(command, started_ns))
+            case Decode():
+                self._decode(engine, command, job.replies, started_ns)
+            case FilterBatch():
+                job.replies.put(engine.filter_batch(command))
+            case ReleaseAll():
+                engine.release_all()
+            case _:
+                assert_never(command)
+        job.replies.end()
+
+    def _decode(self, engine: Engine, command: Decode, replies: Replies, started_ns: int) -> None:
+        refusal = engine.begin_decode(command)
+        if refusal is not None:
+            replies.put(refusal)
+            return
+        for step in range(command.max_steps):
+            if step > 0 and not self._may_continue(replies):
+                return
+            result = engine.decode_step(command.sequence_ids, started_ns)
+            if result is None:
+                return
+            replies.put(result)
+            if not isinstance(result, StepResult) or result.outcome is not StepOutcome.OK:
+                return
+            started_ns = perf_counter_ns()
+            self._working_since = monotonic()
+
+    def _may_continue(self, replies: Replies) -> bool:
+        """Whether a Decode goes on; waits for the router to read if too much is unread."""
+        with self._changed:
+            while not (replies.has_room or self._queue or replies.cancelled or self._stopping):
+                self._working_since = None
+                self._changed.wait()
+            if self._working_since is None:
+                self._working_since = monotonic()
+            return not (self._queue or replies.cancelled or self._stopping)
+
+
+def _succeed(future: asyncio.Future[_T], value: _T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
