@@ -42,7 +42,7 @@ class Draft:
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether ``sequence`` could start in this very pass."""
-        return self._may_admit and self._budget > 0 and self.shard.can_hold(sequence, self._config.max_batch_size)
+        return self._may_admit and self._budget > 0 and self.shard.can_hold(sequence)
 
     def admit(self, sequence: Sequence) -> Resident:
         """Place ``sequence`` and start its prompt; ``can_admit`` was asked."""

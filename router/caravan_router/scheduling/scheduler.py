@@ -119,7 +119,7 @@ class Scheduler:
 
     def _join(self, event: ShardJoined, actions: list[Action]) -> None:
         self._lose(event.shard, actions)  # a shard that joins is empty, whatever was thought of it
-        self.shards[event.shard] = ShardState(event.shard, event.limits)
+        self.shards[event.shard] = ShardState(event.shard, event.limits, self._config.max_batch_size)
         self._fail_unplaceable(list(self.waiting), actions)
 
     def _lose(self, name: str, actions: list[Action]) -> None:
@@ -162,7 +162,8 @@ class Scheduler:
             return False
         shard, command = found
         if event.outcome is not StepOutcome.OK:
-            return self._make_room(shard, command, actions) if event.outcome is StepOutcome.NO_KV else False
+            shard.fail_pass(command)
+            return event.outcome is StepOutcome.NO_KV and self._make_room(shard, command, actions)
         if command.chunk_tokens:
             has_riders = len(command.chunk_tokens) < len(command.residents)
             cost = shard.mixed_cost if has_riders else shard.idle_cost
@@ -217,7 +218,7 @@ class Scheduler:
         waiting = len(self.waiting)
         drafts = [Draft(shard, self._config, waiting) for shard in self.shards.values() if self._needs_plan(shard)]
         while may_admit and drafts:
-            placed = self.waiting.pop_fitting(lambda sequence: choose(drafts, sequence))
+            placed = self.waiting.pop_fitting(lambda sequence: choose(drafts, self.shards.values(), sequence))
             if placed is None:
                 break
             sequence, draft = placed

@@ -31,9 +31,10 @@ class ShardState:
     next command carries its release).
     """
 
-    def __init__(self, name: str, limits: ShardLimits) -> None:
+    def __init__(self, name: str, limits: ShardLimits, max_residents: int | None = None) -> None:
         self.name = name
         self.limits = limits
+        self._max_residents = limits.max_sequences if max_residents is None else max_residents
         self.residents: dict[int, Resident] = {}
         self.releasing: dict[int, Resident] = {}
         self.in_flight: list[InFlight] = []
@@ -51,6 +52,17 @@ class ShardState:
     def can_command(self) -> bool:
         """Nothing is under way, or a lone Decode, which yields to the next command."""
         return not self.in_flight or (len(self.in_flight) == 1 and self.in_flight[0].is_decode)
+
+    @property
+    def completes_prefill(self) -> bool:
+        """A Prefill is under way after which no prompt is left to compute."""
+        if not self.in_flight or self.in_flight[-1].is_decode:
+            return False
+        under_way = self.in_flight[-1].chunk_tokens
+        return all(
+            resident.computed + under_way.get(resident.sequence_id, 0) >= resident.target
+            for resident in self.prefilling
+        )
 
     @property
     def has_free_id(self) -> bool:
@@ -82,11 +94,11 @@ class ShardState:
         peak = sequence.request.peak_cells
         return peak <= self.limits.cells_per_sequence and peak <= self.limits.cells
 
-    def can_hold(self, sequence: Sequence, max_residents: int | None) -> bool:
+    def can_hold(self, sequence: Sequence) -> bool:
         """Whether it fits beside the residents, once the releases are carried out."""
         return (
             self.has_free_id
-            and (max_residents is None or len(self.residents) < max_residents)
+            and len(self.residents) < self._max_residents
             and self.could_ever_hold(sequence)
             and sequence.request.peak_cells <= self.free_cells
         )
@@ -101,12 +113,30 @@ class ShardState:
         return resident
 
     def evict(self, resident: Resident) -> None:
-        """End its stay: the shard is told with the next command."""
+        """End its stay: the shard is told with the next command, if it has heard of it at all."""
         assert self.residents.get(resident.sequence_id) is resident, f"{resident.sequence_id} is not resident"
         resident.live = False
         del self.residents[resident.sequence_id]
-        self.releasing[resident.sequence_id] = resident
+        if resident.computed or self._has_chunk_in_flight(resident):
+            self.releasing[resident.sequence_id] = resident
+        else:
+            heapq.heappush(self.free_ids, resident.sequence_id)
         self._reserved_cells -= resident.sequence.request.peak_cells
+
+    def _has_chunk_in_flight(self, resident: Resident) -> bool:
+        return any(
+            resident.sequence_id in command.chunk_tokens and command.residents[resident.sequence_id] is resident
+            for command in self.in_flight
+        )
+
+    def fail_pass(self, command: InFlight) -> None:
+        """The pass changed nothing: a prompt that was to begin with it is still unknown to the shard."""
+        for sequence_id in command.chunk_tokens:
+            resident = command.residents[sequence_id]
+            if resident.computed == 0 and self.releasing.get(sequence_id) is resident:
+                del self.releasing[sequence_id]
+                heapq.heappush(self.free_ids, sequence_id)
+        command.chunk_tokens.clear()
 
     def take_releases(self) -> tuple[int, ...]:
         """The releases the next command carries; their ids are free for the commands after."""

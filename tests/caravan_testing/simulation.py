@@ -1,0 +1,114 @@
+"""The scheduler and model shards, one event at a time, with every invariant checked after each."""
+
+import itertools
+
+from caravan_router.scheduling import invariants
+from caravan_router.scheduling.actions import Action, Decode, Emit, Fail, FailureReason, FilterBatch, Prefill, Start
+from caravan_router.scheduling.events import Cancelled, Event, ShardJoined, ShardLimits, ShardLost, Submitted, Tick
+from caravan_router.scheduling.params import SamplingParams, StoppingParams
+from caravan_router.scheduling.policy import SchedulerConfig
+from caravan_router.scheduling.scheduler import Scheduler
+from caravan_router.scheduling.sequence import Request
+from caravan_testing.model_shard import ModelShard, expected_output
+
+
+class Simulation:
+    """Drives a scheduler; collects what every request received."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.scheduler = Scheduler(config)
+        self.shards: dict[str, ModelShard] = {}
+        self.requests: dict[int, Request] = {}
+        self.received: dict[int, list[int]] = {}
+        self.finished: set[int] = set()
+        self.failed: dict[int, FailureReason] = {}
+        self.cancelled: set[int] = set()
+        self.actions: list[Action] = []
+        self.now = 0.0
+        self._ids = itertools.count(1)
+
+    def handle(self, *events: Event) -> list[Action]:
+        actions = self.scheduler.handle(events, self.now)
+        self.actions += actions
+        for action in actions:
+            self._execute(action)
+        invariants.check(self.scheduler)
+        return actions
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case Prefill() | Decode() | FilterBatch():
+                self.shards[action.shard].send(action)
+            case Emit():
+                for request_id, token in action.tokens:
+                    self._assert_open(request_id)
+                    self.received[request_id].append(token.token_id)
+                    if token.finish is not None:
+                        self.finished.add(request_id)
+            case Fail():
+                self._assert_open(action.request_id)
+                self.failed[action.request_id] = action.reason
+            case Start():
+                assert action.request_id in self.requests
+
+    def _assert_open(self, request_id: int) -> None:
+        ended = self.finished | self.cancelled | self.failed.keys()
+        assert request_id not in ended, f"request {request_id} goes on after its end"
+
+    def join(self, name: str, limits: ShardLimits) -> None:
+        self.shards[name] = ModelShard(name, limits)
+        self.handle(ShardJoined(name, limits))
+
+    def lose(self, name: str) -> None:
+        del self.shards[name]
+        self.handle(ShardLost(name))
+
+    def submit(self, prompt: tuple[int, ...], max_new_tokens: int, *, ignore_eos: bool = False) -> int:
+        request_id = next(self._ids)
+        stopping = StoppingParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
+        request = Request(request_id=request_id, prompt=prompt, sampling=SamplingParams(), stopping=stopping)
+        self.requests[request_id] = request
+        self.received[request_id] = []
+        self.handle(Submitted(request))
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        if request_id not in self.finished and request_id not in self.failed:
+            self.cancelled.add(request_id)
+        self.handle(Cancelled(request_id))
+
+    def advance(self, name: str) -> None:
+        """Let one shard do one pass, and tell the scheduler."""
+        self.now += 0.01
+        for event in self.shards[name].advance():
+            self.handle(event)
+
+    def run(self, max_passes: int = 10_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(max_passes):
+            busy = [name for name, shard in self.shards.items() if shard.commands]
+            if not busy:
+                return
+            for name in busy:
+                self.advance(name)
+        raise AssertionError(f"not at rest after {max_passes} passes")
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.handle(Tick())
+
+    def check_at_rest(self) -> None:
+        """Everything ended exactly once, with the right tokens, and nothing is held anywhere."""
+        for request_id, request in self.requests.items():
+            expected = expected_output(request)
+            received = self.received[request_id]
+            if request_id in self.finished:
+                assert received == expected
+            else:
+                assert request_id in self.cancelled or request_id in self.failed, f"request {request_id} was forgotten"
+                assert received == expected[: len(received)]
+        for shard in self.shards.values():
+            assert shard.held == {}
+            assert not shard.commands
+        for state in self.scheduler.shards.values():
+            assert state.free_cells == state.limits.cells

@@ -1,0 +1,109 @@
+"""Any interleaving of arrivals, cancellations, passes, failures and losses keeps every promise of the scheduler."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from caravan_router.scheduling.events import ShardLimits, StepOutcome
+from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+from caravan_testing.simulation import Simulation
+
+# Few cells and ids: contention is the rule.
+_LIMITS = st.builds(
+    lambda ids, per_sequence, split, batch: ShardLimits(
+        cells=ids * per_sequence if split else per_sequence,
+        cells_per_sequence=per_sequence,
+        max_sequences=ids,
+        max_batch_tokens=batch,
+    ),
+    ids=st.integers(1, 4),
+    per_sequence=st.integers(24, 80),
+    split=st.booleans(),
+    batch=st.integers(20, 64),
+)
+_NAMES = ("a", "b", "c")
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        mode=st.sampled_from(PrefillMode),
+        ratio=st.sampled_from([0.0, 0.3, 1.2]),
+        max_waiting=st.integers(0, 5),
+        max_batch_size=st.sampled_from([None, 1, 3]),
+        run_ahead=st.integers(1, 6),
+        max_bypass=st.integers(0, 3),
+        limits=st.lists(_LIMITS, min_size=1, max_size=3),
+    )
+    def begin(
+        self,
+        mode: PrefillMode,
+        ratio: float,
+        max_waiting: int,
+        max_batch_size: int | None,
+        run_ahead: int,
+        max_bypass: int,
+        limits: list[ShardLimits],
+    ) -> None:
+        config = SchedulerConfig(
+            mode=mode,
+            waiting_served_ratio=ratio,
+            max_waiting_tokens=max_waiting,
+            max_batch_size=max_batch_size,
+            run_ahead_steps=run_ahead,
+            max_bypass=max_bypass,
+            target_itl_s=0.03,
+            max_losses=10**6,
+        )
+        self.simulation = Simulation(config)
+        self.limits = dict(zip(_NAMES, limits, strict=False))
+        for name in self.limits:
+            self.simulation.join(name, self.limits[name])
+
+    @rule(prompt=st.lists(st.integers(0, 96), min_size=1, max_size=60), new=st.integers(1, 30), eos=st.booleans())
+    def submit(self, prompt: list[int], new: int, eos: bool) -> None:
+        self.simulation.submit(tuple(prompt), new, ignore_eos=not eos)
+
+    @precondition(lambda self: self.simulation.requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.simulation.cancel(data.draw(st.sampled_from(sorted(self.simulation.requests))))
+
+    @precondition(lambda self: self.simulation.shards)
+    @rule(data=st.data(), passes=st.integers(1, 8))
+    def advance(self, data: st.DataObject, passes: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
+        for _ in range(passes):
+            self.simulation.advance(name)
+
+    @precondition(lambda self: self.simulation.shards)
+    @rule(data=st.data(), outcome=st.sampled_from([StepOutcome.NO_KV, StepOutcome.ABORTED]))
+    def fail_pass(self, data: st.DataObject, outcome: StepOutcome) -> None:
+        name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
+        self.simulation.shards[name].fail_next_pass = outcome
+
+    @precondition(lambda self: self.simulation.shards)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        self.simulation.lose(data.draw(st.sampled_from(sorted(self.simulation.shards))))
+
+    @precondition(lambda self: len(self.simulation.shards) < len(self.limits))
+    @rule(data=st.data())
+    def join(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(set(self.limits) - set(self.simulation.shards))))
+        self.simulation.join(name, self.limits[name])
+
+    @rule(seconds=st.sampled_from([1.0, 10.0]))
+    def tick(self, seconds: float) -> None:
+        self.simulation.tick(seconds)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "simulation"):
+            return
+        for name in set(self.limits) - set(self.simulation.shards):
+            self.simulation.join(name, self.limits[name])
+        self.simulation.run()
+        self.simulation.check_at_rest()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

@@ -1,0 +1,316 @@
+"""One behaviour per test, on model shards that hold the scheduler to the contract."""
+
+import dataclasses
+
+import pytest
+
+from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Prefill, Start
+from caravan_router.scheduling.events import CommandEnded, ShardJoined, ShardLimits, StepOutcome, Stepped, Submitted
+from caravan_router.scheduling.params import SamplingParams, StoppingParams
+from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+from caravan_router.scheduling.sequence import Request
+from caravan_testing.model_shard import expected_output
+from caravan_testing.simulation import Simulation
+
+LIMITS = ShardLimits(cells=400, cells_per_sequence=400, max_sequences=4, max_batch_tokens=128)
+
+
+def simulation(*shards: str, limits: ShardLimits = LIMITS, **config: object) -> Simulation:
+    result = Simulation(SchedulerConfig(**config))  # type: ignore[arg-type]
+    for name in shards or ("a",):
+        result.join(name, limits)
+    return result
+
+
+def prompt(tokens: int, seed: int = 1) -> tuple[int, ...]:
+    return tuple((seed * 7 + position) % 90 + 1 for position in range(tokens))
+
+
+def test_a_request_is_prefilled_decoded_and_released() -> None:
+    sim = simulation()
+    request_id = sim.submit(prompt(10), 5, ignore_eos=True)
+    sim.run()
+    sim.check_at_rest()
+    assert sim.received[request_id] == expected_output(sim.requests[request_id])
+    kinds = [type(action) for action in sim.actions if isinstance(action, Prefill | Decode | FilterBatch | Start)]
+    assert kinds == [Start, Prefill, Decode, FilterBatch]
+
+
+def test_requests_of_one_instant_share_a_pass() -> None:
+    sim = simulation()
+    requests = [
+        Request(
+            request_id=number,
+            prompt=prompt(20, number),
+            sampling=SamplingParams(),
+            stopping=StoppingParams(max_new_tokens=3),
+        )
+        for number in range(1, 4)
+    ]
+    actions = sim.scheduler.handle([Submitted(request) for request in requests], 0.0)
+    (prefill,) = (action for action in actions if isinstance(action, Prefill))
+    assert [len(chunk.token_ids) for chunk in prefill.chunks] == [20, 20, 20]
+    assert all(chunk.last and chunk.setup is not None for chunk in prefill.chunks)
+
+
+def test_mixed_mode_carries_decodes_along_with_a_long_prompt() -> None:
+    sim = simulation(target_itl_s=0.05)
+    running = sim.submit(prompt(10), 60, ignore_eos=True)
+    for _ in range(5):
+        sim.advance("a")
+    sim.submit(prompt(200), 5)
+    before = len(sim.received[running])
+    sim.advance("a")  # the decode that was running yields
+    prefills = 0
+    while any(resident.prefilling for resident in sim.scheduler.shards["a"].residents.values()):
+        sim.advance("a")
+        prefills += 1
+    assert prefills >= 4
+    assert len(sim.received[running]) == before + 1 + prefills, "the running request had a token in every pass"
+
+
+def test_mixed_budget_follows_the_target() -> None:
+    def largest_chunk(target_s: float) -> int:
+        sim = simulation(target_itl_s=target_s, limits=dataclasses.replace(LIMITS, cells=4000, cells_per_sequence=4000))
+        sim.submit(prompt(10), 200, ignore_eos=True)
+        for _ in range(40):
+            sim.advance("a")
+        sim.submit(prompt(1500), 5)
+        sim.run()
+        sizes = [
+            sum(len(chunk.token_ids) for chunk in action.chunks)
+            for action in sim.actions
+            if isinstance(action, Prefill) and action.ride
+        ]
+        return max(sizes[4:-1])  # after it has learnt
+
+    # The model shard takes 5 ms + 1 ms per token.
+    assert 16 <= largest_chunk(0.04) <= 35
+    assert 64 <= largest_chunk(0.1) <= 95
+
+
+def test_pause_mode_prefills_alone_while_decodes_wait() -> None:
+    sim = simulation(mode=PrefillMode.PAUSE)
+    running = sim.submit(prompt(10), 60, ignore_eos=True)
+    sim.advance("a")
+    sim.advance("a")
+    sim.submit(prompt(100), 5)
+    sim.advance("a")
+    before = len(sim.received[running])
+    while any(resident.prefilling for resident in sim.scheduler.shards["a"].residents.values()):
+        sim.advance("a")
+    prefills = [action for action in sim.actions if isinstance(action, Prefill)]
+    assert all(prefill.ride == () for prefill in prefills)
+    assert len(sim.received[running]) == before
+
+
+def test_pause_mode_waits_for_the_ratio_or_the_steps() -> None:
+    sim = simulation(mode=PrefillMode.PAUSE, waiting_served_ratio=2.0, max_waiting_tokens=10)
+    sim.submit(prompt(10), 60, ignore_eos=True)
+    sim.advance("a")
+    waiting = sim.submit(prompt(10), 3)
+    for _ in range(9):
+        sim.advance("a")
+        assert len(sim.scheduler.waiting) == 1, "one waiting is less than twice one running"
+    sim.advance("a")
+    sim.advance("a")
+    assert len(sim.scheduler.waiting) == 0, "after max_waiting_tokens passes it is let in"
+    sim.run()
+    assert waiting in sim.finished
+
+    eager = simulation(mode=PrefillMode.PAUSE, waiting_served_ratio=2.0, max_waiting_tokens=10)
+    eager.submit(prompt(10), 60, ignore_eos=True)
+    eager.advance("a")
+    eager.submit(prompt(10), 3)
+    eager.submit(prompt(10), 3)
+    assert len(eager.scheduler.waiting) == 0, "two waiting reach the ratio"
+
+
+def test_a_cancelled_request_is_released_with_the_very_next_command() -> None:
+    sim = simulation()
+    kept = sim.submit(prompt(10), 50, ignore_eos=True)
+    gone = sim.submit(prompt(10), 50, ignore_eos=True)
+    for _ in range(4):
+        sim.advance("a")
+    assert len(sim.shards["a"].held) == 2
+    sim.cancel(gone)
+    sim.advance("a")  # the running Decode yields
+    sim.advance("a")
+    assert len(sim.shards["a"].held) == 1
+    sim.run()
+    sim.check_at_rest()
+    assert kept in sim.finished
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])
+def test_cancelling_the_only_request_leaves_the_shard_empty(passes: int) -> None:
+    sim = simulation()
+    request_id = sim.submit(prompt(200), 50, ignore_eos=True)
+    for _ in range(passes):
+        sim.advance("a")
+    sim.cancel(request_id)
+    sim.run()
+    sim.check_at_rest()
+
+
+def test_cancelling_a_waiting_request_sends_nothing() -> None:
+    sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=1))
+    sim.submit(prompt(10), 20)
+    waiting = sim.submit(prompt(10), 20)
+    sim.actions.clear()
+    sim.cancel(waiting)
+    assert sim.actions == []
+    assert len(sim.scheduler.waiting) == 0
+
+
+def test_cells_are_never_promised_twice() -> None:
+    sim = simulation(limits=ShardLimits(cells=100, cells_per_sequence=100, max_sequences=8, max_batch_tokens=64))
+    for number in range(10):
+        sim.submit(prompt(20, number), 30, ignore_eos=True)
+    for _ in range(5):
+        sim.advance("a")
+    assert len(sim.scheduler.shards["a"].residents) == 2, "49 cells each"
+    sim.run()
+    sim.check_at_rest()
+    assert len(sim.finished) == 10
+
+
+def test_a_large_request_is_passed_by_small_ones_but_not_for_ever() -> None:
+    sim = simulation(
+        limits=ShardLimits(cells=100, cells_per_sequence=100, max_sequences=8, max_batch_tokens=64), max_bypass=3
+    )
+    first = sim.submit(prompt(20), 31, ignore_eos=True)
+    large = sim.submit(prompt(60), 40, ignore_eos=True)
+    small = [sim.submit(prompt(5, number), 5, ignore_eos=True) for number in range(12)]
+    order: list[int] = []
+    while len(sim.finished) < 14:
+        before = set(sim.finished)
+        sim.advance("a")
+        order += sorted(sim.finished - before)
+    assert order.index(first) < order.index(large)
+    assert order.index(large) <= 5, f"three may pass it, then it is its turn: {order}"
+    assert set(order) == {first, large, *small}
+
+
+def test_a_request_that_fits_no_shard_is_failed_not_kept() -> None:
+    sim = simulation()
+    request_id = sim.submit(prompt(300), 200)
+    assert sim.failed == {request_id: FailureReason.DOES_NOT_FIT}
+
+
+def test_waiting_requests_are_judged_when_a_shard_joins() -> None:
+    sim = Simulation(SchedulerConfig())
+    request_id = sim.submit(prompt(300), 200)
+    assert sim.failed == {}
+    sim.join("a", LIMITS)
+    assert sim.failed == {request_id: FailureReason.DOES_NOT_FIT}
+
+
+def test_placement_prefers_the_emptier_shard() -> None:
+    sim = simulation("a", "b")
+    for number in range(4):
+        sim.submit(prompt(10, number), 20, ignore_eos=True)
+    sim.advance("a")
+    sim.advance("b")
+    assert {name: len(shard.residents) for name, shard in sim.scheduler.shards.items()} == {"a": 2, "b": 2}
+
+
+def test_placement_is_late_a_request_goes_where_room_appears_first() -> None:
+    sim = simulation("a", "b", limits=dataclasses.replace(LIMITS, max_sequences=1))
+    sim.submit(prompt(10), 60, ignore_eos=True)
+    sim.submit(prompt(10), 5, ignore_eos=True)
+    third = sim.submit(prompt(10), 5, ignore_eos=True)
+    busy = "a" if sim.scheduler.shards["a"].residents[0].sequence.request.request_id == 1 else "b"
+    other = "b" if busy == "a" else "a"
+    while third not in sim.finished:
+        sim.advance(other)
+    assert third in sim.finished
+
+
+def test_a_lost_shard_costs_a_pause_and_no_token() -> None:
+    sim = simulation("a", "b")
+    ids = [sim.submit(prompt(30, number), 40, ignore_eos=True) for number in range(4)]
+    for _ in range(10):
+        sim.advance("a")
+        sim.advance("b")
+    sim.lose("a")
+    sim.run()
+    sim.check_at_rest()
+    assert set(ids) == sim.finished
+
+
+def test_results_of_an_earlier_life_of_a_shard_are_ignored() -> None:
+    sim = simulation()
+    request_id = sim.submit(prompt(10), 10, ignore_eos=True)
+    (prefill,) = (action for action in sim.actions if isinstance(action, Prefill))
+    sim.lose("a")
+    late = Stepped(shard="a", command_id=prefill.command_id, outcome=StepOutcome.OK, rows=(), seconds=0.1)
+    assert sim.handle(late, CommandEnded("a", prefill.command_id)) == []
+    sim.join("a", LIMITS)
+    sim.run()
+    assert request_id in sim.finished
+
+
+def test_a_shard_that_joins_again_is_empty() -> None:
+    sim = simulation()
+    request_id = sim.submit(prompt(10), 10, ignore_eos=True)
+    sim.advance("a")
+    sim.shards["a"].held.clear()
+    sim.shards["a"].commands.clear()
+    sim.handle(ShardJoined("a", LIMITS))
+    sim.run()
+    sim.check_at_rest()
+    assert request_id in sim.finished
+
+
+def test_without_any_shard_requests_wait_for_the_grace_and_no_longer() -> None:
+    sim = simulation(no_shard_grace_s=10.0)
+    running = sim.submit(prompt(10), 10, ignore_eos=True)
+    sim.advance("a")
+    sim.lose("a")
+    sim.tick(9.0)
+    assert sim.failed == {}
+    sim.tick(2.0)
+    assert sim.failed == {running: FailureReason.NO_SHARD}
+    late = sim.submit(prompt(10), 10)
+    assert sim.failed[late] is FailureReason.NO_SHARD
+    sim.join("a", LIMITS)
+    served = sim.submit(prompt(10), 10)
+    sim.run()
+    assert served in sim.finished
+
+
+def test_a_request_that_loses_every_shard_it_touches_is_given_up() -> None:
+    sim = simulation(max_losses=2)
+    request_id = sim.submit(prompt(200), 10)
+    for _ in range(3):
+        sim.lose("a")
+        sim.join("a", LIMITS)
+    assert sim.failed == {request_id: FailureReason.NO_PROGRESS}
+
+
+def test_a_full_cache_takes_back_the_newest_and_admits_nobody_in_that_step() -> None:
+    sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=2))
+    old = sim.submit(prompt(10), 20, ignore_eos=True)
+    new = sim.submit(prompt(10), 20, ignore_eos=True)
+    third = sim.submit(prompt(10), 20, ignore_eos=True)
+    for _ in range(3):
+        sim.advance("a")
+    sim.shards["a"].fail_next_pass = StepOutcome.NO_KV
+    (failed, *rest) = sim.shards["a"].advance()
+    actions = sim.handle(failed)
+    assert not any(isinstance(action, Start | Prefill) for action in actions)
+    assert [sequence.request.request_id for sequence in sim.scheduler.waiting] == [new, third]
+    sim.handle(*rest)
+    sim.run()
+    sim.check_at_rest()
+    assert {old, new, third} == sim.finished
+
+
+def test_an_aborted_pass_is_repeated() -> None:
+    sim = simulation()
+    request_id = sim.submit(prompt(10), 10, ignore_eos=True)
+    sim.shards["a"].fail_next_pass = StepOutcome.ABORTED
+    sim.run()
+    sim.check_at_rest()
+    assert request_id in sim.finished
