@@ -25,7 +25,9 @@ class RouterConfig:
     max_input_tokens: int | None = flag(None, "most prompt tokens (default: what one sequence of a shard holds)", low=1)
     max_total_tokens: int | None = flag(None, "most prompt and output tokens together (default likewise)", low=2)
     payload_limit: int = flag(2_000_000, "most bytes of a request body, decompressed", low=1)
-    slow_client_timeout_s: float = flag(30.0, "a client that does not read its stream for this long is cut off", low=0.1)
+    slow_client_timeout_s: float = flag(
+        30.0, "a client that does not read its stream for this long is cut off", low=0.1
+    )
     cors_allow_origin: tuple[str, ...] = flag((), "origin that browsers may call from (default: any); repeatable")
 
     prefill_mode: str = flag(
@@ -52,7 +54,8 @@ class RouterConfig:
             and self.max_input_tokens >= self.max_total_tokens
         ):
             raise ValueError(
-                f"--max-input-tokens must be < --max-total-tokens. Given: {self.max_input_tokens} and {self.max_total_tokens}"
+                "--max-input-tokens must be < --max-total-tokens. "
+                f"Given: {self.max_input_tokens} and {self.max_total_tokens}"
             )
 
     @property
@@ -86,4 +89,5 @@ class RouterConfig:
             max_input_tokens=self.max_input_tokens,
             max_total_tokens=self.max_total_tokens,
             payload_limit=self.payload_limit,
+            slow_client_timeout_s=self.slow_client_timeout_s,
         )

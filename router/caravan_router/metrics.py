@@ -1,5 +1,6 @@
 """What the router counts. The one place that touches instruments; everyone else calls a named method."""
 
+import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
@@ -106,10 +107,11 @@ class Metrics:
     def _observe(self, name: str, amount: float, *labels: str) -> None:
         self._families[name].histogram(*labels).observe(amount)
 
-    def render(self) -> bytes:
+    async def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""
         ours = "".join(family.text() for family in self._families.values())
-        return ours.encode() + generate_latest(self.registry)
+        # The process collector reads files.
+        return ours.encode() + await asyncio.to_thread(generate_latest, self.registry)
 
     # Requests: called by the HTTP layer.
 

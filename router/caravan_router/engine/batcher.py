@@ -69,6 +69,8 @@ class Batcher:
         self._request_ids = itertools.count(1)
         self._events: list[Event] = []
         self._posted = asyncio.Event()
+        # Set once the first shard has joined.
+        self.ready = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until cancelled. A broken promise inside (an invariant, a bug) ends it with that exception."""
@@ -82,6 +84,8 @@ class Batcher:
                 events, self._events = self._events, []
                 for action in self.scheduler.handle(events, time.monotonic()):
                     self._execute(action)
+                if self.scheduler.shards:
+                    self.ready.set()
 
     async def _tick(self) -> None:
         while True:

@@ -1,0 +1,55 @@
+"""The command `caravan-router`: HTTP in front of shards that run elsewhere."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from caravan_proto.flags import load
+from caravan_proto.telemetry import configure_logging
+from caravan_router.app import run_router
+from caravan_router.config import RouterConfig
+from caravan_router.engine.batcher import Batcher
+
+_log = logging.getLogger(__name__)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop
+
+
+async def _run(config: RouterConfig) -> None:
+    def on_listening(_engine: Batcher, url: str) -> None:
+        _log.info("listening", extra={"url": url, "shards": len(config.shard)})
+
+    await run_router(config, stop_on_signals(), on_listening)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the router; the exit code is 2 when it cannot start as asked."""
+    config = load(RouterConfig, prog="caravan-router", description=__doc__ or "", argv=argv)
+    if not config.shard:
+        sys.stderr.write("caravan-router: error: no shard given: pass --shard ADDRESS, or use `caravan serve`\n")
+        return 2
+    configure_logging(level=config.log_level, json_output=config.json_output)
+    try:
+        uvloop.run(_run(config))
+    except OSError as error:
+        sys.stderr.write(f"caravan-router: error: cannot listen on {config.hostname}:{config.port}: {error.strerror}\n")
+        return 2
+    return 0

@@ -1,0 +1,119 @@
+"""The command `caravan serve`: one line from a GGUF file to a server."""
+
+import argparse
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvloop
+
+from caravan_proto.flags import add_flags, flag, resolve
+from caravan_proto.telemetry import configure_logging
+from caravan_router.app import run_router
+from caravan_router.cli import stop_on_signals
+from caravan_router.config import RouterConfig
+from caravan_router.engine.batcher import Batcher
+from caravan_router.serve.shard_process import ShardProcess, ShardStartError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """What is neither the router's nor the shards'."""
+
+    shards: int = flag(1, "shard processes on this host, each with the whole model", low=1, high=64)
+
+
+class _Help(argparse.Action):
+    """The router's flags, then the shard's own list: each program knows its flags best."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_ignored: object) -> None:
+        parser.print_help()
+        sys.stdout.write("\nflags passed on to every shard:\n\n")
+        sys.stdout.flush()
+        subprocess.run([sys.executable, "-m", "caravan_shard", "--help"], check=False)
+        parser.exit()
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[str]]:
+    parser = argparse.ArgumentParser(prog="caravan serve", description=__doc__, allow_abbrev=False, add_help=False)
+    parser.add_argument("-h", "--help", nargs=0, action=_Help, help="show this and the shard's flags")
+    add_flags(parser, ServeConfig)
+    add_flags(parser, RouterConfig)
+    namespace, shard_flags = parser.parse_known_args(argv)
+    serve = resolve(parser, ServeConfig, namespace, os.environ)
+    router = resolve(parser, RouterConfig, namespace, os.environ)
+    return (
+        serve,
+        router,
+        [*shard_flags, "--log-level", router.log_level, *(["--json-output"] if router.json_output else [])],
+    )
+
+
+def _thread_flags(shards: int, flags: Sequence[str]) -> list[str]:
+    """Several shards share the cores, unless the user said how many threads each has."""
+    if shards == 1 or {"-t", "--threads"} & set(flags) or "CARAVAN_THREADS" in os.environ:
+        return []
+    return ["--threads", str(max(1, len(os.sched_getaffinity(0)) // shards))]
+
+
+def _announce(url: str) -> None:
+    body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
+    sys.stdout.write(
+        f"\nCaravan is ready on {url}\n\nTry:\n"
+        f"  curl -N {url}/generate_stream -H 'Content-Type: application/json' -d '{body}'\n\n"
+    )
+    sys.stdout.flush()
+
+
+async def _announce_when_ready(engine: Batcher, url: str) -> None:
+    await engine.ready.wait()
+    _announce(url)
+
+
+async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str], folder: Path) -> None:
+    flags = [*_thread_flags(serve.shards, shard_flags), *shard_flags]
+    shards = [ShardProcess(f"shard-{number}", folder / f"{number}.sock", flags) for number in range(serve.shards)]
+    stop = stop_on_signals()
+    router = replace(router, shard=(*(shard.address for shard in shards), *router.shard))
+    async with asyncio.TaskGroup() as tasks:
+        for shard in shards:
+            tasks.create_task(shard.run())
+        announcing: list[asyncio.Task[None]] = []
+
+        def on_listening(engine: Batcher, url: str) -> None:
+            _log.info("listening, waiting for the shards to load the model", extra={"url": url})
+            announcing.append(tasks.create_task(_announce_when_ready(engine, url)))
+
+        try:
+            await run_router(router, stop, on_listening)
+        finally:
+            for task in announcing:
+                task.cancel()
+            await asyncio.gather(*(shard.stop() for shard in shards))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal; the exit code is 2 when it cannot start as asked."""
+    serve, router, shard_flags = _parse(argv)
+    configure_logging(level=router.log_level, json_output=router.json_output)
+    with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
+        try:
+            uvloop.run(_serve(serve, router, shard_flags, Path(folder)))
+        except* ShardStartError:
+            sys.stderr.write("caravan serve: error: a shard could not start; its message is above\n")
+            return_code = 2
+        except* OSError as errors:
+            reason = getattr(errors.exceptions[0], "strerror", None) or errors.exceptions[0]
+            sys.stderr.write(f"caravan serve: error: cannot listen on {router.hostname}:{router.port}: {reason}\n")
+            return_code = 2
+        else:
+            return_code = 0
+    return return_code
