@@ -1,0 +1,47 @@
+"""The web application: routes, middlewares and what they share, wired. Starts nothing."""
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from caravan_router.engine.interface import Engine
+from caravan_router.http.limits import Limits
+from caravan_router.http.middleware import Cors, add_request_id, errors_as_json, identify_and_log
+from caravan_router.http.routes import ROUTES
+from caravan_router.http.routes_ops import openapi_document
+from caravan_router.http.state import STATE, AppState, InfoExtras, PermitPool
+from caravan_router.metrics import Metrics
+
+DEFAULT_INFO = InfoExtras()
+
+
+def build_app(
+    engine: Engine,
+    limits: Limits,
+    metrics: Metrics,
+    *,
+    info: InfoExtras = DEFAULT_INFO,
+    cors_allow_origin: Sequence[str] = (),
+) -> web.Application:
+    """To be run with ``handler_cancellation=True``: a client that leaves ends its generations at once.
+
+    ``cors_allow_origin``: empty for any.
+    """
+    cors = Cors(cors_allow_origin)
+    app = web.Application(
+        client_max_size=limits.payload_limit, middlewares=[identify_and_log, cors.preflight, errors_as_json]
+    )
+    app[STATE] = AppState(
+        engine=engine,
+        limits=limits,
+        metrics=metrics,
+        permits=PermitPool(limits.max_concurrent_requests),
+        info=info,
+    )
+    openapi_document()
+    for route in ROUTES:
+        # HEAD is no method of this API: aiohttp would add it to GET.
+        app.router.add_route(route.method, route.path, route.handler)
+    app.on_response_prepare.append(cors.add_headers)
+    app.on_response_prepare.append(add_request_id)
+    return app

@@ -1,0 +1,53 @@
+"""A request's body to its type."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from caravan_router.http.errors import BodyTooLargeError, MalformedBodyError, UnsupportedMediaError
+from caravan_router.http.validation_errors import BodyMismatchError
+
+T = TypeVar("T")
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+_PATH = re.compile(r"`\$\.([^`]*)`$")
+
+
+async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises UnsupportedMediaError, BodyTooLargeError, MalformedBodyError, BodyMismatchError.
+
+    The limit counts bytes after decompression. JSON is read by msgspec alone: the standard library's reader takes NaN,
+    lone surrogates and infinite numbers.
+    """
+    if "Content-Type" in request.headers and not _is_json(request.content_type):
+        raise UnsupportedMediaError(request.content_type)
+    try:
+        data = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise BodyTooLargeError(request.client_max_size) from error
+    except web.RequestPayloadError as error:
+        raise MalformedBodyError("it could not be decompressed or ended early") from error
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise BodyMismatchError(_field_of(str(error)), str(error)) from error
+    except msgspec.DecodeError as error:
+        raise MalformedBodyError(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise MalformedBodyError("a string is not valid UTF-8") from error
+    except RecursionError as error:
+        raise MalformedBodyError("it is nested too deeply") from error
+
+
+def _is_json(content_type: str) -> bool:
+    return content_type == "application/json" or content_type.endswith("+json")
+
+
+def _field_of(message: str) -> str:
+    unknown = _UNKNOWN_FIELD.search(message)
+    if unknown:
+        return unknown[1]
+    path = _PATH.search(message)
+    return path[1] if path else ""

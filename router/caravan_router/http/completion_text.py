@@ -1,0 +1,39 @@
+"""What a completion's choice is made of, built up token by token."""
+
+from collections.abc import Sequence
+
+from caravan_router.http.schema_openai import Logprobs
+from caravan_router.scheduling.params import FinishReason
+from caravan_router.text.assembler import Piece
+from caravan_router.text.detokenize import display_text
+
+# OpenAI knows no word for the difference between the model's own end and a stop string.
+FINISH_WORDS = {
+    FinishReason.LENGTH: "length",
+    FinishReason.EOS_TOKEN: "stop",
+    FinishReason.STOP_SEQUENCE: "stop",
+}
+
+
+def logprobs_of(pieces: Sequence[Piece], offset: int, top: int) -> Logprobs:
+    """Columns for ``pieces``, whose text begins at ``offset`` of the choice's; ``tokens`` joined are that text.
+
+    ``top_logprobs`` holds the ``top`` likeliest tokens and the one chosen, as OpenAI has it; null if ``top`` is 0.
+    """
+    offsets = []
+    for piece in pieces:
+        offsets.append(offset)
+        offset += len(piece.text)
+    return Logprobs(
+        tokens=[piece.text for piece in pieces],
+        token_logprobs=[piece.token.logprob for piece in pieces],
+        top_logprobs=[_top(piece) for piece in pieces] if top else None,
+        text_offset=offsets,
+    )
+
+
+def _top(piece: Piece) -> dict[str, float]:
+    top = {display_text(other.piece): other.logprob for other in piece.token.alternatives}
+    if piece.token.logprob is not None:
+        top.setdefault(display_text(piece.token.piece), piece.token.logprob)
+    return top

@@ -1,0 +1,29 @@
+"""What a client may ask for at most."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Names and meaning are TGI's where TGI has them. None: as the model allows."""
+
+    max_concurrent_requests: int = 128
+    """Generations under way, queued ones included; one more is refused with 429."""
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_stop_bytes: int = 256
+    """Of one stop string, in UTF-8: text may be held back for as long as it."""
+    max_top_n_tokens: int = 5
+    max_input_tokens: int | None = None
+    max_total_tokens: int | None = None
+    """Prompt and output."""
+    max_prompt_bytes: int | None = None
+    """Of one prompt, in UTF-8, checked before it is tokenized."""
+    max_client_batch_size: int = 32
+    """Prompts of one request."""
+    payload_limit: int = 2_000_000
+    """Bytes of a request's body, decompressed."""
+    slow_client_timeout_s: float = 30.0
+    """A reader that takes nothing for so long is cut."""
+    keep_alive_s: float = 15.0
+    """A silent stream gets a comment so often."""

@@ -1,0 +1,88 @@
+"""The OpenAPI 3.1 document, from the schema types and the route table.
+
+``python -m caravan_router.http.openapi`` writes it to standard output.
+"""
+
+import sys
+from typing import Any
+
+import msgspec
+
+from caravan_router.http.errors import is_openai_path
+from caravan_router.http.routes import ROUTES, Route
+from caravan_router.http.schema_errors import ErrorBody, OpenAIErrorBody
+
+_DESCRIPTIONS = {
+    400: "The body is not JSON; on /v1 also: the request is not valid",
+    404: "No such route",
+    405: "Not with this method",
+    413: "The body is too large",
+    415: "The content type is not JSON",
+    422: "The request is not valid",
+    424: "The generation failed",
+    429: "Too many generations are under way",
+    500: "Something broke",
+    503: "No shard is up",
+}
+
+
+def document() -> dict[str, Any]:
+    """The whole document."""
+    types = _types()
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    by_type = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Caravan",
+            "description": "Text generation by GGUF models. TGI's routes, and OpenAI's under /v1.",
+            "version": "1",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _types() -> list[Any]:
+    types: list[Any] = [ErrorBody, OpenAIErrorBody]
+    for route in ROUTES:
+        types.extend(kind for _, kind in route.replies)
+        if route.body is not None:
+            types.append(route.body)
+    return types
+
+
+def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    operation: dict[str, Any] = {"operationId": route.handler.__name__, "summary": route.summary}
+    if route.path in {"/", "/ping"} and route.method == "GET":
+        # The same as /health; ids must differ.
+        operation["operationId"] = "health_root" if route.path == "/" else "ping"
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": by_type[id(route.body)]}},
+        }
+    good: dict[str, Any] = {"description": "Good"}
+    if route.replies:
+        good["content"] = {content_type: {"schema": by_type[id(kind)]} for content_type, kind in route.replies}
+    envelope = by_type[id(OpenAIErrorBody if is_openai_path(route.path) else ErrorBody)]
+    operation["responses"] = {"200": good} | {
+        str(status): {
+            "description": _DESCRIPTIONS[status],
+            "content": {"application/json": {"schema": envelope}},
+        }
+        for status in sorted({*route.errors, 500})
+    }
+    return operation
+
+
+def render() -> bytes:
+    """As committed: stable order, two spaces, a line break at the end."""
+    return msgspec.json.format(msgspec.json.encode(document(), order="sorted"), indent=2) + b"\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(render())

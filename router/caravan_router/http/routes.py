@@ -1,0 +1,95 @@
+"""The routes: registered from this table, and documented from it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from caravan_router.http import routes_generate, routes_openai, routes_ops
+from caravan_router.http.schema_openai import Completion, CompletionRequest, ModelList
+from caravan_router.http.schema_tgi import (
+    CompatGenerateRequest,
+    GenerateRequest,
+    GenerateResponse,
+    Info,
+    StreamEvent,
+    TokenizedToken,
+    TokenizeRequest,
+)
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """``replies``: content type to type of a good reply (for events, of each event's data); None: no schema.
+
+    ``errors``: statuses beyond 404, 405 and 500.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    body: type | None = None
+    replies: tuple[tuple[str, object], ...] = ()
+    errors: tuple[int, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        assert self.handler.__doc__ is not None
+        return self.handler.__doc__.partition("\n")[0]
+
+
+_BODY_ERRORS = (400, 413, 415)
+_TGI_ERRORS = (*_BODY_ERRORS, 422, 424, 429, 503)
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/generate",
+        handler=routes_generate.generate,
+        body=GenerateRequest,
+        replies=((JSON, GenerateResponse),),
+        errors=_TGI_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/generate_stream",
+        handler=routes_generate.generate_stream,
+        body=GenerateRequest,
+        replies=((EVENTS, StreamEvent),),
+        errors=_TGI_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/",
+        handler=routes_generate.generate_compat,
+        body=CompatGenerateRequest,
+        replies=((JSON, list[GenerateResponse]), (EVENTS, StreamEvent)),
+        errors=_TGI_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/v1/completions",
+        handler=routes_openai.completions,
+        body=CompletionRequest,
+        replies=((JSON, Completion), (EVENTS, Completion)),
+        errors=(*_BODY_ERRORS, 424, 429, 503),
+    ),
+    Route(
+        method="POST",
+        path="/tokenize",
+        handler=routes_ops.tokenize,
+        body=TokenizeRequest,
+        replies=((JSON, list[TokenizedToken]),),
+        errors=(*_BODY_ERRORS, 422, 503),
+    ),
+    Route(method="GET", path="/v1/models", handler=routes_ops.models, replies=((JSON, ModelList),), errors=(503,)),
+    Route(method="GET", path="/info", handler=routes_ops.info, replies=((JSON, Info),), errors=(503,)),
+    Route(method="GET", path="/", handler=routes_ops.health, errors=(503,)),
+    Route(method="GET", path="/health", handler=routes_ops.health, errors=(503,)),
+    Route(method="GET", path="/ping", handler=routes_ops.health, errors=(503,)),
+    Route(method="GET", path="/metrics", handler=routes_ops.metrics, replies=(("text/plain", str),)),
+    Route(method="GET", path="/openapi.json", handler=routes_ops.openapi, replies=((JSON, dict),)),
+)

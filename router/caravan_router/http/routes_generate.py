@@ -1,0 +1,159 @@
+"""TGI's routes: ``/generate``, ``/generate_stream``, and ``/``, which is either."""
+
+import time
+
+import msgspec
+from aiohttp import web
+
+from caravan_router.engine.interface import EngineError, TextTooLongError
+from caravan_router.http.body import read_body
+from caravan_router.http.errors import ValidationError, tgi_body
+from caravan_router.http.headers import compute_headers, timing_headers
+from caravan_router.http.run import Run, admitted, validating
+from caravan_router.http.schema_tgi import (
+    CompatGenerateRequest,
+    Details,
+    GenerateRequest,
+    GenerateResponse,
+    StreamDetails,
+    StreamEvent,
+    Token,
+)
+from caravan_router.http.sse import EventStream, event
+from caravan_router.http.state import STATE
+from caravan_router.http.validation_tgi import WITHOUT_PARAMETERS, validate_generate
+from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.text.assembler import Piece
+from caravan_router.text.detokenize import display_text
+
+_GENERATE = msgspec.json.Decoder(GenerateRequest)
+_COMPAT = msgspec.json.Decoder(CompatGenerateRequest)
+_ENCODER = msgspec.json.Encoder()
+
+Body = GenerateRequest | CompatGenerateRequest
+
+
+async def generate(request: web.Request) -> web.Response:
+    """The whole reply as one object."""
+    arrived = time.monotonic()
+    body = await read_body(request, _GENERATE)
+    reply, headers = await _whole(request, body, arrived)
+    return _json(_ENCODER.encode(reply), headers)
+
+
+async def generate_stream(request: web.Request) -> web.StreamResponse:
+    """One event a token."""
+    arrived = time.monotonic()
+    body = await read_body(request, _GENERATE)
+    return await _stream(request, body, arrived)
+
+
+async def generate_compat(request: web.Request) -> web.StreamResponse:
+    """``POST /``: as ``stream`` says; the whole reply is an array of one.
+
+    TGI echoes the prompt here unless told otherwise. This does not: ``return_full_text`` is false by default, as on the
+    other routes. TGI's own client always sends the field, and huggingface_hub documents false while not sending it.
+    """
+    arrived = time.monotonic()
+    body = await read_body(request, _COMPAT)
+    if body.stream:
+        return await _stream(request, body, arrived)
+    reply, headers = await _whole(request, body, arrived)
+    return _json(_ENCODER.encode([reply]), headers)
+
+
+def _json(data: bytes, headers: dict[str, str]) -> web.Response:
+    return web.Response(body=data, headers=headers, content_type="application/json")
+
+
+async def _whole(request: web.Request, body: Body, arrived: float) -> tuple[GenerateResponse, dict[str, str]]:
+    state = request.app[STATE]
+    with admitted(state):
+        with validating(state.metrics):
+            valid = await validate_generate(state.engine, state.limits, body, stream=False)
+        with Run(state, valid, arrived) as run:
+            pieces = [piece async for released in run.pieces for piece in released]
+        return _reply(body, run, pieces), timing_headers(state, [run])
+
+
+def _reply(body: Body, run: Run, pieces: list[Piece]) -> GenerateResponse:
+    parameters = body.parameters or WITHOUT_PARAMETERS
+    text = "".join(piece.text for piece in pieces)
+    if parameters.return_full_text:
+        text = body.inputs + text
+    if not parameters.details:
+        return GenerateResponse(text)
+    finish = pieces[-1].finish
+    assert finish is not None
+    return GenerateResponse(
+        text,
+        Details(
+            finish_reason=finish.value,
+            generated_tokens=run.tokens,
+            seed=run.valid.seed,
+            prefill=[],
+            tokens=[_token(piece) for piece in pieces],
+            top_tokens=[_top_tokens(p.token) for p in pieces] if parameters.top_n_tokens else msgspec.UNSET,
+        ),
+    )
+
+
+async def _stream(request: web.Request, body: Body, arrived: float) -> web.StreamResponse:
+    """Whatever is wrong with the request's content is an error event after status 200, as TGI has it.
+
+    Not so where load balancers must see it: too many requests (429) and no shard (503) found before the stream began.
+    """
+    state = request.app[STATE]
+    headers = compute_headers(state, len(body.inputs))
+    with admitted(state):
+        try:
+            with validating(state.metrics):
+                valid = await validate_generate(state.engine, state.limits, body, stream=True)
+        except (ValidationError, TextTooLongError) as error:
+            async with EventStream(request, headers, state.limits) as events:
+                await events.send(event(tgi_body(error)))
+            return events.response
+        async with EventStream(request, headers, state.limits) as events:
+            try:
+                with Run(state, valid, arrived) as run:
+                    await _send_tokens(events, body, run)
+            except EngineError as error:
+                await events.send(event(tgi_body(error)))
+        return events.response
+
+
+async def _send_tokens(events: EventStream, body: Body, run: Run) -> None:
+    parameters = body.parameters or WITHOUT_PARAMETERS
+    top_tokens = bool(parameters.top_n_tokens)
+    text = [body.inputs] if parameters.return_full_text else []
+    index = 0
+    async for pieces in run.pieces:
+        lines = []
+        for piece in pieces:
+            index += 1
+            text.append(piece.text)
+            message = StreamEvent(
+                index, _token(piece), _top_tokens(piece.token) if top_tokens else msgspec.UNSET, None, None
+            )
+            if piece.finish is not None:
+                message.generated_text = "".join(text)
+                if parameters.details:
+                    message.details = StreamDetails(
+                        finish_reason=piece.finish.value,
+                        generated_tokens=run.tokens,
+                        seed=run.valid.seed,
+                        input_length=len(run.valid.spec.prompt),
+                    )
+            lines.append(event(_ENCODER.encode(message)))
+        await events.send(lines[0] if len(lines) == 1 else b"".join(lines))
+
+
+def _token(piece: Piece) -> Token:
+    token = piece.token
+    # A control token adds nothing to the text, but a reader of tokens is shown which it was.
+    text = display_text(token.piece) if token.special else piece.text
+    return Token(token.token_id, text, token.logprob, token.special)
+
+
+def _top_tokens(token: GeneratedToken) -> list[Token]:
+    return [Token(a.token_id, display_text(a.piece), a.logprob, a.special) for a in token.alternatives]

@@ -1,0 +1,98 @@
+"""What operators and tools ask: health, metrics, the model, tokens, the API's description."""
+
+from functools import cache
+from importlib import resources
+
+import msgspec
+from aiohttp import web
+
+from caravan_router.http.body import read_body
+from caravan_router.http.errors import UnhealthyError
+from caravan_router.http.schema_openai import Model, ModelList
+from caravan_router.http.schema_tgi import Info, TokenizedToken, TokenizeRequest
+from caravan_router.http.state import STATE
+from caravan_router.http.validation import bounds_of, model_of
+from caravan_router.http.validation_errors import EmptyPromptError, PromptTooManyBytesError
+from caravan_router.metrics import CONTENT_TYPE
+from caravan_router.text.offsets import token_spans
+
+_TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+async def health(request: web.Request) -> web.Response:
+    """200 and nothing while a shard is up and makes progress. Asks no shard: a long prefill does not delay it."""
+    if not request.app[STATE].engine.healthy:
+        raise UnhealthyError
+    return web.Response()
+
+
+async def info(request: web.Request) -> web.Response:
+    """TGI's fields and some of ours."""
+    state = request.app[STATE]
+    model = model_of(state.engine)
+    bounds = bounds_of(state.limits, model)
+    return _json(
+        Info(
+            model_id=model.name,
+            model_sha=model.fingerprint,
+            model_pipeline_tag="text-generation",
+            max_concurrent_requests=state.limits.max_concurrent_requests,
+            max_best_of=state.limits.max_best_of,
+            max_stop_sequences=state.limits.max_stop_sequences,
+            max_input_tokens=bounds.max_input_tokens,
+            max_total_tokens=bounds.max_total_tokens,
+            validation_workers=1,
+            max_client_batch_size=state.limits.max_client_batch_size,
+            router="text-generation-router",
+            version=state.info.version,
+            sha=None,
+            docker_label=None,
+            server="caravan-router",
+            waiting_served_ratio=state.info.waiting_served_ratio,
+            max_waiting_tokens=state.info.max_waiting_tokens,
+            max_batch_prefill_tokens=state.info.max_batch_prefill_tokens,
+            max_batch_total_tokens=model.total_cells,
+            max_batch_size=state.info.max_batch_size,
+        )
+    )
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus text."""
+    return web.Response(body=await request.app[STATE].metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """The tokens of a text, and where in it they lie."""
+    state = request.app[STATE]
+    body = await read_body(request, _TOKENIZE)
+    limit = bounds_of(state.limits, model_of(state.engine)).max_prompt_bytes
+    if not body.inputs:
+        raise EmptyPromptError("inputs")
+    size = len(body.inputs.encode())
+    if size > limit:
+        raise PromptTooManyBytesError("inputs", limit, size)
+    tokenized = await state.engine.tokenize(body.inputs, add_special=body.add_special_tokens is not False)
+    spans = token_spans(body.inputs, tokenized)
+    return _json([TokenizedToken(span.token_id, span.text, span.start, span.stop) for span in spans])
+
+
+async def models(request: web.Request) -> web.Response:
+    """The one model, under OpenAI's route."""
+    name = model_of(request.app[STATE].engine).name
+    return _json(ModelList("list", [Model(name, "model", 0, name)]))
+
+
+@cache
+def openapi_document() -> bytes:
+    """The committed document, read once; ``build_app`` does, before there is a loop to block."""
+    return resources.files("caravan_router.http").joinpath("openapi.json").read_bytes()
+
+
+async def openapi(_request: web.Request) -> web.Response:
+    """This API's description."""
+    return web.Response(body=openapi_document(), content_type="application/json")

@@ -1,0 +1,94 @@
+"""One generation from permit to last token, and its accounting. Whatever ends it, each part is released once."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from caravan_router.engine.interface import EngineError
+from caravan_router.http.errors import OverloadedError, RequestError, rendering_of
+from caravan_router.http.state import AppState
+from caravan_router.http.validation import ValidRequest
+from caravan_router.metrics import Failure, Metrics, RequestTimings
+from caravan_router.text.generation import Generation
+
+
+@contextmanager
+def admitted(state: AppState, generations: int = 1) -> Iterator[None]:
+    """Holds the permits. Raises OverloadedError."""
+    state.metrics.request_arrived(generations)
+    try:
+        with state.permits.take(generations):
+            yield
+    except OverloadedError:
+        state.metrics.request_failed(Failure.OVERLOADED, generations)
+        raise
+
+
+@contextmanager
+def validating(metrics: Metrics, generations: int = 1) -> Iterator[None]:
+    """Counts generations that end before they began."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        metrics.request_failed(Failure.DROPPED, generations)
+        raise
+    except (RequestError, EngineError) as error:
+        metrics.request_failed(rendering_of(error).failure or Failure.VALIDATION, generations)
+        raise
+
+
+class Run:
+    """Use as a context manager: entering submits, leaving closes and counts. Iterate over ``pieces``."""
+
+    __slots__ = ("_arrived", "_last_token", "_metrics", "_state", "pieces", "tokens", "valid")
+
+    pieces: Generation
+
+    def __init__(self, state: AppState, valid: ValidRequest, arrived: float) -> None:
+        """``arrived``: when the request did, on ``time.monotonic``."""
+        self._state = state
+        self._metrics = state.metrics
+        self._arrived = arrived
+        self._last_token = arrived
+        self.valid = valid
+        self.tokens = 0
+
+    def __enter__(self) -> Self:
+        spec = self.valid.spec
+        self._metrics.request_validated(len(spec.prompt), spec.stopping.max_new_tokens)
+        self.pieces = Generation(self._state.engine.submit(spec), self.valid.stops, self._count_token)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pieces.__exit__(kind, error, trace)
+        if self.pieces.finish is not None:
+            self._metrics.request_succeeded(self.timings(), self.tokens)
+        elif isinstance(error, EngineError):
+            self._metrics.request_failed(rendering_of(error).failure or Failure.GENERATION)
+        else:
+            self._metrics.request_failed(Failure.DROPPED)
+
+    def _count_token(self) -> None:
+        now = time.monotonic()
+        if self.tokens:
+            self._metrics.observe_inter_token(now - self._last_token)
+        else:
+            self._metrics.observe_first_token(now - self._arrived)
+        self._last_token = now
+        self.tokens += 1
+
+    def timings(self) -> RequestTimings:
+        """Up to the last token. What has not happened yet took no time."""
+        times = self.pieces.times
+        started = self._last_token if times.started is None else times.started
+        return RequestTimings(
+            total_s=self._last_token - self._arrived,
+            validation_s=times.submitted - self._arrived,
+            queue_s=max(0.0, started - times.submitted),
+            inference_s=max(0.0, self._last_token - started),
+        )

@@ -1,0 +1,84 @@
+"""Server-sent events on one response, kept alive while silent and cut when nobody reads."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from caravan_router.http.limits import Limits
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b":\n\n"
+
+# Set on a request whose response has begun: errors can no longer become a status.
+STREAM_BEGUN = web.RequestKey("stream_begun", bool)
+
+
+def event(data: bytes) -> bytes:
+    """One event. ``data`` is JSON, which has no raw line breaks: nothing in it can end the event."""
+    return b"data: %b\n\n" % data
+
+
+class EventStream:
+    """Use as an async context manager: entering sends the headers, leaving without an error ends the body.
+
+    ``send`` waits only while this client's buffers are full. What it writes is flushed by the transport once a loop
+    iteration, so tokens that are ready together leave in one system call.
+    """
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str], limits: Limits) -> None:
+        self._request = request
+        self._limits = limits
+        self.response = web.StreamResponse(
+            headers={
+                **headers,
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        self._pulse: asyncio.Task[None] | None = None
+        self._written_at = time.monotonic()
+        # Reading of the clock when the write under way began; None between writes.
+        self._blocked_since: float | None = None
+
+    async def __aenter__(self) -> Self:
+        self._request[STREAM_BEGUN] = True
+        await self.response.prepare(self._request)
+        self._pulse = asyncio.create_task(self._keep_alive_or_cut())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._pulse is not None
+        try:
+            if error is None:
+                self._blocked_since = time.monotonic()
+                await self.response.write_eof()
+        finally:
+            self._pulse.cancel()
+
+    async def send(self, data: bytes) -> None:
+        """Raises ConnectionResetError when the client has gone or was cut."""
+        now = self._blocked_since = time.monotonic()
+        await self.response.write(data)
+        self._blocked_since = None
+        self._written_at = now
+
+    async def _keep_alive_or_cut(self) -> None:
+        tick_s = min(self._limits.keep_alive_s, self._limits.slow_client_timeout_s) / 4
+        while (transport := self._request.transport) is not None:
+            await asyncio.sleep(tick_s)
+            now = time.monotonic()
+            if self._blocked_since is not None:
+                if now - self._blocked_since >= self._limits.slow_client_timeout_s:
+                    transport.abort()
+                    return
+            elif now - self._written_at >= self._limits.keep_alive_s and transport.get_write_buffer_size() == 0:
+                # The buffer is empty, so this write does not wait.
+                await self.response.write(KEEP_ALIVE)
+                self._written_at = now

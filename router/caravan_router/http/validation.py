@@ -1,0 +1,137 @@
+"""What all generating routes check alike, and what comes out of it. Parses: nobody after it checks again."""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caravan_router.engine.interface import Engine, GenerationSpec, ModelFacts, NoShardError
+from caravan_router.http.limits import Limits
+from caravan_router.http.validation_errors import (
+    EmptyPromptError,
+    EmptyStopError,
+    NotStrictlyPositiveError,
+    OutOfRangeError,
+    PromptTooLongError,
+    PromptTooManyBytesError,
+    StopTooLongError,
+    TooManyStopsError,
+    TotalTooLongError,
+)
+
+MAX_SEED = 2**64 - 1
+MAX_TOP_K = 2**31 - 1
+# Below it, dividing logits overflows a float32: it is greedy in all but name, and told so.
+GREEDY_TEMPERATURE = 1e-5
+MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidRequest:
+    """One generation, and what its reply says of the request.
+
+    ``seed``: the client's or drawn; None when greedy. ``characters``: of the prompt as the client wrote it.
+    """
+
+    spec: GenerationSpec
+    stops: tuple[str, ...]
+    seed: int | None
+    characters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The limits of the operator and of the model together."""
+
+    max_total_tokens: int
+    max_input_tokens: int
+    max_top_n_tokens: int
+    max_prompt_bytes: int
+
+
+def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
+    """The smaller of both; a prompt leaves room for one token at least."""
+    total = min(limits.max_total_tokens or model.max_sequence_tokens, model.max_sequence_tokens)
+    return Bounds(
+        max_total_tokens=total,
+        max_input_tokens=min(limits.max_input_tokens or total - 1, total - 1),
+        max_top_n_tokens=min(limits.max_top_n_tokens, model.max_top_n_tokens),
+        max_prompt_bytes=min(limits.max_prompt_bytes or model.max_tokenize_bytes, model.max_tokenize_bytes),
+    )
+
+
+def model_of(engine: Engine) -> ModelFacts:
+    """Raises NoShardError while no shard was seen yet."""
+    if engine.model is None:
+        raise NoShardError("no shard was seen yet")
+    return engine.model
+
+
+def check_range(field: str, value: float | None, low: float, high: float) -> None:
+    """Both ends allowed; None is not checked."""
+    if value is not None and not low <= value <= high:
+        raise OutOfRangeError(field, low, high, value)
+
+
+def check_temperature(value: float | None, *, zero_allowed: bool) -> None:
+    if value is not None and (value < 0 or (value == 0 and not zero_allowed)):
+        raise NotStrictlyPositiveError("temperature", value)
+    check_range("temperature", value, 0.0, MAX_TEMPERATURE)
+
+
+def check_repetition_penalty(value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise NotStrictlyPositiveError("repetition_penalty", value)
+    check_range("repetition_penalty", value, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
+
+
+def check_max_new(field: str, value: int | None) -> None:
+    if value is not None and value <= 0:
+        raise NotStrictlyPositiveError(field, value)
+
+
+def check_stops(stops: Sequence[str], limits: Limits) -> tuple[str, ...]:
+    """The stop strings, if they are few, short and not empty."""
+    if len(stops) > limits.max_stop_sequences:
+        raise TooManyStopsError(limits.max_stop_sequences, len(stops))
+    for stop in stops:
+        if not stop:
+            raise EmptyStopError
+        size = len(stop.encode())
+        if size > limits.max_stop_bytes:
+            raise StopTooLongError(limits.max_stop_bytes, size)
+    return tuple(stops)
+
+
+async def tokenize_prompt(engine: Engine, field: str, text: str, bounds: Bounds) -> tuple[int, ...]:
+    """Token ids of a text; its bytes are counted first, since tokenizing takes time by the byte."""
+    if not text:
+        raise EmptyPromptError(field)
+    size = len(text.encode())
+    if size > bounds.max_prompt_bytes:
+        raise PromptTooManyBytesError(field, bounds.max_prompt_bytes, size)
+    return (await engine.tokenize(text)).token_ids
+
+
+def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple[str, str]) -> int:
+    """New tokens to generate: as asked, or all that fit. ``names``: what the client calls prompt and new tokens."""
+    field, new_field = names
+    if not prompt:
+        raise EmptyPromptError(field)
+    if max_new is not None and len(prompt) + max_new > bounds.max_total_tokens:
+        raise TotalTooLongError(field, new_field, bounds.max_total_tokens, len(prompt), max_new)
+    if len(prompt) > bounds.max_input_tokens:
+        raise PromptTooLongError(field, bounds.max_input_tokens, len(prompt))
+    return max_new if max_new is not None else bounds.max_total_tokens - len(prompt)
+
+
+def draw_seed() -> int:
+    """Of a request that brought none."""
+    return secrets.randbits(64)
+
+
+def effective_temperature(temperature: float) -> float:
+    """0 for greedy."""
+    assert math.isfinite(temperature), temperature
+    return temperature if temperature >= GREEDY_TEMPERATURE else 0.0

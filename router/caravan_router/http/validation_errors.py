@@ -1,0 +1,140 @@
+"""One error for each rule a request can break. Each names the field, the limit and what was given."""
+
+from caravan_router.http.errors import ValidationError
+
+_SHOWN_CHARACTERS = 80
+
+
+def _shown(value: object) -> str:
+    # A client's value goes back to it and into the log: bounded, and one line.
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+class BodyMismatchError(ValidationError):
+    """A field that is unknown, missing or of the wrong type."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(field, reason)
+
+
+class UnsupportedFieldError(ValidationError):
+    """A field that is known, but not built; ``neutral`` says what is accepted in its place."""
+
+    def __init__(self, field: str, neutral: str, given: object) -> None:
+        super().__init__(field, f"`{field}` is not supported: leave it out, or {neutral}. Given: {_shown(given)}")
+
+
+class NotStrictlyPositiveError(ValidationError):
+    def __init__(self, field: str, given: float) -> None:
+        super().__init__(field, f"`{field}` must be strictly positive. Given: {_shown(given)}")
+
+
+class OutOfRangeError(ValidationError):
+    def __init__(self, field: str, low: float, high: float, given: float) -> None:
+        super().__init__(field, f"`{field}` must be >= {low} and <= {high}. Given: {_shown(given)}")
+
+
+class NotBetweenZeroAndOneError(ValidationError):
+    """Both ends excluded, as TGI has it: to switch the filter off, leave the field out."""
+
+    def __init__(self, field: str, given: float) -> None:
+        super().__init__(field, f"`{field}` must be > 0.0 and < 1.0. Given: {_shown(given)}")
+
+
+class NotAProbabilityError(ValidationError):
+    """Zero excluded, one included, as OpenAI has it."""
+
+    def __init__(self, field: str, given: float) -> None:
+        super().__init__(field, f"`{field}` must be > 0.0 and <= 1.0. Given: {_shown(given)}")
+
+
+class BestOfError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__("best_of", f"`best_of` must be > 0 and <= {limit}. Given: {_shown(given)}")
+
+
+class BestOfWithoutSamplingError(ValidationError):
+    def __init__(self, given: int) -> None:
+        super().__init__("best_of", f"you must use sampling when `best_of` is > 1. Given: {given}")
+
+
+class BestOfWithSeedError(ValidationError):
+    def __init__(self, seed: int) -> None:
+        super().__init__("seed", f"`seed` must not be set when `best_of` > 1. Given: {_shown(seed)}")
+
+
+class BestOfStreamingError(ValidationError):
+    def __init__(self, given: int) -> None:
+        super().__init__("best_of", f"`best_of` != 1 is not supported when streaming tokens. Given: {_shown(given)}")
+
+
+class TooManyStopsError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__("stop", f"`stop` supports up to {limit} stop sequences. Given: {given}")
+
+
+class EmptyStopError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__("stop", '`stop` must not contain empty strings. Given: ""')
+
+
+class StopTooLongError(ValidationError):
+    def __init__(self, limit_bytes: int, given_bytes: int) -> None:
+        super().__init__("stop", f"`stop` sequences must have at most {limit_bytes} bytes. Given: {given_bytes}")
+
+
+class TruncateError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        message = f"`truncate` must be strictly positive and less than {limit}. Given: {_shown(given)}"
+        super().__init__("truncate", message)
+
+
+class EmptyPromptError(ValidationError):
+    def __init__(self, field: str) -> None:
+        super().__init__(field, f"`{field}` cannot be empty")
+
+
+class PromptTooManyBytesError(ValidationError):
+    def __init__(self, field: str, limit: int, given: int) -> None:
+        super().__init__(field, f"`{field}` must have at most {limit} bytes. Given: {given}")
+
+
+class PromptTooLongError(ValidationError):
+    """TGI's words; exactly ``limit`` is allowed."""
+
+    def __init__(self, field: str, limit: int, given: int) -> None:
+        super().__init__(field, f"`{field}` must have less than {limit} tokens. Given: {given}")
+
+
+class TotalTooLongError(ValidationError):
+    def __init__(self, field: str, new_field: str, limit: int, given: int, given_new: int) -> None:
+        message = (
+            f"`{field}` tokens + `{new_field}` must be <= {limit}. "
+            f"Given: {given} `{field}` tokens and {given_new} `{new_field}`"
+        )
+        super().__init__(field, message)
+
+
+class MixedPromptError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__(
+            "prompt", "`prompt` must be a text, a list of texts, a list of token ids or a list of such lists"
+        )
+
+
+class TooManyPromptsError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        message = f"Number of prompts exceeds the maximum allowed batch size of {limit}. Given: {given}"
+        super().__init__("prompt", message)
+
+
+class TokenIdError(ValidationError):
+    def __init__(self, vocabulary_size: int, given: int) -> None:
+        message = f"`prompt` token ids must be >= 0 and < {vocabulary_size}. Given: {_shown(given)}"
+        super().__init__("prompt", message)
+
+
+class StreamOptionsError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__("stream_options", "`stream_options` may be set only when `stream` is true")

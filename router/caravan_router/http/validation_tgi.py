@@ -1,0 +1,134 @@
+"""TGI's rules, in TGI's order."""
+
+from caravan_router.engine.interface import Engine, GenerationSpec
+from caravan_router.http.limits import Limits
+from caravan_router.http.schema_tgi import CompatGenerateRequest, GenerateParameters, GenerateRequest
+from caravan_router.http.validation import (
+    MAX_SEED,
+    MAX_TOP_K,
+    Bounds,
+    ValidRequest,
+    bounds_of,
+    check_max_new,
+    check_range,
+    check_repetition_penalty,
+    check_stops,
+    check_temperature,
+    draw_seed,
+    effective_temperature,
+    fit,
+    model_of,
+    tokenize_prompt,
+)
+from caravan_router.http.validation_errors import (
+    BestOfError,
+    BestOfStreamingError,
+    BestOfWithoutSamplingError,
+    BestOfWithSeedError,
+    NotBetweenZeroAndOneError,
+    NotStrictlyPositiveError,
+    TruncateError,
+    UnsupportedFieldError,
+)
+from caravan_router.scheduling.params import SamplingParams, StoppingParams
+
+# TGI's trap: without ``parameters`` a request samples, with them it is greedy unless it says otherwise.
+WITHOUT_PARAMETERS = GenerateParameters(do_sample=True)
+
+
+async def validate_generate(
+    engine: Engine, limits: Limits, request: GenerateRequest | CompatGenerateRequest, *, stream: bool
+) -> ValidRequest:
+    """Raises ValidationError (one class a rule), NoShardError, TextTooLongError."""
+    parameters = WITHOUT_PARAMETERS if request.parameters is None else request.parameters
+    model = model_of(engine)
+    bounds = bounds_of(limits, model)
+    samples = _samples(parameters)
+    _check_best_of(parameters, limits, samples=samples, stream=stream)
+    _check_sampling(parameters)
+    check_max_new("max_new_tokens", parameters.max_new_tokens)
+    stops = check_stops(parameters.stop or (), limits)
+    if parameters.seed is not None and parameters.best_of not in {None, 1}:
+        raise BestOfWithSeedError(parameters.seed)
+    check_range("seed", parameters.seed, 0, MAX_SEED)
+    check_range("top_n_tokens", parameters.top_n_tokens, 0, bounds.max_top_n_tokens)
+    _refuse_unbuilt(parameters)
+    prompt = await _prompt(engine, request.inputs, parameters.truncate, bounds)
+    max_new = fit(prompt, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
+    temperature = effective_temperature(1.0 if parameters.temperature is None else parameters.temperature)
+    seed = None
+    if samples and temperature > 0:
+        seed = draw_seed() if parameters.seed is None else parameters.seed
+    sampling = SamplingParams(
+        temperature=0.0 if seed is None else temperature,
+        top_k=min(parameters.top_k or 0, model.vocabulary_size),
+        top_p=1.0 if parameters.top_p is None else parameters.top_p,
+        typical_p=1.0 if parameters.typical_p is None else parameters.typical_p,
+        repetition_penalty=1.0 if parameters.repetition_penalty is None else parameters.repetition_penalty,
+        frequency_penalty=parameters.frequency_penalty or 0.0,
+        seed=seed or 0,
+        # A stream's events always carry the logprob; a whole reply has none to show without details.
+        logprobs=stream or bool(parameters.details),
+        top_n_tokens=(parameters.top_n_tokens or 0) if stream or parameters.details else 0,
+    )
+    return ValidRequest(
+        spec=GenerationSpec(prompt=prompt, sampling=sampling, stopping=StoppingParams(max_new_tokens=max_new)),
+        stops=stops,
+        seed=seed,
+        characters=len(request.inputs),
+    )
+
+
+def _samples(parameters: GenerateParameters) -> bool:
+    return (
+        bool(parameters.do_sample)
+        or parameters.temperature not in {None, 1.0}
+        or parameters.top_k is not None
+        or parameters.top_p is not None
+        or parameters.typical_p is not None
+    )
+
+
+def _check_best_of(parameters: GenerateParameters, limits: Limits, *, samples: bool, stream: bool) -> None:
+    best_of = 1 if parameters.best_of is None else parameters.best_of
+    if best_of == 1:
+        return
+    if best_of < 1 or best_of > limits.max_best_of:
+        raise BestOfError(limits.max_best_of, best_of)
+    if not samples:
+        raise BestOfWithoutSamplingError(best_of)
+    if stream:
+        raise BestOfStreamingError(best_of)
+
+
+def _check_sampling(parameters: GenerateParameters) -> None:
+    check_temperature(parameters.temperature, zero_allowed=False)
+    check_repetition_penalty(parameters.repetition_penalty)
+    check_range("frequency_penalty", parameters.frequency_penalty, -2.0, 2.0)
+    for field, value in (("top_p", parameters.top_p), ("typical_p", parameters.typical_p)):
+        if value is not None and not 0 < value < 1:
+            raise NotBetweenZeroAndOneError(field, value)
+    if parameters.top_k is not None and parameters.top_k <= 0:
+        raise NotStrictlyPositiveError("top_k", parameters.top_k)
+    check_range("top_k", parameters.top_k, 1, MAX_TOP_K)
+
+
+def _refuse_unbuilt(parameters: GenerateParameters) -> None:
+    if parameters.best_of not in {None, 1}:
+        raise UnsupportedFieldError("best_of", "set it to 1", parameters.best_of)
+    for field, flag in (
+        ("watermark", parameters.watermark),
+        ("decoder_input_details", parameters.decoder_input_details),
+    ):
+        if flag:
+            raise UnsupportedFieldError(field, "set it to false", flag)
+    for field, value in (("grammar", parameters.grammar), ("adapter_id", parameters.adapter_id)):
+        if value is not None:
+            raise UnsupportedFieldError(field, "set it to null", value)
+
+
+async def _prompt(engine: Engine, text: str, truncate: int | None, bounds: Bounds) -> tuple[int, ...]:
+    if text and truncate is not None and not 0 < truncate <= bounds.max_input_tokens:
+        raise TruncateError(bounds.max_input_tokens, truncate)
+    prompt = await tokenize_prompt(engine, "inputs", text, bounds)
+    return prompt if truncate is None else prompt[-truncate:]

@@ -1,0 +1,152 @@
+"""An engine that says what it was told to, when it is told to."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from caravan_router.engine.interface import (
+    EngineError,
+    GenerationSpec,
+    ModelFacts,
+    NoShardError,
+    StreamTimes,
+    TextTooLongError,
+    TokenizedText,
+)
+from caravan_router.scheduling.params import FinishReason
+from caravan_router.scheduling.tokens import Alternative, GeneratedToken
+
+BOS, EOS = 1, 2
+
+MODEL = ModelFacts(
+    name="scripted",
+    fingerprint="f" * 16,
+    vocabulary_size=1000,
+    chat_template="",
+    bos_text="<s>",
+    eos_text="</s>",
+    max_sequence_tokens=256,
+    max_top_n_tokens=5,
+    max_tokenize_bytes=10_000,
+    total_cells=4096,
+)
+
+
+def word(
+    piece: str | bytes,
+    token_id: int = 10,
+    *,
+    finish: FinishReason | None = None,
+    special: bool = False,
+    logprob: float | None = None,
+    alternatives: Sequence[Alternative] = (),
+) -> GeneratedToken:
+    """A token of text."""
+    raw = piece.encode() if isinstance(piece, str) else piece
+    return GeneratedToken(token_id, raw, special, logprob, tuple(alternatives), finish)
+
+
+EOS_TOKEN = word("</s>", EOS, finish=FinishReason.EOS_TOKEN, special=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing more until the engine's ``resume`` is set."""
+
+
+Step = GeneratedToken | Pause | EngineError
+Script = Callable[[GenerationSpec], Sequence[Step]]
+
+
+def count_up(spec: GenerationSpec) -> list[Step]:
+    """ " w1 w2 …" to the length asked for; with logprobs if they were asked for."""
+    last = spec.stopping.max_new_tokens
+    tokens: list[Step] = []
+    for number in range(1, last + 1):
+        alternatives = [
+            Alternative(20 + rank, f" a{rank}".encode(), False, -1.0 - rank)
+            for rank in range(spec.sampling.top_n_tokens)
+        ]
+        tokens.append(
+            word(
+                f" w{number}",
+                10 + number,
+                finish=FinishReason.LENGTH if number == last else None,
+                logprob=-0.5 if spec.sampling.logprobs else None,
+                alternatives=alternatives,
+            )
+        )
+    return tokens
+
+
+class ScriptedStream:
+    def __init__(self, engine: "ScriptedEngine", spec: GenerationSpec) -> None:
+        self._engine = engine
+        self._steps = engine.script(spec)
+        self._submitted = time.monotonic()
+        self._first_token: float | None = None
+        self.spec = spec
+        self.closed = False
+        self.sent = 0
+
+    @property
+    def times(self) -> StreamTimes:
+        return StreamTimes(self._submitted, self._submitted, self._first_token)
+
+    async def __aiter__(self) -> AsyncIterator[GeneratedToken]:
+        for step in self._steps:
+            if isinstance(step, Pause):
+                await self._engine.resume.wait()
+                continue
+            if isinstance(step, EngineError):
+                raise step
+            await asyncio.sleep(self._engine.step_s)
+            assert not self.closed, "read after close"
+            self._first_token = self._first_token or time.monotonic()
+            self.sent += 1
+            yield step
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class ScriptedEngine:
+    """``streams``: every stream handed out. Text is tokenized a character at a time, after a BOS token."""
+
+    script: Script = count_up
+    step_s: float = 0.0
+    model: ModelFacts | None = MODEL
+    healthy: bool = True
+    streams: list[ScriptedStream] = field(default_factory=list)
+    resume: asyncio.Event = field(default_factory=asyncio.Event)
+    tokenizing: asyncio.Event | None = None
+
+    def submit(self, spec: GenerationSpec) -> ScriptedStream:
+        stream = ScriptedStream(self, spec)
+        self.streams.append(stream)
+        return stream
+
+    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
+        if self.model is None:
+            raise NoShardError("none")
+        if self.tokenizing is not None:
+            await self.tokenizing.wait()
+        if len(text.encode()) > self.model.max_tokenize_bytes:
+            raise TextTooLongError("too long")
+        ids = [100 + ord(character) % 800 for character in text]
+        pieces = [character.encode() for character in text]
+        specials = [False] * len(ids)
+        if add_special:
+            ids, pieces, specials = [BOS, *ids], [b"<s>", *pieces], [True, *specials]
+        return TokenizedText(tuple(ids), tuple(pieces), tuple(specials))
+
+    @property
+    def spec(self) -> GenerationSpec:
+        """Of the last submission."""
+        return self.streams[-1].spec
+
+    @property
+    def all_closed(self) -> bool:
+        return all(stream.closed for stream in self.streams)

@@ -1,0 +1,16 @@
+"""Nothing in the router may block its loop."""
+
+from collections.abc import Iterator
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from caravan_router.http.routes_ops import openapi_document
+
+
+@pytest.fixture(autouse=True)
+def loop_is_never_blocked() -> Iterator[BlockBuster]:
+    # Read where the program reads it: before there is a loop.
+    openapi_document()
+    with blockbuster_ctx() as blockbuster:
+        yield blockbuster
