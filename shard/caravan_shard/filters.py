@@ -18,16 +18,15 @@ def _kept(below: NDArray[np.bool_]) -> int:
     return int(np.count_nonzero(below)) + 1
 
 
-def filter_candidates(logits: Floats, parameters: SamplingParameters) -> tuple[Ids, Floats]:
+def filter_candidates(logits: Floats, parameters: SamplingParameters) -> Ids:
     """A CandidateFilter: top_k, then typical_p, top_p and min_p, each on what the one before left."""
     ids = np.argsort(-logits, kind="stable").astype(np.int32)
     if 0 < parameters.top_k < len(ids):
         ids = ids[: parameters.top_k]
     if parameters.typical_p < 1.0:
         probabilities = _softmax(logits[ids])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            surprise = -np.log(probabilities)
-            entropy = float(np.nansum(probabilities * surprise))
+        surprise = -np.log(probabilities)
+        entropy = float((probabilities * surprise).sum())
         order = np.argsort(np.abs(surprise - entropy), kind="stable")
         below = np.cumsum(probabilities[order]) <= parameters.typical_p
         ids = ids[order][: _kept(below)]
@@ -37,4 +36,4 @@ def filter_candidates(logits: Floats, parameters: SamplingParameters) -> tuple[I
         ids = ids[: _kept(below)]
     if parameters.min_p > 0.0:
         ids = ids[logits[ids] >= logits[ids[0]] + np.log(parameters.min_p)]
-    return ids, logits[ids]
+    return ids

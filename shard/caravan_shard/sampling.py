@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caravan_shard.backends.base import CandidateFilter, Floats
+from caravan_shard.candidates import find_candidates
 from caravan_shard.draw import draw_index, uniform
 from caravan_shard.parameters import SamplingParameters
 from caravan_shard.penalties import PenaltyCounts
@@ -29,15 +30,17 @@ def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilt
         choice.penalties.apply(logits, parameters)
     if parameters.temperature == 0.0:
         return int(logits.argmax())
-    # Relative to the peak, so that a tiny temperature gives -inf and never inf - inf.
-    with np.errstate(over="ignore"):
-        scaled = (logits - logits.max()) / np.float32(parameters.temperature)
     number = uniform(parameters.seed, choice.position)
     if not parameters.filters:
-        return draw_index(scaled, number)
-    ids, left = candidate_filter(scaled, parameters)
-    order = np.argsort(ids)
-    return int(ids[order][draw_index(left[order], number)])
+        with np.errstate(over="ignore"):
+            return draw_index((logits - logits.max()) / np.float32(parameters.temperature), number)
+    candidates = find_candidates(logits, parameters)
+    if len(candidates.ids) == 0:
+        # The model said NaN. It must cost this sequence its sense and nobody anything else.
+        return int(logits.argmax())
+    # Ascending, so that equal candidates are drawn from in equal order whatever filter found them.
+    left = np.sort(candidate_filter(candidates.scaled, candidates.parameters))
+    return int(candidates.ids[left][draw_index(candidates.scaled[left], number)])
 
 
 class Sampler:

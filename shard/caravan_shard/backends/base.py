@@ -18,6 +18,10 @@ class StartupError(Exception):
     """The backend cannot start as configured; the message says what to do."""
 
 
+# A candidate so far below the likeliest, in units of logits, is less likely than one in 4e15.
+HOPELESS = 36.0
+
+
 class DecodeOutcome(Enum):
     """How a pass ended."""
 
@@ -106,10 +110,11 @@ class Vocabulary(Protocol):
 class CandidateFilter(Protocol):
     """Takes unlikely candidates away. Any thread may call it."""
 
-    def __call__(self, logits: Floats, parameters: SamplingParameters) -> tuple[Ids, Floats]:
-        """The ids that are left and their logits, in any order, at least one.
+    def __call__(self, logits: Floats, parameters: SamplingParameters) -> Ids:
+        """The indices of ``logits`` that are left, in any order, at least one.
 
-        ``logits`` [vocabulary] is already divided by the temperature and is not changed.
+        ``logits`` [candidates] are already divided by the temperature, and not changed. None is more than
+        HOPELESS below the highest.
         """
         ...
 

@@ -14,43 +14,36 @@ from caravan_shard.parameters import SamplingParameters
 _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 assert _TOKEN_DATA.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
 
-# Their probability is below 1e-26. Without them no float32 probability is zero, whose logarithm llama.cpp's typical_p
-# would take.
-_HOPELESS = 60.0
-
 
 class LlamaFilter:
     """A CandidateFilter. Each thread has its own buffer, and each call its own chain: some samplers keep state."""
 
     def __init__(self, vocabulary_size: int) -> None:
-        self._size = vocabulary_size
+        self._indices: Ids = np.arange(vocabulary_size, dtype=np.int32)
         self._local = threading.local()
 
-    def __call__(self, logits: Floats, parameters: SamplingParameters) -> tuple[Ids, Floats]:
-        """What the chain leaves of ``logits`` [vocabulary]."""
+    def __call__(self, logits: Floats, parameters: SamplingParameters) -> Ids:
+        """What the chain leaves of ``logits`` [candidates]."""
         buffer = self._buffer()
-        hopeful = np.flatnonzero(logits > logits.max() - _HOPELESS)
-        if len(hopeful) == 0:
-            # No comparison holds: the model said NaN. Any one token will do.
-            return np.zeros(1, np.int32), np.zeros(1, np.float32)
-        buffer["id"][: len(hopeful)] = hopeful
-        buffer["logit"][: len(hopeful)] = logits[hopeful]
+        count = len(logits)
+        buffer["id"][:count] = self._indices[:count]
+        buffer["logit"][:count] = logits
         candidates = llama_cpp.llama_token_data_array(
             data=ctypes.cast(buffer.ctypes.data, llama_cpp.llama_token_data_p),
-            size=len(hopeful),
+            size=count,
             selected=-1,
             sorted=False,
         )
         chain = _make_chain(parameters)
         llama_cpp.llama_sampler_apply(chain, ctypes.byref(candidates))
         llama_cpp.llama_sampler_free(chain)
-        left = buffer[: candidates.size]
-        return left["id"].copy(), left["logit"].copy()
+        left: Ids = buffer["id"][: candidates.size].copy()
+        return left
 
     def _buffer(self) -> NDArray[np.void]:
         buffer: NDArray[np.void] | None = getattr(self._local, "buffer", None)
         if buffer is None:
-            buffer = self._local.buffer = np.empty(self._size, _TOKEN_DATA)
+            buffer = self._local.buffer = np.empty(len(self._indices), _TOKEN_DATA)
         return buffer
 
 

@@ -1,0 +1,116 @@
+"""Where the time of a shard's passes goes, without gRPC: `python tests/bench/shard_steps.py MODEL [--split] [-ub N]`.
+
+Prints a line per number of sequences (decode) and per size of prompt chunk (prefill beside four riders).
+"""
+
+import argparse
+import random
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter_ns
+
+from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
+from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill
+from caravan_shard.config import ShardConfig
+from caravan_shard.engine import Engine
+from caravan_shard.parameters import SamplingParameters, SequenceParameters
+from caravan_shard.results import StepResult
+
+_MS = 1e6
+
+
+def _tokens(count: int, seed: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(100, 40_000) for _ in range(count)]
+
+
+def _start(engine: Engine, sequence_id: int, prompt: Sequence[int], sampling: SamplingParameters) -> None:
+    parameters = SequenceParameters(
+        sampling=sampling, prompt_length=len(prompt), max_length=len(prompt) + 500, ignore_eos=True
+    )
+    chunk = Chunk(sequence_id=sequence_id, start=0, tokens=prompt, last=True, parameters=parameters)
+    assert isinstance(engine.prefill(Prefill(chunks=[chunk]), perf_counter_ns()), StepResult)
+
+
+def _decode(engine: Engine, sequences: int, steps: int, sampling: SamplingParameters, name: str) -> None:
+    for sequence_id in range(sequences):
+        _start(engine, sequence_id, _tokens(100, sequence_id), sampling)
+    ids = list(range(sequences))
+    assert engine.begin_decode(Decode(sequence_ids=ids, max_steps=steps)) is None
+    inside, sampled, outside = [], [], []
+    for _ in range(steps):
+        started = perf_counter_ns()
+        result = engine.decode_step(ids, started)
+        wall = perf_counter_ns() - started
+        assert isinstance(result, StepResult)
+        inside.append(result.timings.forward_ns)
+        sampled.append(result.timings.sample_ns)
+        outside.append(wall - result.timings.forward_ns)
+    share = 100 * sum(inside) / (sum(inside) + sum(outside))
+    print(
+        f"decode {sequences:3} x {name:9} forward {median(inside) / _MS:7.2f}, outside {median(outside) / _MS:6.3f} ms "
+        f"(sampling {median(sampled) / _MS:6.3f}), {share:.2f} % inside"
+    )
+    engine.filter_batch(FilterBatch(keep_ids=[]))
+
+
+def _prefill(engine: Engine, chunk_tokens: int, riders: int, repeats: int) -> None:
+    greedy = SamplingParameters()
+    for sequence_id in range(riders):
+        _start(engine, sequence_id, _tokens(100, sequence_id), greedy)
+    rider_ids = list(range(riders))
+    prompt_id = riders
+    parameters = SequenceParameters(sampling=greedy, prompt_length=1, max_length=1024)
+    times = []
+    for repeat in range(repeats):
+        chunk = Chunk(
+            sequence_id=prompt_id, start=0, tokens=_tokens(chunk_tokens, repeat), last=True, parameters=parameters
+        )
+        started = perf_counter_ns()
+        result = engine.prefill(Prefill(chunks=[chunk], rider_ids=rider_ids), started)
+        times.append(perf_counter_ns() - started)
+        assert isinstance(result, StepResult)
+        engine.filter_batch(FilterBatch(keep_ids=rider_ids))
+    best = min(times) / _MS
+    print(
+        f"prefill {chunk_tokens:4} + {riders} riders: {median(times) / _MS:8.2f} ms (best {best:8.2f}), "
+        f"{best / chunk_tokens:6.3f} ms per prompt token"
+    )
+    engine.filter_batch(FilterBatch(keep_ids=[]))
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--split", action="store_true")
+    parser.add_argument("-ub", type=int, default=512)
+    parser.add_argument("-t", type=int, default=2)
+    parser.add_argument("--riders", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--sequences", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--chunks", type=int, nargs="*", default=[16, 32, 64, 128, 256, 512])
+    given = parser.parse_args()
+    config = ShardConfig(
+        model=given.model,
+        ctx_size=32 * 1024,
+        parallel=32,
+        kv_layout="split" if given.split else "unified",
+        ubatch_size=given.ub,
+        threads=given.t,
+    )
+    engine = Engine(LlamaCppBackend(config), sampling_threads=1)
+    drawn = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, seed=7)
+    full = SamplingParameters(temperature=0.8, seed=7)
+    for sequences in given.sequences:
+        _decode(engine, sequences, given.steps, SamplingParameters(), "greedy")
+    for name, sampling in (("topk+p", drawn), ("no filter", full)):
+        if 8 in given.sequences:
+            _decode(engine, 8, given.steps, sampling, name)
+    for chunk_tokens in given.chunks:
+        _prefill(engine, chunk_tokens, given.riders, 3)
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
