@@ -36,5 +36,6 @@ def main() -> int:
         case "--help" | "-h":
             sys.stdout.write(_USAGE)
             return 0
-    sys.stderr.write(_USAGE)
+        case _:
+            sys.stderr.write(_USAGE)
     return 2

@@ -71,4 +71,4 @@ def _braces(labels: str) -> str:
 def _number(value: float) -> str:
     if value == float("inf"):
         return "+Inf"
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)

@@ -1,0 +1,135 @@
+"""A whole Caravan in one process: shards on the toy model behind real gRPC over Unix sockets, the engine, real HTTP."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import ClientSession, web
+
+from caravan_router.engine.batcher import Batcher
+from caravan_router.engine.shard_link import LinkConfig
+from caravan_router.http.application import build_app
+from caravan_router.http.limits import Limits
+from caravan_router.metrics import Metrics
+from caravan_router.scheduling import invariants
+from caravan_router.scheduling.policy import SchedulerConfig
+from caravan_shard.backends.base import KvLayout
+from caravan_shard.backends.fake import DecodeHook, FakeBackend
+from caravan_shard.config import ShardConfig
+from caravan_shard.server import ShardServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Every shard alike. ``hook`` runs before each pass of any shard, on its worker's thread."""
+
+    shards: int = 1
+    cells: int = 4096
+    max_sequences: int = 8
+    max_batch_tokens: int = 512
+    layout: KvLayout = KvLayout.UNIFIED
+    step_s: float = 0.0
+    token_s: float = 0.0
+    hook: DecodeHook | None = None
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    limits: Limits = field(default_factory=Limits)
+    link: LinkConfig = field(default_factory=lambda: LinkConfig(router_id="test", heartbeat_s=0.2, step_timeout_s=5.0))
+
+
+async def eventually(condition: Callable[[], bool], what: str, within_s: float = 10.0) -> None:
+    """Wait until ``condition`` holds, by looking; fail if it does not in time."""
+    try:
+        async with asyncio.timeout(within_s):
+            while not condition():  # noqa: ASYNC110  there is nothing to be told by
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not within {within_s:g} s: {what}") from None
+
+
+class Cluster:
+    """Shards by name, and the engine that leases them."""
+
+    def __init__(self, config: ClusterConfig, folder: Path) -> None:
+        self.config = config
+        self._folder = folder
+        self.servers: dict[str, ShardServer] = {}
+        self.backends: dict[str, FakeBackend] = {}
+        self.metrics = Metrics()
+        self.addresses = [f"unix:{folder}/{number}.sock" for number in range(config.shards)]
+        self.engine = Batcher(self.addresses, config.scheduler, config.link, self.metrics)
+        self.url = ""
+
+    async def start_shard(self, address: str) -> None:
+        config = self.config
+        self.backends[address] = FakeBackend(
+            cells=config.cells,
+            max_sequences=config.max_sequences,
+            max_batch_tokens=config.max_batch_tokens,
+            layout=config.layout,
+            step_s=config.step_s,
+            token_s=config.token_s,
+            hook=config.hook,
+        )
+        self.servers[address] = ShardServer(
+            ShardConfig(backend="fake", address=address, drain_timeout_s=0.5), lambda: self.backends[address]
+        )
+        await self.servers[address].start()
+
+    async def stop_shard(self, address: str) -> None:
+        await self.servers.pop(address).stop()
+
+    async def wait_until_up(self, shards: int) -> None:
+        await eventually(lambda: len(self.engine.scheduler.shards) == shards, f"{shards} shards up")
+
+    async def wait_until_at_rest(self) -> None:
+        """No request, no cell, no sequence id in use, on either side."""
+        scheduler = self.engine.scheduler
+        await eventually(lambda: not scheduler.sequences, "every request ended")
+        await eventually(
+            lambda: all(not s.residents and not s.releasing and not s.in_flight for s in scheduler.shards.values()),
+            "every sequence released",
+        )
+        invariants.check(scheduler)
+        for address, backend in self.backends.items():
+            if address in self.servers:
+                held = [backend.length(sequence_id) for sequence_id in range(self.config.max_sequences)]
+                assert not any(held), f"{address} holds {held}"
+
+
+@contextlib.asynccontextmanager
+async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]:
+    """Everything up, and everything down again."""
+    config = config or ClusterConfig()
+    with tempfile.TemporaryDirectory() as folder:
+        running = Cluster(config, Path(folder))
+        for address in running.addresses:
+            await running.start_shard(address)
+        engine = asyncio.create_task(running.engine.run())
+        app = build_app(running.engine, config.limits, running.metrics)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        running.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            await running.wait_until_up(config.shards)
+            yield running
+        finally:
+            await runner.cleanup()
+            engine.cancel()
+            await asyncio.wait({engine})
+            for address in list(running.servers):
+                await running.stop_shard(address)
+        if not engine.cancelled():
+            await engine
+
+
+async def generate(session: ClientSession, url: str, body: dict[str, object]) -> dict[str, object]:
+    """POST /generate; the body of the answer. Asserts success."""
+    async with session.post(f"{url}/generate", json=body) as response:
+        answer: dict[str, object] = await response.json()
+        assert response.status == 200, answer
+        return answer

@@ -1,0 +1,165 @@
+"""Router and shards together, on the toy model: what clients get is what the model says, whatever happens around it."""
+
+import asyncio
+import random
+
+from aiohttp import ClientSession
+
+from caravan_router.engine.shard_client import ShardClient
+from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+from caravan_shard.backends.base import KvLayout
+from caravan_shard.backends.fake import expected_output
+from caravan_shard.backends.toy_model import ToyVocabulary
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually, generate
+
+VOCABULARY = ToyVocabulary()
+
+
+def expected_text(prompt: str, max_new_tokens: int) -> str:
+    tokens = expected_output(VOCABULARY.tokenize(prompt, add_special=True, parse_special=True), max_new_tokens)
+    pieces = [VOCABULARY.piece(token) for token in tokens]
+    return b"".join(piece.data for piece in pieces if not piece.special).decode(errors="replace")
+
+
+def body(prompt: str, max_new_tokens: int) -> dict[str, object]:
+    return {"inputs": prompt, "parameters": {"max_new_tokens": max_new_tokens}}
+
+
+async def test_one_request() -> None:
+    async with cluster() as running, ClientSession() as session:
+        answer = await generate(session, running.url, body("hello", 20))
+        assert answer["generated_text"] == expected_text("hello", 20)
+        await running.wait_until_at_rest()
+
+
+async def check_many(running: Cluster, requests: int) -> None:
+    prompts = [f"prompt number {number} " + "x" * (number * 13 % 90) for number in range(requests)]
+    async with ClientSession() as session:
+        answers = await asyncio.gather(
+            *(generate(session, running.url, body(prompt, 5 + number % 30)) for number, prompt in enumerate(prompts))
+        )
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        assert answer["generated_text"] == expected_text(prompt, 5 + number % 30)
+    await running.wait_until_at_rest()
+
+
+async def test_many_requests_share_one_shard() -> None:
+    async with cluster(ClusterConfig(token_s=0.0001)) as running:
+        await check_many(running, 60)
+
+
+async def test_many_requests_in_pause_mode() -> None:
+    config = ClusterConfig(scheduler=SchedulerConfig(mode=PrefillMode.PAUSE), token_s=0.0001)
+    async with cluster(config) as running:
+        await check_many(running, 60)
+
+
+async def test_many_requests_over_several_split_shards() -> None:
+    config = ClusterConfig(shards=3, layout=KvLayout.SPLIT, max_sequences=4, token_s=0.0001)
+    async with cluster(config) as running:
+        await check_many(running, 90)
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
+    """32 clients, a third of which disconnect at random moments; the others get their exact text."""
+    chance = random.Random(7)
+    async with cluster(ClusterConfig(step_s=0.001, token_s=0.0001)) as running:
+
+        async def client(number: int) -> None:
+            for round_number in range(4):
+                prompt = f"client {number} round {round_number} " + "y" * chance.randrange(200)
+                new_tokens = chance.randrange(1, 60)
+                leaves = chance.random() < 1 / 3
+                streams = chance.random() < 0.5
+                async with ClientSession() as session:
+                    if not leaves:
+                        answer = await generate(session, running.url, body(prompt, new_tokens))
+                        assert answer["generated_text"] == expected_text(prompt, new_tokens)
+                        continue
+                    path = "/generate_stream" if streams else "/generate"
+                    try:
+                        async with asyncio.timeout(chance.random() * 0.3):
+                            async with session.post(f"{running.url}{path}", json=body(prompt, 2000)) as response:
+                                await response.read()
+                    except TimeoutError:
+                        pass
+
+        async with ClientSession() as session:  # links and servers have made their lasting tasks after this
+            await generate(session, running.url, body("first", 5))
+        await running.wait_until_at_rest()
+        before = asyncio.all_tasks()
+        await asyncio.gather(*(client(number) for number in range(32)))
+        await running.wait_until_at_rest()
+        await eventually(lambda: len(asyncio.all_tasks()) <= len(before), "every task of a request ended")
+        async with ClientSession() as session:
+            metrics = await (await session.get(f"{running.url}/metrics")).text()
+        assert 'tgi_request_failure{err="generation"} 0' in metrics
+
+
+async def test_a_lost_shard_costs_a_pause_and_not_an_error() -> None:
+    config = ClusterConfig(shards=2, step_s=0.005)
+    async with cluster(config) as running, ClientSession() as session:
+        prompts = [f"prompt {number}" for number in range(8)]
+        answers = [asyncio.create_task(generate(session, running.url, body(prompt, 100))) for prompt in prompts]
+        lost = running.addresses[0]
+        await eventually(
+            lambda: all(shard.decoding for shard in running.engine.scheduler.shards.values()), "both shards decode"
+        )
+        await running.stop_shard(lost)
+        assert [answer["generated_text"] for answer in await asyncio.gather(*answers)] == [
+            expected_text(prompt, 100) for prompt in prompts
+        ]
+        await running.wait_until_up(1)
+        await running.start_shard(lost)
+        await running.wait_until_up(2)
+        await check_many(running, 16)
+
+
+async def test_requests_wait_for_the_only_shard_to_come_back() -> None:
+    async with cluster(ClusterConfig(step_s=0.005)) as running, ClientSession() as session:
+        (address,) = running.addresses
+        answer = asyncio.create_task(generate(session, running.url, body("wait for me", 60)))
+        await eventually(lambda: bool(running.engine.scheduler.shards[address].decoding), "it decodes")
+        await running.stop_shard(address)
+        await running.wait_until_up(0)
+        async with session.get(f"{running.url}/health") as health:
+            assert health.status == 503
+        await running.start_shard(address)
+        assert (await answer)["generated_text"] == expected_text("wait for me", 60)
+
+
+async def test_without_a_shard_a_request_is_refused_with_a_reason() -> None:
+    config = ClusterConfig(scheduler=SchedulerConfig(no_shard_grace_s=0.2))
+    async with cluster(config) as running, ClientSession() as session:
+        await running.stop_shard(running.addresses[0])
+        await running.wait_until_up(0)
+        async with session.post(f"{running.url}/generate", json=body("hello", 5)) as response:
+            assert response.status == 503
+            assert "shard is up" in (await response.json())["error"]
+
+
+async def test_a_second_router_takes_the_shard_and_the_first_notices() -> None:
+    """Fencing: the older lease's commands are refused, and it fights for the shard only by a new lease."""
+    async with cluster(ClusterConfig(step_s=0.002)) as running, ClientSession() as session:
+        answer = asyncio.create_task(generate(session, running.url, body("fenced", 200)))
+        (address,) = running.addresses
+        await eventually(lambda: bool(running.engine.scheduler.shards[address].decoding), "it decodes")
+        client = ShardClient(address, 5.0)
+        epoch = (await client.info()).epoch
+        await client.lease("another", epoch + 1, 60_000)
+        assert (await answer)["generated_text"] == expected_text("fenced", 200)
+        assert (await client.info()).epoch > epoch + 1
+        await client.close()
+
+
+async def test_a_broken_connection_of_a_client_is_no_error_of_the_server() -> None:
+    async with cluster(ClusterConfig(step_s=0.002)) as running:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        writer.write(
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        await writer.drain()
+        writer.close()
+        async with ClientSession() as session:
+            answer = await generate(session, running.url, body("still here", 5))
+        assert answer["generated_text"] == expected_text("still here", 5)
