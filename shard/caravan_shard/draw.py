@@ -32,7 +32,8 @@ def draw_index(logits: Floats, number: float) -> int:
     sums = np.append(sums, weights[end:].sum(dtype=np.float64))
     cumulative = np.cumsum(sums)
     target = number * cumulative[-1]
-    block = min(int(np.searchsorted(cumulative, target, side="right")), whole_blocks)
+    # Rounding may put the target at the very end: the last block that has any weight has it then.
+    block = min(int(np.searchsorted(cumulative, target, side="right")), int(np.flatnonzero(sums)[-1]))
     start = block * _BLOCK
     return start + _invert(weights[start : start + _BLOCK], (target - cumulative[block] + sums[block]) / sums[block])
 

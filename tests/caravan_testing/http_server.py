@@ -1,0 +1,72 @@
+"""The HTTP layer over a scripted engine, on a real port."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import ClientResponse, ClientSession, web
+
+from caravan_router.http.application import build_app
+from caravan_router.http.limits import Limits
+from caravan_router.http.state import STATE
+from caravan_router.metrics import Metrics
+from caravan_testing.scripted_engine import ScriptedEngine
+
+
+@dataclass
+class Service:
+    """``url`` has no slash at its end; ``client`` takes paths."""
+
+    engine: ScriptedEngine
+    limits: Limits
+    metrics: Metrics
+    url: str
+    client: ClientSession
+    app: web.Application = field(repr=False)
+
+    @property
+    def free_permits(self) -> int:
+        return self.app[STATE].permits.free
+
+    def is_idle(self) -> bool:
+        """Everything taken was given back."""
+        return self.engine.all_closed and self.free_permits == self.limits.max_concurrent_requests
+
+    async def post(self, path: str, body: Any) -> ClientResponse:
+        return await self.client.post(path, json=body)
+
+    async def sample(self, name: str) -> float:
+        """Value of a metric, labels included in ``name``."""
+        for line in (await self.metrics.render()).decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+        raise KeyError(name)
+
+
+@asynccontextmanager
+async def serving(
+    engine: ScriptedEngine, limits: Limits | None = None, cors_allow_origin: tuple[str, ...] = ()
+) -> AsyncIterator[Service]:
+    limits = limits or Limits()
+    metrics = Metrics()
+    app = build_app(engine, limits, metrics, cors_allow_origin=cors_allow_origin)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with ClientSession(url) as client:
+            yield Service(engine, limits, metrics, url, client, app)
+    finally:
+        await runner.cleanup()
+
+
+def events(body: str) -> list[Any]:
+    """The data of each event, ``[DONE]`` as text."""
+    assert body.endswith("\n\n")
+    lines = body.removesuffix("\n\n").split("\n\n")
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines), body
+    data = [line.removeprefix("data: ") for line in lines]
+    return [one if one == "[DONE]" else msgspec.json.decode(one) for one in data]

@@ -1,0 +1,99 @@
+"""Short ways to say what a shard's engine is asked."""
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any
+
+from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill, PrefixCopy
+from caravan_shard.engine import Engine
+from caravan_shard.parameters import SamplingParameters, SequenceParameters
+from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult
+
+
+def toy_prompt(text: str) -> list[int]:
+    """Tokens of the toy vocabulary."""
+    return list(text.encode())
+
+
+def first_chunk(
+    sequence_id: int,
+    tokens: Sequence[int],
+    *,
+    max_new: int = 50,
+    total: int | None = None,
+    prompt_length: int | None = None,
+    last: bool = True,
+    copy: PrefixCopy | None = None,
+    ignore_eos: bool = False,
+    sampling: SamplingParameters | None = None,
+    **sampling_fields: Any,
+) -> Chunk:
+    """The first chunk of a sequence; ``total`` is the whole prompt where this is a part of it."""
+    start = copy.length if copy is not None else 0
+    length = total if total is not None else start + len(tokens)
+    return Chunk(
+        sequence_id=sequence_id,
+        start=start,
+        tokens=tokens,
+        last=last,
+        parameters=SequenceParameters(
+            sampling=sampling or SamplingParameters(**sampling_fields),
+            prompt_length=prompt_length if prompt_length is not None else length,
+            max_length=length + max_new,
+            ignore_eos=ignore_eos,
+        ),
+        copy=copy,
+    )
+
+
+def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: bool = True) -> Chunk:
+    """A further chunk."""
+    return Chunk(sequence_id=sequence_id, start=start, tokens=tokens, last=last)
+
+
+class EngineDriver:
+    """An engine that is expected to do what it is told; collects what each sequence says."""
+
+    def __init__(self, backend: Any = None, *, sampling_threads: int = 1) -> None:
+        self.backend = backend if backend is not None else FakeBackend()
+        self.engine = Engine(self.backend, sampling_threads)
+        self.output: dict[int, list[int]] = {}
+
+    def prefill(self, *chunks: Chunk, riders: Sequence[int] = (), release: Sequence[int] = ()) -> StepResult:
+        """One pass; its outcome must be OK."""
+        result = self.engine.prefill(Prefill(chunks=chunks, rider_ids=riders, release_ids=release), perf_counter_ns())
+        for chunk in chunks:
+            if chunk.parameters is not None:
+                self.output[chunk.sequence_id] = []
+        return self._collect(result)
+
+    def try_prefill(
+        self, *chunks: Chunk, riders: Sequence[int] = (), release: Sequence[int] = ()
+    ) -> StepResult | Refusal:
+        """One pass, whatever comes of it."""
+        return self.engine.prefill(Prefill(chunks=chunks, rider_ids=riders, release_ids=release), perf_counter_ns())
+
+    def decode(self, sequence_ids: Sequence[int], steps: int = 1_000) -> list[StepResult]:
+        """Passes until all have ended, at most ``steps``."""
+        assert self.engine.begin_decode(Decode(sequence_ids=sequence_ids, max_steps=steps)) is None
+        results = []
+        for _ in range(steps):
+            result = self.engine.decode_step(sequence_ids, perf_counter_ns())
+            if result is None:
+                break
+            results.append(self._collect(result))
+        return results
+
+    def keep(self, *sequence_ids: int) -> Holdings:
+        """FilterBatch."""
+        holdings = self.engine.filter_batch(FilterBatch(keep_ids=sequence_ids))
+        assert isinstance(holdings, Holdings)
+        return holdings
+
+    def _collect(self, result: StepResult | Refusal) -> StepResult:
+        assert isinstance(result, StepResult), result
+        assert result.outcome is StepOutcome.OK
+        for sequence_id, token in zip(result.rows.sequence_ids, result.rows.token_ids, strict=True):
+            self.output[sequence_id].append(token)
+        return result

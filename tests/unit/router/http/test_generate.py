@@ -1,0 +1,152 @@
+from typing import Any
+
+import pytest
+
+from caravan_router.engine.interface import GenerationError, NoShardError
+from caravan_testing.http_server import Service
+from caravan_testing.scripted_engine import EOS_TOKEN, word
+
+
+async def test_generate_replies_with_one_object_and_where_the_time_went(service: Service) -> None:
+    response = await service.post("/generate", {"inputs": "hé", "parameters": {"max_new_tokens": 3}})
+    assert response.status == 200
+    assert await response.json() == {"generated_text": " w1 w2 w3"}
+    headers = response.headers
+    assert headers["x-compute-characters"] == "2"
+    assert headers["x-prompt-tokens"] == "3"
+    assert headers["x-generated-tokens"] == "3"
+    assert float(headers["x-compute-time"]) < 5
+    for name in ("x-total-time", "x-validation-time", "x-queue-time", "x-inference-time", "x-time-per-token"):
+        assert int(headers[name]) >= 0
+    # Nobody asked for logprobs.
+    assert not service.engine.spec.sampling.logprobs
+
+
+async def test_details_describe_each_token(service: Service) -> None:
+    service.engine.script = lambda _: [word(" a", 10, logprob=-0.5), EOS_TOKEN]
+    response = await service.post("/generate", {"inputs": "x", "parameters": {"details": True, "seed": None}})
+    assert await response.json() == {
+        "generated_text": " a",
+        "details": {
+            "finish_reason": "eos_token",
+            "generated_tokens": 2,
+            "seed": None,
+            "prefill": [],
+            "tokens": [
+                {"id": 10, "text": " a", "logprob": -0.5, "special": False},
+                {"id": 2, "text": "</s>", "logprob": None, "special": True},
+            ],
+        },
+    }
+    assert service.engine.spec.sampling.logprobs
+
+
+async def test_top_tokens_are_one_list_a_token(service: Service) -> None:
+    parameters = {"details": True, "top_n_tokens": 2, "max_new_tokens": 2}
+    body = await (await service.post("/generate", {"inputs": "x", "parameters": parameters})).json()
+    assert [[token["text"] for token in top] for top in body["details"]["top_tokens"]] == [[" a0", " a1"]] * 2
+
+
+async def test_the_root_replies_with_an_array_of_one(service: Service) -> None:
+    response = await service.post("/", {"inputs": "x", "parameters": {"max_new_tokens": 1}})
+    assert await response.json() == [{"generated_text": " w1"}]
+
+
+@pytest.mark.parametrize("path", ["/", "/generate"])
+async def test_the_prompt_is_echoed_only_if_asked_for(service: Service, path: str) -> None:
+    parameters = {"max_new_tokens": 1, "return_full_text": True}
+    body = await (await service.post(path, {"inputs": "x", "parameters": parameters})).json()
+    assert (body[0] if path == "/" else body) == {"generated_text": "x w1"}
+
+
+async def test_a_stop_string_over_two_tokens_is_not_in_the_text(service: Service) -> None:
+    service.engine.script = lambda _: [word("one tw"), word("o three"), EOS_TOKEN]
+    parameters = {"stop": ["two"], "details": True}
+    body = await (await service.post("/generate", {"inputs": "x", "parameters": parameters})).json()
+    assert body["generated_text"] == "one "
+    assert body["details"]["finish_reason"] == "stop_sequence"
+    assert [token["text"] for token in body["details"]["tokens"]] == ["one ", ""]
+
+
+async def test_without_a_length_the_rest_of_the_context_is_filled(service: Service) -> None:
+    await service.post("/generate", {"inputs": "abc"})
+    assert service.engine.spec.stopping.max_new_tokens == 256 - 4
+
+
+async def test_truncate_keeps_the_last_tokens(service: Service) -> None:
+    await service.post("/generate", {"inputs": "abc", "parameters": {"truncate": 2, "max_new_tokens": 1}})
+    assert service.engine.spec.prompt == (100 + ord("b"), 100 + ord("c"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "samples"),
+    [
+        ("absent", True),
+        (None, True),
+        ({}, False),
+        ({"do_sample": True}, True),
+        ({"do_sample": None}, False),
+        ({"temperature": 1.0}, False),
+        ({"temperature": 0.5}, True),
+        ({"top_k": 5}, True),
+        ({"top_p": 0.5}, True),
+        ({"typical_p": 0.5}, True),
+        ({"temperature": 1e-9}, False),
+    ],
+)
+async def test_whether_it_samples_is_as_in_tgi(service: Service, parameters: Any, samples: bool) -> None:
+    body: dict[str, Any] = {"inputs": "x"} if parameters == "absent" else {"inputs": "x", "parameters": parameters}
+    await service.post("/generate", body)
+    assert (service.engine.spec.sampling.temperature > 0) == samples
+
+
+async def test_a_drawn_seed_is_reported_and_used(service: Service) -> None:
+    body = {"inputs": "x", "parameters": {"do_sample": True, "details": True, "max_new_tokens": 1}}
+    seeds = set()
+    for _ in range(2):
+        seed = (await (await service.post("/generate", body)).json())["details"]["seed"]
+        assert seed == service.engine.spec.sampling.seed
+        seeds.add(seed)
+    assert len(seeds) == 2
+
+
+async def test_the_largest_seed_is_taken_as_it_is(service: Service) -> None:
+    parameters = {"do_sample": True, "seed": 2**64 - 1, "max_new_tokens": 1}
+    await service.post("/generate", {"inputs": "x", "parameters": parameters})
+    assert service.engine.spec.sampling.seed == 2**64 - 1
+
+
+async def test_a_broken_generation_is_424(service: Service) -> None:
+    service.engine.script = lambda _: [word("a"), GenerationError("Server error: cuda")]
+    response = await service.post("/generate", {"inputs": "x"})
+    assert response.status == 424
+    assert await response.json() == {
+        "error": "Request failed during generation: Server error: cuda",
+        "error_type": "generation",
+    }
+    assert await service.sample('tgi_request_failure{err="generation"}') == 1
+
+
+async def test_a_stream_without_an_end_is_500(service: Service) -> None:
+    service.engine.script = lambda _: [word("a")]
+    response = await service.post("/generate", {"inputs": "x"})
+    assert (response.status, (await response.json())["error_type"]) == (500, "incomplete_generation")
+    assert await service.sample('tgi_request_failure{err="incomplete"}') == 1
+
+
+async def test_no_shard_is_503_and_says_when_to_come_back(service: Service) -> None:
+    service.engine.script = lambda _: [NoShardError("none")]
+    response = await service.post("/generate", {"inputs": "x"})
+    assert (response.status, response.headers["Retry-After"]) == (503, "1")
+    assert await response.json() == {"error": "No shard is up", "error_type": "no_shard"}
+
+
+async def test_what_breaks_unexpectedly_is_500_and_says_nothing_of_the_inside(service: Service) -> None:
+    def broken(_: object) -> list[Any]:
+        raise RuntimeError("/etc/secret")
+
+    service.engine.script = broken
+    response = await service.post("/generate", {"inputs": "x"})
+    assert response.status == 500
+    assert await response.json() == {"error": "Internal server error", "error_type": "internal"}
+    assert service.free_permits == service.limits.max_concurrent_requests

@@ -1,0 +1,123 @@
+"""Whatever is sent, the answer is JSON, a 4xx, and quick."""
+
+import gzip
+from typing import Any
+
+import pytest
+
+from caravan_router.http.limits import Limits
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import ScriptedEngine
+
+JSON = {"Content-Type": "application/json"}
+DEEP = b"[" * 500_000
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b'{"inputs":"a"}x', 400),
+        (b"\xff\xfe", 400),
+        (b'{"inputs":"\xff"}', 400),
+        (b'{"inputs":"\\ud800"}', 400),
+        (b'{"inputs":"a","parameters":{"temperature":NaN}}', 400),
+        (b'{"inputs":"a","parameters":{"temperature":Infinity}}', 400),
+        (b'{"inputs":"a","parameters":{"temperature":1e400}}', 422),
+        (b'{"inputs":"a","parameters":{"seed":' + b"9" * 10_000 + b"}}", 422),
+        (b'{"inputs":"a","parameters":{"seed":1e3}}', 422),
+        (b"null", 422),
+        (b"[]", 422),
+        (b'{"inputs":["a"]}', 422),
+        (b'{"inputs":' + DEEP, 422),
+        (b'{"inputs":"a","parameters":{"grammar":' + DEEP + b"}}", 400),
+        (b'{"inputs":"a","parameters":{"stop":[' + b'"x",' * 10_000 + b'"x"]}}', 422),
+        (b'{"inputs":"a","' + b"k" * 100_000 + b'":1}', 422),
+    ],
+)
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
+async def test_bad_bodies_of_tgi_routes(service: Service, path: str, body: bytes, status: int) -> None:
+    response = await service.client.post(path, data=body, headers=JSON)
+    text = await response.text()
+    # A rule of content on a streaming route is an event; what is no request at all has its status everywhere.
+    assert response.status == status or (path == "/generate_stream" and response.status == 200), text
+    assert '"error_type":"validation"' in text
+    assert not service.engine.streams
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b'{"prompt":"a","logit_bias":' + DEEP + b"}", 400),
+        (b'{"prompt":' + DEEP + b"}", 400),
+        (b'{"prompt":[' + b"1," * 100_000 + b"1]}", 400),
+        (b'{"prompt":"a","temperature":1e400}', 400),
+        (b'{"prompt":"a","max_tokens":-1}', 400),
+        (b'{"prompt":"a","n":1e9}', 400),
+    ],
+)
+async def test_bad_bodies_of_openai_routes(service: Service, body: bytes, status: int) -> None:
+    response = await service.client.post("/v1/completions", data=body, headers=JSON)
+    assert response.status == status
+    assert (await response.json())["error"]["type"] == "invalid_request_error"
+    assert not service.engine.streams
+
+
+async def test_a_zero_byte_is_a_character_like_others(service: Service) -> None:
+    response = await service.client.post("/generate", data=b'{"inputs":"a\\u0000b"}', headers=JSON)
+    assert response.status == 200
+    assert len(service.engine.spec.prompt) == 4
+
+
+@pytest.mark.parametrize(("path", "key"), [("/generate", "error_type"), ("/v1/completions", "error")])
+async def test_too_large_a_body_is_413(service: Service, path: str, key: str) -> None:
+    body = b'{"inputs":"' + b"a" * 10_000_000 + b'"}'
+    response = await service.client.post(path, data=body, headers=JSON)
+    assert response.status == 413
+    assert key in await response.json()
+
+
+async def test_the_limit_counts_decompressed_bytes(service: Service) -> None:
+    bomb = gzip.compress(b'{"inputs":"' + b"a" * 50_000_000 + b'"}')
+    assert len(bomb) < 100_000
+    response = await service.client.post("/generate", data=bomb, headers=JSON | {"Content-Encoding": "gzip"})
+    assert response.status == 413
+    assert "2000000 bytes" in (await response.json())["error"]
+
+
+async def test_a_small_compressed_body_is_read(service: Service) -> None:
+    body = gzip.compress(b'{"inputs":"a","parameters":{"max_new_tokens":1}}')
+    response = await service.client.post("/generate", data=body, headers=JSON | {"Content-Encoding": "gzip"})
+    assert response.status == 200
+
+
+async def test_what_is_not_compressed_as_said_is_400(service: Service) -> None:
+    response = await service.client.post("/generate", data=b"{}", headers=JSON | {"Content-Encoding": "gzip"})
+    assert response.status == 400
+    assert (await response.json())["error_type"] == "validation"
+
+
+async def test_other_content_types_are_415(service: Service) -> None:
+    response = await service.client.post("/generate", data=b"inputs=a", headers={"Content-Type": "text/plain"})
+    assert response.status == 415
+    assert "text/plain" in (await response.json())["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("POST", "/v1/nope", 404), ("GET", "/generate", 405), ("DELETE", "/v1/completions", 405)],
+)
+async def test_unknown_routes_and_methods_are_json(service: Service, method: str, path: str, status: int) -> None:
+    response = await service.client.request(method, path)
+    body: dict[str, Any] = await response.json()
+    assert response.status == status
+    assert isinstance(body["error"], dict if path.startswith("/v1") else str)
+
+
+async def test_a_prompt_of_many_bytes_is_refused_before_it_is_tokenized() -> None:
+    engine = ScriptedEngine()
+    async with serving(engine, Limits(max_prompt_bytes=10)) as service:
+        response = await service.post("/generate", {"inputs": "a" * 11})
+        assert "at most 10 bytes. Given: 11" in (await response.json())["error"]

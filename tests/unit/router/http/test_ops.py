@@ -1,0 +1,121 @@
+import logging
+
+import pytest
+from aiohttp import ClientSession
+
+from caravan_router.http.openapi import document
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import ScriptedEngine
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ping"])
+async def test_health(service: Service, path: str) -> None:
+    response = await service.client.get(path)
+    assert (response.status, await response.read()) == (200, b"")
+    service.engine.healthy = False
+    response = await service.client.get(path)
+    assert response.status == 503
+    assert await response.json() == {"error": "unhealthy", "error_type": "healthcheck"}
+
+
+async def test_info(service: Service) -> None:
+    info = await (await service.client.get("/info")).json()
+    assert info["model_id"] == "scripted"
+    assert info["router"] == "text-generation-router"
+    assert (info["max_input_tokens"], info["max_total_tokens"]) == (255, 256)
+    assert info["max_batch_total_tokens"] == 4096
+
+
+@pytest.mark.parametrize("path", ["/info", "/v1/models"])
+async def test_before_a_shard_was_seen_there_is_no_model(service: Service, path: str) -> None:
+    service.engine.model = None
+    assert (await service.client.get(path)).status == 503
+
+
+async def test_models(service: Service) -> None:
+    assert await (await service.client.get("/v1/models")).json() == {
+        "object": "list",
+        "data": [{"id": "scripted", "object": "model", "created": 0, "owned_by": "scripted"}],
+    }
+
+
+async def test_tokenize(service: Service) -> None:
+    response = await service.post("/tokenize", {"inputs": "né"})
+    assert await response.json() == [
+        {"id": 1, "text": "<s>", "start": 0, "stop": 0},
+        {"id": 210, "text": "n", "start": 0, "stop": 1},
+        {"id": 333, "text": "é", "start": 1, "stop": 2},
+    ]
+    response = await service.post("/tokenize", {"inputs": "n", "add_special_tokens": False})
+    assert [token["text"] for token in await response.json()] == ["n"]
+    assert (await service.post("/tokenize", {"inputs": ""})).status == 422
+
+
+async def test_the_description_is_served(service: Service) -> None:
+    assert await (await service.client.get("/openapi.json")).json() == document()
+
+
+async def test_metrics_count_a_request(service: Service) -> None:
+    await service.post("/generate", {"inputs": "ab", "parameters": {"max_new_tokens": 4}})
+    response = await service.client.get("/metrics")
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = (await response.text()).splitlines()
+    for line in (
+        "# TYPE tgi_request_count counter",
+        "tgi_request_count 1",
+        "tgi_request_success 1",
+        "tgi_request_input_length_sum 3",
+        "tgi_request_generated_tokens_sum 4",
+        "tgi_request_max_new_tokens_sum 4",
+        "tgi_request_duration_count 1",
+        "caravan_time_to_first_token_seconds_count 1",
+        "caravan_inter_token_latency_seconds_count 3",
+        'tgi_request_failure{err="dropped"} 0',
+    ):
+        assert line in lines
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+
+
+@pytest.mark.parametrize(("given", "kept"), [("abc-1:2", True), ("a b", False), ("a" * 129, False), ("é", False)])
+async def test_a_request_id_is_kept_if_it_is_fit_for_a_log(service: Service, given: str, kept: bool) -> None:
+    response = await service.client.get("/health", headers={"X-Request-Id": given})
+    assert (response.headers["X-Request-Id"] == given) == kept
+    assert len(response.headers["X-Request-Id"]) <= 128
+
+
+async def test_streams_and_errors_have_a_request_id_too(service: Service) -> None:
+    stream = await service.post("/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": 1}})
+    error = await service.client.get("/nope")
+    assert len(stream.headers["X-Request-Id"]) == len(error.headers["X-Request-Id"]) == 32
+
+
+async def test_each_request_is_logged_once(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="caravan.access"):
+        await service.client.get("/nope", headers={"X-Request-Id": "me"})
+        await service.client.get("/health")
+    [record] = [record for record in caplog.records if record.name == "caravan.access"]
+    assert record.getMessage().startswith("GET /nope 404 ")
+    assert record.__dict__["request_id"] == "me"
+
+
+PREFLIGHT = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+
+
+async def test_any_origin_may_unless_some_are_named(service: Service) -> None:
+    response = await service.client.options("/generate", headers=PREFLIGHT)
+    assert response.status == 200
+    assert response.headers["Access-Control-Allow-Origin"] == "*"
+    assert response.headers["Access-Control-Allow-Methods"] == "GET,POST"
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"), [("https://a.example", "https://a.example"), ("https://b.example", None)]
+)
+async def test_named_origins(origin: str, allowed: str | None) -> None:
+    async with (
+        serving(ScriptedEngine(), cors_allow_origin=("https://a.example",)) as service,
+        ClientSession(service.url) as client,
+    ):
+        response = await client.get("/health", headers={"Origin": origin})
+        assert response.headers.get("Access-Control-Allow-Origin") == allowed
+        assert response.headers["Vary"] == "Origin"

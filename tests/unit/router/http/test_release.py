@@ -1,0 +1,121 @@
+"""Whoever leaves, and whenever: the stream is closed, the permit is back, it is counted."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from caravan_router.http.limits import Limits
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import Pause, ScriptedEngine, word
+
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {"inputs": "a"}),
+    ("/generate_stream", {"inputs": "a"}),
+    ("/", {"inputs": "a", "stream": True}),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/completions", {"prompt": "a", "stream": True}),
+    ("/v1/completions", {"prompt": ["a", "b"]}),
+    ("/v1/completions", {"prompt": ["a", "b"], "stream": True}),
+]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def send(service: Service, path: str, body: dict[str, Any]) -> asyncio.StreamWriter:
+    """A request on a connection of its own, whose answer nobody reads."""
+    data = msgspec.json.encode(body)
+    _, writer = await asyncio.open_connection("127.0.0.1", int(service.url.rpartition(":")[2]))
+    writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
+    return writer
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize("tokens_before", [0, 2], ids=["before the first token", "between tokens"])
+async def test_a_client_that_leaves_a_generation(
+    service: Service, path: str, body: dict[str, Any], tokens_before: int
+) -> None:
+    engine = service.engine
+    generations = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+    engine.script = lambda _: [*[word("a")] * tokens_before, Pause()]
+    writer = await send(service, path, body)
+    await until(lambda: len(engine.streams) == generations and all(s.sent == tokens_before for s in engine.streams))
+    assert not any(stream.closed for stream in engine.streams)
+    assert service.free_permits == service.limits.max_concurrent_requests - generations
+    writer.close()
+    await until(service.is_idle)
+    assert await service.sample('tgi_request_failure{err="dropped"}') == generations
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+async def test_a_client_that_leaves_while_its_prompt_is_tokenized(
+    service: Service, path: str, body: dict[str, Any]
+) -> None:
+    service.engine.tokenizing = asyncio.Event()
+    writer = await send(service, path, body)
+    await until(lambda: service.free_permits < service.limits.max_concurrent_requests)
+    writer.close()
+    await until(service.is_idle)
+    assert not service.engine.streams
+
+
+@pytest.mark.parametrize(("path", "status"), [("/generate", 429), ("/generate_stream", 429), ("/", 429)])
+async def test_one_more_than_allowed_is_refused_before_it_is_looked_at(path: str, status: int) -> None:
+    engine = ScriptedEngine(script=lambda _: [Pause()])
+    async with serving(engine, Limits(max_concurrent_requests=1)) as service:
+        writer = await send(service, "/generate", {"inputs": "a"})
+        await until(lambda: bool(engine.streams))
+        response = await service.post(path, {"inputs": ""})
+        assert response.status == status
+        assert response.headers["Retry-After"] == "1"
+        assert await response.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
+        assert await service.sample('tgi_request_failure{err="overloaded"}') == 1
+        writer.close()
+        await until(service.is_idle)
+
+
+async def test_a_list_of_prompts_takes_all_its_permits_or_none() -> None:
+    async with serving(ScriptedEngine(), Limits(max_concurrent_requests=2)) as service:
+        response = await service.post("/v1/completions", {"prompt": ["a", "b", "c"]})
+        assert response.status == 429
+        assert (await response.json())["error"]["type"] == "rate_limit_error"
+        assert service.free_permits == 2
+        assert (await service.post("/v1/completions", {"prompt": ["a", "b"]})).status == 200
+
+
+async def test_a_reader_that_takes_nothing_is_cut_and_blocks_nobody() -> None:
+    engine = ScriptedEngine(script=lambda _: [word("x" * 100_000)] * 1000)
+    async with serving(engine, Limits(slow_client_timeout_s=0.2)) as service:
+        await send(service, "/generate_stream", {"inputs": "a"})
+        await until(lambda: bool(engine.streams) and engine.streams[0].sent > 3)
+        blocked, engine.script = engine.streams[0], lambda _: [word("y")] * 3
+        response = await service.post("/generate_stream", {"inputs": "a"})
+        assert (await response.text()).count("data: {") == 4
+        assert not blocked.closed
+        await until(service.is_idle)
+        assert blocked.sent < 1000
+
+
+async def test_a_silent_stream_is_kept_alive() -> None:
+    engine = ScriptedEngine(script=lambda _: [word("a"), Pause()])
+    async with serving(engine, Limits(keep_alive_s=0.05)) as service:
+        response = await service.post("/generate_stream", {"inputs": "a"})
+        assert (await response.content.readline()).startswith(b"data: {")
+        assert [await response.content.readline() for _ in range(5)] == [b"\n", b":\n", b"\n", b":\n", b"\n"]
+        response.close()
+        await until(service.is_idle)
+
+
+async def test_headers_leave_before_the_first_token(service: Service) -> None:
+    service.engine.script = lambda _: [Pause()]
+    async with asyncio.timeout(5):
+        response = await service.post("/generate_stream", {"inputs": "a"})
+    assert response.status == 200
+    response.close()
+    await until(service.is_idle)

@@ -1,0 +1,155 @@
+"""Each rule, its words, and what it leaves alone."""
+
+from typing import Any
+
+import pytest
+
+from caravan_testing.http_server import Service
+
+# Parameters of /generate, and what is said of them; the prompt has 3 tokens, the model 256.
+TGI_RULES = [
+    ({"best_of": 0}, "`best_of` must be > 0 and <= 2. Given: 0"),
+    ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
+    ({"best_of": 2}, "you must use sampling when `best_of` is > 1. Given: 2"),
+    ({"best_of": 2, "do_sample": True, "seed": 1}, "`seed` must not be set when `best_of` > 1. Given: 1"),
+    ({"best_of": 2, "do_sample": True}, "`best_of` is not supported: leave it out, or set it to 1. Given: 2"),
+    ({"temperature": 0}, "`temperature` must be strictly positive. Given: 0.0"),
+    ({"temperature": -1.5}, "`temperature` must be strictly positive. Given: -1.5"),
+    ({"temperature": 1e30}, "`temperature` must be >= 0.0 and <= 100.0. Given: 1e+30"),
+    ({"repetition_penalty": 0.0}, "`repetition_penalty` must be strictly positive. Given: 0.0"),
+    ({"repetition_penalty": 1e-9}, "`repetition_penalty` must be >= 0.01 and <= 100.0. Given: 1e-09"),
+    ({"frequency_penalty": 2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0. Given: 2.5"),
+    ({"top_p": 0.0}, "`top_p` must be > 0.0 and < 1.0. Given: 0.0"),
+    ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0. Given: 1.0"),
+    ({"typical_p": 1.5}, "`typical_p` must be > 0.0 and < 1.0. Given: 1.5"),
+    ({"top_k": 0}, "`top_k` must be strictly positive. Given: 0"),
+    ({"top_k": 2**31}, "`top_k` must be >= 1 and <= 2147483647. Given: 2147483648"),
+    ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive. Given: 0"),
+    ({"stop": ["a"] * 5}, "`stop` supports up to 4 stop sequences. Given: 5"),
+    ({"stop": [""]}, '`stop` must not contain empty strings. Given: ""'),
+    ({"stop": ["é" * 129]}, "`stop` sequences must have at most 256 bytes. Given: 258"),
+    ({"seed": 2**64}, f"`seed` must be >= 0 and <= {2**64 - 1}. Given: {2**64}"),
+    ({"seed": -1}, f"`seed` must be >= 0 and <= {2**64 - 1}. Given: -1"),
+    ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+    ({"truncate": 0}, "`truncate` must be strictly positive and less than 255. Given: 0"),
+    ({"truncate": 256}, "`truncate` must be strictly positive and less than 255. Given: 256"),
+    (
+        {"max_new_tokens": 254},
+        "`inputs` tokens + `max_new_tokens` must be <= 256. Given: 3 `inputs` tokens and 254 `max_new_tokens`",
+    ),
+    ({"watermark": True}, "`watermark` is not supported: leave it out, or set it to false. Given: True"),
+    (
+        {"decoder_input_details": True},
+        "`decoder_input_details` is not supported: leave it out, or set it to false. Given: True",
+    ),
+    ({"adapter_id": "x"}, "`adapter_id` is not supported: leave it out, or set it to null. Given: 'x'"),
+    (
+        {"grammar": {"type": "regex"}},
+        "`grammar` is not supported: leave it out, or set it to null. Given: {'type': 'regex'}",
+    ),
+    ({"nope": 1}, "Object contains unknown field `nope` - at `$.parameters`"),
+    ({"top_k": 1.5}, "Expected `int | null`, got `float` - at `$.parameters.top_k`"),
+    ({"top_k": True}, "Expected `int | null`, got `bool` - at `$.parameters.top_k`"),
+    ({"stop": "a"}, "Expected `array | null`, got `str` - at `$.parameters.stop`"),
+    # TGI's order: the first rule broken is the one named.
+    ({"temperature": 0, "top_k": 0}, "`temperature` must be strictly positive. Given: 0.0"),
+    ({"top_p": 2.0, "top_k": 0}, "`top_p` must be > 0.0 and < 1.0. Given: 2.0"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), TGI_RULES)
+async def test_tgi_rules(service: Service, parameters: dict[str, Any], message: str) -> None:
+    response = await service.post("/generate", {"inputs": "hi", "parameters": parameters})
+    body = await response.json()
+    assert response.status == 422, body
+    expected = message if message.startswith("Input") else f"Input validation error: {message}"
+    assert body == {"error": expected, "error_type": "validation"}
+    assert not service.engine.streams
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("", "`inputs` cannot be empty"),
+        ("a" * 256, "`inputs` must have less than 255 tokens. Given: 257"),
+        ("é" * 5001, "`inputs` must have at most 10000 bytes. Given: 10002"),
+    ],
+)
+async def test_prompt_rules(service: Service, inputs: str, message: str) -> None:
+    response = await service.post("/generate", {"inputs": inputs})
+    assert response.status == 422
+    assert (await response.json())["error"] == f"Input validation error: {message}"
+
+
+async def test_best_of_cannot_stream(service: Service) -> None:
+    response = await service.post("/", {"inputs": "x", "stream": True, "parameters": {"best_of": 2, "do_sample": True}})
+    assert "`best_of` != 1 is not supported when streaming tokens" in await response.text()
+
+
+async def test_null_and_neutral_values_are_accepted(service: Service) -> None:
+    fields = """best_of temperature repetition_penalty frequency_penalty top_k top_p typical_p do_sample max_new_tokens
+        return_full_text stop truncate watermark details decoder_input_details seed top_n_tokens grammar adapter_id"""
+    nulls: dict[str, Any] = dict.fromkeys(fields.split())
+    assert (await service.post("/generate", {"inputs": "x", "parameters": nulls})).status == 200
+    neutral = nulls | {"best_of": 1, "watermark": False, "decoder_input_details": False, "stop": [], "top_n_tokens": 0}
+    assert (await service.post("/generate", {"inputs": "x", "parameters": neutral})).status == 200
+
+
+OPENAI_RULES = [
+    ({"n": 2}, "n", "`n` is not supported: leave it out, or set it to 1. Given: 2"),
+    ({"best_of": 2}, "best_of", "`best_of` is not supported: leave it out, or set it to 1. Given: 2"),
+    ({"echo": True}, "echo", "`echo` is not supported: leave it out, or set it to false. Given: True"),
+    ({"suffix": "x"}, "suffix", "`suffix` is not supported: leave it out, or set it to \"\". Given: 'x'"),
+    (
+        {"logit_bias": {"5": 1}},
+        "logit_bias",
+        "`logit_bias` is not supported: leave it out, or set it to {}. Given: {'5': 1}",
+    ),
+    ({"stream_options": {}}, "stream_options", "`stream_options` may be set only when `stream` is true"),
+    ({"temperature": -1}, "temperature", "`temperature` must be strictly positive. Given: -1.0"),
+    ({"top_p": 0}, "top_p", "`top_p` must be > 0.0 and <= 1.0. Given: 0.0"),
+    ({"min_p": 2}, "min_p", "`min_p` must be >= 0.0 and <= 1.0. Given: 2.0"),
+    ({"top_k": -2}, "top_k", "`top_k` must be >= -1 and <= 2147483647. Given: -2"),
+    ({"presence_penalty": 3}, "presence_penalty", "`presence_penalty` must be >= -2.0 and <= 2.0. Given: 3.0"),
+    ({"logprobs": 6}, "logprobs", "`logprobs` must be >= 0 and <= 5. Given: 6"),
+    ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be strictly positive. Given: 0"),
+    (
+        {"max_tokens": 10**30},
+        "prompt",
+        f"`prompt` tokens + `max_tokens` must be <= 256. Given: 3 `prompt` tokens and {10**30} `max_tokens`",
+    ),
+    ({"seed": 2**64}, "seed", f"`seed` must be >= {-(2**63)} and <= {2**64 - 1}. Given: {2**64}"),
+    ({"stop": ""}, "stop", '`stop` must not contain empty strings. Given: ""'),
+    ({"prompt": []}, "prompt", "`prompt` cannot be empty"),
+    ({"prompt": [[]]}, "prompt", "`prompt` cannot be empty"),
+    ({"prompt": ["a", ""]}, "prompt", "`prompt` cannot be empty"),
+    (
+        {"prompt": ["a", 1]},
+        "prompt",
+        "`prompt` must be a text, a list of texts, a list of token ids or a list of such lists",
+    ),
+    ({"prompt": [-1]}, "prompt", "`prompt` token ids must be >= 0 and < 1000. Given: -1"),
+    ({"prompt": [1000]}, "prompt", "`prompt` token ids must be >= 0 and < 1000. Given: 1000"),
+    ({"prompt": ["a"] * 33}, "prompt", "Number of prompts exceeds the maximum allowed batch size of 32. Given: 33"),
+    ({"nope": 1}, "nope", "Object contains unknown field `nope`"),
+    ({"top_k": "5"}, "top_k", "Expected `int | null`, got `str` - at `$.top_k`"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), OPENAI_RULES)
+async def test_openai_rules(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
+    response = await service.post("/v1/completions", {"prompt": "hi", "model": "m", **fields})
+    body = await response.json()
+    assert response.status == 400, body
+    assert body["error"] == {
+        "message": f"Input validation error: {message}",
+        "type": "invalid_request_error",
+        "param": param,
+        "code": "validation",
+    }
+    assert not service.engine.streams
+
+
+async def test_neutral_values_of_what_is_not_built_are_accepted(service: Service) -> None:
+    neutral = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "logit_bias": {}, "stream_options": None}
+    assert (await service.post("/v1/completions", {"prompt": "hi", **neutral})).status == 200

@@ -1,0 +1,32 @@
+"""The rules between flags."""
+
+from typing import Any
+
+import pytest
+
+from caravan_shard.config import ShardConfig, physical_cores
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        ({"backend": "llama"}, "--model"),
+        ({"address": "unix:"}, "unix socket"),
+        ({"address": "unix:/" + "x" * 200}, "107 bytes"),
+        ({"address": "somewhere"}, "host:port"),
+        ({"kv_layout": "split", "ctx_size": 2000, "parallel": 8}, "-c 2048"),
+        ({"batch_size": 4, "parallel": 8}, "batch-size"),
+        ({"flash_attn": "off", "cache_type_v": "q8_0"}, "-fa on"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_advice(fields: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        ShardConfig(**{"backend": "fake", **fields})
+
+
+def test_threads_default_to_what_the_host_has() -> None:
+    config = ShardConfig(backend="fake")
+    assert config.decode_threads == config.batch_threads == physical_cores() >= 1
+    config = ShardConfig(backend="fake", threads=3)
+    assert (config.decode_threads, config.batch_threads) == (3, 3)
+    assert ShardConfig(backend="fake", threads=3, threads_batch=5).batch_threads == 5

@@ -1,0 +1,224 @@
+"""What sequences say on the toy model, whose right answers are known, in every way to run them."""
+
+import pytest
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import DecodeOutcome, KvLayout, TokenBatch
+from caravan_shard.backends.fake import FakeBackend, expected_output
+from caravan_shard.commands import Decode, PrefixCopy
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.results import FinishReason, Refusal, StepOutcome, StepResult
+from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
+
+SAMPLED = SamplingParameters(
+    temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, seed=11
+)
+
+
+@pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
+def layout(request: pytest.FixtureRequest) -> KvLayout:
+    """Both layouts."""
+    assert isinstance(request.param, KvLayout)
+    return request.param
+
+
+def test_sequences_in_one_batch_say_what_each_says_alone(layout: KvLayout) -> None:
+    driver = EngineDriver(FakeBackend(layout=layout))
+    prompts = {key: toy_prompt(f"prompt number {key} " * (key + 1)) for key in range(5)}
+    driver.prefill(*(first_chunk(key, prompt) for key, prompt in prompts.items()))
+    driver.decode(list(prompts))
+    assert driver.output == {key: expected_output(prompt, 50) for key, prompt in prompts.items()}
+
+
+def test_drawn_tokens_do_not_depend_on_batch_mates() -> None:
+    prompt = toy_prompt("once upon a time")
+    driver = EngineDriver(sampling_threads=3)
+    driver.prefill(first_chunk(3, prompt, sampling=SAMPLED), first_chunk(1, toy_prompt("other"), temperature=1.0))
+    driver.prefill(first_chunk(2, toy_prompt("more"), temperature=0.5, seed=3), riders=[3])
+    driver.decode([1, 2, 3])
+    assert driver.output[3] == expected_output(prompt, 50, sampling=SAMPLED)
+    assert driver.output[1] == expected_output(toy_prompt("other"), 50, sampling=SamplingParameters(temperature=1.0))
+
+
+def test_a_prompt_in_chunks_with_riders_says_the_same(layout: KvLayout) -> None:
+    driver = EngineDriver(FakeBackend(layout=layout))
+    prompt = toy_prompt("a long prompt that comes in three chunks")
+    driver.prefill(first_chunk(0, toy_prompt("rider"), ignore_eos=True))
+    driver.prefill(first_chunk(5, prompt[:10], total=len(prompt), last=False), riders=[0])
+    result = driver.prefill(next_chunk(5, 10, prompt[10:11], last=False), riders=[0])
+    assert result.rows.sequence_ids == [0]
+    result = driver.prefill(next_chunk(5, 11, prompt[11:]), riders=[0])
+    assert result.rows.sequence_ids == [0, 5]
+    driver.decode([0, 5])
+    assert driver.output[5] == expected_output(prompt, 50)
+    assert driver.output[0] == expected_output(toy_prompt("rider"), 50, ignore_eos=True)
+
+
+def test_a_copied_prefix_is_as_good_as_a_computed_one(layout: KvLayout) -> None:
+    driver = EngineDriver(FakeBackend(layout=layout))
+    prefix, tails = toy_prompt("you are a helpful assistant. "), [toy_prompt("first"), toy_prompt("second")]
+    driver.prefill(first_chunk(0, prefix + tails[0], sampling=SAMPLED))
+    # The source advances in the very pass that copies from it.
+    driver.prefill(
+        first_chunk(1, tails[1], copy=PrefixCopy(source_id=0, length=len(prefix)), sampling=SAMPLED), riders=[0]
+    )
+    driver.decode([0, 1])
+    assert driver.output[0] == expected_output(prefix + tails[0], 50, sampling=SAMPLED)
+    assert driver.output[1] == expected_output(prefix + tails[1], 50, sampling=SAMPLED)
+
+
+def test_shared_cells_count_once_and_outlive_their_source() -> None:
+    driver = EngineDriver(FakeBackend(cells=100))
+    driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
+    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=PrefixCopy(source_id=0, length=30)))
+    driver.prefill(first_chunk(2, toy_prompt("z" * 5), copy=PrefixCopy(source_id=1, length=35)))
+    assert driver.keep(0, 1, 2).free_cells == 100 - 40 - 10 - 5
+    assert driver.keep(1, 2).free_cells == 100 - 30 - 10 - 5
+    assert driver.keep(2).free_cells == 100 - 35 - 5
+    assert driver.engine.free_cells == 100 - driver.backend.cache.used
+    assert driver.keep().free_cells == 100
+
+
+def test_a_split_cache_counts_a_copy_for_each_sequence() -> None:
+    driver = EngineDriver(FakeBackend(cells=400, max_sequences=4, layout=KvLayout.SPLIT))
+    driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
+    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=PrefixCopy(source_id=0, length=30)))
+    assert driver.keep(0, 1).free_cells == 400 - 40 - 40
+
+
+def test_a_resumed_sequence_goes_on_as_if_nothing_had_happened() -> None:
+    prompt = toy_prompt("to be resumed")
+    whole = expected_output(prompt, 40, sampling=SAMPLED, ignore_eos=True)
+    driver = EngineDriver()
+    earlier = whole[:15]
+    driver.prefill(
+        first_chunk(0, prompt + earlier, prompt_length=len(prompt), max_new=25, sampling=SAMPLED, ignore_eos=True)
+    )
+    driver.decode([0])
+    assert driver.output[0] == whole[15:]
+    assert whole[15:] == expected_output(prompt, 25, sampling=SAMPLED, ignore_eos=True, earlier_output=earlier)
+
+
+def test_the_end_token_ends_a_sequence_which_keeps_its_cells_until_released() -> None:
+    prompt = next(
+        prompt
+        for prompt in (toy_prompt(f"prompt {number}") for number in range(1_000))
+        if 3 <= len(expected_output(prompt, 30)) < 20
+    )
+    expected = expected_output(prompt, 30)
+    driver = EngineDriver()
+    driver.prefill(first_chunk(4, prompt, max_new=30))
+    results = driver.decode([4])
+    assert driver.output[4] == expected
+    assert results[-1].rows.finish_reasons == [FinishReason.EOS]
+    assert results[-1].rows.specials == [True]
+    assert all(result.rows.finish_reasons == [None] for result in results[:-1])
+    held = driver.engine.free_cells
+    # Listing an ended sequence is fine; nothing of it is left to advance.
+    assert driver.decode([4]) == []
+    result = driver.prefill(first_chunk(5, toy_prompt("new")), riders=[4])
+    assert result.rows.sequence_ids == [5]
+    assert driver.keep(5).free_cells == held + len(prompt) + len(expected) - 1 - 3
+
+
+def test_max_length_ends_a_sequence_with_its_last_token() -> None:
+    driver = EngineDriver()
+    result = driver.prefill(first_chunk(0, toy_prompt("abc"), max_new=1, ignore_eos=True))
+    assert result.rows.finish_reasons == [FinishReason.LENGTH]
+    assert driver.decode([0]) == []
+
+
+def test_a_pass_with_nothing_to_do_is_ok_and_releases() -> None:
+    driver = EngineDriver()
+    driver.prefill(first_chunk(0, toy_prompt("abc")))
+    result = driver.prefill(release=[0])
+    assert result.rows.token_ids == []
+    assert driver.engine.sequence_count == 0
+    assert driver.engine.step_count == 1
+
+
+def test_a_full_cache_is_a_result_that_changes_nothing() -> None:
+    driver = EngineDriver(FakeBackend(cells=60))
+    prompt = toy_prompt("p" * 30)
+    driver.prefill(first_chunk(0, prompt, ignore_eos=True, max_new=25))
+    copied = first_chunk(1, toy_prompt("q" * 40), copy=PrefixCopy(source_id=0, length=10), max_new=5)
+    result = driver.try_prefill(copied, riders=[0])
+    assert isinstance(result, StepResult)
+    assert result.outcome is StepOutcome.NO_KV
+    assert result.rows.token_ids == []
+    assert driver.engine.sequence_count == 1
+    assert driver.backend.cache.used == 30
+    driver.decode([0])
+    assert driver.output[0] == expected_output(prompt, 25, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answer"),
+    [
+        (DecodeOutcome.NO_KV, StepOutcome.NO_KV),
+        (DecodeOutcome.ABORTED, StepOutcome.ABORTED),
+        (DecodeOutcome.INVALID, ShardError.FORWARD_FAILED),
+        (DecodeOutcome.FAILED, ShardError.FORWARD_FAILED),
+    ],
+)
+def test_a_failed_pass_leaves_everything_as_it_was(
+    outcome: DecodeOutcome, answer: StepOutcome | ShardError, layout: KvLayout
+) -> None:
+    backend = FakeBackend(layout=layout)
+    driver = EngineDriver(backend)
+    prompt, half = toy_prompt("a running sequence"), toy_prompt("half of a prompt and the rest")
+    driver.prefill(first_chunk(0, prompt), first_chunk(2, half[:9], total=len(half), last=False))
+    driver.decode([0], steps=3)
+    used = backend.cache.used
+    fail_once = iter([outcome])
+    backend.hook = lambda _batch: next(fail_once, None)
+
+    chunks = (next_chunk(2, 9, half[9:]), first_chunk(1, toy_prompt("b"), copy=PrefixCopy(source_id=0, length=5)))
+    result = driver.try_prefill(*chunks, riders=[0])
+
+    if isinstance(answer, StepOutcome):
+        assert isinstance(result, StepResult)
+        assert result.outcome is answer
+        assert driver.engine.failures_in_a_row == 0
+    else:
+        assert isinstance(result, Refusal)
+        assert result.error is answer
+        assert driver.engine.failures_in_a_row == 1
+    assert backend.cache.used == used
+    assert driver.engine.sequence_count == 2
+    # The same command works when repeated, and all say what they would have said.
+    driver.prefill(*chunks, riders=[0])
+    assert driver.engine.failures_in_a_row == 0
+    driver.decode([0, 1, 2])
+    assert driver.output[0] == expected_output(prompt, 50)
+    assert driver.output[2] == expected_output(half, 50)
+    assert driver.output[1] == expected_output([*prompt[:5], *toy_prompt("b")], 50)
+
+
+def test_rows_of_a_batch_are_in_order_of_sequence_ids() -> None:
+    seen: list[list[int]] = []
+
+    def note(batch: TokenBatch) -> None:
+        seen.append(batch.sequence_ids.tolist())
+
+    driver = EngineDriver(FakeBackend(hook=note))
+    driver.prefill(first_chunk(5, toy_prompt("ab"), ignore_eos=True), first_chunk(1, toy_prompt("c"), ignore_eos=True))
+    driver.prefill(first_chunk(3, toy_prompt("de"), ignore_eos=True), riders=[5, 1])
+    driver.decode([5, 3, 1], steps=1)
+    assert seen == [[1, 5, 5], [1, 3, 3, 5], [1, 3, 5]]
+
+
+def test_timings_tell_where_a_pass_spent_its_time() -> None:
+    driver = EngineDriver(FakeBackend(step_s=0.01, token_s=0.001))
+    timings = driver.prefill(first_chunk(0, toy_prompt("0123456789"))).timings
+    assert timings.forward_ns >= 20_000_000
+    assert timings.total_ns >= timings.forward_ns + timings.sample_ns
+
+
+def test_decode_checks_before_it_releases() -> None:
+    driver = EngineDriver()
+    driver.prefill(first_chunk(0, toy_prompt("abc")))
+    refusal = driver.engine.begin_decode(Decode(sequence_ids=[0], max_steps=5, release_ids=[0]))
+    assert isinstance(refusal, Refusal)
+    assert refusal.error is ShardError.UNKNOWN_SEQUENCE
+    assert driver.engine.sequence_count == 1

@@ -1,0 +1,58 @@
+"""Who may command, and until when."""
+
+import pytest
+
+from caravan_proto.errors import ShardError
+from caravan_shard.lease import LeaseBook, LeaseChange
+from caravan_shard.results import Refusal
+
+
+def refusal_of(answer: object) -> ShardError | None:
+    return answer.error if isinstance(answer, Refusal) else None
+
+
+def test_nobody_commands_before_the_first_lease() -> None:
+    book = LeaseBook()
+    assert refusal_of(book.check(0)) is ShardError.NOT_LEASED
+    assert book.epoch == 0
+
+
+def test_a_higher_epoch_takes_over_and_fences_the_older() -> None:
+    book = LeaseBook()
+    assert book.request("a", 3, 10.0, now=0.0) is LeaseChange.TAKEN
+    assert book.check(3) is None
+    assert book.request("b", 4, 10.0, now=1.0) is LeaseChange.TAKEN
+    assert refusal_of(book.check(3)) is ShardError.STALE_EPOCH
+    assert refusal_of(book.request("a", 3, 10.0, now=1.0)) is ShardError.STALE_EPOCH
+    assert refusal_of(book.check(5)) is ShardError.STALE_EPOCH
+    assert book.check(4) is None
+
+
+def test_only_the_holder_renews_its_epoch() -> None:
+    book = LeaseBook()
+    book.request("a", 3, 1.0, now=0.0)
+    assert book.request("a", 3, 1.0, now=0.9) is LeaseChange.RENEWED
+    assert refusal_of(book.request("b", 3, 1.0, now=0.9)) is ShardError.STALE_EPOCH
+    assert not book.expire(now=1.8)
+
+
+def test_an_expired_lease_ends_for_good() -> None:
+    book = LeaseBook()
+    book.request("a", 3, 1.0, now=0.0)
+    assert not book.expire(now=0.99)
+    assert book.expire(now=1.0)
+    assert not book.expire(now=1.1)
+    assert refusal_of(book.check(3)) is ShardError.NOT_LEASED
+    assert refusal_of(book.request("a", 3, 1.0, now=1.2)) is ShardError.STALE_EPOCH
+    assert book.request("a", 4, 1.0, now=1.2) is LeaseChange.TAKEN
+
+
+@pytest.mark.parametrize(("router_id", "ttl_s"), [("", 1.0), ("x" * 257, 1.0), ("a", 0.0)])
+def test_a_malformed_request_takes_nothing(router_id: str, ttl_s: float) -> None:
+    book = LeaseBook()
+    assert refusal_of(book.request(router_id, 1, ttl_s, now=0.0)) is ShardError.BAD_REQUEST
+    assert book.epoch == 0
+
+
+def test_epoch_zero_is_never_granted() -> None:
+    assert refusal_of(LeaseBook().request("a", 0, 1.0, now=0.0)) is ShardError.STALE_EPOCH
