@@ -1,0 +1,100 @@
+"""Command line of ``caravan bench``: parses, calls, reports."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from caravan_router.bench.cpu_time import NoSuchProcessError
+from caravan_router.bench.report import print_report, write_json
+from caravan_router.bench.runner import BenchConfig, WarmUpError, run_bench
+from caravan_router.bench.workloads import Shape, Workload
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when something completed, 1 when nothing did, 2 for a wrong command line."""
+    parser = _parser()
+    config, json_path = _config(parser, parser.parse_args(argv))
+    console = Console(stderr=False)
+    try:
+        report = asyncio.run(run_bench(config, console))
+    except (WarmUpError, NoSuchProcessError) as error:
+        console.print(f"[red]caravan bench: {escape(str(error))}[/red]", soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print_report(console, report)
+    if json_path is not None:
+        write_json(json_path, report)
+        console.print(f"written to {json_path}", highlight=False)
+    return 0 if report.completed else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="caravan bench", description="Measure a server that speaks OpenAI completions or TGI streams."
+    )
+    add = parser.add_argument
+    add("--url", required=True, help="base address, for example http://127.0.0.1:3000")
+    add("--api", choices=("completions", "generate"), default="completions", help="/v1/completions, /generate_stream")
+    add("--model", default="default", help="model name sent to /v1/completions")
+    add("--api-key", help="sent as a bearer token")
+    add("--workload", type=Workload, choices=tuple(Workload), default=Workload.PLAIN, help="what is sent")
+    add("--concurrency", type=_positive, default=8, help="closed loop: requests running at once (default 8)")
+    add("--rate", type=float, help="open loop: mean arrivals per second (Poisson), instead of the closed loop")
+    add("--requests", type=_positive, help="requests per phase (default: the workload's)")
+    add("--words", type=_positive, help="words per prompt (default: the workload's)")
+    add("--tokens", type=_positive, help="output tokens per choice (default: the workload's)")
+    add("--n", type=_positive, default=8, help="choices per prompt of the workload n (default 8)")
+    add("--seed", type=int, default=0, help="of prompts and arrival times (default 0)")
+    add("--warmup", type=int, default=1, help="short requests before anything is measured (default 1)")
+    add("--timeout", type=float, default=600.0, help="seconds until a request counts as failed (default 600)")
+    add("--pid", type=_positive, action="append", default=[], help="server process whose CPU is counted; repeatable")
+    add("--pid-children", action="store_true", help="count the children of --pid too")
+    add("--json", type=Path, metavar="FILE", help="write the report there as well")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        message = f"must be at least 1, not {value}"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[BenchConfig, Path | None]:
+    if not args.url.startswith(("http://", "https://")):
+        parser.error(f"--url must start with http:// or https://, not {args.url!r}")
+    if args.rate is not None and args.rate <= 0:
+        parser.error(f"--rate must be above 0, not {args.rate:g}")
+    if args.api == "generate" and args.workload is Workload.N:
+        parser.error("the workload n needs --api completions: /generate_stream streams one choice alone")
+    if args.pid and sys.platform != "linux":
+        parser.error("--pid reads /proc, which only Linux has")
+    shape = Shape(
+        words=args.words,
+        tokens=args.tokens,
+        requests=args.requests,
+        concurrency=args.concurrency,
+        n=args.n,
+        seed=args.seed,
+    )
+    config = BenchConfig(
+        url=args.url,
+        api=args.api,
+        model=args.model,
+        api_key=args.api_key,
+        workload=args.workload,
+        shape=shape,
+        rate=args.rate,
+        warmup=args.warmup,
+        timeout_s=args.timeout,
+        pids=tuple(args.pid),
+        pid_children=args.pid_children,
+    )
+    return config, args.json

@@ -1,0 +1,99 @@
+"""One streamed request over HTTP: bytes are timed as they arrive, parsed once, kept as times alone."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from caravan_router.bench.dialects import Dialect
+from caravan_router.bench.request import (
+    BenchRequest,
+    ErrorKind,
+    Failure,
+    RequestResult,
+    StreamRecord,
+    TokenSource,
+)
+from caravan_router.bench.sse import SseParser
+
+_MESSAGE_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SseClient:
+    """Sends requests to one server in one dialect."""
+
+    session: aiohttp.ClientSession
+    base_url: str
+    dialect: Dialect
+    timeout_s: float
+
+    async def run(
+        self, request: BenchRequest, *, scheduled: float | None = None, record: StreamRecord | None = None
+    ) -> RequestResult:
+        """Run one request to its end. A failure is a value.
+
+        Latencies count from ``scheduled``, so that a late client cannot flatter the server; default is now.
+        ``record`` lets the caller watch the stream while it grows.
+        """
+        start = time.perf_counter() if scheduled is None else scheduled
+        record = StreamRecord() if record is None else record
+        failure: Failure | None
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                failure = await self._stream(request, record)
+        except TimeoutError:
+            failure = Failure(ErrorKind.TIMEOUT, f"no end after {self.timeout_s:g} s")
+        except aiohttp.ClientPayloadError as error:
+            failure = Failure(ErrorKind.CUT, str(error)[:_MESSAGE_CHARS])
+        except (aiohttp.ClientError, OSError) as error:
+            failure = Failure(ErrorKind.CONNECTION, (str(error) or type(error).__name__)[:_MESSAGE_CHARS])
+        return _result(request, record, start, failure)
+
+    async def _stream(self, request: BenchRequest, record: StreamRecord) -> Failure | None:
+        body = self.dialect.body(request)
+        url = self.base_url + self.dialect.path
+        async with self.session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
+            if response.status != 200:
+                return _refusal(response.status, await response.text(errors="replace"))
+            parser = SseParser()
+            async for chunk in response.content.iter_any():
+                when = time.perf_counter()
+                for data in parser.feed(chunk):
+                    try:
+                        self.dialect.read(data, when, record)
+                    except msgspec.MsgspecError as error:
+                        return Failure(ErrorKind.STREAM, f"unreadable event: {error}"[:_MESSAGE_CHARS])
+                    if record.error is not None:
+                        return Failure(ErrorKind.STREAM, record.error[:_MESSAGE_CHARS])
+        if not record.ended:
+            return Failure(ErrorKind.CUT, "the stream ended without its last event")
+        return None
+
+
+def _refusal(status: int, text: str) -> Failure:
+    message = f"HTTP {status}: {text.strip()[:_MESSAGE_CHARS]}"
+    if status == 429:
+        return Failure(ErrorKind.OVERLOADED, message)
+    return Failure(ErrorKind.REFUSED if status < 500 else ErrorKind.SERVER, message)
+
+
+def _result(request: BenchRequest, record: StreamRecord, start: float, failure: Failure | None) -> RequestResult:
+    if record.usage_tokens is None:
+        output_tokens, source = record.event_tokens, TokenSource.EVENTS
+    else:
+        output_tokens, source = record.usage_tokens, TokenSource.USAGE
+    asked = request.max_tokens * request.n
+    if failure is None and output_tokens < asked:
+        failure = Failure(ErrorKind.SHORT, f"{output_tokens} of {asked} tokens")
+    return RequestResult(
+        scheduled=start,
+        ended=time.perf_counter(),
+        token_times=tuple(tuple(times) for _, times in sorted(record.token_times.items())),
+        prompt_tokens=record.prompt_tokens,
+        output_tokens=output_tokens,
+        token_source=source,
+        failure=failure,
+    )

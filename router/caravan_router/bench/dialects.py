@@ -1,0 +1,128 @@
+"""The two streaming APIs: how a request is asked for, and what an event says."""
+
+from typing import Protocol
+
+import msgspec
+
+from caravan_router.bench.request import BenchRequest, StreamRecord
+
+_DONE = b"[DONE]"
+
+
+class Dialect(Protocol):
+    """One API: a path, a body, and the meaning of its events."""
+
+    @property
+    def path(self) -> str: ...
+
+    def body(self, request: BenchRequest) -> bytes: ...
+
+    def read(self, data: bytes, when: float, record: StreamRecord) -> None:
+        """Note in ``record`` what an event that arrived at ``when`` says. Raises msgspec.MsgspecError if unreadable."""
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _CompletionEvent(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+class CompletionsDialect:
+    """OpenAI ``/v1/completions`` with ``stream_options.include_usage``; and ``ignore_eos``."""
+
+    path = "/v1/completions"
+
+    def __init__(self, *, model: str) -> None:
+        self._model = model
+        self._decoder = msgspec.json.Decoder(_CompletionEvent)
+
+    def body(self, request: BenchRequest) -> bytes:
+        """Greedy, of fixed length, streamed."""
+        fields: dict[str, object] = {
+            "model": self._model,
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.n > 1:
+            fields["n"] = request.n
+        return msgspec.json.encode(fields)
+
+    def read(self, data: bytes, when: float, record: StreamRecord) -> None:
+        """Each non-empty text is one token."""
+        if data == _DONE:
+            record.ended = True
+            return
+        event = self._decoder.decode(data)
+        if event.error is not None:
+            record.error = bytes(event.error).decode(errors="replace")
+            return
+        for choice in event.choices:
+            # Some servers end a choice by an extra event without text: that is no token.
+            if choice.text:
+                record.add_token(choice.index, when)
+        if event.usage is not None:
+            record.prompt_tokens = event.usage.prompt_tokens
+            record.usage_tokens = event.usage.completion_tokens
+
+
+class _Token(msgspec.Struct):
+    id: int
+
+
+class _Details(msgspec.Struct):
+    generated_tokens: int
+    input_length: int | None = None
+
+
+class _GenerateEvent(msgspec.Struct):
+    token: _Token | None = None
+    details: _Details | None = None
+    error: str | None = None
+
+
+class GenerateDialect:
+    """TGI ``/generate_stream``: an event per token, and details in the last one."""
+
+    path = "/generate_stream"
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_GenerateEvent)
+
+    def body(self, request: BenchRequest) -> bytes:
+        """Greedy, of fixed length. TGI streams one choice alone, so that ``n`` above 1 must not come here."""
+        assert request.n == 1, f"n={request.n} on /generate_stream"
+        parameters = {
+            "max_new_tokens": request.max_tokens,
+            "do_sample": False,
+            "details": True,
+            "ignore_eos": True,
+        }
+        return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters})
+
+    def read(self, data: bytes, when: float, record: StreamRecord) -> None:
+        """The event with ``details`` ends the stream; there is no ``[DONE]``."""
+        event = self._decoder.decode(data)
+        if event.error is not None:
+            record.error = event.error
+            return
+        if event.token is not None:
+            record.add_token(0, when)
+        if event.details is not None:
+            record.prompt_tokens = event.details.input_length
+            record.usage_tokens = event.details.generated_tokens
+            record.ended = True

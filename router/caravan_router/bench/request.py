@@ -1,0 +1,82 @@
+"""One request of the load and what became of it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ErrorKind(StrEnum):
+    """Why a request counts as failed; the values are the words of the report."""
+
+    OVERLOADED = "overloaded (429)"
+    REFUSED = "refused (4xx)"
+    SERVER = "server error (5xx)"
+    STREAM = "error in the stream"
+    CUT = "stream cut"
+    SHORT = "fewer tokens than asked"
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+
+
+class TokenSource(StrEnum):
+    """Where a token count comes from."""
+
+    USAGE = "usage"
+    EVENTS = "events"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRequest:
+    """A prompt and the exact number of tokens each of its ``n`` choices must get."""
+
+    prompt: str
+    max_tokens: int
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The kind for counting, the server's own words for the reader."""
+
+    kind: ErrorKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestResult:
+    """Times are seconds on ``time.perf_counter``; ``token_times`` holds the arrival of each token, by choice.
+
+    ``failure`` is None exactly for a request that delivered every token asked for.
+    """
+
+    scheduled: float
+    ended: float
+    token_times: tuple[tuple[float, ...], ...] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    token_source: TokenSource = TokenSource.EVENTS
+    failure: Failure | None = None
+
+    @property
+    def first_token(self) -> float | None:
+        """Arrival of the first token of any choice."""
+        return min((times[0] for times in self.token_times if times), default=None)
+
+
+@dataclass(slots=True)
+class StreamRecord:
+    """What a running stream has delivered so far; others may look at it while it grows."""
+
+    token_times: dict[int, list[float]] = field(default_factory=dict)
+    prompt_tokens: int | None = None
+    usage_tokens: int | None = None
+    error: str | None = None
+    ended: bool = False
+
+    def add_token(self, choice: int, when: float) -> None:
+        """Note one token of ``choice``."""
+        self.token_times.setdefault(choice, []).append(when)
+
+    @property
+    def event_tokens(self) -> int:
+        """Tokens counted by events, over all choices."""
+        return sum(len(times) for times in self.token_times.values())

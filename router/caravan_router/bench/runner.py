@@ -1,0 +1,126 @@
+"""Runs one workload against one server and gathers everything that is reported."""
+
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+from rich.console import Console
+
+from caravan_router.bench.client_sse import SseClient
+from caravan_router.bench.cpu_time import cpu_seconds, with_children
+from caravan_router.bench.dialects import CompletionsDialect, Dialect, GenerateDialect
+from caravan_router.bench.load import closed_loop, open_loop, poisson_arrivals
+from caravan_router.bench.progress import progress
+from caravan_router.bench.stall import StallResult, run_stall
+from caravan_router.bench.statistics import Summary, summarise
+from caravan_router.bench.workloads import Phase, Shape, Workload, phases, stall_plan, warm_up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """What ``caravan bench`` was asked to do. ``rate`` None is the closed loop."""
+
+    url: str
+    api: str = "completions"
+    model: str = "default"
+    api_key: str | None = None
+    workload: Workload = Workload.PLAIN
+    shape: Shape = field(default_factory=Shape)
+    rate: float | None = None
+    warmup: int = 1
+    timeout_s: float = 600.0
+    pids: tuple[int, ...] = ()
+    pid_children: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuUse:
+    """CPU of the load generator, and of the watched processes where there are any."""
+
+    client_s: float
+    server_s: float | None
+    cpu_us_per_output_token: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReport:
+    """One phase: its figures and what they cost."""
+
+    name: str
+    summary: Summary
+    cpu: CpuUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport:
+    """Everything a run found; ``stall`` is there for that workload alone, ``phases`` for the others."""
+
+    workload: str
+    api: str
+    shape: Shape
+    rate: float | None
+    phases: tuple[PhaseReport, ...] = ()
+    stall: StallResult | None = None
+
+    @property
+    def completed(self) -> int:
+        """Requests that delivered all their tokens."""
+        if self.stall is not None:
+            return 0 if self.stall.failures else 1
+        return sum(phase.summary.completed for phase in self.phases)
+
+
+class WarmUpError(Exception):
+    """The server does not answer as it should; nothing was measured."""
+
+
+async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
+    """Warm the server up, then run the phases of the workload one after the other."""
+    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key is not None else {}
+    # Time limits are the client's own (see SseClient); the pool must never queue what the load says is sent.
+    # A connection per request, because a server that closes idle ones races the next request on them.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+        client = SseClient(
+            session=session, base_url=config.url.rstrip("/"), dialect=_dialect(config), timeout_s=config.timeout_s
+        )
+        for request in warm_up(config.shape, config.warmup):
+            result = await client.run(request)
+            if result.failure is not None:
+                message = f"the warm-up request failed ({result.failure.kind}): {result.failure.message}"
+                raise WarmUpError(message)
+        if config.workload is Workload.STALL:
+            console.print("stall: streams start, then the long prompt lands", highlight=False)
+            stall = await run_stall(client, stall_plan(config.shape))
+            return BenchReport(workload=config.workload, api=config.api, shape=config.shape, rate=None, stall=stall)
+        reports = [await _run_phase(phase, client, config, console) for phase in phases(config.workload, config.shape)]
+        return BenchReport(
+            workload=config.workload, api=config.api, shape=config.shape, rate=config.rate, phases=tuple(reports)
+        )
+
+
+async def _run_phase(phase: Phase, client: SseClient, config: BenchConfig, console: Console) -> PhaseReport:
+    pids = with_children(config.pids) if config.pid_children else config.pids
+    server_before = cpu_seconds(pids)
+    client_before = time.process_time()
+    with progress(console, phase.name, len(phase.requests)) as on_done:
+        if config.rate is None:
+            results = await closed_loop(client, phase.requests, concurrency=config.shape.concurrency, on_done=on_done)
+        else:
+            arrivals = poisson_arrivals(len(phase.requests), rate=config.rate, seed=config.shape.seed)
+            results = await open_loop(client, phase.requests, arrivals=arrivals, on_done=on_done)
+    client_s = time.process_time() - client_before
+    server_s = cpu_seconds(pids) - server_before if pids else None
+    summary = summarise(results)
+    # A failed request's tokens cost CPU too, so that the share per token is of all that were delivered.
+    delivered = sum(result.output_tokens for result in results)
+    per_token = server_s * 1e6 / delivered if server_s is not None and delivered else None
+    cpu = CpuUse(client_s=client_s, server_s=server_s, cpu_us_per_output_token=per_token)
+    return PhaseReport(name=phase.name, summary=summary, cpu=cpu)
+
+
+def _dialect(config: BenchConfig) -> Dialect:
+    if config.api == "generate":
+        return GenerateDialect()
+    return CompletionsDialect(model=config.model)
