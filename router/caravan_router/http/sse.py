@@ -23,7 +23,8 @@ def event(data: bytes) -> bytes:
 
 
 class EventStream:
-    """Use as an async context manager: entering sends the headers, leaving without an error ends the body.
+    """Use as an async context manager: entering sends the headers, leaving without an error ends the body,
+    and leaving because the client has gone is not an error.
 
     ``send`` waits only while this client's buffers are full. What it writes is flushed by the transport once a loop
     iteration, so tokens that are ready together leave in one system call.
@@ -53,14 +54,18 @@ class EventStream:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         assert self._pulse is not None
         try:
             if error is None:
                 self._blocked_since = time.monotonic()
                 await self.response.write_eof()
+        except ConnectionResetError as reset:
+            error = reset
         finally:
             self._pulse.cancel()
+        # The client has gone: there is nobody to tell, and nothing has failed.
+        return isinstance(error, ConnectionResetError)
 
     async def send(self, data: bytes) -> None:
         """Raises ConnectionResetError when the client has gone or was cut."""

@@ -1,6 +1,7 @@
 """Whatever is sent, the answer is JSON, a 4xx, and quick."""
 
 import gzip
+import io
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ async def test_a_zero_byte_is_a_character_like_others(service: Service) -> None:
 
 @pytest.mark.parametrize(("path", "key"), [("/generate", "error_type"), ("/v1/completions", "error")])
 async def test_too_large_a_body_is_413(service: Service, path: str, key: str) -> None:
-    body = b'{"inputs":"' + b"a" * 10_000_000 + b'"}'
+    body = io.BytesIO(b'{"inputs":"' + b"a" * 10_000_000 + b'"}')
     response = await service.client.post(path, data=body, headers=JSON)
     assert response.status == 413
     assert key in await response.json()
