@@ -107,16 +107,30 @@ class Worker:
             self._loop.call_soon_threadsafe(_succeed, self.ended, None)
             return
         self._loop.call_soon_threadsafe(_succeed, self._started, engine)
+        running: _Job | None = None
         try:
             while (job := self._take()) is not None:
+                running = job
                 self._execute(engine, job)
             engine.close()
-        except Exception as error:  # noqa: BLE001  ends the process, see below
+        except Exception as error:  # noqa: BLE001  carried to whoever waits for the end
             # A broken promise of ours: what the cache holds is unknown now, so the process must end.
             _log.exception("the worker failed")
+            if running is not None:
+                running.replies.put(ENDING)
+                running.replies.end()
+            self._refuse_all()
             self._loop.call_soon_threadsafe(_fail, self.ended, error)
         else:
             self._loop.call_soon_threadsafe(_succeed, self.ended, None)
+
+    def _refuse_all(self) -> None:
+        with self._changed:
+            self._stopping = True
+            for job in self._queue:
+                job.replies.put(ENDING)
+                job.replies.end()
+            self._queue.clear()
 
     def _take(self) -> _Job | None:
         """The next command; None once stopped."""
@@ -124,14 +138,11 @@ class Worker:
             while not self._queue and not self._stopping:
                 self._working_since = None
                 self._changed.wait()
-            if self._stopping:
-                for job in self._queue:
-                    job.replies.put(ENDING)
-                    job.replies.end()
-                self._queue.clear()
-                return None
-            self._working_since = monotonic()
-            return self._queue.popleft()
+            if not self._stopping:
+                self._working_since = monotonic()
+                return self._queue.popleft()
+        self._refuse_all()
+        return None
 
     def _execute(self, engine: Engine, job: _Job) -> None:
         started_ns = perf_counter_ns()

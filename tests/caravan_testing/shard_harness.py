@@ -1,0 +1,101 @@
+"""A whole shard in this process: toy backend, gRPC over a unix socket."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from caravan_proto.channel import client_options
+from caravan_proto.errors import ShardError, parse_error
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
+from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.config import ShardConfig
+from caravan_shard.server import ShardServer
+
+NEUTRAL_SAMPLING = {"top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+
+
+@dataclass
+class RunningShard:
+    """A started shard and a client; `take` it before commanding."""
+
+    server: ShardServer
+    backend: FakeBackend
+    address: str
+    channel: grpc.aio.Channel
+    stub: Any
+    epoch: int = 0
+
+    async def take(self, epoch: int = 1, *, router_id: str = "test", ttl_ms: int = 60_000) -> shard_pb2.LeaseResponse:
+        """Lease the shard; later commands carry the epoch."""
+        response: shard_pb2.LeaseResponse = await self.stub.Lease(
+            shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, ttl_ms=ttl_ms)
+        )
+        self.epoch = epoch
+        return response
+
+    def header(self, release: Iterable[int] = ()) -> types_pb2.CommandHeader:
+        """The header of a command."""
+        return types_pb2.CommandHeader(epoch=self.epoch, release_sequence_ids=release)
+
+    def prefill(
+        self, *chunks: types_pb2.PrefillChunk, riders: Iterable[int] = (), release: Iterable[int] = ()
+    ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.PrefillResponse]:
+        """The call, started."""
+        request = shard_pb2.PrefillRequest(header=self.header(release), chunks=chunks, ride_sequence_ids=riders)
+        return self.stub.Prefill(request)  # type: ignore[no-any-return]
+
+    def decode(
+        self, sequence_ids: Iterable[int], max_steps: int = 1_000, release: Iterable[int] = ()
+    ) -> grpc.aio.UnaryStreamCall[Any, shard_pb2.DecodeResponse]:
+        """The call, started; once it has initial metadata it is queued."""
+        request = shard_pb2.DecodeRequest(header=self.header(release), sequence_ids=sequence_ids, max_steps=max_steps)
+        return self.stub.Decode(request)  # type: ignore[no-any-return]
+
+    def keep(self, *sequence_ids: int) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.FilterBatchResponse]:
+        """FilterBatch, started."""
+        request = shard_pb2.FilterBatchRequest(header=self.header(), keep_sequence_ids=sequence_ids)
+        return self.stub.FilterBatch(request)  # type: ignore[no-any-return]
+
+
+def prompt_chunk(
+    sequence_id: int, tokens: Sequence[int], *, max_new: int = 50, ignore_eos: bool = False, **sampling: Any
+) -> types_pb2.PrefillChunk:
+    """A whole prompt as one chunk."""
+    return types_pb2.PrefillChunk(
+        sequence_id=sequence_id,
+        token_ids=tokens,
+        last=True,
+        parameters=types_pb2.SequenceParameters(
+            sampling=types_pb2.SamplingParameters(**{**NEUTRAL_SAMPLING, **sampling}),
+            prompt_length=len(tokens),
+            max_length=len(tokens) + max_new,
+            ignore_eos=ignore_eos,
+        ),
+    )
+
+
+def error_code(error: grpc.aio.AioRpcError) -> ShardError | None:
+    """The shard's own code, which must come with the status it is meant to."""
+    code, _sentence = parse_error(error.details())
+    assert code is None or error.code() is code.status
+    return code
+
+
+@asynccontextmanager
+async def running_shard(backend: FakeBackend | None = None, **flags: Any) -> AsyncIterator[RunningShard]:
+    """Start a shard on the toy backend; ``flags`` are fields of ShardConfig."""
+    backend = backend or FakeBackend()
+    with tempfile.TemporaryDirectory(prefix="caravan") as folder:
+        address = f"unix:{Path(folder) / 'shard'}"
+        server = ShardServer(ShardConfig(backend="fake", address=address, **flags), lambda: backend)
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+                yield RunningShard(server, backend, address, channel, shard_pb2_grpc.ShardServiceStub(channel))
+        finally:
+            await server.stop()

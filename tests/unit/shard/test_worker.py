@@ -1,0 +1,225 @@
+"""One command after another, a Decode that gives way, and a router that stops reading."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import pytest
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
+from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.commands import Decode, FilterBatch, Prefill
+from caravan_shard.engine import Engine
+from caravan_shard.replies import RUN_AHEAD, Replies
+from caravan_shard.results import Holdings, Refusal, Result, StepResult
+from caravan_shard.worker import ENDING, Worker
+from caravan_testing.shard_builders import first_chunk, toy_prompt
+
+OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")
+START = Prefill(
+    chunks=[first_chunk(key, toy_prompt(f"sequence {key}"), max_new=5_000, ignore_eos=True) for key in range(2)]
+)
+DECODE = Decode(sequence_ids=[0, 1], max_steps=4_000)
+
+
+class Gate:
+    """Holds passes back until they are let through."""
+
+    def __init__(self) -> None:
+        self._allowed = threading.Semaphore(0)
+        self.entered = threading.Semaphore(0)
+        self.is_open = threading.Event()
+
+    def __call__(self, _batch: TokenBatch) -> DecodeOutcome | None:
+        self.entered.release()
+        if not self.is_open.is_set():
+            self._allowed.acquire()
+        return None
+
+    def pass_one(self) -> None:
+        self._allowed.release()
+
+    def open(self) -> None:
+        self.is_open.set()
+        self._allowed.release()
+
+    async def next_pass(self) -> None:
+        """Until a pass has begun."""
+        assert await asyncio.to_thread(self.entered.acquire, timeout=5)
+
+
+@asynccontextmanager
+async def worker_on(backend: FakeBackend) -> AsyncIterator[tuple[Worker, Engine]]:
+    worker = Worker(lambda: backend, sampling_threads=1)
+    engine = await worker.start()
+    try:
+        yield worker, engine
+    finally:
+        await worker.stop(5.0)
+
+
+async def all_of(replies: Replies) -> list[Result]:
+    results = []
+    async with asyncio.timeout(5):
+        while (result := await replies.next()) is not None:
+            results.append(result)
+    return results
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = monotonic() + 5
+    while not condition():
+        assert monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.001)
+
+
+async def test_commands_run_in_the_order_they_were_submitted() -> None:
+    async with worker_on(FakeBackend()) as (worker, _engine):
+        started = worker.submit(START)
+        filtered = worker.submit(FilterBatch(keep_ids=[1]))
+        refused = worker.submit(Decode(sequence_ids=[0], max_steps=1))
+        assert isinstance((await all_of(started))[0], StepResult)
+        (holdings,) = await all_of(filtered)
+        assert isinstance(holdings, Holdings)
+        assert holdings.sequence_ids == [1]
+        (refusal,) = await all_of(refused)
+        assert isinstance(refusal, Refusal)
+        assert refusal.error is ShardError.UNKNOWN_SEQUENCE
+
+
+async def test_a_decode_gives_way_to_the_next_command_after_the_running_pass() -> None:
+    gate = Gate()
+    backend = FakeBackend()
+    async with worker_on(backend) as (worker, engine):
+        await all_of(worker.submit(START))
+        backend.hook = gate
+        decode = worker.submit(DECODE)
+        await gate.next_pass()
+        gate.pass_one()
+        await gate.next_pass()
+        filtered = worker.submit(FilterBatch(keep_ids=[0, 1]))
+        gate.open()
+        assert len(await all_of(decode)) == 2
+        assert len(await all_of(filtered)) == 1
+        assert engine.step_count == 3
+
+
+async def test_a_decode_makes_one_pass_even_if_others_wait() -> None:
+    gate = Gate()
+    async with worker_on(FakeBackend(hook=gate)) as (worker, _engine):
+        started = worker.submit(START)
+        await gate.next_pass()
+        first, second = worker.submit(DECODE), worker.submit(DECODE)
+        last = worker.submit(FilterBatch(keep_ids=[]))
+        gate.open()
+        assert [len(await all_of(replies)) for replies in (started, first, second, last)] == [1, 1, 1, 1]
+
+
+async def test_a_router_that_stops_reading_stops_the_decode_and_counts_as_no_stall() -> None:
+    async with worker_on(FakeBackend()) as (worker, engine):
+        await all_of(worker.submit(START))
+        decode = worker.submit(DECODE)
+        await until(lambda: engine.step_count == 1 + RUN_AHEAD and not worker.is_busy)
+        assert worker.stalled_s() == 0.0
+        for _ in range(3):
+            await decode.next()
+        await until(lambda: engine.step_count == 1 + RUN_AHEAD + 3 and not worker.is_busy)
+        # Parked, it gives way all the same.
+        assert len(await all_of(worker.submit(FilterBatch(keep_ids=[])))) == 1
+        assert len(await all_of(decode)) == RUN_AHEAD
+
+
+async def test_a_cancelled_decode_stops_at_the_next_boundary() -> None:
+    gate = Gate()
+    backend = FakeBackend()
+    async with worker_on(backend) as (worker, engine):
+        await all_of(worker.submit(START))
+        backend.hook = gate
+        decode = worker.submit(DECODE)
+        await gate.next_pass()
+        decode.cancel()
+        gate.open()
+        await until(lambda: not worker.is_busy)
+        assert engine.step_count == 2
+
+
+async def test_a_command_cancelled_before_it_began_does_nothing() -> None:
+    gate = Gate()
+    async with worker_on(FakeBackend(hook=gate)) as (worker, engine):
+        started = worker.submit(START)
+        await gate.next_pass()
+        worker.submit(FilterBatch(keep_ids=[])).cancel()
+        gate.open()
+        await all_of(started)
+        assert len(await all_of(worker.submit(FilterBatch(keep_ids=[0, 1])))) == 1
+        assert engine.sequence_count == 2
+
+
+async def test_releasing_all_ends_the_running_decode_and_refuses_what_waits() -> None:
+    gate = Gate()
+    backend = FakeBackend()
+    async with worker_on(backend) as (worker, engine):
+        await all_of(worker.submit(START))
+        backend.hook = gate
+        decode = worker.submit(DECODE)
+        await gate.next_pass()
+        waiting = worker.submit(DECODE)
+        worker.release_all(OVERTAKEN)
+        gate.open()
+        assert len(await all_of(decode)) == 1
+        assert await all_of(waiting) == [OVERTAKEN]
+        await until(lambda: engine.sequence_count == 0)
+        assert backend.cache.used == 0
+
+
+async def test_a_pass_that_does_not_end_is_a_stall() -> None:
+    gate = Gate()
+    async with worker_on(FakeBackend(hook=gate)) as (worker, _engine):
+        assert worker.stalled_s() == 0.0
+        started = worker.submit(START)
+        await gate.next_pass()
+        await until(lambda: worker.stalled_s() > 0.02)
+        assert worker.is_busy
+        gate.open()
+        await all_of(started)
+        await until(lambda: worker.stalled_s() == 0.0)
+
+
+async def test_stopping_refuses_what_has_not_begun() -> None:
+    gate = Gate()
+    async with worker_on(FakeBackend(hook=gate)) as (worker, _engine):
+        started = worker.submit(START)
+        await gate.next_pass()
+        waiting = worker.submit(DECODE)
+        stopping = asyncio.create_task(worker.stop(5.0))
+        await asyncio.sleep(0)
+        gate.open()
+        await stopping
+        assert len(await all_of(started)) == 1
+        assert await all_of(waiting) == [ENDING]
+        assert await all_of(worker.submit(DECODE)) == [ENDING]
+
+
+async def test_a_failed_load_is_raised_at_the_start() -> None:
+    def load() -> FakeBackend:
+        raise OSError("no such model")
+
+    with pytest.raises(OSError, match="no such model"):
+        await Worker(load, sampling_threads=1).start()
+
+
+async def test_a_broken_promise_ends_the_worker_and_answers_those_who_wait() -> None:
+    def hook(_batch: TokenBatch) -> None:
+        raise RuntimeError("broken")
+
+    worker = Worker(lambda: FakeBackend(hook=hook), sampling_threads=1)
+    await worker.start()
+    running, waiting = worker.submit(START), worker.submit(DECODE)
+    with pytest.raises(RuntimeError, match="broken"):
+        await worker.ended
+    assert await all_of(running) == [ENDING]
+    assert await all_of(waiting) == [ENDING]
+    assert await all_of(worker.submit(DECODE)) == [ENDING]
