@@ -1,0 +1,110 @@
+"""What a streamed token costs the router's process, in microseconds of CPU; not run by the test suite.
+
+``python tests/bench/stream_cost.py``: 32 streams, a token each every ``STEP_S``, from the engine's token streams to a
+socket read by another process. The engine's own part (steps, gRPC) is left out.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import uvloop
+from aiohttp import web
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from caravan_router.engine.interface import GenerationSpec, ModelFacts, TokenizedText
+from caravan_router.engine.streams import RequestStream
+from caravan_router.http.application import build_app
+from caravan_router.http.limits import Limits
+from caravan_router.metrics import Metrics
+from caravan_router.scheduling.params import FinishReason
+from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_testing.scripted_engine import MODEL
+
+STREAMS, TOKENS, STEP_S = 32, 2000, 0.002
+STOPS = ["\n\nUser:", "</s>"]
+REQUESTS = {
+    "/generate_stream": {"inputs": "x", "parameters": {"max_new_tokens": TOKENS}},
+    "/generate_stream, 2 stop strings": {"inputs": "x", "parameters": {"max_new_tokens": TOKENS, "stop": STOPS}},
+    "/v1/completions": {"prompt": "x", "stream": True, "max_tokens": TOKENS},
+    "/v1/completions, 2 stop strings": {"prompt": "x", "stream": True, "max_tokens": TOKENS, "stop": STOPS},
+}
+
+
+class SteppedEngine:
+    """Gives every stream a token each step, as one shard's batch would."""
+
+    model: ModelFacts | None = replace(MODEL, max_sequence_tokens=2 * TOKENS)
+    healthy = True
+
+    def __init__(self) -> None:
+        self.streams: list[RequestStream] = []
+
+    def submit(self, spec: GenerationSpec) -> RequestStream:
+        stream = RequestStream(lambda: None)
+        self.streams.append(stream)
+        return stream
+
+    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
+        return TokenizedText((1,), (text.encode(),), (False,))
+
+    async def run(self) -> float:
+        """Seconds of CPU of this process while all streams get all their tokens."""
+        began = time.process_time()
+        for number in range(TOKENS):
+            finish = FinishReason.LENGTH if number == TOKENS - 1 else None
+            token = GeneratedToken(1234, b" word", False, -1.25, (), finish)
+            for stream in self.streams:
+                stream.push(token)
+            await asyncio.sleep(STEP_S)
+        await asyncio.sleep(0.2)
+        return time.process_time() - began
+
+
+def read_all(port: int, path: str, body: bytes) -> None:
+    """The other process: reads and forgets."""
+
+    async def read_one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        while await reader.read(65536):
+            pass
+        writer.close()
+
+    async def read_streams() -> None:
+        await asyncio.gather(*(read_one() for _ in range(STREAMS)))
+
+    uvloop.run(read_streams())
+
+
+async def measure(path: str, body: bytes) -> float:
+    """Microseconds a token."""
+    engine = SteppedEngine()
+    app = build_app(engine, Limits(), Metrics())
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader = multiprocessing.get_context("spawn").Process(
+        target=read_all, args=(runner.addresses[0][1], path, body), daemon=True
+    )
+    reader.start()
+    while len(engine.streams) < STREAMS:  # noqa: ASYNC110 - the engine sets no event
+        await asyncio.sleep(0.01)
+    used_s = await engine.run()
+    await asyncio.to_thread(reader.join)
+    await runner.cleanup()
+    return used_s / (STREAMS * TOKENS) * 1e6
+
+
+if __name__ == "__main__":
+    logging.disable()
+    for name, request in REQUESTS.items():
+        cost = uvloop.run(measure(name.partition(",")[0], msgspec.json.encode(request)))
+        sys.stdout.write(f"{name}: {cost:.1f} us a token\n")
