@@ -1,0 +1,142 @@
+"""Builds llama-server and llama-batched-bench from the llama.cpp source that the pinned llama-cpp-python carries.
+
+Same source and same flags as the library that the shards load, so that a comparison is of the servers alone.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+from bench.paths import CACHE, BenchError, peers_dir, pinned_version
+
+TARGETS = ("llama-server", "llama-batched-bench")
+_CMAKE_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=OFF",
+    # As the wheel's own build: the host's instruction set.
+    "-DGGML_NATIVE=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    # Both fetch a web page's files during the build; a benchmark needs none.
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+)
+_LAST_LINES = 20
+_STILL_ALIVE_S = 20
+
+
+def main() -> int:
+    """Build what is missing."""
+    parser = argparse.ArgumentParser(prog="build_peers", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel compilations")
+    args = parser.parse_args()
+    try:
+        build(jobs=args.jobs)
+    except BenchError as error:
+        print(f"build_peers: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build(*, jobs: int) -> None:
+    """Do nothing where both programs are there."""
+    version = pinned_version()
+    folder = peers_dir(version)
+    if all((folder / "bin" / name).is_file() for name in TARGETS):
+        print(f"the peers of llama-cpp-python {version} are built")
+        return
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        message = "no C++ compiler found: install g++ (on Debian: apt install g++)"
+        raise BenchError(message)
+    source = _source(folder, version)
+    environment = _with_cmake(os.environ.copy())
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=environment["PATH"]) else []
+    work = folder / "build"
+    configure = ["cmake", "-S", str(source), "-B", str(work), *generator, *_CMAKE_FLAGS]
+    _logged("configuring", configure, folder / "configure.log", environment)
+    compile_ = ["cmake", "--build", str(work), "--target", *TARGETS, "-j", str(jobs)]
+    _logged("compiling (about 10 minutes on 2 cores)", compile_, folder / "build.log", environment)
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in TARGETS:
+        shutil.copy2(work / "bin" / name, folder / "bin" / name)
+    print(f"built {' and '.join(TARGETS)} of llama-cpp-python {version}")
+
+
+def _source(folder: Path, version: str) -> Path:
+    """The unpacked llama.cpp, downloaded from PyPI where need be."""
+    source = folder / "src" / "vendor" / "llama.cpp"
+    if (source / "CMakeLists.txt").is_file():
+        return source
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = CACHE / f"llama_cpp_python-{version}.tar.gz"
+    if not archive.is_file():
+        # pip would run the package's build to learn its metadata, so that setuptools-like tools are fetched as well.
+        download = [sys.executable, "-m", "pip", "download", "--no-binary", "llama-cpp-python", "--no-deps"]
+        download += ["--dest", str(CACHE), f"llama-cpp-python=={version}"]
+        _logged(f"downloading llama-cpp-python {version}", download, folder / "download.log", os.environ.copy())
+    print("unpacking", flush=True)
+    unpacked = folder / "unpacked"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        tar.extractall(unpacked, filter="data")
+    shutil.rmtree(folder / "src", ignore_errors=True)
+    next(unpacked.iterdir()).rename(folder / "src")
+    unpacked.rmdir()
+    return source
+
+
+def _with_cmake(environment: dict[str, str]) -> dict[str, str]:
+    """An environment in which cmake is found; it comes from PyPI where the host has none."""
+    if shutil.which("cmake"):
+        return environment
+    tools = CACHE / "tools"
+    bin_dir = tools / "bin"
+    if not (bin_dir / "cmake").is_file():
+        install = [sys.executable, "-m", "pip", "install", "--prefix", str(tools), "cmake", "ninja"]
+        CACHE.mkdir(exist_ok=True)
+        _logged("installing cmake and ninja", install, CACHE / "tools.log", environment)
+    packages = next(tools.glob("lib/python*/site-packages"))
+    return {**environment, "PATH": f"{bin_dir}{os.pathsep}{environment['PATH']}", "PYTHONPATH": str(packages)}
+
+
+def _logged(what: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
+    """Run ``command`` with its output in ``log``, its last line shown now and then."""
+    print(f"{what} ...", flush=True)
+    started = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        done = threading.Event()
+        watcher = threading.Thread(target=_show_progress, args=(log, done), daemon=True)
+        watcher.start()
+        try:
+            status = process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            done.set()
+            watcher.join()
+    if status != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+        message = f"{what} failed with status {status}; the end of {log}:\n{tail}"
+        raise BenchError(message)
+    print(f"{what}: done in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _show_progress(log: Path, done: threading.Event) -> None:
+    while not done.wait(_STILL_ALIVE_S):
+        lines = log.read_text(errors="replace").splitlines()
+        if lines:
+            print(f"  {lines[-1][:110]}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Caravan and llama-server side by side: same model, threads and cells, one server at a time, in one run."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.batched_bench import EngineRate, engine_rate
+from bench.machine import describe, load_now
+from bench.paths import CACHE, DEMO_MODEL, BenchError, peer, pinned_version
+from bench.profiles import Profile, full, quick
+from bench.servers import Contender, Layout, Product, Setting
+from bench.session import turn
+from bench.table import Results, engine_lines, lines, markdown
+
+_BUSY_LOAD = 0.5
+
+
+def main() -> int:
+    """Measure, print, write .cache/bench/."""
+    args = _parser().parse_args()
+    profile = (quick if args.quick else full)(args.model.resolve(), args.threads)
+    products = tuple(Product) if args.only is None else (Product(args.only),)
+    contenders = tuple(Contender(product, layout) for product in products for layout in Layout)
+    try:
+        _check(args.model)
+        measure(profile, contenders, rounds=args.rounds or profile.rounds)
+    except BenchError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="compare", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one round of the main rows, about ten minutes on 2 cores")
+    parser.add_argument("--rounds", type=int, help="repetitions; medians are reported")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="GGUF file")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads of every server (default 2)")
+    parser.add_argument("--only", choices=tuple(Product), help="measure one product alone")
+    return parser
+
+
+def _check(model: Path) -> None:
+    """Find out now what would stop the run in an hour."""
+    if not model.is_file():
+        message = f"no model at {model}: run `make model`, or pass --model FILE"
+        raise BenchError(message)
+    for name in ("llama-server", "llama-batched-bench"):
+        peer(name)
+    if load_now() > _BUSY_LOAD:
+        print(f"warning: the machine is busy (load {load_now():.1f}); figures will be low and uneven", flush=True)
+
+
+def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int) -> None:
+    """All rounds; what was found so far is written after each."""
+    results: Results = {}
+    rates: list[EngineRate] = []
+    setting = profile.groups[0].setting
+    stem = CACHE / "bench" / time.strftime(f"{profile.name}-%Y%m%d-%H%M%S")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}", flush=True)
+        # The engine goes first and last in turns, the servers rotate: a machine that slows down hits all alike.
+        if number % 2 == 0:
+            rates += _engine(setting, profile.batches)
+        for group in profile.groups:
+            for contender in _rotated(contenders, number):
+                results.setdefault((group.name, contender), []).append(turn(contender, group, seed=number))
+        if number % 2 == 1:
+            rates += _engine(setting, profile.batches)
+        _write(stem, profile, contenders, results, rates)
+    print(f"\n{stem.with_suffix('.md').read_text()}\nwritten to {stem}.json and .md", flush=True)
+
+
+def _rotated(contenders: Sequence[Contender], number: int) -> list[Contender]:
+    """Another one begins each round, and every other round runs backwards."""
+    start = number % len(contenders)
+    order = [*contenders[start:], *contenders[:start]]
+    return order if number % 2 == 0 else order[::-1]
+
+
+def _engine(setting: Setting, batches: tuple[int, ...]) -> list[EngineRate]:
+    rates: list[EngineRate] = []
+    for batch in batches:
+        for layout in Layout:
+            rate = engine_rate(setting, layout, batch)
+            print(f"  bare engine {layout}, {batch} sequences: {rate.decode_tokens_per_s:.1f} tokens/s", flush=True)
+            rates.append(rate)
+    return rates
+
+
+def _write(
+    stem: Path, profile: Profile, contenders: tuple[Contender, ...], results: Results, rates: list[EngineRate]
+) -> None:
+    setting = profile.groups[0].setting
+    found = lines(profile.groups, contenders, results)
+    found += engine_lines(rates, found, contenders)
+    caption = (
+        f"{describe()}; {setting.model.name}, {setting.threads} threads, {setting.cells:,} cells; llama.cpp of "
+        f"llama-cpp-python {pinned_version()}. The ratio is Caravan's better layout to llama-server's."
+    )
+    stem.with_suffix(".md").write_text(markdown(found, contenders, rates, caption))
+    document = {
+        "machine": describe(),
+        "load_at_end": load_now(),
+        "profile": profile.name,
+        "engine": [asdict(rate) for rate in rates],
+        "reports": [
+            {"group": group, "contender": str(who), "rounds": rounds} for (group, who), rounds in results.items()
+        ],
+    }
+    stem.with_suffix(".json").write_text(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The two sizes of the comparison."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.rows import SHARED_PREFIX, STALL, Group, N, decode, overload, plain
+from bench.servers import Setting
+
+_CELLS = 24576
+# A quarter of what eight 600-word prompts with their outputs want at once.
+_SCARCE_CELLS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Groups of runs, repeated in ``rounds``; ``batches`` are those of the bare engine."""
+
+    name: str
+    rounds: int
+    groups: tuple[Group, ...]
+    batches: tuple[int, ...] = (1, 8, 32)
+
+
+def quick(model: Path, threads: int) -> Profile:
+    """One round of the rows that tell most."""
+    main = Setting(model=model, slots=8, cells=_CELLS, threads=threads)
+    wide = Setting(model=model, slots=32, cells=_CELLS, threads=threads)
+    return Profile(
+        name="quick",
+        rounds=1,
+        groups=(
+            Group("8 slots", main, (plain(1, 4), plain(8, 16), plain(32, 32), decode(1), decode(8), STALL)),
+            Group("32 slots", wide, (decode(32),)),
+        ),
+    )
+
+
+def full(model: Path, threads: int) -> Profile:
+    """Every row, in three rounds."""
+    main = Setting(model=model, slots=8, cells=_CELLS, threads=threads)
+    wide = Setting(model=model, slots=32, cells=_CELLS, threads=threads)
+    scarce = Setting(model=model, slots=8, cells=_SCARCE_CELLS, threads=threads)
+    return Profile(
+        name="full",
+        rounds=3,
+        groups=(
+            Group(
+                "8 slots",
+                main,
+                (
+                    plain(1, 8),
+                    plain(8, 32),
+                    plain(32, 64),
+                    decode(1),
+                    decode(8),
+                    STALL,
+                    SHARED_PREFIX,
+                    N,
+                    overload("ample cells"),
+                ),
+            ),
+            Group("32 slots", wide, (plain(32, 64), decode(32))),
+            Group("8 slots, 2,048 cells", scarce, (overload("2,048 cells"),)),
+        ),
+    )
