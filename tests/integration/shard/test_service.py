@@ -1,0 +1,259 @@
+"""The contract over gRPC, on the toy backend."""
+
+import asyncio
+import socket
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from caravan_proto.errors import ShardError
+from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_shard.backends.base import DecodeOutcome, StartupError
+from caravan_shard.backends.fake import FakeBackend, expected_output
+from caravan_shard.config import ShardConfig
+from caravan_shard.server import ShardServer
+from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+
+# grpc.aio keeps to the loop it was first used on.
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE = "caravan.shard.v1.ShardService"
+
+
+async def health(shard: RunningShard, service: str = SERVICE) -> int:
+    stub = health_pb2_grpc.HealthStub(shard.channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status  # type: ignore[no-any-return]
+
+
+async def until_health(shard: RunningShard, status: int) -> None:
+    async with asyncio.timeout(5):
+        while await health(shard) != status:  # noqa: ASYNC110  the shard tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def refused(call: object) -> ShardError | None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call  # type: ignore[misc]
+    return error_code(caught.value)
+
+
+async def test_prompts_are_answered_and_released() -> None:
+    prompts = {key: list(f"prompt {key}".encode()) for key in range(3)}
+    async with running_shard() as shard:
+        await shard.take()
+        first = await shard.prefill(*(prompt_chunk(key, prompt) for key, prompt in prompts.items()))
+        output = dict(zip(first.tokens.sequence_ids, ([token] for token in first.tokens.token_ids), strict=True))
+        async for reply in shard.decode(prompts):
+            assert reply.outcome == types_pb2.STEP_OUTCOME_OK
+            assert reply.timings.total_ns >= reply.timings.forward_ns
+            for sequence_id, token in zip(reply.tokens.sequence_ids, reply.tokens.token_ids, strict=True):
+                output[sequence_id].append(token)
+        assert output == {key: expected_output(prompt, 50) for key, prompt in prompts.items()}
+        holdings = await shard.keep()
+        assert holdings.free_cells == 8192
+        assert not holdings.sequence_ids
+
+
+async def test_columns_carry_pieces_logprobs_and_alternatives() -> None:
+    async with running_shard() as shard:
+        await shard.take()
+        reply = await shard.prefill(
+            prompt_chunk(0, b"ab", ignore_eos=True, max_new=1),
+            prompt_chunk(1, b"cd", ignore_eos=True, logprobs=True, top_n_tokens=3),
+        )
+        columns = reply.tokens
+        assert list(columns.pieces) == [bytes([token]) for token in columns.token_ids]
+        assert list(columns.specials) == [False, False]
+        assert list(columns.finish_reasons) == [
+            types_pb2.FINISH_REASON_LENGTH,
+            types_pb2.FINISH_REASON_UNSPECIFIED,
+        ]
+        assert columns.logprobs[0] != columns.logprobs[0]  # NaN
+        assert list(columns.top_counts) == [0, 3]
+        assert columns.top_token_ids[0] == columns.token_ids[1]
+        assert columns.top_logprobs[0] == columns.logprobs[1]
+        assert list(columns.top_pieces) == [bytes([token]) for token in columns.top_token_ids]
+
+
+async def test_info_tells_identity_limits_and_epoch() -> None:
+    async with running_shard(shard_id="s7") as shard:
+        info = await shard.stub.Info(shard_pb2.InfoRequest())
+        assert (info.shard_id, info.epoch, info.model.name) == ("s7", 0, "toy")
+        assert info.limits.cells == info.limits.cells_per_sequence == 8192
+        assert info.limits.kv_layout == shard_pb2.KV_LAYOUT_UNIFIED
+        assert info.model.eog_token_ids == [257, 259]
+        await shard.take(5)
+        assert (await shard.stub.Info(shard_pb2.InfoRequest())).epoch == 5
+    async with running_shard() as other:
+        assert (await other.stub.Info(shard_pb2.InfoRequest())).incarnation != info.incarnation
+
+
+async def test_refusals_carry_code_and_status() -> None:
+    async with running_shard() as shard:
+        assert await refused(shard.prefill(prompt_chunk(0, b"a"))) is ShardError.NOT_LEASED
+        await shard.take()
+        assert await refused(shard.prefill(prompt_chunk(9, b"a"))) is ShardError.BAD_REQUEST
+        assert await refused(shard.keep(3)) is ShardError.UNKNOWN_SEQUENCE
+        assert await refused(shard.decode([3]).read()) is ShardError.UNKNOWN_SEQUENCE
+        assert (await shard.keep()).free_cells == 8192
+
+
+async def test_a_full_cache_is_an_outcome_of_prefill_and_of_decode() -> None:
+    async with running_shard(FakeBackend(cells=20)) as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, b"x" * 17, ignore_eos=True, max_new=4))
+        reply = await shard.prefill(prompt_chunk(1, b"y" * 10, max_new=2), release=[])
+        assert reply.outcome == types_pb2.STEP_OUTCOME_NO_KV
+        await shard.prefill(prompt_chunk(1, b"yy", ignore_eos=True, max_new=9))
+        outcomes = [reply.outcome async for reply in shard.decode([0, 1])]
+        assert outcomes == [types_pb2.STEP_OUTCOME_NO_KV]
+        outcomes = [reply.outcome async for reply in shard.decode([0], release=[1])]
+        assert outcomes == [types_pb2.STEP_OUTCOME_OK] * 3
+
+
+async def test_a_failed_pass_is_an_error_that_health_tells_only_when_it_repeats() -> None:
+    backend = FakeBackend()
+    async with running_shard(backend) as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True))
+        backend.hook = lambda _batch: DecodeOutcome.FAILED
+        for _ in range(2):
+            assert await refused(shard.decode([0]).read()) is ShardError.FORWARD_FAILED
+        assert await health(shard) == SERVING
+        assert await refused(shard.prefill(riders=[0])) is ShardError.FORWARD_FAILED
+        await until_health(shard, NOT_SERVING)
+        backend.hook = None
+        assert (await shard.prefill(riders=[0])).tokens.token_ids
+        await until_health(shard, SERVING)
+
+
+async def test_initial_metadata_means_queued_and_the_next_command_makes_it_yield() -> None:
+    async with running_shard(FakeBackend(step_s=0.002)) as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5_000))
+        decode = shard.decode([0], max_steps=4_000)
+        await decode.initial_metadata()
+        replies = aiter(decode)
+        await anext(replies)
+        reply = await shard.prefill(prompt_chunk(1, b"def", ignore_eos=True), riders=[0])
+        steps = 1 + len([reply async for reply in replies])
+        assert 1 <= steps < 1_000
+        output = expected_output(b"abc", 2 + steps, ignore_eos=True)
+        assert reply.tokens.token_ids[0] == output[-1]
+
+
+async def test_a_cancelled_decode_stops() -> None:
+    async with running_shard(FakeBackend(step_s=0.002)) as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5_000))
+        decode = shard.decode([0], max_steps=4_000)
+        await decode.read()
+        decode.cancel()
+        async with asyncio.timeout(5):
+            while (await shard.take()).busy:  # noqa: ASYNC110  the shard tells nobody
+                await asyncio.sleep(0.005)
+        assert (await shard.take()).steps < 1_000
+
+
+async def test_health_and_tokenizing_and_leases_answer_during_a_pass() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hook(_batch: object) -> None:
+        entered.set()
+        leave.wait(5)
+
+    async with running_shard(FakeBackend(hook=hook)) as shard:
+        await shard.take()
+        call = shard.prefill(prompt_chunk(0, b"abc"))
+        assert await asyncio.to_thread(entered.wait, 5)
+        assert await health(shard) == await health(shard, "") == SERVING
+        tokens = await shard.stub.Tokenize(
+            shard_pb2.TokenizeRequest(text="hé<|im_end|>", add_special=True, parse_special=True)
+        )
+        assert list(tokens.token_ids) == [256, 104, 0xC3, 0xA9, 259]
+        assert list(tokens.specials) == [True, False, False, False, True]
+        text = await shard.stub.Detokenize(shard_pb2.DetokenizeRequest(token_ids=tokens.token_ids, skip_special=True))
+        assert text.text.decode() == "hé"
+        lease = await shard.take()
+        assert (lease.busy, lease.steps) == (True, 0)
+        leave.set()
+        await call
+
+
+async def test_a_stalled_pass_is_not_serving_until_it_goes_on() -> None:
+    leave = threading.Event()
+
+    def hook(_batch: object) -> None:
+        leave.wait(5)
+
+    async with running_shard(FakeBackend(hook=hook), stall_timeout_s=0.1) as shard:
+        await shard.take()
+        call = shard.prefill(prompt_chunk(0, b"abc"))
+        await until_health(shard, NOT_SERVING)
+        leave.set()
+        await call
+        await until_health(shard, SERVING)
+
+
+async def test_text_is_bounded() -> None:
+    async with running_shard(max_tokenize_bytes=8) as shard:
+        tokenize, detokenize = shard.stub.Tokenize, shard.stub.Detokenize
+        assert len((await tokenize(shard_pb2.TokenizeRequest(text="12345678"))).token_ids) == 8
+        assert await refused(tokenize(shard_pb2.TokenizeRequest(text="123456789"))) is ShardError.TEXT_TOO_LONG
+        assert await refused(tokenize(shard_pb2.TokenizeRequest(text="äöüßä"))) is ShardError.TEXT_TOO_LONG
+        request = shard_pb2.DetokenizeRequest(token_ids=[1] * 9)
+        assert await refused(detokenize(request)) is ShardError.TEXT_TOO_LONG
+        request = shard_pb2.DetokenizeRequest(token_ids=[260])
+        assert await refused(detokenize(request)) is ShardError.BAD_REQUEST
+
+
+async def test_garbage_on_the_socket_harms_nobody() -> None:
+    async with running_shard() as shard:
+        await shard.take()
+        for garbage in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            bytes(range(256)) * 100,
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 999,
+        ):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.connect(shard.address.removeprefix("unix:"))
+                raw.sendall(garbage)
+        method: Any = shard.channel.unary_unary(f"/{SERVICE}/Prefill")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await method(b"\xff\xff\xff\xff")
+        assert (await shard.prefill(prompt_chunk(0, b"abc"))).tokens.token_ids
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with running_shard() as shard:
+        stub = reflection_pb2_grpc.ServerReflectionStub(shard.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        async for reply in call:
+            names = [service.name for service in reply.list_services_response.service]
+            assert SERVICE in names
+
+
+async def test_the_socket_is_private_and_removed_at_the_end() -> None:
+    async with running_shard() as shard:
+        path = Path(shard.address.removeprefix("unix:"))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600  # noqa: ASYNC240
+    assert not path.exists()  # noqa: ASYNC240
+
+
+async def test_an_address_in_use_is_a_startup_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        server = ShardServer(ShardConfig(backend="fake", address=address))
+        with pytest.raises(StartupError, match="cannot listen"):
+            await server.start()

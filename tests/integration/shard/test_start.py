@@ -1,0 +1,51 @@
+"""The command line: what it refuses, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = (sys.executable, "-m", "caravan_shard")
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (("--model", "/nowhere/model.gguf"), "cannot read the model /nowhere/model.gguf"),
+        (("--model", __file__), "is no GGUF file"),
+        ((), "no model given"),
+        (("--backend", "fake", "--parallel", "0"), "must be >= 1 and <= 256"),
+    ],
+)
+def test_a_start_that_cannot_work_says_why(flags: tuple[str, ...], advice: str) -> None:
+    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:0", *flags], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert advice in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_configuration_can_be_printed() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--backend", "fake", "-np", "3", "--print-config"], capture_output=True, text=True, timeout=30
+    )
+    assert json.loads(done.stdout)["parallel"] == 3
+
+
+def test_a_shard_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    script = (
+        "import subprocess, sys\n"
+        f"shard = subprocess.Popen([sys.executable, '-m', 'caravan_shard', '--backend', 'fake', '--exit-with-parent',"
+        f" '--address', 'unix:{tmp_path}/shard'], stdout=sys.stdout, stderr=subprocess.PIPE, text=True)\n"
+        "while 'listening' not in shard.stderr.readline(): pass\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        deadline_s = 20
+        assert parent.stdin is not None
+        # The pipe that both write to closes only when both have ended.
+        parent.stdin.close()
+        assert parent.stdout is not None
+        assert parent.stdout.read() == b""
+        parent.wait(deadline_s)

@@ -1,0 +1,209 @@
+"""The real llama.cpp on the demo model: its own single-sequence class is the judge."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caravan_shard.backends.base import DecodeOutcome, KvLayout, TokenBatch
+from caravan_shard.commands import PrefixCopy
+from caravan_shard.config import ShardConfig
+from caravan_shard.filters import filter_candidates
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.results import FinishReason, StepOutcome, StepResult
+from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
+
+MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(not MODEL.exists(), reason=f"no model at {MODEL}"),
+]
+
+TEXTS = (
+    "The capital of France is",
+    "Once upon a time there was a small dog who",
+    "def fibonacci(n):",
+    "Water boils at a temperature of",
+)
+NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
+def shard(request: pytest.FixtureRequest) -> Iterator[EngineDriver]:
+    """A small context in each layout."""
+    from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
+
+    config = ShardConfig(
+        model=str(MODEL),
+        ctx_size=1024,
+        parallel=4,
+        batch_size=256,
+        ubatch_size=64,
+        threads=2,
+        flash_attn="on",
+        kv_layout=request.param.value,
+    )
+    driver = EngineDriver(LlamaCppBackend(config))
+    yield driver
+    driver.engine.close()
+
+
+@pytest.fixture
+def driver(shard: EngineDriver) -> EngineDriver:
+    """The same, empty."""
+    shard.engine.release_all()
+    return shard
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Any]:
+    """llama-cpp-python's own generator."""
+    from llama_cpp import Llama
+
+    llama = Llama(str(MODEL), n_ctx=512, n_threads=2, n_threads_batch=2, flash_attn=True, verbose=False)
+    yield llama
+    llama.close()
+
+
+def tokens_of(driver: EngineDriver, text: str) -> list[int]:
+    tokens: list[int] = driver.backend.vocabulary.tokenize(text, add_special=True, parse_special=True)
+    return tokens
+
+
+def alone(driver: EngineDriver, tokens: list[int], **fields: Any) -> list[int]:
+    driver.prefill(first_chunk(0, tokens, max_new=NEW_TOKENS, ignore_eos=True, **fields))
+    driver.decode([0])
+    driver.engine.release_all()
+    return driver.output.pop(0)
+
+
+def test_a_single_sequence_says_what_the_oracle_says(driver: EngineDriver, oracle: Any) -> None:
+    for text in TEXTS:
+        tokens = tokens_of(driver, text)
+        assert tokens == oracle.tokenize(text.encode(), add_bos=True, special=True)
+        expected = []
+        for token in oracle.generate(tokens, temp=0.0, repeat_penalty=1.0):
+            expected.append(token)
+            if len(expected) == NEW_TOKENS:
+                break
+        assert alone(driver, tokens) == expected
+
+
+def test_a_batch_says_what_each_sequence_says_alone(driver: EngineDriver) -> None:
+    prompts = [tokens_of(driver, text) for text in TEXTS]
+    expected = [alone(driver, prompt) for prompt in prompts]
+    # Two together, one in chunks beside them, one that comes late: every kind of pass.
+    options: Any = {"max_new": NEW_TOKENS, "ignore_eos": True}
+    driver.prefill(first_chunk(0, prompts[0], **options), first_chunk(3, prompts[3], **options))
+    driver.prefill(first_chunk(1, prompts[1][:4], total=len(prompts[1]), last=False, **options), riders=[3, 0])
+    driver.prefill(next_chunk(1, 4, prompts[1][4:]), first_chunk(2, prompts[2], **options), riders=[0])
+    driver.decode([0, 1, 2, 3])
+    assert [driver.output[key] for key in range(4)] == expected
+
+
+def test_a_copied_prefix_goes_on_like_a_computed_one(driver: EngineDriver) -> None:
+    prefix, tails = tokens_of(driver, TEXTS[1]), [tokens_of(driver, " named Max"), tokens_of(driver, " loved to")]
+    expected = [alone(driver, prefix + tail) for tail in tails]
+    options: Any = {"max_new": NEW_TOKENS, "ignore_eos": True}
+    driver.prefill(first_chunk(3, prefix + tails[0], **options))
+    driver.decode([3], steps=3)
+    driver.prefill(first_chunk(1, tails[1], copy=PrefixCopy(source_id=3, length=len(prefix)), **options), riders=[3])
+    # The copy outlives its source.
+    driver.decode([3])
+    driver.keep(1)
+    driver.decode([1])
+    assert driver.output[3] == expected[0]
+    assert driver.output[1] == expected[1]
+
+
+def test_eos_ends_a_sequence(driver: EngineDriver) -> None:
+    text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    driver.prefill(first_chunk(2, tokens_of(driver, text), max_new=40))
+    last = driver.decode([2])[-1].rows
+    assert last.finish_reasons == [FinishReason.EOS]
+    assert last.pieces == [b"<|im_end|>"]
+    assert last.specials == [True]
+    said = b"".join(driver.backend.vocabulary.piece(token).data for token in driver.output[2])
+    assert b"Paris" in said
+
+
+def test_logprobs_are_those_of_the_logits(driver: EngineDriver) -> None:
+    result = driver.prefill(first_chunk(1, tokens_of(driver, TEXTS[0]), logprobs=True, top_n_tokens=5))
+    logits = driver.backend.logits(1)[0].astype(np.float64)
+    exact = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    assert result.rows.token_ids == [int(exact.argmax())]
+    assert result.rows.logprobs == pytest.approx([exact.max()], abs=1e-4)
+    assert result.rows.top_token_ids == np.argsort(-exact)[:5].tolist()
+    assert result.rows.top_logprobs == pytest.approx(np.sort(exact)[::-1][:5].tolist(), abs=1e-4)
+
+
+def test_a_seed_draws_the_same_again(driver: EngineDriver) -> None:
+    sampling = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.1, seed=42)
+    tokens = tokens_of(driver, TEXTS[1])
+    first = alone(driver, tokens, sampling=sampling)
+    assert alone(driver, tokens, sampling=sampling) == first
+    other = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.1, seed=43)
+    assert alone(driver, tokens, sampling=other) != first
+
+
+def test_a_full_cache_is_a_result_and_the_rest_goes_on(driver: EngineDriver) -> None:
+    if driver.backend.capacity.layout is KvLayout.SPLIT:
+        pytest.skip("a split cache cannot be full: each sequence has its own cells")
+    prompt = tokens_of(driver, TEXTS[0])
+    expected = alone(driver, prompt)
+    driver.prefill(first_chunk(0, prompt, max_new=NEW_TOKENS, ignore_eos=True))
+    filler = tokens_of(driver, "word " * 1_000)[:900]
+    start = 0
+    while start < len(filler):
+        part = filler[start : start + 250]
+        chunk = (
+            first_chunk(1, part, total=len(filler), last=False)
+            if start == 0
+            else next_chunk(1, start, part, last=False)
+        )
+        driver.prefill(chunk)
+        start += len(part)
+    copy = PrefixCopy(source_id=0, length=3)
+    result = driver.try_prefill(first_chunk(2, filler[:200], copy=copy, max_new=5), riders=[0])
+    assert isinstance(result, StepResult)
+    assert result.outcome is StepOutcome.NO_KV
+    assert [driver.backend.length(key) for key in range(4)] == [len(prompt), 900, 0, 0]
+    driver.decode([0])
+    assert driver.output[0] == expected
+
+
+def test_what_llama_cpp_refuses_changes_nothing(driver: EngineDriver) -> None:
+    prompt = tokens_of(driver, TEXTS[0])
+    driver.prefill(first_chunk(0, prompt))
+    gap = TokenBatch(np.array([5], np.int32), np.array([90], np.int32), np.array([0], np.int32), np.array([1], np.int8))
+    assert driver.backend.decode(gap) is DecodeOutcome.INVALID
+    assert driver.backend.length(0) == len(prompt)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        SamplingParameters(top_k=40),
+        SamplingParameters(top_p=0.9),
+        SamplingParameters(min_p=0.05),
+        SamplingParameters(typical_p=0.6),
+        SamplingParameters(top_k=100, typical_p=0.95, top_p=0.9, min_p=0.02),
+    ],
+    ids=str,
+)
+def test_llama_cpp_filters_as_the_reference_does(parameters: SamplingParameters) -> None:
+    from caravan_shard.backends.llama_filter import LlamaFilter
+
+    size = 3_000
+    llama_filter = LlamaFilter(size)
+    for seed in range(20):
+        logits = (np.random.default_rng(seed).standard_normal(size) * 2.5).astype(np.float32)
+        logits -= logits.max()
+        mine = set(llama_filter(logits, parameters).tolist())
+        reference = set(filter_candidates(logits, parameters).tolist())
+        # Running sums in float32 and float64 may differ by the one token at the border.
+        assert len(mine ^ reference) <= 1, seed
