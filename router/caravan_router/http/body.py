@@ -11,6 +11,7 @@ from caravan_router.http.validation_errors import BodyMismatchError
 
 T = TypeVar("T")
 
+_REASON_CHARACTERS = 300
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _PATH = re.compile(r"`\$\.([^`]*)`$")
 
@@ -32,7 +33,9 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise BodyMismatchError(_field_of(str(error)), str(error)) from error
+        # It quotes the client's own field names, which may be of any length.
+        reason = str(error)[:_REASON_CHARACTERS]
+        raise BodyMismatchError(_field_of(reason), reason) from error
     except msgspec.DecodeError as error:
         raise MalformedBodyError(str(error)) from error
     except UnicodeDecodeError as error:

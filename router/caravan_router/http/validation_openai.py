@@ -27,6 +27,7 @@ from caravan_router.http.validation_errors import (
     EmptyPromptError,
     MixedPromptError,
     NotAProbabilityError,
+    PromptTooLongError,
     StreamOptionsError,
     TokenIdError,
     TooManyPromptsError,
@@ -138,6 +139,9 @@ async def _token_ids(engine: Engine, model: ModelFacts, prompt: Prompt, bounds: 
         case TextPrompt(text):
             return await tokenize_prompt(engine, "prompt", text, bounds)
         case TokensPrompt(token_ids):
+            # Before each is looked at: there may be a million.
+            if len(token_ids) > bounds.max_input_tokens:
+                raise PromptTooLongError("prompt", bounds.max_input_tokens, len(token_ids))
             for token_id in token_ids:
                 if not 0 <= token_id < model.vocabulary_size:
                     raise TokenIdError(model.vocabulary_size, token_id)

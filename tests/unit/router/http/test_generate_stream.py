@@ -1,4 +1,7 @@
+from typing import Any, cast
+
 import pytest
+from aiohttp import ClientPayloadError
 
 from caravan_router.engine.interface import GenerationError
 from caravan_testing.http_server import Service, events
@@ -67,6 +70,17 @@ async def test_an_error_in_the_middle_is_the_last_event(service: Service) -> Non
     first, last = events(await (await service.post("/generate_stream", {"inputs": "x"})).text())
     assert first["token"]["text"] == "a"
     assert last == {"error": "Request failed during generation: gone", "error_type": "generation"}
+
+
+async def test_what_breaks_in_the_middle_breaks_the_stream_and_is_logged(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.engine.script = lambda _: [word("a"), cast("Any", "no token")]
+    response = await service.post("/generate_stream", {"inputs": "x"})
+    with pytest.raises(ClientPayloadError):
+        await response.text()
+    assert "failed" in caplog.text
+    assert service.is_idle()
 
 
 async def test_no_shard_before_the_stream_is_a_status(service: Service) -> None:

@@ -128,6 +128,7 @@ OPENAI_RULES = [
         "prompt",
         "`prompt` must be a text, a list of texts, a list of token ids or a list of such lists",
     ),
+    ({"prompt": [1] * 256}, "prompt", "`prompt` must have less than 255 tokens. Given: 256"),
     ({"prompt": [-1]}, "prompt", "`prompt` token ids must be >= 0 and < 1000. Given: -1"),
     ({"prompt": [1000]}, "prompt", "`prompt` token ids must be >= 0 and < 1000. Given: 1000"),
     ({"prompt": ["a"] * 33}, "prompt", "Number of prompts exceeds the maximum allowed batch size of 32. Given: 33"),
