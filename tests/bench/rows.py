@@ -69,7 +69,7 @@ def _ms(key: str, point: str, phase: int = 0) -> Callable[[Report], float | None
 
 def _completed_percent(report: Report) -> float | None:
     summary = report["phases"][0]["summary"]
-    return 100.0 * summary["completed"] / summary["requests"]
+    return float(100 * summary["completed"] / summary["requests"])
 
 
 def _stall_ms(key: str) -> Callable[[Report], float | None]:

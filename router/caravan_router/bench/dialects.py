@@ -1,6 +1,6 @@
 """The two streaming APIs: how a request is asked for, and what an event says."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -35,7 +35,7 @@ class _Usage(msgspec.Struct):
 class _CompletionEvent(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: dict[str, Any] | str | None = None
 
 
 class CompletionsDialect:
@@ -69,7 +69,7 @@ class CompletionsDialect:
             return
         event = self._decoder.decode(data)
         if event.error is not None:
-            record.error = bytes(event.error).decode(errors="replace")
+            record.error = event.error if isinstance(event.error, str) else str(event.error.get("message", event.error))
             return
         for choice in event.choices:
             # Some servers end a choice by an extra event without text: that is no token.

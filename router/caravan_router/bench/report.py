@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from caravan_router.bench.runner import BenchReport, PhaseReport
@@ -48,7 +49,7 @@ def _print_phase(console: Console, phase: PhaseReport, report: BenchReport) -> N
     latencies = (("TTFT", summary.ttft_s), ("ITL", summary.itl_s), ("E2E", summary.e2e_s))
     _print_latencies(console, latencies)
     for kind, count in summary.errors.items():
-        console.print(f"[red]{count} x {kind}[/red], the first: ", summary.error_samples[kind], highlight=False)
+        console.print(f"[red]{count} x {kind}[/red], the first:", escape(summary.error_samples[kind]), highlight=False)
 
 
 def _print_stall(console: Console, stall: StallResult) -> None:
@@ -65,11 +66,11 @@ def _print_stall(console: Console, stall: StallResult) -> None:
     if not stall.outlived:
         console.print("[yellow]streams ended before the prompt's first token: the worst gap is a lower bound[/yellow]")
     for failure in stall.failures:
-        console.print("[red]failed:[/red]", failure, highlight=False, markup=True)
+        console.print("[red]failed:[/red]", escape(failure), highlight=False)
 
 
 def _print_latencies(console: Console, rows: tuple[tuple[str, Distribution | None], ...]) -> None:
-    table = Table("ms", *(name for name in ("mean", "p50", "p95", "p99", "max")))
+    table = Table("ms", "mean", "p50", "p95", "p99", "max")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, spread in rows:

@@ -1,5 +1,6 @@
 """Runs one workload against one server and gathers everything that is reported."""
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 
@@ -101,8 +102,9 @@ async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
 
 
 async def _run_phase(phase: Phase, client: SseClient, config: BenchConfig, console: Console) -> PhaseReport:
-    pids = with_children(config.pids) if config.pid_children else config.pids
-    server_before = cpu_seconds(pids)
+    # Reading /proc of many processes takes a while: not on the loop.
+    pids = await asyncio.to_thread(with_children, config.pids) if config.pid_children else config.pids
+    server_before = await asyncio.to_thread(cpu_seconds, pids)
     client_before = time.process_time()
     with progress(console, phase.name, len(phase.requests)) as on_done:
         if config.rate is None:
@@ -111,7 +113,7 @@ async def _run_phase(phase: Phase, client: SseClient, config: BenchConfig, conso
             arrivals = poisson_arrivals(len(phase.requests), rate=config.rate, seed=config.shape.seed)
             results = await open_loop(client, phase.requests, arrivals=arrivals, on_done=on_done)
     client_s = time.process_time() - client_before
-    server_s = cpu_seconds(pids) - server_before if pids else None
+    server_s = await asyncio.to_thread(cpu_seconds, pids) - server_before if pids else None
     summary = summarise(results)
     # A failed request's tokens cost CPU too, so that the share per token is of all that were delivered.
     delivered = sum(result.output_tokens for result in results)

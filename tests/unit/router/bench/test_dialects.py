@@ -1,0 +1,57 @@
+"""Bodies sent and events understood."""
+
+import msgspec
+import pytest
+
+from caravan_router.bench.dialects import CompletionsDialect, GenerateDialect
+from caravan_router.bench.request import BenchRequest, StreamRecord
+
+
+def test_completions_body_fixes_the_length() -> None:
+    body = msgspec.json.decode(CompletionsDialect(model="m").body(BenchRequest(prompt="hi", max_tokens=7, n=3)))
+    assert body["max_tokens"] == 7
+    assert body["n"] == 3
+    assert body["ignore_eos"] is True
+    assert body["temperature"] == 0
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def test_completions_events() -> None:
+    dialect = CompletionsDialect(model="m")
+    record = StreamRecord()
+    dialect.read(b'{"choices":[{"text":"a","index":0,"finish_reason":null}]}', 1.0, record)
+    dialect.read(b'{"choices":[{"text":"b","index":1,"finish_reason":null}]}', 2.0, record)
+    # llama-server's way to end a choice: no text, so no token.
+    dialect.read(b'{"choices":[{"text":"","index":0,"finish_reason":"length"}]}', 3.0, record)
+    dialect.read(b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}', 4.0, record)
+    assert not record.ended
+    dialect.read(b"[DONE]", 5.0, record)
+    assert record == StreamRecord(
+        token_times={0: [1.0], 1: [2.0]}, prompt_tokens=5, usage_tokens=2, error=None, ended=True
+    )
+
+
+def test_completions_error_event() -> None:
+    record = StreamRecord()
+    CompletionsDialect(model="m").read(b'{"error":{"message":"full","http_status_code":422}}', 1.0, record)
+    assert record.error == "full"
+
+
+def test_generate_events() -> None:
+    dialect = GenerateDialect()
+    record = StreamRecord()
+    dialect.read(b'{"index":1,"token":{"id":4,"text":" T"},"generated_text":null,"details":null}', 1.0, record)
+    last = b'{"index":2,"token":{"id":5},"details":{"finish_reason":"length","generated_tokens":2,"input_length":4}}'
+    dialect.read(last, 2.0, record)
+    assert record == StreamRecord(token_times={0: [1.0, 2.0]}, prompt_tokens=4, usage_tokens=2, ended=True)
+
+
+def test_generate_error_event() -> None:
+    record = StreamRecord()
+    GenerateDialect().read(b'{"error":"Model is overloaded","error_type":"overloaded"}', 1.0, record)
+    assert record.error == "Model is overloaded"
+
+
+def test_unreadable_events_raise() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        GenerateDialect().read(b"{", 1.0, StreamRecord())
