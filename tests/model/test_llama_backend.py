@@ -43,7 +43,7 @@ def shard(request: pytest.FixtureRequest) -> Iterator[EngineDriver]:
         parallel=4,
         batch_size=256,
         ubatch_size=64,
-        threads=2,
+        threads=1,
         flash_attn="on",
         kv_layout=request.param.value,
     )
@@ -64,7 +64,7 @@ def oracle() -> Iterator[Any]:
     """llama-cpp-python's own generator."""
     from llama_cpp import Llama
 
-    llama = Llama(str(MODEL), n_ctx=512, n_threads=2, n_threads_batch=2, flash_attn=True, verbose=False)
+    llama = Llama(str(MODEL), n_ctx=512, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
     yield llama
     llama.close()
 
