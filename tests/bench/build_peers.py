@@ -79,7 +79,7 @@ def _source(folder: Path, version: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     archive = CACHE / f"llama_cpp_python-{version}.tar.gz"
     if not archive.is_file():
-        # pip would run the package's build to learn its metadata, so that setuptools-like tools are fetched as well.
+        # Only this package from source: pip asks it for its metadata, for which its build tools may come as wheels.
         download = [sys.executable, "-m", "pip", "download", "--no-binary", "llama-cpp-python", "--no-deps"]
         download += ["--dest", str(CACHE), f"llama-cpp-python=={version}"]
         _logged(f"downloading llama-cpp-python {version}", download, folder / "download.log", os.environ.copy())

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -9,25 +10,25 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.batched_bench import EngineRate, engine_rate
-from bench.machine import describe, load_now
+from bench.machine import describe, wait_idle
 from bench.paths import CACHE, DEMO_MODEL, BenchError, peer, pinned_version
 from bench.profiles import Profile, full, quick
 from bench.servers import Contender, Layout, Product, Setting
 from bench.session import turn
 from bench.table import Results, engine_lines, lines, markdown
 
-_BUSY_LOAD = 0.5
-
 
 def main() -> int:
     """Measure, print, write .cache/bench/."""
     args = _parser().parse_args()
+    # As an exception it unwinds through the servers' context managers; by default it would leave them running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     profile = (quick if args.quick else full)(args.model.resolve(), args.threads)
     products = tuple(Product) if args.only is None else (Product(args.only),)
     contenders = tuple(Contender(product, layout) for product in products for layout in Layout)
     try:
         _check(args.model)
-        measure(profile, contenders, rounds=args.rounds or profile.rounds)
+        measure(profile, contenders, rounds=args.rounds or profile.rounds, idle_limit_s=args.wait_idle)
     except BenchError as error:
         print(f"compare: {error}", file=sys.stderr)
         return 1
@@ -42,6 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="repetitions; medians are reported")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="GGUF file")
     parser.add_argument("--threads", type=int, default=2, help="compute threads of every server (default 2)")
+    parser.add_argument(
+        "--wait-idle", type=float, default=60, help="seconds to wait for a quiet machine before each turn"
+    )
     parser.add_argument("--only", choices=tuple(Product), help="measure one product alone")
     return parser
 
@@ -53,11 +57,9 @@ def _check(model: Path) -> None:
         raise BenchError(message)
     for name in ("llama-server", "llama-batched-bench"):
         peer(name)
-    if load_now() > _BUSY_LOAD:
-        print(f"warning: the machine is busy (load {load_now():.1f}); figures will be low and uneven", flush=True)
 
 
-def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int) -> None:
+def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int, idle_limit_s: float) -> None:
     """All rounds; what was found so far is written after each."""
     results: Results = {}
     rates: list[EngineRate] = []
@@ -68,12 +70,13 @@ def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int)
         print(f"round {number + 1} of {rounds}", flush=True)
         # The engine goes first and last in turns, the servers rotate: a machine that slows down hits all alike.
         if number % 2 == 0:
-            rates += _engine(setting, profile.batches)
+            rates += _engine(setting, profile.batches, idle_limit_s)
         for group in profile.groups:
             for contender in _rotated(contenders, number):
+                _quiet(idle_limit_s)
                 results.setdefault((group.name, contender), []).append(turn(contender, group, seed=number))
         if number % 2 == 1:
-            rates += _engine(setting, profile.batches)
+            rates += _engine(setting, profile.batches, idle_limit_s)
         _write(stem, profile, contenders, results, rates)
     print(f"\n{stem.with_suffix('.md').read_text()}\nwritten to {stem}.json and .md", flush=True)
 
@@ -85,10 +88,18 @@ def _rotated(contenders: Sequence[Contender], number: int) -> list[Contender]:
     return order if number % 2 == 0 else order[::-1]
 
 
-def _engine(setting: Setting, batches: tuple[int, ...]) -> list[EngineRate]:
+def _quiet(limit_s: float) -> None:
+    if not wait_idle(limit_s):
+        print(
+            f"  others kept the machine busy for {limit_s:.0f} s: going on, figures will be low and uneven", flush=True
+        )
+
+
+def _engine(setting: Setting, batches: tuple[int, ...], idle_limit_s: float) -> list[EngineRate]:
     rates: list[EngineRate] = []
     for batch in batches:
         for layout in Layout:
+            _quiet(idle_limit_s)
             rate = engine_rate(setting, layout, batch)
             print(f"  bare engine {layout}, {batch} sequences: {rate.decode_tokens_per_s:.1f} tokens/s", flush=True)
             rates.append(rate)
@@ -108,7 +119,6 @@ def _write(
     stem.with_suffix(".md").write_text(markdown(found, contenders, rates, caption))
     document = {
         "machine": describe(),
-        "load_at_end": load_now(),
         "profile": profile.name,
         "engine": [asdict(rate) for rate in rates],
         "reports": [

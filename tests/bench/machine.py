@@ -2,7 +2,12 @@
 
 import os
 import platform
+import time
 from pathlib import Path
+
+_SAMPLE_S = 1.0
+_CALM_SAMPLES = 3
+_IDLE_SHARE = 0.1
 
 
 def describe() -> str:
@@ -10,9 +15,26 @@ def describe() -> str:
     return f"{os.cpu_count()} cores, {_cpu_model()}"
 
 
-def load_now() -> float:
-    """How busy the machine already is: a run beside others' work is worth little."""
-    return os.getloadavg()[0]
+def busy_seconds() -> float:
+    """CPU time that all processes together have used since boot; hypervisor's theft included."""
+    user, nice, system, _idle, _iowait, *rest = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    # Guest time, the last two, is part of user time already.
+    ticks = sum(map(int, (user, nice, system, *rest[:3])))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def wait_idle(limit_s: float) -> bool:
+    """Wait until nothing else runs, at most ``limit_s``: a figure taken beside other work is worth little."""
+    deadline = time.monotonic() + limit_s
+    calm = 0
+    while calm < _CALM_SAMPLES:
+        before = busy_seconds()
+        time.sleep(_SAMPLE_S)
+        share = (busy_seconds() - before) / _SAMPLE_S / (os.cpu_count() or 1)
+        calm = calm + 1 if share < _IDLE_SHARE else 0
+        if time.monotonic() > deadline:
+            return False
+    return True
 
 
 def _cpu_model() -> str:

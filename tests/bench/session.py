@@ -1,16 +1,21 @@
 """One server's turn: start it, run a group against it, end it."""
 
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from bench.machine import busy_seconds
 from bench.rows import Group, Report, Run
 from bench.servers import Contender, Product, Running, serving
-from caravan_router.bench.cpu_time import with_children
+from caravan_router.bench.cpu_time import cpu_seconds, with_children
 
 _RUN_TIMEOUT_S = 1200
+_DISTURBED_SHARE = 0.05
 
 
 def turn(contender: Contender, group: Group, *, seed: int) -> dict[str, Report]:
@@ -20,12 +25,17 @@ def turn(contender: Contender, group: Group, *, seed: int) -> dict[str, Report]:
         router = router_pids(server.pid) if contender.product is Product.CARAVAN else ()
         for run in group.runs:
             print(f"  {contender}: {run.name} ...", end="", flush=True)
+            others = _OthersWatch(server.pid)
             report = _measure(server, run, router, seed)
             if report is None:
                 continue
+            report["others_cpu_share"] = others.share()
             reports[run.name] = report
             figures = [figure.read(report) for figure in run.figures]
-            print(" " + ", ".join("-" if figure is None else f"{figure:.1f}" for figure in figures), flush=True)
+            words = ", ".join("-" if figure is None else f"{figure:.1f}" for figure in figures)
+            share = report["others_cpu_share"]
+            disturbed = f" (disturbed: {share:.0%} of the CPU went to others)" if share > _DISTURBED_SHARE else ""
+            print(f" {words}{disturbed}", flush=True)
     return reports
 
 
@@ -57,3 +67,21 @@ def _measure(server: Running, run: Run, router: tuple[int, ...], seed: int) -> R
             return None
         report: Report = json.loads(path.read_text())
         return report
+
+
+class _OthersWatch:
+    """What share of the machine's CPU went to neither the server nor the load generator since it was made."""
+
+    def __init__(self, server_pid: int) -> None:
+        self._server = with_children((server_pid,))
+        self._wall = time.monotonic()
+        self._ours = self._our_seconds()
+        self._busy = busy_seconds()
+
+    def share(self) -> float:
+        others = busy_seconds() - self._busy - (self._our_seconds() - self._ours)
+        return max(0.0, others) / (time.monotonic() - self._wall) / (os.cpu_count() or 1)
+
+    def _our_seconds(self) -> float:
+        ended_children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cpu_seconds(self._server) + ended_children.ru_utime + ended_children.ru_stime
