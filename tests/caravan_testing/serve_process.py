@@ -1,0 +1,96 @@
+"""`caravan serve` as a person starts it: a process, a real model, a real port."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / os.environ.get("CARAVAN_TEST_MODEL", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: list[str]
+
+    def healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, TimeoutError):
+            return False
+
+    def wait(self, condition: str, within_s: float = 60.0) -> None:
+        """Until it is ``healthy`` or ``unhealthy``."""
+        deadline = time.monotonic() + within_s
+        while self.healthy() is not (condition == "healthy"):
+            assert self.process.poll() is None, "".join(self.log)
+            assert time.monotonic() < deadline, f"not {condition} within {within_s} s:\n" + "".join(self.log)
+            time.sleep(0.05)
+
+    def shard_pids(self) -> list[int]:
+        """Child processes: the shards."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def descriptors(self) -> int:
+        """Open file descriptors of the router and its shards."""
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in [self.process.pid, *self.shard_pids()])
+
+
+@contextlib.contextmanager
+def serve(*flags: str) -> Iterator[Served]:
+    """A server that is ended with SIGTERM; its exit code must be 0."""
+    with start(*flags) as served:
+        yield served
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(60) == 0, "".join(served.log)
+
+
+@contextlib.contextmanager
+def start(*flags: str) -> Iterator[Served]:
+    """Start on a free port, wait for the printed URL and for health; it is killed in the end if it still runs."""
+    command = [sys.executable, "-m", "caravan_router", "serve", "--model", str(MODEL), "--port", "0", *flags]
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, bufsize=1
+        )
+        assert process.stdout is not None
+        log: list[str] = []
+        ready = threading.Event()
+        reader = threading.Thread(target=_read, args=(process.stdout, log, ready))
+        reader.start()
+        try:
+            assert ready.wait(120), "".join(log)
+            found = re.search(r"Caravan is ready on (\S+)", "".join(log))
+            assert found is not None, "".join(log)
+            served = Served(found[1], process, log)
+            served.wait("healthy")
+            yield served
+        finally:
+            process.kill()
+            process.wait()
+            reader.join()
+            process.stdout.close()
+
+
+def _read(stream: Iterator[str], log: list[str], ready: threading.Event) -> None:
+    for line in stream:
+        log.append(line)
+        if line.startswith("  curl"):
+            ready.set()
+    ready.set()

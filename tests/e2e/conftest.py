@@ -1,0 +1,12 @@
+from collections.abc import Iterator
+
+import pytest
+
+from caravan_testing.serve_process import Served, serve
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Served]:
+    """One server with the demo model for all tests that do not harm it."""
+    with serve("-np", "8", "-c", "8192", "-t", "2") as running:
+        yield running

@@ -1,0 +1,86 @@
+"""Clients as their users have them, against the real thing."""
+
+import json
+import re
+import subprocess
+
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError, ValidationError
+from openai import BadRequestError, OpenAI
+
+from caravan_testing.serve_process import Served
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = "The capital of France is"
+
+
+def test_the_printed_curl_line_streams_sensible_text(served: Served) -> None:
+    (line,) = (line for line in served.log if line.startswith("  curl"))
+    answer = subprocess.run(line, shell=True, capture_output=True, text=True, check=True, timeout=60).stdout
+    events = [json.loads(event) for event in re.findall(r"^data: (.*)$", answer, re.MULTILINE)]
+    assert len(events) == 30
+    assert "Paris" in events[-1]["generated_text"]
+    assert "".join(event["token"]["text"] for event in events) == events[-1]["generated_text"]
+
+
+def test_huggingface_hub_text_generation(served: Served) -> None:
+    client = InferenceClient(served.url)
+    plain = client.text_generation(PROMPT, max_new_tokens=12)
+    assert plain.startswith(" Paris")
+    detailed = client.text_generation(PROMPT, max_new_tokens=12, details=True)
+    assert detailed.generated_text == plain
+    assert detailed.details is not None
+    assert detailed.details.generated_tokens == 12
+    assert all(token.logprob <= 0 for token in detailed.details.tokens)
+    streamed = list(client.text_generation(PROMPT, max_new_tokens=12, stream=True, details=True))
+    assert "".join(event.token.text for event in streamed) == plain
+    assert streamed[-1].details is not None
+    assert streamed[-1].details.finish_reason == "length"
+
+
+def test_huggingface_hub_sees_a_validation_error(served: Served) -> None:
+    with pytest.raises((HfHubHTTPError, ValidationError)):
+        InferenceClient(served.url).text_generation(PROMPT, max_new_tokens=10**6)
+
+
+def test_openai_completions(served: Served) -> None:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        whole = client.completions.create(model="any", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=2)
+        assert whole.choices[0].text.startswith(" Paris")
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 12
+        assert whole.choices[0].logprobs is not None
+        assert len(whole.choices[0].logprobs.tokens or []) == 12
+        stream = client.completions.create(
+            model="any",
+            prompt=PROMPT,
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_openai_completions_with_several_prompts_and_stop(served: Served) -> None:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        answer = client.completions.create(
+            model="any", prompt=[PROMPT, "One, two, three,"], max_tokens=20, temperature=0, stop=["\n", " six"]
+        )
+        assert [choice.index for choice in answer.choices] == [0, 1]
+        assert answer.choices[1].text == " four, five,"
+        assert answer.choices[1].finish_reason == "stop"
+        seeded = [
+            client.completions.create(model="any", prompt=PROMPT, max_tokens=12, temperature=1.5, seed=11)
+            .choices[0]
+            .text
+            for _ in range(2)
+        ]
+        assert seeded[0] == seeded[1]
+        with pytest.raises(BadRequestError, match="best_of"):
+            client.completions.create(model="any", prompt=PROMPT, best_of=3)
