@@ -8,7 +8,6 @@ class Kind(Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
-    SUMMARY = "summary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ SIZES = tuple(float(2**power) for power in range(11))
 # TGI has a hundred equal ones up to its limits; these hold for any model, and are fewer.
 TOKENS = tuple(float(2**power) for power in range(18))
 
-C, G, H, S = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.SUMMARY
+C, G, H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS = (
     MetricSpec("tgi_request_count", C, "Generations asked for"),
@@ -52,7 +51,6 @@ METRICS = (
     MetricSpec("tgi_request_input_length", H, "Prompt tokens", (), TOKENS),
     MetricSpec("tgi_request_max_new_tokens", H, "Tokens a request may generate", (), TOKENS),
     MetricSpec("tgi_request_generated_tokens", H, "Tokens it generated", (), TOKENS),
-    MetricSpec("tgi_request_skipped_tokens", S, "Prompt tokens found in the KV cache"),
     MetricSpec("tgi_queue_size", G, "Requests waiting for a shard"),
     MetricSpec("tgi_batch_current_size", G, "Sequences running, all shards"),
     MetricSpec("tgi_batch_current_max_tokens", G, "KV cells in use, all shards"),
@@ -66,7 +64,6 @@ METRICS = (
     MetricSpec("tgi_batch_decode_duration", H, "Seconds of its sampling", ("method",), SECONDS),
     MetricSpec("tgi_batch_filter_duration", H, "Seconds to release finished sequences", ("method",), SECONDS),
     MetricSpec("tgi_batch_concat", C, "Prefills that joined a running batch", ("reason",)),
-    MetricSpec("tgi_batch_concat_duration", H, "Seconds to join it", ("method",), SECONDS),
     MetricSpec("caravan_time_to_first_token_seconds", H, "Arrival to first token", (), SECONDS),
     MetricSpec("caravan_inter_token_latency_seconds", H, "Between two tokens of a stream", (), SHORT_SECONDS),
     MetricSpec("caravan_batch_size", H, "Sequences of a step", ("shard", "method"), SIZES),

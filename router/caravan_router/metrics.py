@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from caravan_router.engine.observer import Method, ShardUse, StepReport
 from caravan_router.instruments import Histogram, Value, label_text
 from caravan_router.metric_table import METRICS, Kind, MetricSpec
+from caravan_router.scheduling.policy import JoinReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -21,14 +22,6 @@ class Failure(Enum):
     INCOMPLETE = "incomplete"
     DROPPED = "dropped"
     GENERATION = "generation"
-
-
-class ConcatReason(Enum):
-    """Why a prefill interrupted a running batch: values of the label ``reason``."""
-
-    BACKPRESSURE = "backpressure"
-    WAIT_EXCEEDED = "wait_exceeded"
-    CHUNKING = "chunking"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +84,7 @@ class Metrics:
         self._families = {spec.name: _Family(spec) for spec in METRICS}
         for family in self._families.values():
             if not family.spec.labels:
-                if family.spec.kind in {Kind.HISTOGRAM, Kind.SUMMARY}:
+                if family.spec.kind is Kind.HISTOGRAM:
                     family.histogram()
                 else:
                     family.value()
@@ -188,17 +181,8 @@ class Metrics:
         self._value("tgi_batch_current_max_tokens").set(sum(use.used_cells for use in uses))
         self._value("tgi_batch_max_total_tokens").set(sum(use.total_cells for use in uses))
 
-    # What the engine can report beyond its observer.
-
-    def observe_skipped_tokens(self, tokens: int) -> None:
-        """Prompt tokens of a started request that the KV cache already held."""
-        self._observe("tgi_request_skipped_tokens", tokens)
-
-    def observe_concat(self, reason: ConcatReason) -> None:
+    def joined(self, reason: JoinReason) -> None:
         self._value("tgi_batch_concat", reason.value).add()
 
-    def observe_concat_duration(self, duration_s: float) -> None:
-        self._observe("tgi_batch_concat_duration", duration_s, Method.DECODE.value)
-
-    def observe_filter(self, method: Method, duration_s: float) -> None:
-        self._observe("tgi_batch_filter_duration", duration_s, method.value)
+    def filtered(self, duration_s: float) -> None:
+        self._observe("tgi_batch_filter_duration", duration_s, Method.DECODE.value)

@@ -109,7 +109,10 @@ class Batcher:
     def _execute(self, action: Action) -> None:
         match action:
             case Prefill():
-                self._observer.admitted(sum(chunk.setup is not None for chunk in action.chunks))
+                if started := sum(chunk.setup is not None for chunk in action.chunks):
+                    self._observer.admitted(started)
+                if action.joins is not None:
+                    self._observer.joined(action.joins)
                 self._links[action.shard].send(action)
             case Decode() | FilterBatch():
                 self._links[action.shard].send(action)

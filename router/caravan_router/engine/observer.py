@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from caravan_router.scheduling.policy import JoinReason
+
 
 class Method(Enum):
     """The RPC a pass belonged to."""
@@ -44,6 +46,12 @@ class EngineObserver(Protocol):
 
     def admitted(self, requests: int) -> None:
         """So many waiting requests started with one command."""
+
+    def joined(self, reason: JoinReason) -> None:
+        """Requests started beside others that run."""
+
+    def filtered(self, duration_s: float) -> None:
+        """A FilterBatch took so long."""
 
     def shard_use(self, use: ShardUse) -> None: ...
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from caravan_router.engine import codec
 from caravan_router.engine.observer import EngineObserver, Method, StepReport
 from caravan_router.engine.shard_client import ShardClient, ShardRpcError, StartedCommand
-from caravan_router.scheduling.actions import Command, Decode
+from caravan_router.scheduling.actions import Command, Decode, FilterBatch
 from caravan_router.scheduling.events import CommandEnded, Event, ShardJoined, ShardLost, StepOutcome, Stepped
 
 _log = logging.getLogger(__name__)
@@ -164,6 +164,8 @@ class ShardLink:
                     seconds=reply.total_s,
                 )
             )
+        if isinstance(command, FilterBatch):
+            self._observer.filtered(time.monotonic() - sent.at)
         self._post(CommandEnded(self.address, command.command_id))
 
     def _report(self, method: Method, reply: codec.StepReply) -> None:

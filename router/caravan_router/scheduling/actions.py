@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from caravan_router.scheduling.policy import JoinReason
 from caravan_router.scheduling.sequence import Request
 from caravan_router.scheduling.tokens import GeneratedToken
 
@@ -27,6 +28,8 @@ class Prefill:
     release: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     ride: tuple[int, ...]
+    # Set when requests start beside others that run.
+    joins: JoinReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

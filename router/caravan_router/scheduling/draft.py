@@ -1,7 +1,7 @@
 """The next command of one shard while it is being planned."""
 
 from caravan_router.scheduling.actions import Chunk, Command, Decode, FilterBatch, Prefill
-from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig, chunk_budget, may_interrupt
+from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig, chunk_budget, join_reason
 from caravan_router.scheduling.sequence import Resident, Sequence
 from caravan_router.scheduling.shard_state import InFlight, ShardState
 
@@ -17,10 +17,11 @@ class Draft:
         self._config = config
         self._chunks: list[tuple[Resident, int]] = []
         self._riders = shard.decoding
-        self._may_admit = may_interrupt(
+        self._joins_others = False
+        self._join_reason = join_reason(
             config, waiting=waiting, running=len(self._riders), steps_since_prefill=shard.steps_since_prefill
         )
-        if config.mode is PrefillMode.PAUSE and (shard.prefilling or self._may_admit):
+        if config.mode is PrefillMode.PAUSE and (shard.prefilling or self._join_reason):
             self._riders = []  # decodes wait
         self._budget = self._token_budget()
         for resident in shard.prefilling:
@@ -42,10 +43,11 @@ class Draft:
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether ``sequence`` could start in this very pass."""
-        return self._may_admit and self._budget > 0 and self.shard.can_hold(sequence)
+        return self._join_reason is not None and self._budget > 0 and self.shard.can_hold(sequence)
 
     def admit(self, sequence: Sequence) -> Resident:
         """Place ``sequence`` and start its prompt; ``can_admit`` was asked."""
+        self._joins_others = self._joins_others or bool(self.shard.decoding)
         resident = self.shard.place(sequence)
         self._add_chunk(resident)
         return resident
@@ -84,6 +86,7 @@ class Draft:
             release=shard.take_releases(),
             chunks=chunks,
             ride=tuple(resident.sequence_id for resident in self._riders),
+            joins=self._join_reason if self._joins_others else None,
         )
 
     def _decode(self, command_id: int) -> Decode:

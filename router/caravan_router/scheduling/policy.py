@@ -11,6 +11,14 @@ class PrefillMode(Enum):
     PAUSE = "pause"
 
 
+class JoinReason(Enum):
+    """Why waiting requests may join a running batch; the values are TGI's labels."""
+
+    CHUNKING = "chunking"
+    BACKPRESSURE = "backpressure"
+    WAIT_EXCEEDED = "wait_exceeded"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """The knobs of the scheduler.
@@ -54,10 +62,10 @@ def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, r
     return min(max(whole_tiles, MIN_CHUNK_TOKENS), config.max_batch_prefill_tokens)
 
 
-def may_interrupt(config: SchedulerConfig, *, waiting: int, running: int, steps_since_prefill: int) -> bool:
-    """Whether decodes may be paused (or joined) by a prefill of waiting requests now."""
-    match config.mode:
-        case PrefillMode.MIXED:
-            return True
-        case PrefillMode.PAUSE:
-            return waiting >= config.waiting_served_ratio * running or steps_since_prefill >= config.max_waiting_tokens
+def join_reason(config: SchedulerConfig, *, waiting: int, running: int, steps_since_prefill: int) -> JoinReason | None:
+    """Why a prefill of waiting requests may pause (or join) the running decodes now; None if it may not."""
+    if config.mode is PrefillMode.MIXED:
+        return JoinReason.CHUNKING
+    if steps_since_prefill >= config.max_waiting_tokens:
+        return JoinReason.WAIT_EXCEEDED
+    return JoinReason.BACKPRESSURE if waiting >= config.waiting_served_ratio * running else None

@@ -4,7 +4,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from caravan_router.engine.observer import Method, ShardUse, StepReport
 from caravan_router.instruments import Histogram
 from caravan_router.metric_table import METRICS, markdown_table
-from caravan_router.metrics import ConcatReason, Metrics
+from caravan_router.metrics import Metrics
+from caravan_router.scheduling.policy import JoinReason
 
 
 async def lines(metrics: Metrics) -> list[str]:
@@ -44,7 +45,7 @@ async def test_a_step_is_counted_by_method_and_by_shard() -> None:
         )
     )
     metrics.step_failed(Method.DECODE)
-    metrics.observe_concat(ConcatReason.WAIT_EXCEEDED)
+    metrics.joined(JoinReason.WAIT_EXCEEDED)
     exposed = await lines(metrics)
     assert 'tgi_batch_inference_count{method="decode"} 2' in exposed
     assert 'tgi_batch_inference_success{method="decode"} 1' in exposed

@@ -7,7 +7,7 @@ import pytest
 from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Prefill, Start
 from caravan_router.scheduling.events import CommandEnded, ShardJoined, ShardLimits, StepOutcome, Stepped, Submitted
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
-from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+from caravan_router.scheduling.policy import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.sequence import Request
 from caravan_testing.model_shard import expected_output
 from caravan_testing.simulation import Simulation
@@ -115,6 +115,7 @@ def test_pause_mode_waits_for_the_ratio_or_the_steps() -> None:
     sim.advance("a")
     sim.advance("a")
     assert len(sim.scheduler.waiting) == 0, "after max_waiting_tokens passes it is let in"
+    assert joins(sim) == [JoinReason.WAIT_EXCEEDED]
     sim.run()
     assert waiting in sim.finished
 
@@ -124,6 +125,11 @@ def test_pause_mode_waits_for_the_ratio_or_the_steps() -> None:
     eager.submit(prompt(10), 3)
     eager.submit(prompt(10), 3)
     assert len(eager.scheduler.waiting) == 0, "two waiting reach the ratio"
+    assert joins(eager) == [JoinReason.BACKPRESSURE]
+
+
+def joins(sim: Simulation) -> list[JoinReason]:
+    return [action.joins for action in sim.actions if isinstance(action, Prefill) and action.joins is not None]
 
 
 def test_a_cancelled_request_is_released_with_the_very_next_command() -> None:
