@@ -36,6 +36,12 @@ class ShardConfig:
     threads_batch: int | None = flag(
         None, "threads for every other pass, also of two decoding sequences [as --threads]", "-tb", low=1, high=512
     )
+    spin_count: int = flag(
+        300,
+        "how often a compute thread looks for its next part before it sleeps; see GOMP_SPINCOUNT",
+        low=0,
+        high=2**40,
+    )
     gpu_layers: int = flag(0, "layers to keep on the GPU; -1 = all", "-ngl", "--n-gpu-layers", low=-1, high=10_000)
     flash_attn: str = flag("auto", "flash attention", "-fa", choices=("on", "off", "auto"))
     cache_type_k: str = flag("f16", "type of the cached keys", "-ctk", choices=_CACHE_TYPES)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from time import perf_counter_ns
 
-from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
+from caravan_shard.backends.choice import backend_loader
 from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine import Engine
@@ -99,7 +99,7 @@ def main() -> None:
         ubatch_size=given.ub,
         threads=given.t,
     )
-    engine = Engine(LlamaCppBackend(config), sampling_threads=1)
+    engine = Engine(backend_loader(config)(), sampling_threads=1)
     drawn = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, seed=7)
     full = SamplingParameters(temperature=0.8, seed=7)
     for sequences in given.sequences:
