@@ -6,6 +6,8 @@ SHARDS ?= 1
 ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# A client whose pins collide with ours has an environment of its own.
+CLIENT := .cache/clients/text-generation/.installed
 
 .PHONY: help run test check lint format proto openapi bench clean
 
@@ -15,10 +17,10 @@ help: ## show this list
 run: $(INSTALLED) $(MODEL) ## set up what is missing and serve MODEL (default: demo model) with SHARDS shards; ARGS: more flags
 	$(BIN)/caravan serve --model $(MODEL) --shards $(SHARDS) $(ARGS)
 
-test: $(INSTALLED) $(DEMO_MODEL) ## the whole test suite; ARGS: more pytest flags
+test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## the whole test suite; ARGS: more pytest flags
 	$(BIN)/pytest $(ARGS)
 
-check: lint ## format, lint, types, import rules, drift, spelling, tests with coverage
+check: lint $(DEMO_MODEL) $(CLIENT) ## format, lint, types, import rules, drift, spelling, tests with coverage
 	$(BIN)/pytest --cov --cov-report=
 	$(BIN)/coverage report --include='*/caravan_router/scheduling/*' --fail-under=95
 
@@ -49,6 +51,11 @@ clean: ## remove the environment and everything downloaded or built here
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py
 	$(PYTHON) deploy/setup/install.py
+
+$(CLIENT): | $(INSTALLED)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet text-generation==0.7.0
+	touch $@
 
 $(DEMO_MODEL): | $(INSTALLED)
 	$(BIN)/python deploy/setup/demo_model.py $@

@@ -64,13 +64,18 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
 
     async def Lease(self, request: shard_pb2.LeaseRequest, context: Context) -> shard_pb2.LeaseResponse:
         self._watch.expire_lease()
+        if self._engine.draining and request.epoch > self._lease.epoch:
+            await _abort(context, Refusal(ShardError.DRAINING, "this shard is ending"))
         granted = self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000, monotonic())
         if isinstance(granted, Refusal):
             await _abort(context, granted)
         if granted is LeaseChange.TAKEN:
             self._worker.release_all(OVERTAKEN)
         return shard_pb2.LeaseResponse(
-            steps=self._engine.step_count, sequences=self._engine.sequence_count, busy=self._worker.is_busy
+            steps=self._engine.step_count,
+            sequences=self._engine.sequence_count,
+            busy=self._worker.is_busy,
+            draining=self._engine.draining,
         )
 
     async def Prefill(self, request: shard_pb2.PrefillRequest, context: Context) -> shard_pb2.PrefillResponse:

@@ -34,6 +34,7 @@ class ClusterConfig:
     step_s: float = 0.0
     token_s: float = 0.0
     hook: DecodeHook | None = None
+    drain_timeout_s: float = 0.5
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: Limits = field(default_factory=Limits)
     link: LinkConfig = field(default_factory=lambda: LinkConfig(router_id="test", heartbeat_s=0.2, step_timeout_s=5.0))
@@ -74,7 +75,8 @@ class Cluster:
             hook=config.hook,
         )
         self.servers[address] = ShardServer(
-            ShardConfig(backend="fake", address=address, drain_timeout_s=0.5), lambda: self.backends[address]
+            ShardConfig(backend="fake", address=address, drain_timeout_s=config.drain_timeout_s),
+            lambda: self.backends[address],
         )
         await self.servers[address].start()
 

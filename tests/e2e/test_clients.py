@@ -3,17 +3,19 @@
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, ValidationError
 from openai import BadRequestError, OpenAI
 
-from caravan_testing.serve_process import Served
+from caravan_testing.serve_process import ROOT, Served
 
 pytestmark = pytest.mark.e2e
 
 PROMPT = "The capital of France is"
+TEXT_GENERATION_PYTHON = ROOT / ".cache/clients/text-generation/bin/python"
 
 
 def test_the_printed_curl_line_streams_sensible_text(served: Served) -> None:
@@ -84,3 +86,21 @@ def test_openai_completions_with_several_prompts_and_stop(served: Served) -> Non
         assert seeded[0] == seeded[1]
         with pytest.raises(BadRequestError, match="best_of"):
             client.completions.create(model="any", prompt=PROMPT, best_of=3)
+
+
+def test_text_generation(served: Served) -> None:
+    """TGI's own client, in the environment that `make test` creates for it."""
+    assert TEXT_GENERATION_PYTHON.exists(), "no environment for this client: run `make test`"
+    script = Path(__file__).parent / "clients/text_generation_session.py"
+    run = subprocess.run(
+        [TEXT_GENERATION_PYTHON, script, served.url], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    got = json.loads(run.stdout)
+    assert got["text"].startswith(" Paris")
+    assert got["tokens"] == 12
+    assert got["finish"] == "length"
+    assert got["streamed"] == got["final"] == got["streamed_async"] == got["text"]
+    assert got["sampled"][0] == got["sampled"][1]
+    assert got["stopped"] == [" four, five,", "stop_sequence"]
+    assert "max_new_tokens" in got["error"]

@@ -11,7 +11,15 @@ from caravan_router.engine import codec
 from caravan_router.engine.observer import EngineObserver, Method, StepReport
 from caravan_router.engine.shard_client import ShardClient, ShardRpcError, StartedCommand
 from caravan_router.scheduling.actions import Command, Decode, FilterBatch
-from caravan_router.scheduling.events import CommandEnded, Event, ShardJoined, ShardLost, StepOutcome, Stepped
+from caravan_router.scheduling.events import (
+    CommandEnded,
+    Event,
+    ShardDraining,
+    ShardJoined,
+    ShardLost,
+    StepOutcome,
+    Stepped,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -121,10 +129,13 @@ class ShardLink:
 
     async def _heartbeat(self, client: ShardClient, epoch: int) -> None:
         """Renew the lease, and notice passes that stand still though the shard answers."""
-        last_steps, moved_at = -1, time.monotonic()
+        last_steps, moved_at, draining = -1, time.monotonic(), False
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
             state = await client.lease(self._config.router_id, epoch, self._ttl_ms)
+            if state.draining and not draining:
+                draining = True
+                self._post(ShardDraining(self.address))
             if state.steps != last_steps or not state.busy:
                 last_steps, moved_at = state.steps, time.monotonic()
             elif time.monotonic() - moved_at > self._config.step_timeout_s:

@@ -62,6 +62,13 @@ class ShardLost:
     shard: str
 
 
+@dataclass(frozen=True, slots=True)
+class ShardDraining:
+    """A shard is about to end: it goes on with what it has and takes nothing new."""
+
+    shard: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
     """One pass is done: the reply to a Prefill, or one of those to a Decode. ``seconds``: the pass on the shard."""
@@ -86,4 +93,4 @@ class Tick:
     """Time has passed."""
 
 
-Event = Submitted | Cancelled | ShardJoined | ShardLost | Stepped | CommandEnded | Tick
+Event = Submitted | Cancelled | ShardJoined | ShardLost | ShardDraining | Stepped | CommandEnded | Tick

@@ -14,6 +14,7 @@ from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
     Row,
+    ShardDraining,
     ShardJoined,
     ShardLost,
     StepOutcome,
@@ -57,6 +58,9 @@ class Scheduler:
                     self._join(event, actions)
                 case ShardLost():
                     self._lose(event.shard, actions)
+                case ShardDraining():
+                    if event.shard in self.shards:
+                        self.shards[event.shard].draining = True
                 case Stepped():
                     preempted |= self._apply_step(event, emitted, actions)
                 case CommandEnded():

@@ -40,6 +40,7 @@ class ShardState:
         self.in_flight: list[InFlight] = []
         # A release that should not wait for the next pass: its client is gone.
         self.release_now = False
+        self.draining = False
         self.steps_since_prefill = 0
         self.mixed_cost = StepCost()
         self.idle_cost = StepCost()
@@ -97,7 +98,8 @@ class ShardState:
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether it fits beside the residents, once the releases are carried out."""
         return (
-            self.has_free_id
+            not self.draining
+            and self.has_free_id
             and len(self.residents) < self._max_residents
             and self.could_ever_hold(sequence)
             and sequence.request.peak_cells <= self.free_cells

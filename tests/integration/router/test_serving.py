@@ -3,9 +3,10 @@
 import asyncio
 import random
 
+import pytest
 from aiohttp import ClientSession
 
-from caravan_router.engine.shard_client import ShardClient
+from caravan_router.engine.shard_client import ShardClient, ShardRpcError
 from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
 from caravan_shard.backends.base import KvLayout
 from caravan_shard.backends.fake import expected_output
@@ -163,3 +164,24 @@ async def test_a_broken_connection_of_a_client_is_no_error_of_the_server() -> No
         async with ClientSession() as session:
             answer = await generate(session, running.url, body("still here", 5))
         assert answer["generated_text"] == expected_text("still here", 5)
+
+
+async def test_a_shard_that_drains_keeps_its_requests_and_gets_no_new_ones() -> None:
+    config = ClusterConfig(shards=2, step_s=0.005, drain_timeout_s=20.0)
+    async with cluster(config) as running, ClientSession() as session:
+        answers = [
+            asyncio.create_task(generate(session, running.url, body(f"prompt {number}", 150))) for number in range(4)
+        ]
+        shards = running.engine.scheduler.shards
+        await eventually(lambda: all(shard.decoding for shard in shards.values()), "both shards decode")
+        leaving = running.addresses[0]
+        drained = asyncio.create_task(running.servers[leaving].drain())
+        await eventually(lambda: shards[leaving].draining, "the router knows")
+        await asyncio.gather(*(generate(session, running.url, body(f"later {number}", 5)) for number in range(4)))
+        await drained
+        texts = [answer["generated_text"] for answer in await asyncio.gather(*answers)]
+        assert texts == [expected_text(f"prompt {number}", 150) for number in range(4)]
+        client = ShardClient(leaving, 5.0)
+        with pytest.raises(ShardRpcError, match="ending"):
+            await client.lease("another", 99, 1000)
+        await client.close()

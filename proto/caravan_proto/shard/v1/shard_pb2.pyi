@@ -221,22 +221,26 @@ class LeaseResponse(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Passes since the process started: stands still while work is queued when the shard hangs."""
     sequences: _builtins.int
     """Sequences held now."""
     busy: _builtins.bool
     """A command is queued or running."""
+    draining: _builtins.bool
+    """The shard is about to end: it takes no new sequence, and goes on with those it has."""
     def __init__(
         self,
         *,
         steps: _builtins.int = ...,
         sequences: _builtins.int = ...,
         busy: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "sequences", b"sequences", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "draining", b"draining", "sequences", b"sequences", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

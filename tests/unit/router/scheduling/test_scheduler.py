@@ -5,7 +5,15 @@ import dataclasses
 import pytest
 
 from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Prefill, Start
-from caravan_router.scheduling.events import CommandEnded, ShardJoined, ShardLimits, StepOutcome, Stepped, Submitted
+from caravan_router.scheduling.events import (
+    CommandEnded,
+    ShardDraining,
+    ShardJoined,
+    ShardLimits,
+    StepOutcome,
+    Stepped,
+    Submitted,
+)
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
 from caravan_router.scheduling.policy import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.sequence import Request
@@ -243,6 +251,23 @@ def test_a_lost_shard_costs_a_pause_and_no_token() -> None:
     sim.run()
     sim.check_at_rest()
     assert set(ids) == sim.finished
+
+
+def test_a_draining_shard_ends_what_it_has_and_takes_nothing_new() -> None:
+    sim = simulation("a", "b", limits=dataclasses.replace(LIMITS, max_sequences=2))
+    first = [sim.submit(prompt(10, number), 40, ignore_eos=True) for number in range(2)]
+    for _ in range(3):
+        sim.advance("a")
+        sim.advance("b")
+    sim.handle(ShardDraining("a"))
+    later = [sim.submit(prompt(10, number), 10, ignore_eos=True) for number in range(4)]
+    while not set(first) <= sim.finished:
+        assert len(sim.scheduler.shards["a"].residents) <= 1
+        sim.advance("a")
+        sim.advance("b")
+    sim.run()
+    sim.check_at_rest()
+    assert {*first, *later} == sim.finished
 
 
 def test_results_of_an_earlier_life_of_a_shard_are_ignored() -> None:
