@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.batched_bench import EngineRate, engine_rate
-from bench.machine import describe, wait_idle
+from bench.disturbance import least_disturbed, remark
+from bench.machine import describe
 from bench.paths import CACHE, DEMO_MODEL, BenchError, peer, pinned_version
 from bench.profiles import Profile, full, quick
 from bench.servers import Contender, Layout, Product, Setting
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="GGUF file")
     parser.add_argument("--threads", type=int, default=2, help="compute threads of every server (default 2)")
     parser.add_argument(
-        "--wait-idle", type=float, default=60, help="seconds to wait for a quiet machine before each turn"
+        "--wait-idle", type=float, default=60, help="seconds to wait for a quiet machine before each run"
     )
     parser.add_argument("--only", choices=tuple(Product), help="measure one product alone")
     return parser
@@ -73,8 +74,8 @@ def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int,
             rates += _engine(setting, profile.batches, idle_limit_s)
         for group in profile.groups:
             for contender in _rotated(contenders, number):
-                _quiet(idle_limit_s)
-                results.setdefault((group.name, contender), []).append(turn(contender, group, seed=number))
+                reports = turn(contender, group, seed=number, idle_limit_s=idle_limit_s)
+                results.setdefault((group.name, contender), []).append(reports)
         if number % 2 == 1:
             rates += _engine(setting, profile.batches, idle_limit_s)
         _write(stem, profile, contenders, results, rates)
@@ -88,22 +89,15 @@ def _rotated(contenders: Sequence[Contender], number: int) -> list[Contender]:
     return order if number % 2 == 0 else order[::-1]
 
 
-def _quiet(limit_s: float) -> None:
-    if not wait_idle(limit_s):
-        print(
-            f"  others kept the machine busy for {limit_s:.0f} s: going on, figures will be low and uneven", flush=True
-        )
-
-
 def _engine(setting: Setting, batches: tuple[int, ...], idle_limit_s: float) -> list[EngineRate]:
-    rates: list[EngineRate] = []
-    for batch in batches:
-        for layout in Layout:
-            _quiet(idle_limit_s)
-            rate = engine_rate(setting, layout, batch)
-            print(f"  bare engine {layout}, {batch} sequences: {rate.decode_tokens_per_s:.1f} tokens/s", flush=True)
-            rates.append(rate)
-    return rates
+    return [_one_rate(setting, layout, batch, idle_limit_s) for batch in batches for layout in Layout]
+
+
+def _one_rate(setting: Setting, layout: Layout, batch: int, idle_limit_s: float) -> EngineRate:
+    rate, share = least_disturbed(lambda _: engine_rate(setting, layout, batch), server=(), idle_limit_s=idle_limit_s)
+    speed = f"{rate.decode_tokens_per_s:.1f} tokens/s{remark(share)}"
+    print(f"  bare engine {layout}, {batch} sequences: {speed}", flush=True)
+    return rate
 
 
 def _write(
