@@ -7,8 +7,8 @@ from bench.rows import SHARED_PREFIX, STALL, Group, N, decode, overload, plain
 from bench.servers import Setting
 
 _CELLS = 24576
-# A quarter of what eight 600-word prompts with their outputs want at once.
-_SCARCE_CELLS = 2048
+# A quarter of what eight 600-word prompts (600 tokens) with 64 tokens out want at once.
+_SCARCE_CELLS = 1280
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,6 @@ def full(model: Path, threads: int) -> Profile:
                 ),
             ),
             Group("32 slots", wide, (plain(32, 64), decode(32))),
-            Group("8 slots, 2,048 cells", scarce, (overload("2,048 cells"),)),
+            Group("8 slots, 1,280 cells", scarce, (overload("scarce cells"),)),
         ),
     )

@@ -145,7 +145,7 @@ N = Run(
 
 
 def overload(state: str) -> Run:
-    """16 requests of 600 words, 8 at a time: about 7,000 cells wanted at once."""
+    """16 requests of 600 words, 8 at a time: about 5,300 cells wanted at once."""
     name = f"600 words, 8 at once, {state}"
     return Run(
         name=f"overload {state}",
