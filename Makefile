@@ -42,9 +42,9 @@ proto: $(INSTALLED) ## generate the Python code of the .proto files
 openapi: $(INSTALLED) ## generate openapi.json from the request and response types
 	$(BIN)/python -m caravan_router.http.openapi > router/caravan_router/http/openapi.json
 
-bench: $(INSTALLED) $(DEMO_MODEL) ## build llama-server and llama-batched-bench, measure side by side; ARGS: more flags
-	$(BIN)/python tests/bench/build_peers.py
-	$(BIN)/python tests/bench/compare.py --model $(MODEL) $(ARGS)
+bench: $(INSTALLED) $(MODEL) ## build llama-server and llama-batched-bench (once) and measure side by side; ARGS: more flags
+	PYTHONPATH=tests $(BIN)/python -m bench.build_peers
+	PYTHONPATH=tests $(BIN)/python -m bench.compare --model $(MODEL) $(ARGS)
 
 clean: ## remove the environment and everything downloaded or built here
 	rm -rf .venv .cache

@@ -35,7 +35,7 @@ class RouterConfig:
         "mixed: prompt chunks ride with decodes; pause: a prefill runs alone, as in TGI",
         choices=[mode.value for mode in PrefillMode],
     )
-    target_itl_ms: float = flag(300.0, "mixed: a pass that carries decodes should not take longer", low=1)
+    target_itl_ms: float = flag(220.0, "mixed: a pass that carries decodes should not take longer", low=1)
     waiting_served_ratio: float = flag(0.3, "pause: prefill when requests waiting >= ratio x running", low=0)
     max_waiting_tokens: int = flag(20, "pause: prefill after this many decode passes whatever waits", low=0)
     max_batch_prefill_tokens: int = flag(4096, "most prompt tokens in one pass", low=1)

@@ -69,6 +69,31 @@ class _Family:
         return "".join(lines)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepInstruments:
+    """What a step of one shard and method moves, looked up once."""
+
+    counts: tuple[Value, ...]
+    total: tuple[Histogram, ...]
+    forward: tuple[Histogram, ...]
+    sample: tuple[Histogram, ...]
+    batch_size: Histogram
+    overhead: Histogram
+
+    def record(self, report: StepReport) -> None:
+        for count in self.counts:
+            count.add()
+        for histograms, seconds in (
+            (self.total, report.total_s),
+            (self.forward, report.forward_s),
+            (self.sample, report.sample_s),
+        ):
+            for histogram in histograms:
+                histogram.observe(seconds)
+        self.batch_size.observe(report.sequences)
+        self.overhead.observe(report.overhead_s)
+
+
 class Metrics:
     """All of ``metric_table.METRICS``, under TGI's names where TGI has one.
 
@@ -89,6 +114,7 @@ class Metrics:
                 else:
                     family.value()
         self._shards: dict[str, ShardUse] = {}
+        self._steps: dict[tuple[str, Method], _StepInstruments] = {}
         # Touched once a token: looked up once.
         self._inter_token = self._families["caravan_inter_token_latency_seconds"].histogram()
         for failure in Failure:
@@ -137,17 +163,34 @@ class Metrics:
 
     def step(self, report: StepReport) -> None:
         """A pass that succeeded."""
-        shard, method = report.shard, report.method.value
-        self._value("tgi_batch_inference_count", method).add()
-        self._value("tgi_batch_inference_success", method).add()
-        self._observe("tgi_batch_inference_duration", report.total_s, method)
-        self._observe("tgi_batch_forward_duration", report.forward_s, method)
-        self._observe("tgi_batch_decode_duration", report.sample_s, method)
-        self._observe("caravan_batch_size", report.sequences, shard, method)
-        self._observe("caravan_step_duration_seconds", report.total_s, shard, method)
-        self._observe("caravan_step_forward_seconds", report.forward_s, shard, method)
-        self._observe("caravan_step_sample_seconds", report.sample_s, shard, method)
-        self._observe("caravan_step_overhead_seconds", report.overhead_s, shard, method)
+        key = (report.shard, report.method)
+        instruments = self._steps.get(key)
+        if instruments is None:
+            instruments = self._steps[key] = self._step_instruments(report.shard, report.method.value)
+        instruments.record(report)
+
+    def _step_instruments(self, shard: str, method: str) -> _StepInstruments:
+        families = self._families
+        return _StepInstruments(
+            counts=(
+                families["tgi_batch_inference_count"].value(method),
+                families["tgi_batch_inference_success"].value(method),
+            ),
+            total=(
+                families["tgi_batch_inference_duration"].histogram(method),
+                families["caravan_step_duration_seconds"].histogram(shard, method),
+            ),
+            forward=(
+                families["tgi_batch_forward_duration"].histogram(method),
+                families["caravan_step_forward_seconds"].histogram(shard, method),
+            ),
+            sample=(
+                families["tgi_batch_decode_duration"].histogram(method),
+                families["caravan_step_sample_seconds"].histogram(shard, method),
+            ),
+            batch_size=families["caravan_batch_size"].histogram(shard, method),
+            overhead=families["caravan_step_overhead_seconds"].histogram(shard, method),
+        )
 
     def step_failed(self, method: Method) -> None:
         self._value("tgi_batch_inference_count", method.value).add()
@@ -171,6 +214,8 @@ class Metrics:
         for family in self._families.values():
             if family.spec.labels[:1] == ("shard",):
                 family.forget(shard)
+        for method in Method:
+            self._steps.pop((shard, method), None)
         self._shards.pop(shard, None)
         self._sum_shards()
 

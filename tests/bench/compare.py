@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 def _check(model: Path) -> None:
     """Find out now what would stop the run in an hour."""
     if not model.is_file():
-        message = f"no model at {model}: run `make model`, or pass --model FILE"
+        message = f"no model at {model}: run `make bench`, which fetches it, or pass --model FILE"
         raise BenchError(message)
     for name in ("llama-server", "llama-batched-bench"):
         peer(name)

@@ -59,7 +59,9 @@ class Contender:
         common += ["-t", str(setting.threads), "--port", str(port)]
         if self.product is Product.CARAVAN:
             program = ROOT / ".venv" / "bin" / "caravan"
-            return [str(program), "serve", *common, "--shards", "1", "--kv-layout", self.layout]
+            # The machine is the server's alone here, so its threads may spin as the peer's do by default.
+            spin = ["--spin-count", "100000"]
+            return [str(program), "serve", *common, "--shards", "1", "--kv-layout", self.layout, *spin]
         layout = ["-kvu"] if self.layout is Layout.UNIFIED else ["-no-kvu"]
         return [str(peer("llama-server")), *common, *layout, "--host", "127.0.0.1", "--no-webui"]
 

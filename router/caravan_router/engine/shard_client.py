@@ -62,18 +62,16 @@ class _UnaryCommand:
 
 
 class _DecodeCommand:
-    def __init__(
-        self, call: grpc.aio.UnaryStreamCall[shard_pb2.DecodeRequest, shard_pb2.DecodeResponse], step_timeout_s: float
-    ) -> None:
+    def __init__(self, call: grpc.aio.UnaryStreamCall[shard_pb2.DecodeRequest, shard_pb2.DecodeResponse]) -> None:
         self._call = call
-        self._step_timeout_s = step_timeout_s
 
     async def replies(self) -> AsyncIterator[codec.StepReply]:
-        while True:
-            message = await _checked(self._call.read(), self._step_timeout_s)
-            if not isinstance(message, shard_pb2.DecodeResponse):
-                return  # grpc.aio.EOF
-            yield codec.step_reply(message)
+        # No deadline per message, which would cost a timer per step: the link's heartbeat watches the steps.
+        try:
+            while isinstance(message := await self._call.read(), shard_pb2.DecodeResponse):
+                yield codec.step_reply(message)
+        except grpc.aio.AioRpcError as rpc_error:
+            raise _translated(rpc_error) from None
 
 
 class ShardClient:
@@ -109,7 +107,7 @@ class ShardClient:
             case Decode():
                 call = self._stub.Decode(codec.decode_request(command, epoch))
                 await _checked(call.initial_metadata(), self._step_timeout_s)
-                return _DecodeCommand(call, self._step_timeout_s)
+                return _DecodeCommand(call)
 
     async def tokenize(self, text: str, *, add_special: bool) -> TokenizedText:
         """Tokens of ``text``; the text of control tokens is read as those tokens, as TGI's tokenizers do."""

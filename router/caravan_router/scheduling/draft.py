@@ -62,7 +62,7 @@ class Draft:
         if shard.residents:
             return self._decode(command_id)
         if shard.releasing:
-            self._record(command_id, is_decode=False, residents=[], pass_tokens=0)
+            self._record(command_id, is_decode=False, residents=[])
             shard.take_releases()
             return FilterBatch(shard=shard.name, command_id=command_id, keep=())
         return None
@@ -76,7 +76,6 @@ class Draft:
             command_id,
             is_decode=False,
             residents=carried,
-            pass_tokens=sum(prompt_tokens.values()) + len(self._riders),
             chunk_tokens=prompt_tokens,
         )
         shard.steps_since_prefill = 0
@@ -92,7 +91,7 @@ class Draft:
     def _decode(self, command_id: int) -> Decode:
         shard = self.shard
         residents = shard.decoding
-        self._record(command_id, is_decode=True, residents=residents, pass_tokens=len(residents))
+        self._record(command_id, is_decode=True, residents=residents)
         return Decode(
             shard=shard.name,
             command_id=command_id,
@@ -107,7 +106,6 @@ class Draft:
         *,
         is_decode: bool,
         residents: list[Resident],
-        pass_tokens: int,
         chunk_tokens: dict[int, int] | None = None,
     ) -> None:
         self.shard.in_flight.append(
@@ -115,7 +113,6 @@ class Draft:
                 command_id=command_id,
                 is_decode=is_decode,
                 residents={resident.sequence_id: resident for resident in residents},
-                pass_tokens=pass_tokens,
                 chunk_tokens=chunk_tokens or {},
             )
         )

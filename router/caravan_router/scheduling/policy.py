@@ -29,7 +29,7 @@ class SchedulerConfig:
     """
 
     mode: PrefillMode = PrefillMode.MIXED
-    target_itl_s: float = 0.3
+    target_itl_s: float = 0.22
     idle_step_s: float = 1.0
     max_batch_prefill_tokens: int = 4096
     max_batch_size: int | None = None
@@ -47,7 +47,7 @@ class SchedulerConfig:
 
 # Below this a pass is mostly overhead; above it grows by steps that suit the kernels' tiles.
 MIN_CHUNK_TOKENS = 16
-_FIRST_CHUNK_TOKENS = 64
+_FIRST_CHUNK_TOKENS = 32
 
 
 def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, riders: int) -> int:
@@ -57,7 +57,7 @@ def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, r
     """
     if riders and config.mode is PrefillMode.PAUSE:
         return 0
-    tokens = _FIRST_CHUNK_TOKENS if tokens_within_target is None else tokens_within_target - riders
+    tokens = _FIRST_CHUNK_TOKENS if tokens_within_target is None else tokens_within_target
     whole_tiles = tokens // MIN_CHUNK_TOKENS * MIN_CHUNK_TOKENS
     return min(max(whole_tiles, MIN_CHUNK_TOKENS), config.max_batch_prefill_tokens)
 

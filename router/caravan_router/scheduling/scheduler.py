@@ -171,12 +171,12 @@ class Scheduler:
         if command.chunk_tokens:
             has_riders = len(command.chunk_tokens) < len(command.residents)
             cost = shard.mixed_cost if has_riders else shard.idle_cost
-            cost.observe(command.pass_tokens, event.seconds)
+            cost.observe_chunk(sum(command.chunk_tokens.values()), event.seconds)
             for sequence_id, tokens in command.chunk_tokens.items():
                 command.residents[sequence_id].computed += tokens
         else:
             shard.steps_since_prefill += 1
-            shard.mixed_cost.observe(command.pass_tokens, event.seconds)
+            shard.mixed_cost.observe_decode(event.seconds)
         for row in event.rows:
             self._apply_row(shard, command, row, emitted)
         return False

@@ -20,8 +20,6 @@ class InFlight:
     residents: dict[int, Resident]
     # Tokens each prompt advances by when the pass succeeds.
     chunk_tokens: dict[int, int] = field(default_factory=dict)
-    # Tokens of one pass, for the cost model.
-    pass_tokens: int
 
 
 class ShardState:

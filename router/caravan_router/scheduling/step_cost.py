@@ -1,43 +1,39 @@
-"""How long a pass takes as a function of its tokens, learnt from the passes themselves."""
+"""How long a pass takes as a function of its prompt tokens, learnt from the passes themselves."""
 
 from dataclasses import dataclass
 
-# Weight of what was known before, per pass: about the last 30 passes count.
-_DECAY = 0.97
+# Attention costs more with every chunk of a long prompt: the last passes tell most about the next.
+_NEWEST_CHUNK = 0.5
+_NEWEST_DECODE = 0.2
+# A pass with a chunk may measure no slower than one without; a chunk is never free.
+_LEAST_TOKEN_S = 1e-6
 
 
 @dataclass(slots=True)
 class StepCost:
-    """Seconds of a pass = base + per_token x tokens, by least squares over the recent passes (exponentially weighted).
+    """Seconds of a pass = seconds of its decodes alone + seconds per prompt token x prompt tokens.
 
-    A straight line is crude (kernels have steps, attention grows with the context), but the recent passes are the ones
-    most like the next.
+    Both are moving averages. The decodes' part is taken from passes without prompts, however many ran then: what that
+    gets wrong ends up in the other part, and the sum stays right.
     """
 
-    _weight: float = 0.0
-    _tokens: float = 0.0
-    _seconds: float = 0.0
-    _tokens_tokens: float = 0.0
-    _tokens_seconds: float = 0.0
+    _decode_s: float = 0.0
+    _token_s: float | None = None
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Learn that a pass over ``tokens`` > 0 took ``seconds`` > 0."""
-        self._weight = self._weight * _DECAY + 1
-        self._tokens = self._tokens * _DECAY + tokens
-        self._seconds = self._seconds * _DECAY + seconds
-        self._tokens_tokens = self._tokens_tokens * _DECAY + tokens * tokens
-        self._tokens_seconds = self._tokens_seconds * _DECAY + tokens * seconds
+    def observe_decode(self, seconds: float) -> None:
+        """Learn from a pass that carried decodes only."""
+        weight = _NEWEST_DECODE if self._decode_s else 1.0
+        self._decode_s += weight * (seconds - self._decode_s)
+
+    def observe_chunk(self, tokens: int, seconds: float) -> None:
+        """Learn from a pass that carried ``tokens`` > 0 of prompts."""
+        measured = max(_LEAST_TOKEN_S, (seconds - self._decode_s) / tokens)
+        self._token_s = (
+            measured if self._token_s is None else self._token_s + _NEWEST_CHUNK * (measured - self._token_s)
+        )
 
     def tokens_within(self, seconds: float) -> int | None:
-        """Tokens of a pass that should take ``seconds``; None before the first observation, 0 if one is too many."""
-        if not self._weight:
+        """Prompt tokens that fit a pass of ``seconds``; None before the first chunk, 0 if one is too many."""
+        if self._token_s is None:
             return None
-        mean_tokens = self._tokens / self._weight
-        mean_seconds = self._seconds / self._weight
-        variance = self._tokens_tokens / self._weight - mean_tokens**2
-        covariance = self._tokens_seconds / self._weight - mean_tokens * mean_seconds
-        # All passes of one size, or noise that says more tokens cost less: a line through the origin.
-        sloped = variance > 0.05 * mean_tokens**2 and covariance > 0
-        per_token = covariance / variance if sloped else mean_seconds / mean_tokens
-        base = mean_seconds - per_token * mean_tokens
-        return max(0, int((seconds - base) / per_token))
+        return max(0, int((seconds - self._decode_s) / self._token_s))

@@ -2,41 +2,45 @@ from caravan_router.scheduling.policy import MIN_CHUNK_TOKENS, SchedulerConfig, 
 from caravan_router.scheduling.step_cost import StepCost
 
 
-def test_it_knows_nothing_before_the_first_pass() -> None:
-    assert StepCost().tokens_within(1.0) is None
-
-
-def test_it_learns_a_line() -> None:
+def test_it_knows_nothing_before_the_first_chunk() -> None:
     cost = StepCost()
-    for tokens in (4, 36, 68, 36, 4, 132):
-        cost.observe(tokens, 0.02 + 0.005 * tokens)
-    assert cost.tokens_within(0.52) in (99, 100)
+    cost.observe_decode(0.02)
+    assert cost.tokens_within(1.0) is None
+
+
+def test_it_tells_decodes_from_chunks() -> None:
+    cost = StepCost()
+    for _ in range(5):
+        cost.observe_decode(0.02)
+    cost.observe_chunk(100, 0.02 + 0.5)
+    assert cost.tokens_within(0.27) in (49, 50)
     assert cost.tokens_within(0.01) == 0
 
 
-def test_passes_of_one_size_give_a_line_through_the_origin() -> None:
+def test_it_follows_a_cost_that_grows_with_the_context() -> None:
     cost = StepCost()
-    for _ in range(10):
-        cost.observe(8, 0.08)
-    assert cost.tokens_within(0.4) in (39, 40)
+    cost.observe_decode(0.02)
+    token_s, tokens = 0.003, 32
+    for _ in range(40):
+        cost.observe_chunk(tokens, 0.02 + token_s * tokens)
+        token_s *= 1.03
+        tokens = cost.tokens_within(0.2) or 0
+        assert 0.02 + token_s * tokens < 0.22
 
 
-def test_it_forgets() -> None:
+def test_without_decodes_all_is_the_chunks() -> None:
     cost = StepCost()
-    for tokens in (10, 50) * 20:
-        cost.observe(tokens, tokens * 0.01)
-    for tokens in (10, 50) * 200:
-        cost.observe(tokens, tokens * 0.001)
-    assert cost.tokens_within(0.1) in (99, 100)
+    cost.observe_chunk(200, 1.0)
+    assert cost.tokens_within(0.5) in (99, 100)
 
 
-def test_noise_that_slopes_down_does_not_confuse_it() -> None:
+def test_a_pass_that_measures_faster_with_a_chunk_does_not_divide_by_nothing() -> None:
     cost = StepCost()
-    cost.observe(10, 0.2)
-    cost.observe(50, 0.1)
-    within = cost.tokens_within(0.15)
+    cost.observe_decode(0.02)
+    cost.observe_chunk(16, 0.019)
+    within = cost.tokens_within(0.2)
     assert within is not None
-    assert 20 <= within <= 40
+    assert within > 1000
 
 
 def test_the_budget_is_whole_tiles_and_never_nothing() -> None:
