@@ -47,7 +47,9 @@ class SchedulerConfig:
 
 # Below this a pass is mostly overhead; above it grows by steps that suit the kernels' tiles.
 MIN_CHUNK_TOKENS = 16
-_FIRST_CHUNK_TOKENS = 32
+# The first guess, before any pass was measured: careful while streams run.
+_FIRST_CHUNK_TOKENS = 128
+_FIRST_CHUNK_BESIDE_DECODES = 32
 
 
 def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, riders: int) -> int:
@@ -57,7 +59,9 @@ def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, r
     """
     if riders and config.mode is PrefillMode.PAUSE:
         return 0
-    tokens = _FIRST_CHUNK_TOKENS if tokens_within_target is None else tokens_within_target
+    tokens = tokens_within_target
+    if tokens is None:
+        tokens = _FIRST_CHUNK_BESIDE_DECODES if riders else _FIRST_CHUNK_TOKENS
     whole_tiles = tokens // MIN_CHUNK_TOKENS * MIN_CHUNK_TOKENS
     return min(max(whole_tiles, MIN_CHUNK_TOKENS), config.max_batch_prefill_tokens)
 
