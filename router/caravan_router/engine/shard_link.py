@@ -158,6 +158,8 @@ class ShardLink:
                 current = await successor
             finally:
                 successor.cancel()
+                # Retrieved, so that a failure of both is reported once.
+                await asyncio.gather(successor, return_exceptions=True)
 
     async def _collect(self, sent: _Sent) -> None:
         command = sent.command

@@ -72,12 +72,7 @@ class Draft:
         chunks = tuple(_chunk(resident, tokens) for resident, tokens in self._chunks)
         carried = [resident for resident, _ in self._chunks] + self._riders
         prompt_tokens = {resident.sequence_id: tokens for resident, tokens in self._chunks}
-        self._record(
-            command_id,
-            is_decode=False,
-            residents=carried,
-            chunk_tokens=prompt_tokens,
-        )
+        self._record(command_id, is_decode=False, residents=carried, chunk_tokens=prompt_tokens)
         shard.steps_since_prefill = 0
         return Prefill(
             shard=shard.name,
