@@ -1,7 +1,7 @@
 """The next command of one shard while it is being planned."""
 
 from caravan_router.scheduling.actions import Chunk, Command, Decode, FilterBatch, Prefill
-from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig, chunk_budget, join_reason
+from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig, chunk_budget, join_reason, pass_seconds
 from caravan_router.scheduling.sequence import Resident, Sequence
 from caravan_router.scheduling.shard_state import InFlight, ShardState
 
@@ -23,15 +23,14 @@ class Draft:
         )
         if config.mode is PrefillMode.PAUSE and (shard.prefilling or self._join_reason):
             self._riders = []  # decodes wait
-        self._budget = self._token_budget()
+        self._budget = self._token_budget(prompts=len(shard.prefilling) + min(waiting, shard.free_sequences))
         for resident in shard.prefilling:
             self._add_chunk(resident)
 
-    def _token_budget(self) -> int:
+    def _token_budget(self, prompts: int) -> int:
         shard, riders = self.shard, len(self._riders)
-        cost, seconds = (
-            (shard.mixed_cost, self._config.target_itl_s) if riders else (shard.idle_cost, self._config.idle_step_s)
-        )
+        cost = shard.mixed_cost if riders else shard.idle_cost
+        seconds = pass_seconds(self._config, prompts=prompts, riders=riders)
         budget = chunk_budget(self._config, tokens_within_target=cost.tokens_within(seconds), riders=riders)
         return min(budget, shard.limits.max_batch_tokens - riders)
 

@@ -23,9 +23,10 @@ class JoinReason(Enum):
 class SchedulerConfig:
     """The knobs of the scheduler.
 
-    ``target_itl_s``: a pass that carries decodes should not take longer. ``idle_step_s``: nor should one that carries
-    none, so that newcomers and cancellations never wait long. ``waiting_served_ratio`` and ``max_waiting_tokens``
-    are TGI's: in pause mode decodes are interrupted if requests waiting >= ratio x running, or after that many passes.
+    ``target_itl_s``: a pass that carries decodes should not take longer, unless prompts outnumber them.
+    ``idle_step_s``: nor should any pass, so that newcomers and cancellations never wait long.
+    ``waiting_served_ratio`` and ``max_waiting_tokens`` are TGI's: in pause mode decodes are interrupted if requests
+    waiting >= ratio x running, or after that many passes.
     """
 
     mode: PrefillMode = PrefillMode.MIXED
@@ -50,6 +51,17 @@ MIN_CHUNK_TOKENS = 16
 # The first guess, before any pass was measured: careful while streams run.
 _FIRST_CHUNK_TOKENS = 128
 _FIRST_CHUNK_BESIDE_DECODES = 32
+
+
+def pass_seconds(config: SchedulerConfig, *, prompts: int, riders: int) -> float:
+    """How long the next pass may take: the target of the decodes in it, stretched as ``prompts`` outnumber them.
+
+    A crowd's time to first token weighs more than the gaps of a few, and larger chunks serve it faster: what TGI's
+    waiting_served_ratio says with a full stop of the decodes, said by degrees.
+    """
+    if not riders:
+        return config.idle_step_s
+    return min(config.target_itl_s * max(1.0, prompts / riders), max(config.idle_step_s, config.target_itl_s))
 
 
 def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, riders: int) -> int:

@@ -215,7 +215,7 @@ class Scheduler:
     def _needs_plan(self, shard: ShardState) -> bool:
         """Cheap, since it is asked for every shard after every pass of any."""
         return shard.can_command and (
-            not shard.in_flight or shard.release_now or (len(self.waiting) > 0 and shard.has_free_id)
+            not shard.in_flight or shard.release_now or (len(self.waiting) > 0 and shard.free_sequences > 0)
         )
 
     def _plan(self, actions: list[Action], *, may_admit: bool) -> None:

@@ -64,9 +64,9 @@ class ShardState:
         )
 
     @property
-    def has_free_id(self) -> bool:
-        """Whether a sequence id could be handed out by the next command."""
-        return bool(self.free_ids or self.releasing)
+    def free_sequences(self) -> int:
+        """Sequence ids that the next command could hand out."""
+        return len(self.free_ids) + len(self.releasing)
 
     @property
     def free_cells(self) -> int:
@@ -97,7 +97,7 @@ class ShardState:
         """Whether it fits beside the residents, once the releases are carried out."""
         return (
             not self.draining
-            and self.has_free_id
+            and self.free_sequences > 0
             and len(self.residents) < self._max_residents
             and self.could_ever_hold(sequence)
             and sequence.request.peak_cells <= self.free_cells

@@ -1,4 +1,6 @@
-from caravan_router.scheduling.policy import MIN_CHUNK_TOKENS, SchedulerConfig, chunk_budget
+import pytest
+
+from caravan_router.scheduling.policy import MIN_CHUNK_TOKENS, SchedulerConfig, chunk_budget, pass_seconds
 from caravan_router.scheduling.step_cost import StepCost
 
 
@@ -49,3 +51,12 @@ def test_the_budget_is_whole_tiles_and_never_nothing() -> None:
     assert chunk_budget(config, tokens_within_target=70, riders=4) == 64
     assert chunk_budget(config, tokens_within_target=10_000, riders=0) == 100
     assert chunk_budget(config, tokens_within_target=None, riders=0) >= MIN_CHUNK_TOKENS
+
+
+def test_a_pass_is_stretched_as_prompts_outnumber_the_decodes_in_it() -> None:
+    config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0)
+    assert pass_seconds(config, prompts=1, riders=4) == 0.2
+    assert pass_seconds(config, prompts=4, riders=4) == 0.2
+    assert pass_seconds(config, prompts=6, riders=4) == pytest.approx(0.3)
+    assert pass_seconds(config, prompts=7, riders=1) == 1.0, "bounded as a pass without decodes is"
+    assert pass_seconds(config, prompts=7, riders=0) == 1.0
