@@ -118,7 +118,7 @@ class Batcher:
                 self._links[action.shard].send(action)
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:
-                    stream.start()
+                    stream.start(action.cached_tokens)
             case Emit():
                 self._deliver(action)
             case Fail():

@@ -1,10 +1,12 @@
 """What the HTTP layer may ask of the engine."""
 
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
+from caravan_router.scheduling.tenant import ANYONE, Tenant
 from caravan_router.scheduling.tokens import GeneratedToken
 
 
@@ -15,6 +17,8 @@ class EngineError(Exception):
      +-- NoShardError         no shard is up: nothing could be tried (503)
      +-- GenerationError      a started generation could not go on (424)
      +-- TextTooLongError     more text than the shard tokenizes (422)
+     +-- QueueTimeoutError    it waited too long for its turn (429)
+     +-- DeadlineError        it did not end in the time its client gave it (504)
     """
 
 
@@ -30,13 +34,29 @@ class TextTooLongError(EngineError):
     """More text than the shard tokenizes in one call."""
 
 
+class QueueTimeoutError(EngineError):
+    """It waited too long for its turn."""
+
+
+class DeadlineError(EngineError):
+    """It did not end in the time its client gave it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
-    """One sequence to generate: non-empty ``prompt`` of token ids; with the new tokens it fits a shard."""
+    """One sequence to generate: non-empty ``prompt`` of token ids; with the new tokens it fits a shard.
+
+    Specs with the same prompt and ``namespace`` that are submitted together compute the prompt once. ``timeout_s``:
+    from submission to the last token.
+    """
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     stopping: StoppingParams
+    priority: int = 0
+    tenant: Tenant = ANYONE
+    namespace: str = ""
+    timeout_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +77,11 @@ class TokenStream(Protocol):
 
     @property
     def times(self) -> StreamTimes: ...
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens it started with that had been computed before; known from the first token on."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[GeneratedToken]: ...
 

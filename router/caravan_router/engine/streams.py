@@ -22,15 +22,17 @@ class RequestStream:
         self._submitted = time.monotonic()
         self._started: float | None = None
         self._first_token: float | None = None
+        self.cached_tokens = 0
 
     @property
     def times(self) -> StreamTimes:
         """When it was submitted, first given to a shard, and had its first token."""
         return StreamTimes(self._submitted, self._started, self._first_token)
 
-    def start(self) -> None:
-        """A shard begins with it."""
+    def start(self, cached_tokens: int) -> None:
+        """A shard begins with it, at the token after the cached ones."""
         self._started = time.monotonic()
+        self.cached_tokens = cached_tokens
 
     def push(self, token: GeneratedToken) -> None:
         """Hand over a token; one with ``finish`` ends the stream."""

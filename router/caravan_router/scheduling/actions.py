@@ -54,9 +54,10 @@ class FilterBatch:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The request's first chunk goes to a shard now."""
+    """The request's first chunk goes to a shard now; ``cached_tokens`` before it need not be computed."""
 
     request_id: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,31 @@
 """A sequence through its life: waiting in the router, then resident on a shard, possibly several times."""
 
+import math
 from dataclasses import dataclass, field
 
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
+from caravan_router.scheduling.tenant import ANYONE, Tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asked for. ``request_id`` grows with arrival and orders the queue; ``prompt`` is not empty."""
+    """What a client asked for. ``request_id`` grows with arrival; ``prompt`` is not empty.
+
+    ``priority``: higher goes first, and may take the place of lower ones. ``namespace``: prefixes are shared within it.
+    ``arrived_s``, and ``start_by_s`` and ``end_by_s``, after which it fails if it has not started or ended, are on the
+    scheduler's clock.
+    """
 
     request_id: int
     prompt: tuple[int, ...]
     sampling: SamplingParams
     stopping: StoppingParams
+    priority: int = 0
+    tenant: Tenant = ANYONE
+    namespace: str = ""
+    arrived_s: float = 0.0
+    start_by_s: float = math.inf
+    end_by_s: float = math.inf
 
     @property
     def max_length(self) -> int:

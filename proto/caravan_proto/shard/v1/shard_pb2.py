@@ -25,15 +25,17 @@ _sym_db = _symbol_database.Default()
 from caravan_proto.shard.v1 import types_pb2 as caravan__proto_dot_shard_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"caravan_proto/shard/v1/shard.proto\x12\x10\x63\x61ravan.shard.v1\x1a\"caravan_proto/shard/v1/types.proto\"\r\n\x0bInfoRequest\"\xab\x01\n\x0cInfoResponse\x12\x10\n\x08shard_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x05model\x18\x03 \x01(\x0b\x32\x1b.caravan.shard.v1.ModelInfo\x12(\n\x06limits\x18\x04 \x01(\x0b\x32\x18.caravan.shard.v1.Limits\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0f\n\x07version\x18\x06 \x01(\t\"\xc8\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x17\n\x0ftrained_context\x18\x04 \x01(\r\x12\x15\n\rchat_template\x18\x05 \x01(\t\x12\x10\n\x08\x62os_text\x18\x06 \x01(\t\x12\x10\n\x08\x65os_text\x18\x07 \x01(\t\x12\x15\n\reog_token_ids\x18\x08 \x03(\r\x12\x14\n\x0c\x61rchitecture\x18\t \x01(\t\"\xc9\x01\n\x06Limits\x12\r\n\x05\x63\x65lls\x18\x01 \x01(\r\x12\x1a\n\x12\x63\x65lls_per_sequence\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x04 \x01(\r\x12-\n\tkv_layout\x18\x05 \x01(\x0e\x32\x1a.caravan.shard.v1.KvLayout\x12\x18\n\x10max_top_n_tokens\x18\x06 \x01(\r\x12\x1a\n\x12max_tokenize_bytes\x18\x07 \x01(\r\"@\n\x0cLeaseRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\"Q\n\rLeaseResponse\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x11\n\tsequences\x18\x02 \x01(\r\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"\x8c\x01\n\x0ePrefillRequest\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1f.caravan.shard.v1.CommandHeader\x12.\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1e.caravan.shard.v1.PrefillChunk\x12\x19\n\x11ride_sequence_ids\x18\x03 \x03(\r\"\xa1\x01\n\x0fPrefillResponse\x12.\n\x07outcome\x18\x01 \x01(\x0e\x32\x1d.caravan.shard.v1.StepOutcome\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.caravan.shard.v1.TokenColumns\x12.\n\x07timings\x18\x03 \x01(\x0b\x32\x1d.caravan.shard.v1.StepTimings\"i\n\rDecodeRequest\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1f.caravan.shard.v1.CommandHeader\x12\x14\n\x0csequence_ids\x18\x02 \x03(\r\x12\x11\n\tmax_steps\x18\x03 \x01(\r\"\xa0\x01\n\x0e\x44\x65\x63odeResponse\x12.\n\x07outcome\x18\x01 \x01(\x0e\x32\x1d.caravan.shard.v1.StepOutcome\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.caravan.shard.v1.TokenColumns\x12.\n\x07timings\x18\x03 \x01(\x0b\x32\x1d.caravan.shard.v1.StepTimings\"`\n\x12\x46ilterBatchRequest\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1f.caravan.shard.v1.CommandHeader\x12\x19\n\x11keep_sequence_ids\x18\x02 \x03(\r\"?\n\x13\x46ilterBatchResponse\x12\x12\n\nfree_cells\x18\x01 \x01(\r\x12\x14\n\x0csequence_ids\x18\x02 \x03(\r\"K\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x64\x64_special\x18\x02 \x01(\x08\x12\x15\n\rparse_special\x18\x03 \x01(\x08\"G\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06pieces\x18\x02 \x03(\x0c\x12\x10\n\x08specials\x18\x03 \x03(\x08\"<\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x14\n\x0cskip_special\x18\x02 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\x0c*Q\n\x08KvLayout\x12\x19\n\x15KV_LAYOUT_UNSPECIFIED\x10\x00\x12\x15\n\x11KV_LAYOUT_UNIFIED\x10\x01\x12\x13\n\x0fKV_LAYOUT_SPLIT\x10\x02\x32\xc6\x04\n\x0cShardService\x12\x45\n\x04Info\x12\x1d.caravan.shard.v1.InfoRequest\x1a\x1e.caravan.shard.v1.InfoResponse\x12H\n\x05Lease\x12\x1e.caravan.shard.v1.LeaseRequest\x1a\x1f.caravan.shard.v1.LeaseResponse\x12N\n\x07Prefill\x12 .caravan.shard.v1.PrefillRequest\x1a!.caravan.shard.v1.PrefillResponse\x12M\n\x06\x44\x65\x63ode\x12\x1f.caravan.shard.v1.DecodeRequest\x1a .caravan.shard.v1.DecodeResponse0\x01\x12Z\n\x0b\x46ilterBatch\x12$.caravan.shard.v1.FilterBatchRequest\x1a%.caravan.shard.v1.FilterBatchResponse\x12Q\n\x08Tokenize\x12!.caravan.shard.v1.TokenizeRequest\x1a\".caravan.shard.v1.TokenizeResponse\x12W\n\nDetokenize\x12#.caravan.shard.v1.DetokenizeRequest\x1a$.caravan.shard.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"caravan_proto/shard/v1/shard.proto\x12\x10\x63\x61ravan.shard.v1\x1a\"caravan_proto/shard/v1/types.proto\"\r\n\x0bInfoRequest\"\xab\x01\n\x0cInfoResponse\x12\x10\n\x08shard_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x05model\x18\x03 \x01(\x0b\x32\x1b.caravan.shard.v1.ModelInfo\x12(\n\x06limits\x18\x04 \x01(\x0b\x32\x18.caravan.shard.v1.Limits\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0f\n\x07version\x18\x06 \x01(\t\"\xc8\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x17\n\x0ftrained_context\x18\x04 \x01(\r\x12\x15\n\rchat_template\x18\x05 \x01(\t\x12\x10\n\x08\x62os_text\x18\x06 \x01(\t\x12\x10\n\x08\x65os_text\x18\x07 \x01(\t\x12\x15\n\reog_token_ids\x18\x08 \x03(\r\x12\x14\n\x0c\x61rchitecture\x18\t \x01(\t\"\x96\x02\n\x06Limits\x12\r\n\x05\x63\x65lls\x18\x01 \x01(\r\x12\x1a\n\x12\x63\x65lls_per_sequence\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x04 \x01(\r\x12-\n\tkv_layout\x18\x05 \x01(\x0e\x32\x1a.caravan.shard.v1.KvLayout\x12\x18\n\x10max_top_n_tokens\x18\x06 \x01(\r\x12\x1a\n\x12max_tokenize_bytes\x18\x07 \x01(\r\x12\x37\n\x0eprefix_sharing\x18\x08 \x01(\x0e\x32\x1f.caravan.shard.v1.PrefixSharing\x12\x12\n\nswap_bytes\x18\t \x01(\x04\"@\n\x0cLeaseRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\"Q\n\rLeaseResponse\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x11\n\tsequences\x18\x02 \x01(\r\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"\x8c\x01\n\x0ePrefillRequest\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1f.caravan.shard.v1.CommandHeader\x12.\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1e.caravan.shard.v1.PrefillChunk\x12\x19\n\x11ride_sequence_ids\x18\x03 \x03(\r\"\xa1\x01\n\x0fPrefillResponse\x12.\n\x07outcome\x18\x01 \x01(\x0e\x32\x1d.caravan.shard.v1.StepOutcome\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.caravan.shard.v1.TokenColumns\x12.\n\x07timings\x18\x03 \x01(\x0b\x32\x1d.caravan.shard.v1.StepTimings\"i\n\rDecodeRequest\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1f.caravan.shard.v1.CommandHeader\x12\x14\n\x0csequence_ids\x18\x02 \x03(\r\x12\x11\n\tmax_steps\x18\x03 \x01(\r\"\xa0\x01\n\x0e\x44\x65\x63odeResponse\x12.\n\x07outcome\x18\x01 \x01(\x0e\x32\x1d.caravan.shard.v1.StepOutcome\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.caravan.shard.v1.TokenColumns\x12.\n\x07timings\x18\x03 \x01(\x0b\x32\x1d.caravan.shard.v1.StepTimings\"`\n\x12\x46ilterBatchRequest\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1f.caravan.shard.v1.CommandHeader\x12\x19\n\x11keep_sequence_ids\x18\x02 \x03(\r\"?\n\x13\x46ilterBatchResponse\x12\x12\n\nfree_cells\x18\x01 \x01(\r\x12\x14\n\x0csequence_ids\x18\x02 \x03(\r\"r\n\x0eSwapOutRequest\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1f.caravan.shard.v1.CommandHeader\x12/\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x1e.caravan.shard.v1.SwapOutEntry\"B\n\x0cSwapOutEntry\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\r\"U\n\x0fSwapOutResponse\x12\r\n\x05saved\x18\x01 \x03(\x08\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\"p\n\rSwapInRequest\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1f.caravan.shard.v1.CommandHeader\x12.\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x1d.caravan.shard.v1.SwapInEntry\"^\n\x0bSwapInEntry\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\r\x12*\n\x04\x63opy\x18\x03 \x01(\x0b\x32\x1c.caravan.shard.v1.PrefixCopy\"H\n\x0eSwapInResponse\x12\x10\n\x08restored\x18\x01 \x03(\x08\x12\x10\n\x08total_ns\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\"K\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x64\x64_special\x18\x02 \x01(\x08\x12\x15\n\rparse_special\x18\x03 \x01(\x08\"G\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06pieces\x18\x02 \x03(\x0c\x12\x10\n\x08specials\x18\x03 \x03(\x08\"<\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x14\n\x0cskip_special\x18\x02 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\x0c*Q\n\x08KvLayout\x12\x19\n\x15KV_LAYOUT_UNSPECIFIED\x10\x00\x12\x15\n\x11KV_LAYOUT_UNIFIED\x10\x01\x12\x13\n\x0fKV_LAYOUT_SPLIT\x10\x02*f\n\rPrefixSharing\x12\x1e\n\x1aPREFIX_SHARING_UNSPECIFIED\x10\x00\x12\x16\n\x12PREFIX_SHARING_ANY\x10\x01\x12\x1d\n\x19PREFIX_SHARING_WHOLE_ONLY\x10\x02\x32\xe3\x05\n\x0cShardService\x12\x45\n\x04Info\x12\x1d.caravan.shard.v1.InfoRequest\x1a\x1e.caravan.shard.v1.InfoResponse\x12H\n\x05Lease\x12\x1e.caravan.shard.v1.LeaseRequest\x1a\x1f.caravan.shard.v1.LeaseResponse\x12N\n\x07Prefill\x12 .caravan.shard.v1.PrefillRequest\x1a!.caravan.shard.v1.PrefillResponse\x12M\n\x06\x44\x65\x63ode\x12\x1f.caravan.shard.v1.DecodeRequest\x1a .caravan.shard.v1.DecodeResponse0\x01\x12Z\n\x0b\x46ilterBatch\x12$.caravan.shard.v1.FilterBatchRequest\x1a%.caravan.shard.v1.FilterBatchResponse\x12N\n\x07SwapOut\x12 .caravan.shard.v1.SwapOutRequest\x1a!.caravan.shard.v1.SwapOutResponse\x12K\n\x06SwapIn\x12\x1f.caravan.shard.v1.SwapInRequest\x1a .caravan.shard.v1.SwapInResponse\x12Q\n\x08Tokenize\x12!.caravan.shard.v1.TokenizeRequest\x1a\".caravan.shard.v1.TokenizeResponse\x12W\n\nDetokenize\x12#.caravan.shard.v1.DetokenizeRequest\x1a$.caravan.shard.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'caravan_proto.shard.v1.shard_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVLAYOUT']._serialized_start=1825
-  _globals['_KVLAYOUT']._serialized_end=1906
+  _globals['_KVLAYOUT']._serialized_start=2457
+  _globals['_KVLAYOUT']._serialized_end=2538
+  _globals['_PREFIXSHARING']._serialized_start=2540
+  _globals['_PREFIXSHARING']._serialized_end=2642
   _globals['_INFOREQUEST']._serialized_start=92
   _globals['_INFOREQUEST']._serialized_end=105
   _globals['_INFORESPONSE']._serialized_start=108
@@ -41,31 +43,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFO']._serialized_start=282
   _globals['_MODELINFO']._serialized_end=482
   _globals['_LIMITS']._serialized_start=485
-  _globals['_LIMITS']._serialized_end=686
-  _globals['_LEASEREQUEST']._serialized_start=688
-  _globals['_LEASEREQUEST']._serialized_end=752
-  _globals['_LEASERESPONSE']._serialized_start=754
-  _globals['_LEASERESPONSE']._serialized_end=835
-  _globals['_PREFILLREQUEST']._serialized_start=838
-  _globals['_PREFILLREQUEST']._serialized_end=978
-  _globals['_PREFILLRESPONSE']._serialized_start=981
-  _globals['_PREFILLRESPONSE']._serialized_end=1142
-  _globals['_DECODEREQUEST']._serialized_start=1144
-  _globals['_DECODEREQUEST']._serialized_end=1249
-  _globals['_DECODERESPONSE']._serialized_start=1252
-  _globals['_DECODERESPONSE']._serialized_end=1412
-  _globals['_FILTERBATCHREQUEST']._serialized_start=1414
-  _globals['_FILTERBATCHREQUEST']._serialized_end=1510
-  _globals['_FILTERBATCHRESPONSE']._serialized_start=1512
-  _globals['_FILTERBATCHRESPONSE']._serialized_end=1575
-  _globals['_TOKENIZEREQUEST']._serialized_start=1577
-  _globals['_TOKENIZEREQUEST']._serialized_end=1652
-  _globals['_TOKENIZERESPONSE']._serialized_start=1654
-  _globals['_TOKENIZERESPONSE']._serialized_end=1725
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1727
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1787
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1789
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1823
-  _globals['_SHARDSERVICE']._serialized_start=1909
-  _globals['_SHARDSERVICE']._serialized_end=2491
+  _globals['_LIMITS']._serialized_end=763
+  _globals['_LEASEREQUEST']._serialized_start=765
+  _globals['_LEASEREQUEST']._serialized_end=829
+  _globals['_LEASERESPONSE']._serialized_start=831
+  _globals['_LEASERESPONSE']._serialized_end=912
+  _globals['_PREFILLREQUEST']._serialized_start=915
+  _globals['_PREFILLREQUEST']._serialized_end=1055
+  _globals['_PREFILLRESPONSE']._serialized_start=1058
+  _globals['_PREFILLRESPONSE']._serialized_end=1219
+  _globals['_DECODEREQUEST']._serialized_start=1221
+  _globals['_DECODEREQUEST']._serialized_end=1326
+  _globals['_DECODERESPONSE']._serialized_start=1329
+  _globals['_DECODERESPONSE']._serialized_end=1489
+  _globals['_FILTERBATCHREQUEST']._serialized_start=1491
+  _globals['_FILTERBATCHREQUEST']._serialized_end=1587
+  _globals['_FILTERBATCHRESPONSE']._serialized_start=1589
+  _globals['_FILTERBATCHRESPONSE']._serialized_end=1652
+  _globals['_SWAPOUTREQUEST']._serialized_start=1654
+  _globals['_SWAPOUTREQUEST']._serialized_end=1768
+  _globals['_SWAPOUTENTRY']._serialized_start=1770
+  _globals['_SWAPOUTENTRY']._serialized_end=1836
+  _globals['_SWAPOUTRESPONSE']._serialized_start=1838
+  _globals['_SWAPOUTRESPONSE']._serialized_end=1923
+  _globals['_SWAPINREQUEST']._serialized_start=1925
+  _globals['_SWAPINREQUEST']._serialized_end=2037
+  _globals['_SWAPINENTRY']._serialized_start=2039
+  _globals['_SWAPINENTRY']._serialized_end=2133
+  _globals['_SWAPINRESPONSE']._serialized_start=2135
+  _globals['_SWAPINRESPONSE']._serialized_end=2207
+  _globals['_TOKENIZEREQUEST']._serialized_start=2209
+  _globals['_TOKENIZEREQUEST']._serialized_end=2284
+  _globals['_TOKENIZERESPONSE']._serialized_start=2286
+  _globals['_TOKENIZERESPONSE']._serialized_end=2357
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2359
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2419
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2421
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2455
+  _globals['_SHARDSERVICE']._serialized_start=2645
+  _globals['_SHARDSERVICE']._serialized_end=3384
 # @@protoc_insertion_point(module_scope)

@@ -41,6 +41,26 @@ KV_LAYOUT_SPLIT: KvLayout.ValueType  # 2
 """Each sequence has its own part of the cells."""
 Global___KvLayout: _TypeAlias = KvLayout  # noqa: Y015
 
+class _PrefixSharing:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PrefixSharingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrefixSharing.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREFIX_SHARING_UNSPECIFIED: _PrefixSharing.ValueType  # 0
+    PREFIX_SHARING_ANY: _PrefixSharing.ValueType  # 1
+    PREFIX_SHARING_WHOLE_ONLY: _PrefixSharing.ValueType  # 2
+    """Recurrent state cannot be cut back: only all that the source holds."""
+
+class PrefixSharing(_PrefixSharing, metaclass=_PrefixSharingEnumTypeWrapper):
+    """Which prefixes of a sequence another may start with."""
+
+PREFIX_SHARING_UNSPECIFIED: PrefixSharing.ValueType  # 0
+PREFIX_SHARING_ANY: PrefixSharing.ValueType  # 1
+PREFIX_SHARING_WHOLE_ONLY: PrefixSharing.ValueType  # 2
+"""Recurrent state cannot be cut back: only all that the source holds."""
+Global___PrefixSharing: _TypeAlias = PrefixSharing  # noqa: Y015
+
 @_typing.final
 class InfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -156,6 +176,8 @@ class Limits(_message.Message):
     KV_LAYOUT_FIELD_NUMBER: _builtins.int
     MAX_TOP_N_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_TOKENIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PREFIX_SHARING_FIELD_NUMBER: _builtins.int
+    SWAP_BYTES_FIELD_NUMBER: _builtins.int
     cells: _builtins.int
     """KV cells in all."""
     cells_per_sequence: _builtins.int
@@ -168,6 +190,9 @@ class Limits(_message.Message):
     """Most alternatives per token."""
     max_tokenize_bytes: _builtins.int
     """Longest text that Tokenize takes, in bytes."""
+    prefix_sharing: Global___PrefixSharing.ValueType
+    swap_bytes: _builtins.int
+    """Bytes of host memory and disk for swapped sequences; 0 when there are none."""
     def __init__(
         self,
         *,
@@ -178,10 +203,12 @@ class Limits(_message.Message):
         kv_layout: Global___KvLayout.ValueType = ...,
         max_top_n_tokens: _builtins.int = ...,
         max_tokenize_bytes: _builtins.int = ...,
+        prefix_sharing: Global___PrefixSharing.ValueType = ...,
+        swap_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "kv_layout", b"kv_layout", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "kv_layout", b"kv_layout", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "prefix_sharing", b"prefix_sharing", "swap_bytes", b"swap_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -410,6 +437,171 @@ class FilterBatchResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FilterBatchResponse: _TypeAlias = FilterBatchResponse  # noqa: Y015
+
+@_typing.final
+class SwapOutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _types_pb2.CommandHeader: ...
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SwapOutEntry]: ...
+    def __init__(
+        self,
+        *,
+        header: _types_pb2.CommandHeader | None = ...,
+        entries: _abc.Iterable[Global___SwapOutEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapOutRequest: _TypeAlias = SwapOutRequest  # noqa: Y015
+
+@_typing.final
+class SwapOutEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    handle: _builtins.int
+    """Names the saved sequence; new with every entry."""
+    start: _builtins.int
+    """Tokens [0, start) are not saved: another sequence must provide them when this one comes back."""
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        handle: _builtins.int = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "sequence_id", b"sequence_id", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapOutEntry: _TypeAlias = SwapOutEntry  # noqa: Y015
+
+@_typing.final
+class SwapOutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAVED_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """Bytes written."""
+    total_ns: _builtins.int
+    used_bytes: _builtins.int
+    """Bytes of swap space in use afterwards."""
+    @_builtins.property
+    def saved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """One for each entry: false where the swap space had no room, or nothing was to be saved since it had ended."""
+
+    def __init__(
+        self,
+        *,
+        saved: _abc.Iterable[_builtins.bool] | None = ...,
+        bytes: _builtins.int = ...,
+        total_ns: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "saved", b"saved", "total_ns", b"total_ns", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapOutResponse: _TypeAlias = SwapOutResponse  # noqa: Y015
+
+@_typing.final
+class SwapInRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _types_pb2.CommandHeader: ...
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SwapInEntry]: ...
+    def __init__(
+        self,
+        *,
+        header: _types_pb2.CommandHeader | None = ...,
+        entries: _abc.Iterable[Global___SwapInEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapInRequest: _TypeAlias = SwapInRequest  # noqa: Y015
+
+@_typing.final
+class SwapInEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    sequence_id: _builtins.int
+    """A free id."""
+    @_builtins.property
+    def copy(self) -> _types_pb2.PrefixCopy:
+        """Where tokens [0, start) come from; absent if start was 0. Its length is start."""
+
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        sequence_id: _builtins.int = ...,
+        copy: _types_pb2.PrefixCopy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "handle", b"handle", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapInEntry: _TypeAlias = SwapInEntry  # noqa: Y015
+
+@_typing.final
+class SwapInResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTORED_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    total_ns: _builtins.int
+    used_bytes: _builtins.int
+    @_builtins.property
+    def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """One for each entry: false where the handle is unknown or the cache has no room; that id holds nothing then."""
+
+    def __init__(
+        self,
+        *,
+        restored: _abc.Iterable[_builtins.bool] | None = ...,
+        total_ns: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "total_ns", b"total_ns", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapInResponse: _TypeAlias = SwapInResponse  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):

@@ -63,6 +63,16 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchResponse.FromString,
                 _registered_method=True)
+        self.SwapOut = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/SwapOut',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutResponse.FromString,
+                _registered_method=True)
+        self.SwapIn = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/SwapIn',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/Tokenize',
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeRequest.SerializeToString,
@@ -119,6 +129,20 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwapOut(self, request, context):
+        """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SwapIn(self, request, context):
+        """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -158,6 +182,16 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.FilterBatch,
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchResponse.SerializeToString,
+            ),
+            'SwapOut': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwapOut,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutResponse.SerializeToString,
+            ),
+            'SwapIn': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwapIn,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -309,6 +343,60 @@ class ShardService:
             '/caravan.shard.v1.ShardService/FilterBatch',
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchRequest.SerializeToString,
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwapOut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/SwapOut',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwapIn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/SwapIn',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.FromString,
             options,
             channel_credentials,
             insecure,

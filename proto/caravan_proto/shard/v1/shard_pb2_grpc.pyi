@@ -50,6 +50,10 @@ class ShardServiceStub:
     """
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_shard_pb2.FilterBatchRequest, _shard_pb2.FilterBatchResponse]
     """Keep the listed sequences, release all others."""
+    SwapOut: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SwapOutRequest, _shard_pb2.SwapOutResponse]
+    """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
+    SwapIn: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SwapInRequest, _shard_pb2.SwapInResponse]
+    """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]
 
@@ -75,6 +79,10 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """
     FilterBatch: _aio.UnaryUnaryMultiCallable[_shard_pb2.FilterBatchRequest, _shard_pb2.FilterBatchResponse]  # type: ignore[assignment]
     """Keep the listed sequences, release all others."""
+    SwapOut: _aio.UnaryUnaryMultiCallable[_shard_pb2.SwapOutRequest, _shard_pb2.SwapOutResponse]  # type: ignore[assignment]
+    """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
+    SwapIn: _aio.UnaryUnaryMultiCallable[_shard_pb2.SwapInRequest, _shard_pb2.SwapInResponse]  # type: ignore[assignment]
+    """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
@@ -127,6 +135,22 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.FilterBatchResponse, _abc.Awaitable[_shard_pb2.FilterBatchResponse]]:
         """Keep the listed sequences, release all others."""
+
+    @_abc_1.abstractmethod
+    def SwapOut(
+        self,
+        request: _shard_pb2.SwapOutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.SwapOutResponse, _abc.Awaitable[_shard_pb2.SwapOutResponse]]:
+        """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
+
+    @_abc_1.abstractmethod
+    def SwapIn(
+        self,
+        request: _shard_pb2.SwapInRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.SwapInResponse, _abc.Awaitable[_shard_pb2.SwapInResponse]]:
+        """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -69,25 +69,60 @@ class CommandHeader(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     RELEASE_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    PARK_FIELD_NUMBER: _builtins.int
+    DROP_SWAP_HANDLES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The lease under which the router commands this shard. Older epochs are refused (STALE_EPOCH)."""
     @_builtins.property
     def release_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sequences to release before anything else of this command happens; unknown ids are an error."""
 
+    @_builtins.property
+    def park(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedSequence]:
+        """Sequences to end and cut back, their cells kept for others to start from, after the releases."""
+
+    @_builtins.property
+    def drop_swap_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Swapped sequences to forget; unknown handles are passed over."""
+
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         release_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        park: _abc.Iterable[Global___ParkedSequence] | None = ...,
+        drop_swap_handles: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "release_sequence_ids", b"release_sequence_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop_swap_handles", b"drop_swap_handles", "epoch", b"epoch", "park", b"park", "release_sequence_ids", b"release_sequence_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommandHeader: _TypeAlias = CommandHeader  # noqa: Y015
+
+@_typing.final
+class ParkedSequence(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    length: _builtins.int
+    """Tokens to keep, at least one, at most what it holds."""
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkedSequence: _TypeAlias = ParkedSequence  # noqa: Y015
 
 @_typing.final
 class SamplingParameters(_message.Message):
@@ -210,7 +245,7 @@ class PrefillChunk(_message.Message):
 
     @_builtins.property
     def copy(self) -> Global___PrefixCopy:
-        """With the first chunk: share [0, start) with another sequence instead of computing it."""
+        """With the first chunk: start with tokens that are in the cache already instead of computing [0, start)."""
 
     def __init__(
         self,
@@ -232,7 +267,11 @@ Global___PrefillChunk: _TypeAlias = PrefillChunk  # noqa: Y015
 
 @_typing.final
 class PrefixCopy(_message.Message):
-    """Cells [0, length) of another sequence, shared by reference where the layout allows."""
+    """The first `length` tokens of a sequence, for another to start with. A source that is the new sequence's own id is
+    taken over: what is held under that id is cut back to `length` and belongs to the new sequence.
+
+    Cells [0, length) of another sequence, shared by reference where the layout allows.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
