@@ -1,0 +1,281 @@
+"""Which sequence ids of a shard hold which tokens: a radix tree whose edges are runs of cells."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A run of cells, one a token. It lives as long as a sequence ends in it or below: that is its reference count.
+
+    ``live``: how many sequences that run (that is, are not parked) pass through it.
+    """
+
+    parent: "_Node | None"
+    tokens: list[int]
+    start: int
+    live: int = 0
+    # By first token. Two sequences that computed the same tokens apart hold different cells: hence lists.
+    children: dict[int, list["_Node"]] = field(default_factory=dict)
+    ends: set[int] = field(default_factory=set)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest prefix of a prompt that is there.
+
+    ``sources``: the sequence ids that hold all of it. ``live_length``: how much of it is held by running sequences,
+    so that holding on to it takes no further cells.
+    """
+
+    length: int = 0
+    live_length: int = 0
+    sources: tuple[int, ...] = ()
+
+
+NO_MATCH = Match()
+
+
+class PrefixTree:
+    """Paths of tokens from one root a namespace. Sequences are either live or parked; both may be sources.
+
+        root -- "You are a" --+-- " helpful" (3, parked)
+                              +-- " pirate" --+-- "." (5, live)
+                                              +-- "!" (7, live)
+
+    ``cells`` counts every token of the tree once, ``live_cells`` those on the paths of live sequences: the rest is what
+    eviction can give back.
+    """
+
+    def __init__(self) -> None:
+        self._roots: dict[str, _Node] = {}
+        self._leaf: dict[int, _Node] = {}
+        self._parked: set[int] = set()
+        self.cells = 0
+        self.live_cells = 0
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._leaf
+
+    def length(self, sequence_id: int) -> int:
+        """Tokens on its path."""
+        return self._leaf[sequence_id].end
+
+    # Sequences
+
+    def insert(self, sequence_id: int, namespace: str) -> None:
+        """Begin a live sequence with nothing."""
+        assert sequence_id not in self._leaf, f"sequence {sequence_id} is in the tree"
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = _Node(None, [], 0)
+        self._end_in(root, sequence_id)
+        root.live += 1
+
+    def fork(self, sequence_id: int, source_id: int, length: int) -> None:
+        """Begin a live sequence with the first ``length`` tokens of another, and their cells."""
+        assert sequence_id not in self._leaf, f"sequence {sequence_id} is in the tree"
+        node = self._node_ending_at(self._leaf[source_id], length)
+        self._end_in(node, sequence_id)
+        self._count_live(node, 1)
+
+    def extend(self, sequence_id: int, tokens: Sequence[int]) -> None:
+        """Append tokens that it computed, in cells of its own."""
+        if not tokens:
+            return
+        leaf = self._leaf[sequence_id]
+        live = sequence_id not in self._parked
+        if leaf.parent is None or leaf.children or len(leaf.ends) > 1:
+            leaf.ends.remove(sequence_id)
+            child = _Node(leaf, [], leaf.end, live=int(live))
+            leaf.children.setdefault(tokens[0], []).append(child)
+            self._end_in(child, sequence_id)
+            leaf = child
+        leaf.tokens.extend(tokens)
+        self.cells += len(tokens)
+        if live:
+            self.live_cells += len(tokens)
+
+    def truncate(self, sequence_id: int, length: int) -> None:
+        """Give up what it holds beyond ``length`` tokens."""
+        old = self._leaf[sequence_id]
+        if length == old.end:
+            return
+        live = sequence_id not in self._parked
+        node = self._node_ending_at(old, length)
+        old.ends.remove(sequence_id)
+        self._end_in(node, sequence_id)
+        if live:
+            self._count_live(old, -1)
+            self._count_live(node, 1)
+        self._prune(old)
+
+    def remove(self, sequence_id: int) -> None:
+        """Give up all it holds."""
+        leaf = self._leaf.pop(sequence_id)
+        leaf.ends.remove(sequence_id)
+        if sequence_id in self._parked:
+            self._parked.remove(sequence_id)
+        else:
+            self._count_live(leaf, -1)
+        self._prune(leaf)
+
+    def park(self, sequence_id: int) -> None:
+        """It runs no more; what it holds may be used by others until it is removed."""
+        assert sequence_id not in self._parked, f"sequence {sequence_id} is parked"
+        self._parked.add(sequence_id)
+        self._count_live(self._leaf[sequence_id], -1)
+
+    def revive(self, sequence_id: int, length: int) -> None:
+        """A parked sequence becomes a live one that begins with its first ``length`` tokens."""
+        self._parked.remove(sequence_id)
+        self._count_live(self._leaf[sequence_id], 1)
+        self.truncate(sequence_id, length)
+
+    # Questions
+
+    def match(self, namespace: str, tokens: Sequence[int], most: int) -> Match:
+        """The longest common prefix of ``tokens`` with any path, of at most ``most`` tokens."""
+        found = self._descend(namespace, tokens, most)
+        if found is None:
+            return NO_MATCH
+        length, node = found
+        return Match(length, self._live_length(node, length), tuple(_sequences_below(node)))
+
+    def match_whole(self, namespace: str, tokens: Sequence[int], most: int) -> Match:
+        """The longest parked sequence that ``tokens`` begins with as a whole: for memory that cannot be cut back."""
+        found = self._descend(namespace, tokens, most)
+        if found is None:
+            return NO_MATCH
+        length, node = found
+        at: _Node | None = node if node.end <= length else node.parent
+        while at is not None and at.parent is not None:
+            sources = tuple(sorted(at.ends & self._parked))
+            if sources:
+                return Match(at.end, self._live_length(at, at.end), sources)
+            at = at.parent
+        return NO_MATCH
+
+    def shared_length(self, sequence_id: int, leaving: frozenset[int]) -> int:
+        """How much of its path live sequences hold that are neither itself nor ``leaving``."""
+        node: _Node | None = self._leaf[sequence_id]
+        passing = {other for other in leaving | {sequence_id} if other in self._leaf and other not in self._parked}
+        while node is not None and node.parent is not None:
+            if node.live > sum(_passes(self._leaf[other], node) for other in passing):
+                return node.end
+            node = node.parent
+        return 0
+
+    # Nodes
+
+    def _end_in(self, node: _Node, sequence_id: int) -> None:
+        node.ends.add(sequence_id)
+        self._leaf[sequence_id] = node
+
+    def _count_live(self, leaf: _Node, change: int) -> None:
+        node: _Node | None = leaf
+        while node is not None:
+            was = node.live
+            node.live = was + change
+            if (was == 0) != (node.live == 0):
+                self.live_cells += len(node.tokens) if was == 0 else -len(node.tokens)
+            node = node.parent
+
+    def _node_ending_at(self, leaf: _Node, length: int) -> _Node:
+        """The node on the path to ``leaf`` that ends at ``length``, made by splitting one if there is none."""
+        assert 0 <= length <= leaf.end, f"{length} of {leaf.end} tokens"
+        node = leaf
+        while node.parent is not None and node.start >= length:
+            node = node.parent
+        if node.end == length:
+            return node
+        # The upper part is new; the lower one stays the node that sequences and children know.
+        parent = node.parent
+        assert parent is not None
+        cut = length - node.start
+        upper = _Node(parent, node.tokens[:cut], node.start, live=node.live)
+        siblings = parent.children[node.tokens[0]]
+        siblings[siblings.index(node)] = upper
+        node.tokens = node.tokens[cut:]
+        node.start = length
+        node.parent = upper
+        upper.children[node.tokens[0]] = [node]
+        return upper
+
+    def _prune(self, node: _Node) -> None:
+        """Free the cells of nodes that nobody ends in or below."""
+        while node.parent is not None and not node.ends and not node.children:
+            parent = node.parent
+            siblings = parent.children[node.tokens[0]]
+            siblings.remove(node)
+            if not siblings:
+                del parent.children[node.tokens[0]]
+            self.cells -= len(node.tokens)
+            node = parent
+        if node.parent is None and not node.ends and not node.children:
+            self._roots = {name: root for name, root in self._roots.items() if root is not node}
+
+    def _descend(self, namespace: str, tokens: Sequence[int], most: int) -> tuple[int, _Node] | None:
+        """How far ``tokens`` can be followed, at most ``most``, and the node that is reached; None if nowhere."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return None
+        best = (0, root)
+        open_nodes = [root]
+        while open_nodes:
+            node = open_nodes.pop()
+            if node.end >= most:
+                continue
+            for child in node.children.get(tokens[node.end], ()):
+                length = child.start + _common(child.tokens, tokens, child.start, most)
+                if length > best[0]:
+                    best = (length, child)
+                if length == child.end:
+                    open_nodes.append(child)
+        return best if best[0] else None
+
+    def _live_length(self, node: _Node, length: int) -> int:
+        at: _Node | None = node
+        while at is not None and at.parent is not None:
+            if at.live:
+                return min(at.end, length)
+            at = at.parent
+        return 0
+
+
+def _common(run: list[int], tokens: Sequence[int], start: int, most: int) -> int:
+    """How many tokens of ``run`` equal those of ``tokens`` from ``start``, below ``most``."""
+    limit = min(len(run), most - start)
+    if run[:limit] == list(tokens[start : start + limit]):
+        return limit
+    low, high = 0, limit  # the first `low` are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if run[low:middle] == list(tokens[start + low : start + middle]):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _passes(leaf: _Node, node: _Node) -> bool:
+    """Whether ``node`` is on the path to ``leaf``."""
+    at: _Node | None = leaf
+    while at is not None and at.start >= node.start:
+        if at is node:
+            return True
+        at = at.parent
+    return False
+
+
+def _sequences_below(node: _Node) -> Iterator[int]:
+    """Those that end in ``node`` or below, nearest first."""
+    level = [node]
+    while level:
+        for at in level:
+            yield from sorted(at.ends)
+        level = [child for at in level for children in at.children.values() for child in children]
