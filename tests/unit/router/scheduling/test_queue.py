@@ -1,0 +1,131 @@
+"""Who goes first, and whom one that does not fit lets past."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from caravan_router.scheduling.fair_share import FairShare
+from caravan_router.scheduling.params import SamplingParams, StoppingParams
+from caravan_router.scheduling.queue import HOLD, Hold, WaitingQueue, effective_priority
+from caravan_router.scheduling.sequence import Request, Sequence
+from caravan_router.scheduling.tenant import ANYONE, Tenant
+
+A, B = Tenant(name="a"), Tenant(name="b")
+
+
+def waiting(
+    request_id: int, *, priority: int = 0, tenant: Tenant = ANYONE, arrived_s: float = 0.0, started: bool = False
+) -> Sequence:
+    request = Request(
+        request_id=request_id,
+        prompt=(1,),
+        sampling=SamplingParams(),
+        stopping=StoppingParams(max_new_tokens=1),
+        priority=priority,
+        tenant=tenant,
+        arrived_s=arrived_s,
+    )
+    return Sequence(request, started=started)
+
+
+def queue_of(*sequences: Sequence, max_bypass: int = 8, aging_s: float = math.inf) -> WaitingQueue:
+    queue = WaitingQueue(max_bypass, aging_s, FairShare())
+    for sequence in sequences:
+        queue.push(sequence)
+    return queue
+
+
+def order(queue: WaitingQueue, now: float = 0.0) -> list[int]:
+    return [sequence.request.request_id for sequence in queue.ordered(now)]
+
+
+def places(answers: dict[int, str | Hold | None]) -> Callable[[Sequence], str | Hold | None]:
+    return lambda sequence: answers.get(sequence.request.request_id)
+
+
+def test_by_arrival_when_all_else_is_equal() -> None:
+    assert order(queue_of(*(waiting(number) for number in (3, 1, 2)))) == [1, 2, 3]
+
+
+def test_higher_priority_first_then_those_that_lost_their_cells_then_fair_share() -> None:
+    fair_share = FairShare()
+    fair_share.charge(A, 10)
+    queue = WaitingQueue(8, math.inf, fair_share)
+    queue.push(waiting(1, tenant=A))
+    queue.push(waiting(2, tenant=B))
+    queue.push(waiting(3, tenant=A, started=True))
+    queue.push(waiting(4, tenant=A, priority=1))
+    queue.push(waiting(5, tenant=B, priority=-1, started=True))
+    assert order(queue) == [4, 3, 2, 1, 5]
+    fair_share.charge(B, 11)
+    assert order(queue) == [4, 3, 1, 2, 5], "the counters of the moment decide"
+
+
+@pytest.mark.parametrize(
+    ("now", "aging_s", "expected"), [(5.0, 10.0, 2), (14.9, 10.0, 2), (15.0, 10.0, 3), (1e9, math.inf, 2)]
+)
+def test_priority_grows_with_age(now: float, aging_s: float, expected: int) -> None:
+    assert effective_priority(waiting(1, priority=2, arrived_s=5.0).request, now, aging_s) == expected
+
+
+def test_one_that_waited_long_goes_before_a_higher_priority_that_did_not() -> None:
+    queue = queue_of(waiting(1), waiting(2, priority=1, arrived_s=9.0), aging_s=10.0)
+    assert order(queue, 9.0) == [2, 1]
+    assert order(queue, 10.0) == [1, 2]
+
+
+def test_the_first_that_fits_is_taken_and_those_it_passes_count_it() -> None:
+    first, second, third = sequences = [waiting(number) for number in (1, 2, 3)]
+    queue = queue_of(*sequences)
+    assert queue.pop_fitting(places({2: "shard", 3: "shard"})) == (second, "shard")
+    assert [sequence.bypassed for sequence in sequences] == [1, 0, 0]
+    assert list(queue) == [first, third]
+    assert queue.pop_fitting(places({})) is None
+    assert first.bypassed == 1, "nobody went past"
+
+
+def test_a_false_place_is_a_place() -> None:
+    queue = queue_of(waiting(1))
+    assert queue.pop_fitting(lambda sequence: 0) is not None
+
+
+def test_nobody_behind_passes_one_that_was_bypassed_enough() -> None:
+    queue = queue_of(*(waiting(number) for number in range(1, 9)), max_bypass=2)
+    fits: dict[int, str | Hold | None] = dict.fromkeys(range(2, 9), "shard")
+    assert queue.pop_fitting(places(fits)) is not None
+    assert queue.pop_fitting(places(fits)) is not None
+    assert queue.pop_fitting(places(fits)) is None
+    urgent = waiting(9, priority=1)
+    queue.push(urgent)
+    assert queue.pop_fitting(places(fits | {9: "shard"})) == (urgent, "shard"), "it is not behind"
+    popped = queue.pop_fitting(places(fits | {1: "shard"}))
+    assert popped is not None
+    assert popped[0].request.request_id == 1
+
+
+def test_one_that_holds_is_passed_without_counting_and_stops_nobody() -> None:
+    sequences = [waiting(number) for number in range(1, 6)]
+    queue = queue_of(*sequences, max_bypass=0)
+    answers: dict[int, str | Hold | None] = {1: HOLD, 2: "shard", 3: "shard", 4: HOLD, 5: HOLD}
+    assert queue.pop_fitting(places(answers)) == (sequences[1], "shard")
+    assert queue.pop_fitting(places(answers)) == (sequences[2], "shard")
+    assert queue.pop_fitting(places(answers)) is None
+    assert [sequence.bypassed for sequence in sequences] == [0] * 5
+
+
+def test_no_bypass_means_strict_order() -> None:
+    queue = queue_of(waiting(1), waiting(2), max_bypass=0)
+    assert queue.pop_fitting(places({2: "shard"})) is None
+
+
+def test_remove_takes_out_that_one() -> None:
+    sequences = [waiting(number) for number in (1, 2, 3)]
+    queue = queue_of(*sequences)
+    queue.remove(sequences[1])
+    assert len(queue) == 2
+    assert list(queue) == [sequences[0], sequences[2]]
+    with pytest.raises(AssertionError, match="request 2 is not waiting"):
+        queue.remove(sequences[1])
+    with pytest.raises(AssertionError, match="request 3 is not waiting"):
+        queue.remove(waiting(3))
