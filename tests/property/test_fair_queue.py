@@ -1,0 +1,218 @@
+"""Whoever floods the queue, tokens are shared by weight; whatever arrives, everybody's turn comes."""
+
+import math
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caravan_router.scheduling.fair_share import FairShare
+from caravan_router.scheduling.params import SamplingParams, StoppingParams
+from caravan_router.scheduling.queue import HOLD, Hold, WaitingQueue, effective_priority
+from caravan_router.scheduling.sequence import Request, Sequence
+from caravan_router.scheduling.tenant import Tenant
+
+TENANTS = tuple(Tenant(name=name, weight=weight) for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)))
+
+
+def waiting(
+    request_id: int, tenant: Tenant, *, prompt: int = 1, output: int = 1, priority: int = 0, arrived_s: float = 0.0
+) -> Sequence:
+    return Sequence(
+        Request(
+            request_id=request_id,
+            prompt=(1,) * prompt,
+            sampling=SamplingParams(),
+            stopping=StoppingParams(max_new_tokens=output),
+            priority=priority,
+            tenant=tenant,
+            arrived_s=arrived_s,
+        )
+    )
+
+
+class Service:
+    """Some sequences at once, each of which gets a token a step. Tokens are charged as they are served."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.fair_share = FairShare()
+        self.queue = WaitingQueue(8, math.inf, self.fair_share)
+        self.waits: Counter[Tenant] = Counter()
+        self.submitted: Counter[Tenant] = Counter()
+        self.served: Counter[Tenant] = Counter()
+        self._running: dict[Sequence, int] = {}
+
+    def submit(self, tenant: Tenant, prompt: int, output: int) -> None:
+        active = +self.waits + Counter(sequence.request.tenant for sequence in self._running)
+        if tenant not in active:
+            self.fair_share.activate(tenant, active)
+        self.waits[tenant] += 1
+        self.submitted[tenant] += 1
+        self.queue.push(waiting(self.submitted.total(), tenant, prompt=prompt, output=output))
+
+    def step(self) -> None:
+        while len(self._running) < self.places and (taken := self.queue.pop_fitting(lambda sequence: "place")):
+            request = taken[0].request
+            self.waits[request.tenant] -= 1
+            self._serve(request.tenant, len(request.prompt))
+            self._running[taken[0]] = request.stopping.max_new_tokens
+        for sequence in list(self._running):
+            self._serve(sequence.request.tenant, 1)
+            self._running[sequence] -= 1
+            if not self._running[sequence]:
+                del self._running[sequence]
+
+    def _serve(self, tenant: Tenant, tokens: int) -> None:
+        self.served[tenant] += tokens
+        self.fair_share.charge(tenant, tokens)
+
+
+def share(service: Service, rng: random.Random, light: Tenant, heavy: Tenant, tokens: int, size: int = 20) -> float:
+    """The part of ``tokens`` that ``light`` gets while both always wait; ``heavy`` submits 20 for each of its."""
+    before = service.served.copy()
+    while (service.served - before).total() < tokens:
+        while service.waits[light] <= service.places:
+            service.submit(light, rng.randint(1, 40), rng.randint(1, 20))
+        while service.waits[heavy] <= service.places or service.submitted[heavy] < 20 * service.submitted[light]:
+            service.submit(heavy, rng.randint(1, 2 * size), rng.randint(1, size))
+        service.step()
+    served = service.served - before
+    return served[light] / served.total()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    places=st.integers(1, 6),
+    size=st.sampled_from([1, 5, 20, 40]),
+    weight=st.sampled_from([0.5, 1.0, 2.0]),
+)
+def test_tokens_are_shared_by_weight_though_one_submits_twenty_times_more(
+    seed: int, places: int, size: int, weight: float
+) -> None:
+    light, heavy = Tenant(name="light", weight=weight), Tenant(name="heavy")
+    part = share(Service(places), random.Random(seed), light, heavy, tokens=5000, size=size)
+    assert abs(part - weight / (weight + 1)) < 0.04
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), places=st.integers(1, 6))
+def test_idling_earns_no_more_than_the_fair_share_later(seed: int, places: int) -> None:
+    rng = random.Random(seed)
+    idler, other, heavy = (Tenant(name=name) for name in ("idler", "other", "heavy"))
+    service = Service(places)
+    share(service, rng, idler, heavy, tokens=300)
+    while service.waits[idler]:
+        service.step()
+    share(service, rng, other, heavy, tokens=2000)
+    while service.waits[other]:
+        service.step()
+    assert abs(share(service, rng, idler, heavy, tokens=3000) - 0.5) < 0.05
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    aging_s=st.sampled_from([1.0, 2.5, 10.0]),
+    highest=st.integers(0, 4),
+    backlog=st.integers(0, 20),
+)
+def test_nobody_starves_while_higher_priorities_keep_arriving(
+    seed: int, aging_s: float, highest: int, backlog: int
+) -> None:
+    rng = random.Random(seed)
+    fair_share = FairShare()
+    queue = WaitingQueue(0, aging_s, fair_share)
+    for request_id in range(backlog):
+        queue.push(waiting(request_id, rng.choice(TENANTS)))
+    for second in range(300):  # one comes and one goes a second: the backlog stays
+        # Rarely low, mostly the highest: without aging the low ones would never go.
+        priority = highest if rng.random() < 0.9 else rng.randint(0, highest)
+        queue.push(waiting(backlog + second, rng.choice(TENANTS), priority=priority, arrived_s=float(second)))
+        taken = queue.pop_fitting(lambda sequence: "place", float(second))
+        assert taken is not None
+        request = taken[0].request
+        fair_share.charge(request.tenant, rng.randint(1, 50))
+        # Only what came before it had aged above the highest may have gone first.
+        for sequence in queue:
+            lead_s = (highest - sequence.request.priority + 1) * aging_s
+            assert second - sequence.request.arrived_s <= backlog + lead_s + 1
+
+
+SEQUENCES = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # priority
+        st.sampled_from(TENANTS),
+        st.integers(0, 30),  # arrival, seconds
+        st.booleans(),  # started
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=150)
+@given(
+    entries=SEQUENCES,
+    charged=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    aging_s=st.sampled_from([5.0, 15.0, math.inf]),
+    data=st.data(),
+)
+def test_the_order_is_total_and_that_of_the_pops(
+    entries: list[tuple[int, Tenant, int, bool]], charged: list[int], aging_s: float, data: st.DataObject
+) -> None:
+    fair_share = FairShare()
+    for tenant, tokens in zip(TENANTS, charged, strict=True):
+        fair_share.charge(tenant, tokens)
+    arrivals = sorted(arrived for _, _, arrived, _ in entries)
+    sequences = []
+    for request_id, (arrived, (priority, tenant, _, started)) in enumerate(zip(arrivals, entries, strict=True)):
+        sequence = waiting(request_id, tenant, priority=priority, arrived_s=arrived)
+        sequence.started = started
+        sequences.append(sequence)
+    queue = WaitingQueue(0, aging_s, fair_share)
+    for sequence in data.draw(st.permutations(sequences)):
+        queue.push(sequence)
+
+    def rank(sequence: Sequence) -> tuple[float, ...]:
+        request = sequence.request
+        return (
+            -effective_priority(request, 30.0, aging_s),
+            not sequence.started,
+            fair_share.counter(request.tenant),
+            request.request_id,
+        )
+
+    expected = sorted(sequences, key=rank)
+    assert queue.ordered(30.0) == expected
+    pops = [queue.pop_fitting(lambda sequence: "place", 30.0) for _ in sequences]
+    assert [taken[0] for taken in pops if taken is not None] == expected
+    assert queue.pop_fitting(lambda sequence: "place", 30.0) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(max_bypass=st.integers(0, 3), steps=st.integers(1, 30), data=st.data())
+def test_bypass_is_bounded(max_bypass: int, steps: int, data: st.DataObject) -> None:
+    fair_share = FairShare()
+    queue = WaitingQueue(max_bypass, 4.0, fair_share)
+    for now in range(steps):
+        priority, tenant = data.draw(st.integers(0, 2)), data.draw(st.sampled_from(TENANTS))
+        queue.push(waiting(now, tenant, priority=priority, arrived_s=float(now)))
+        answers: dict[Sequence, str | Hold | None] = {
+            sequence: data.draw(st.sampled_from(["place", HOLD, None, None])) for sequence in queue
+        }
+        order = queue.ordered(float(now))
+        before = {sequence: sequence.bypassed for sequence in order}
+        taken = queue.pop_fitting(answers.__getitem__, float(now))
+        ahead = order[: order.index(taken[0])] if taken is not None else order
+        refused = [sequence for sequence in ahead if answers[sequence] is None]
+        exhausted = any(before[sequence] == max_bypass for sequence in refused)
+        if taken is None:
+            assert exhausted or "place" not in answers.values()
+        else:
+            assert not exhausted
+            assert all(answers[sequence] != "place" for sequence in ahead)
+            fair_share.charge(taken[0].request.tenant, 10)
+        for sequence in order:
+            assert sequence.bypassed == before[sequence] + (taken is not None and sequence in refused) <= max_bypass
