@@ -4,15 +4,40 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import Capacity, KvLayout, ModelFacts, Piece
-from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill, PrefixCopy
+from caravan_shard.backends.base import Capacity, KvLayout, ModelFacts, Piece, Prefix, PrefixSharing
+from caravan_shard.commands import (
+    Chunk,
+    Decode,
+    FilterBatch,
+    Header,
+    Park,
+    Prefill,
+    SwapIn,
+    SwapInEntry,
+    SwapOut,
+    SwapOutEntry,
+)
 from caravan_shard.parameters import SamplingParameters, SequenceParameters
-from caravan_shard.results import FinishReason, Holdings, StepOutcome, StepResult, Timings, TokenRows
+from caravan_shard.results import (
+    FinishReason,
+    Holdings,
+    StepOutcome,
+    StepResult,
+    SwappedIn,
+    SwappedOut,
+    Timings,
+    TokenRows,
+)
 
 _FINISH = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+}
+_LAYOUTS = {KvLayout.UNIFIED: shard_pb2.KV_LAYOUT_UNIFIED, KvLayout.SPLIT: shard_pb2.KV_LAYOUT_SPLIT}
+_SHARINGS = {
+    PrefixSharing.ANY: shard_pb2.PREFIX_SHARING_ANY,
+    PrefixSharing.WHOLE_ONLY: shard_pb2.PREFIX_SHARING_WHOLE_ONLY,
 }
 
 
@@ -21,7 +46,7 @@ def prefill_command(request: shard_pb2.PrefillRequest) -> Prefill:
     return Prefill(
         chunks=[_chunk(chunk) for chunk in request.chunks],
         rider_ids=list(request.ride_sequence_ids),
-        release_ids=list(request.header.release_sequence_ids),
+        header=_header(request.header),
     )
 
 
@@ -30,13 +55,49 @@ def decode_command(request: shard_pb2.DecodeRequest) -> Decode:
     return Decode(
         sequence_ids=list(request.sequence_ids),
         max_steps=request.max_steps,
-        release_ids=list(request.header.release_sequence_ids),
+        header=_header(request.header),
     )
 
 
 def filter_command(request: shard_pb2.FilterBatchRequest) -> FilterBatch:
     """What to keep."""
-    return FilterBatch(keep_ids=list(request.keep_sequence_ids), release_ids=list(request.header.release_sequence_ids))
+    return FilterBatch(keep_ids=list(request.keep_sequence_ids), header=_header(request.header))
+
+
+def swap_out_command(request: shard_pb2.SwapOutRequest) -> SwapOut:
+    """What to save and release."""
+    return SwapOut(
+        entries=[
+            SwapOutEntry(sequence_id=entry.sequence_id, handle=entry.handle, start=entry.start)
+            for entry in request.entries
+        ],
+        header=_header(request.header),
+    )
+
+
+def swap_in_command(request: shard_pb2.SwapInRequest) -> SwapIn:
+    """What to bring back."""
+    return SwapIn(
+        entries=[
+            SwapInEntry(handle=entry.handle, sequence_id=entry.sequence_id, copy=_prefix(entry))
+            for entry in request.entries
+        ],
+        header=_header(request.header),
+    )
+
+
+def _header(header: types_pb2.CommandHeader) -> Header:
+    return Header(
+        release_ids=list(header.release_sequence_ids),
+        parks=[Park(sequence_id=park.sequence_id, length=park.length) for park in header.park],
+        dropped_handles=list(header.drop_swap_handles),
+    )
+
+
+def _prefix(message: types_pb2.PrefillChunk | shard_pb2.SwapInEntry) -> Prefix | None:
+    if not message.HasField("copy"):
+        return None
+    return Prefix(source_id=message.copy.source_sequence_id, length=message.copy.length)
 
 
 def _chunk(chunk: types_pb2.PrefillChunk) -> Chunk:
@@ -46,11 +107,7 @@ def _chunk(chunk: types_pb2.PrefillChunk) -> Chunk:
         tokens=list(chunk.token_ids),
         last=chunk.last,
         parameters=_parameters(chunk.parameters) if chunk.HasField("parameters") else None,
-        copy=(
-            PrefixCopy(source_id=chunk.copy.source_sequence_id, length=chunk.copy.length)
-            if chunk.HasField("copy")
-            else None
-        ),
+        copy=_prefix(chunk),
     )
 
 
@@ -129,6 +186,18 @@ def filter_response(holdings: Holdings) -> shard_pb2.FilterBatchResponse:
     return shard_pb2.FilterBatchResponse(free_cells=holdings.free_cells, sequence_ids=holdings.sequence_ids)
 
 
+def swap_out_response(result: SwappedOut) -> shard_pb2.SwapOutResponse:
+    """The reply to SwapOut."""
+    return shard_pb2.SwapOutResponse(
+        saved=result.saved, bytes=result.written_bytes, total_ns=result.total_ns, used_bytes=result.used_bytes
+    )
+
+
+def swap_in_response(result: SwappedIn) -> shard_pb2.SwapInResponse:
+    """The reply to SwapIn."""
+    return shard_pb2.SwapInResponse(restored=result.restored, total_ns=result.total_ns, used_bytes=result.used_bytes)
+
+
 def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
     """What Info tells of the model."""
     return shard_pb2.ModelInfo(
@@ -144,23 +213,18 @@ def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
     )
 
 
-def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int) -> shard_pb2.Limits:
+def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int, swap_bytes: int) -> shard_pb2.Limits:
     """What Info tells of the limits."""
-    match capacity.layout:
-        case KvLayout.UNIFIED:
-            layout = shard_pb2.KV_LAYOUT_UNIFIED
-        case KvLayout.SPLIT:
-            layout = shard_pb2.KV_LAYOUT_SPLIT
-        case _:
-            assert_never(capacity.layout)
     return shard_pb2.Limits(
         cells=capacity.cells,
         cells_per_sequence=capacity.cells_per_sequence,
         max_sequences=capacity.max_sequences,
         max_batch_tokens=capacity.max_batch_tokens,
-        kv_layout=layout,
+        kv_layout=_LAYOUTS[capacity.layout],
         max_top_n_tokens=max_top_n_tokens,
         max_tokenize_bytes=max_tokenize_bytes,
+        prefix_sharing=_SHARINGS[capacity.sharing],
+        swap_bytes=swap_bytes,
     )
 
 

@@ -3,27 +3,43 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caravan_shard.backends.base import Prefix
 from caravan_shard.parameters import SequenceParameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixCopy:
-    """Share tokens [0, length) of another sequence."""
+class Park:
+    """End a sequence and keep its first ``length`` tokens for others to start from."""
 
-    source_id: int
+    sequence_id: int
     length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What happens before anything else of a command: releases, then parks; ``dropped_handles`` are forgotten."""
+
+    release_ids: Sequence[int] = ()
+    parks: Sequence[Park] = ()
+    dropped_handles: Sequence[int] = ()
+
+
+EMPTY_HEADER = Header()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A run of prompt tokens; ``parameters`` and ``copy`` only with the first chunk of a sequence."""
+    """A run of prompt tokens; ``parameters`` and ``copy`` only with the first chunk of a sequence.
+
+    A ``copy`` of what its own id holds takes that over.
+    """
 
     sequence_id: int
     start: int
     tokens: Sequence[int]
     last: bool
     parameters: SequenceParameters | None = None
-    copy: PrefixCopy | None = None
+    copy: Prefix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +48,7 @@ class Prefill:
 
     chunks: Sequence[Chunk]
     rider_ids: Sequence[int] = ()
-    release_ids: Sequence[int] = ()
+    header: Header = EMPTY_HEADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +57,7 @@ class Decode:
 
     sequence_ids: Sequence[int]
     max_steps: int
-    release_ids: Sequence[int] = ()
+    header: Header = EMPTY_HEADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +65,46 @@ class FilterBatch:
     """Keep these sequences, release all others."""
 
     keep_ids: Sequence[int]
-    release_ids: Sequence[int] = ()
+    header: Header = EMPTY_HEADER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapOutEntry:
+    """Save positions [start, computed) of a sequence under ``handle``."""
+
+    sequence_id: int
+    handle: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapOut:
+    """Save the sequences where that can be done, and release all of them."""
+
+    entries: Sequence[SwapOutEntry]
+    header: Header = EMPTY_HEADER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapInEntry:
+    """Bring back what ``handle`` names; ``copy`` says where tokens [0, start) come from if start was not 0."""
+
+    handle: int
+    sequence_id: int
+    copy: Prefix | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapIn:
+    """Bring the sequences back where that can be done; their handles are gone afterwards."""
+
+    entries: Sequence[SwapInEntry]
+    header: Header = EMPTY_HEADER
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAll:
-    """Release every sequence: the lease changed hands or ended."""
+    """Release every sequence and forget the swapped ones: the lease changed hands or ended."""
 
 
-Command = Prefill | Decode | FilterBatch | ReleaseAll
+Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn | ReleaseAll

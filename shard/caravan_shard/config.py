@@ -16,6 +16,7 @@ MAX_SEQUENCES = 256
 CELL_BLOCK = 256
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _UNIX_PATH_BYTES = 107
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,14 @@ class ShardConfig:
     flash_attn: str = flag("auto", "flash attention", "-fa", choices=("on", "off", "auto"))
     cache_type_k: str = flag("f16", "type of the cached keys", "-ctk", choices=_CACHE_TYPES)
     cache_type_v: str = flag("f16", "type of the cached values", "-ctv", choices=_CACHE_TYPES)
+    swap_space: float = flag(
+        1.0,
+        "GiB of host memory for sequences that make room for others; 0 = they are computed again",
+        low=0,
+        high=2**20,
+    )
+    swap_dir: str = flag("", "folder for what swap-space does not hold; its files have no names and end with the shard")
+    swap_dir_space: float = flag(8.0, "GiB of files in swap-dir", low=0, high=2**20)
     sampling_threads: int = flag(
         1, "threads that choose tokens; more than 1 only on a host with idle cores", low=1, high=64
     )
@@ -91,6 +100,16 @@ class ShardConfig:
     def layout(self) -> KvLayout:
         """The KV layout."""
         return KvLayout(self.kv_layout)
+
+    @property
+    def swap_memory_bytes(self) -> int:
+        """Bytes of swap-space."""
+        return int(self.swap_space * _GIB)
+
+    @property
+    def swap_disk_bytes(self) -> int:
+        """Bytes of swap-dir-space; 0 without a folder."""
+        return int(self.swap_dir_space * _GIB) if self.swap_dir else 0
 
     @property
     def unix_path(self) -> Path | None:

@@ -1,24 +1,32 @@
 """Assemble, decode, commit: a pass changes what the shard knows only once it succeeded.
 
-Not thread-safe: the worker's thread calls it. `step_count`, `sequence_count` and `failures_in_a_row` may be
-read from any.
+Not thread-safe: the worker's thread calls it. `step_count`, `sequence_count`, `unfinished_count` and
+`failures_in_a_row` may be read from any.
 """
 
 import logging
 from collections.abc import Iterable, Sequence
-from itertools import count
 from time import perf_counter_ns
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Backend, DecodeOutcome, KvLayout
-from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill
+from caravan_shard.backends.base import Backend, DecodeOutcome
+from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill, SwapIn, SwapOut
 from caravan_shard.forward import Part, assemble
-from caravan_shard.penalties import PenaltyCounts
-from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult, Timings, TokenRows
+from caravan_shard.pool import SequencePool
+from caravan_shard.results import (
+    Holdings,
+    Refusal,
+    StepOutcome,
+    StepResult,
+    SwappedIn,
+    SwappedOut,
+    Timings,
+    TokenRows,
+)
 from caravan_shard.rows import sample_rows
 from caravan_shard.sampling import Sampler
-from caravan_shard.sequences import Phase, used_cells
-from caravan_shard.sequences import Sequence as ShardSequence
+from caravan_shard.sequences import Phase
+from caravan_shard.swap import SwapSpace
 from caravan_shard.validation import CommandCheck
 
 _log = logging.getLogger(__name__)
@@ -27,13 +35,13 @@ _UNFINISHED = {DecodeOutcome.NO_KV: StepOutcome.NO_KV, DecodeOutcome.ABORTED: St
 
 
 class Engine:
-    """The sequences of one backend."""
+    """What the commands of a router do to the sequences of one backend."""
 
-    def __init__(self, backend: Backend, sampling_threads: int) -> None:
+    def __init__(self, backend: Backend, sampling_threads: int, swap: SwapSpace | None = None) -> None:
+        """Without ``swap`` nothing is saved."""
         self.backend = backend
         self._sampler = Sampler(backend.candidate_filter, sampling_threads)
-        self._sequences: dict[int, ShardSequence] = {}
-        self._births = count()
+        self._pool = SequencePool(backend, SwapSpace() if swap is None else swap)
         self.step_count = 0
         self.failures_in_a_row = 0
         self.draining = False
@@ -41,35 +49,52 @@ class Engine:
     @property
     def sequence_count(self) -> int:
         """Sequences held."""
-        return len(self._sequences)
+        return len(self._pool.held)
+
+    @property
+    def unfinished_count(self) -> int:
+        """Sequences that have not ended, the swapped ones included."""
+        # A list first: the worker's thread may add to the dict.
+        held = list(self._pool.held.values())
+        return sum(sequence.phase is not Phase.ENDED for sequence in held) + len(self._pool.swap)
 
     @property
     def free_cells(self) -> int:
         """Cells no sequence holds."""
-        capacity = self.backend.capacity
-        return capacity.cells - used_cells(self._sequences.values(), capacity.layout)
+        return self._pool.free_cells
+
+    @property
+    def swap_bytes(self) -> int:
+        """Room for swapped sequences, in bytes."""
+        return self._pool.swap.capacity_bytes
 
     def prefill(self, command: Prefill, started_ns: int) -> StepResult | Refusal:
         """One pass over chunks and riders."""
-        refusal = self._check().prefill(command)
+        refusal = self._check().prefill(
+            command, vocabulary_size=self.backend.facts.vocabulary_size, draining=self.draining
+        )
         if refusal is not None:
             return refusal
-        self._release(command.release_ids)
+        self._pool.apply(command.header)
         parts = [self._chunk_part(chunk) for chunk in command.chunks]
         parts += self._decode_parts(command.rider_ids)
         if not parts:
             return StepResult(StepOutcome.OK, TokenRows(), _timings(started_ns, 0, 0))
         parts.sort(key=lambda part: part.sequence.sequence_id)
-        for chunk in command.chunks:
-            if chunk.copy is not None:
-                self._share_prefix(chunk.copy.source_id, chunk.sequence_id, chunk.copy.length)
+        tokens = sum(len(part.tokens) for part in parts)
+        # Asked here for what the cache could not tell before it changed: a sequence that is taken over is cut back.
+        if any(_takes_over(chunk) for chunk in command.chunks) and not self._pool.has_room(
+            (part.sequence for part in parts), tokens
+        ):
+            return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
+        self._pool.share(command.chunks)
         return self._run(parts, started_ns)
 
     def begin_decode(self, command: Decode) -> Refusal | None:
-        """Check the command and do its releases; `decode_step` follows."""
+        """Check the command and do what its header says; `decode_step` follows."""
         refusal = self._check().decode(command)
         if refusal is None:
-            self._release(command.release_ids)
+            self._pool.apply(command.header)
         return refusal
 
     def decode_step(self, sequence_ids: Sequence[int], started_ns: int) -> StepResult | Refusal | None:
@@ -82,64 +107,59 @@ class Engine:
         refusal = self._check().filter_batch(command)
         if refusal is not None:
             return refusal
-        self._release(self._sequences.keys() - set(command.keep_ids))
-        return Holdings(self.free_cells, sorted(self._sequences))
+        self._pool.apply(command.header)
+        self._pool.release(self._pool.held.keys() - set(command.keep_ids))
+        return Holdings(self.free_cells, sorted(self._pool.held))
+
+    def swap_out(self, command: SwapOut, started_ns: int) -> SwappedOut | Refusal:
+        """Save and release sequences."""
+        refusal = self._check().swap_out(command)
+        if refusal is not None:
+            return refusal
+        self._pool.apply(command.header)
+        swap = self._pool.swap
+        before_bytes = swap.used_bytes
+        saved = [self._pool.swap_out(entry) for entry in command.entries]
+        return SwappedOut(
+            saved=saved,
+            written_bytes=swap.used_bytes - before_bytes,
+            used_bytes=swap.used_bytes,
+            total_ns=perf_counter_ns() - started_ns,
+        )
+
+    def swap_in(self, command: SwapIn, started_ns: int) -> SwappedIn | Refusal:
+        """Bring sequences back."""
+        refusal = self._check().swap_in(command)
+        if refusal is not None:
+            return refusal
+        self._pool.apply(command.header)
+        restored = [self._pool.swap_in(entry) for entry in command.entries]
+        return SwappedIn(
+            restored=restored, used_bytes=self._pool.swap.used_bytes, total_ns=perf_counter_ns() - started_ns
+        )
 
     def release_all(self) -> None:
-        """Forget every sequence."""
-        self._release(list(self._sequences))
+        """Forget every sequence, the swapped ones too."""
+        self._pool.clear()
 
     def close(self) -> None:
-        """Free the backend; nothing may be called after it."""
+        """Free the backend and the swap space; nothing may be called after it."""
+        self._pool.clear()
         self._sampler.close()
         self.backend.close()
 
     def _check(self) -> CommandCheck:
-        return CommandCheck(
-            self._sequences,
-            self.backend.capacity,
-            self.backend.facts.vocabulary_size,
-            draining=self.draining,
-        )
-
-    def _release(self, sequence_ids: Iterable[int]) -> None:
-        for sequence_id in sequence_ids:
-            del self._sequences[sequence_id]
-            self.backend.trim(sequence_id, 0)
-
-    def _share_prefix(self, source_id: int, sequence_id: int, length: int) -> None:
-        self.backend.copy(source_id, sequence_id, length)
-        held = self.backend.length(sequence_id)
-        assert held == length, f"sequence {sequence_id} holds {held} of {length} shared tokens"
+        return CommandCheck(self._pool.held, self._pool.swap, self.backend.capacity)
 
     def _chunk_part(self, chunk: Chunk) -> Part:
         new = chunk.parameters is not None
-        sequence = self._new_sequence(chunk) if new else self._sequences[chunk.sequence_id]
+        sequence = self._pool.make(chunk) if new else self._pool.held[chunk.sequence_id]
         return Part(sequence=sequence, start=chunk.start, tokens=chunk.tokens, samples=chunk.last, prompt=True, new=new)
-
-    def _new_sequence(self, chunk: Chunk) -> ShardSequence:
-        assert chunk.parameters is not None
-        sequence = ShardSequence(
-            sequence_id=chunk.sequence_id,
-            parameters=chunk.parameters,
-            birth=next(self._births),
-            own_start=chunk.start,
-            computed=chunk.start,
-            penalties=PenaltyCounts() if chunk.parameters.sampling.penalizes else None,
-        )
-        if chunk.copy is not None:
-            source = self._sequences[chunk.copy.source_id]
-            sequence.extend(source.tokens[: chunk.copy.length])
-            if self.backend.capacity.layout is KvLayout.UNIFIED:
-                sequence.inherited = source.runs_up_to(chunk.copy.length)
-            else:
-                sequence.own_start = 0
-        return sequence
 
     def _decode_parts(self, sequence_ids: Iterable[int]) -> list[Part]:
         parts = []
         for sequence_id in sequence_ids:
-            sequence = self._sequences[sequence_id]
+            sequence = self._pool.held[sequence_id]
             if sequence.phase is Phase.RUNNING:
                 parts.append(
                     Part(sequence=sequence, start=sequence.computed, tokens=sequence.tokens[-1:], samples=True)
@@ -156,7 +176,8 @@ class Engine:
             rows = self._commit(parts)
             sample_ns = perf_counter_ns() - sampling_from
             return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns))
-        self._roll_back(parts)
+        for part in parts:
+            self._pool.cut_back(part.sequence.sequence_id, part.start)
         if outcome in _UNFINISHED:
             return StepResult(_UNFINISHED[outcome], TokenRows(), _timings(started_ns, forward_ns, 0))
         self.failures_in_a_row += 1
@@ -168,24 +189,16 @@ class Engine:
         self.failures_in_a_row = 0
         for part in parts:
             if part.new:
-                self._sequences[part.sequence.sequence_id] = part.sequence
+                self._pool.held[part.sequence.sequence_id] = part.sequence
             if part.prompt:
                 part.sequence.extend(part.tokens)
             part.sequence.computed += len(part.tokens)
         sampled = [part.sequence for part in parts if part.samples]
         return sample_rows(sampled, self.backend, self._sampler) if sampled else TokenRows()
 
-    def _roll_back(self, parts: list[Part]) -> None:
-        for part in parts:
-            sequence_id = part.sequence.sequence_id
-            if part.new:
-                self.backend.trim(sequence_id, 0)
-            elif self.backend.length(sequence_id) != part.start and not self._cut_back(sequence_id, part.start):
-                _log.error("a sequence could not be cut back and is lost", extra={"sequence": sequence_id})
-                self._release([sequence_id])
 
-    def _cut_back(self, sequence_id: int, length: int) -> bool:
-        return self.backend.trim(sequence_id, length) and self.backend.length(sequence_id) == length
+def _takes_over(chunk: Chunk) -> bool:
+    return chunk.copy is not None and chunk.copy.source_id == chunk.sequence_id
 
 
 def _timings(started_ns: int, forward_ns: int, sample_ns: int) -> Timings:

@@ -14,6 +14,11 @@ class Refusal:
     sentence: str
 
 
+def bad_request(sentence: str) -> Refusal:
+    """A command that no state of the shard would allow."""
+    return Refusal(ShardError.BAD_REQUEST, sentence)
+
+
 class StepOutcome(Enum):
     """How a pass went that was allowed to run; all but OK left the sequences as they were."""
 
@@ -76,4 +81,23 @@ class Holdings:
     sequence_ids: list[int]
 
 
-Result = StepResult | Holdings | Refusal
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwappedOut:
+    """``saved`` has an entry for each asked; ``written_bytes`` of this command, ``used_bytes`` of the swap space."""
+
+    saved: list[bool]
+    written_bytes: int
+    used_bytes: int
+    total_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwappedIn:
+    """``restored`` has an entry for each asked; ``used_bytes`` of the swap space."""
+
+    restored: list[bool]
+    used_bytes: int
+    total_ns: int
+
+
+Result = StepResult | Holdings | SwappedOut | SwappedIn | Refusal

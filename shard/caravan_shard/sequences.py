@@ -34,7 +34,7 @@ class Sequence:
         position 0       own_start    computed   len(tokens)
 
     ``tokens`` are all that is known; the cache holds [0, computed). A RUNNING sequence has one pending token, sampled
-    and not yet computed; so has an ENDED one, whose pending token is the last of it.
+    and not yet computed; so has an ENDED one, whose pending token is the last of it, unless it was parked.
     """
 
     sequence_id: int
@@ -55,6 +55,16 @@ class Sequence:
             border = max(known, self.parameters.prompt_length)
             self.penalties.add(self.tokens[known:border], output=False)
             self.penalties.add(self.tokens[border:], output=True)
+
+    def park(self, length: int) -> None:
+        """End it with the first ``length`` of its computed tokens."""
+        assert 0 < length <= self.computed, f"{length} of {self.computed} tokens"
+        self.inherited = tuple(run for run in self.runs_up_to(length) if run.birth != self.birth)
+        self.own_start = min(self.own_start, length)
+        self.computed = length
+        del self.tokens[length:]
+        self.penalties = None
+        self.phase = Phase.ENDED
 
     def runs(self) -> tuple[CellRun, ...]:
         """The cells it holds, in order of position."""

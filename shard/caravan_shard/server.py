@@ -21,6 +21,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.health import Watch
 from caravan_shard.lease import LeaseBook
 from caravan_shard.servicer import ShardServicer
+from caravan_shard.swap import make_swap_space
 from caravan_shard.text import TextService
 from caravan_shard.worker import Worker
 
@@ -40,7 +41,7 @@ class ShardServer:
     def __init__(self, config: ShardConfig, load: Callable[[], Backend] | None = None) -> None:
         """``load`` makes the backend on the worker's thread; by default the one the configuration names."""
         self._config = config
-        self._worker = Worker(load or backend_loader(config), config.sampling_threads)
+        self._worker = Worker(load or backend_loader(config), config.sampling_threads, lambda: make_swap_space(config))
         self._lease = LeaseBook()
         self._server = grpc.aio.server(options=server_options())
         self._engine: Engine | None = None
@@ -91,15 +92,15 @@ class ShardServer:
             path.chmod(0o600)
 
     async def drain(self) -> None:
-        """Refuse new sequences and wait until the running ones are released, at most the drain timeout."""
+        """Refuse new sequences and wait until all have ended or are released, at most the drain timeout."""
         assert self._engine is not None
         assert self._watch is not None
         deadline = monotonic() + self._config.drain_timeout_s
         self._engine.draining = True
         await self._watch.drain()
-        _log.info("draining", extra={"sequences": self._engine.sequence_count})
+        _log.info("draining", extra={"sequences": self._engine.unfinished_count})
         # By looking, because the counters belong to the worker's thread.
-        while (self._engine.sequence_count or self._worker.is_busy) and monotonic() < deadline:  # noqa: ASYNC110
+        while (self._engine.unfinished_count or self._worker.is_busy) and monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def failed(self) -> None:

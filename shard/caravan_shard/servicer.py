@@ -15,9 +15,9 @@ from caravan_shard.engine import Engine
 from caravan_shard.health import Watch
 from caravan_shard.lease import LeaseBook, LeaseChange
 from caravan_shard.replies import Replies
-from caravan_shard.results import Holdings, Refusal, Result, StepResult
+from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut
+from caravan_shard.sampling_check import MAX_TOP_N_TOKENS
 from caravan_shard.text import TextService
-from caravan_shard.validation import MAX_TOP_N_TOKENS
 from caravan_shard.worker import Worker
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -51,7 +51,10 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             incarnation=incarnation,
             model=codec.model_info(backend.facts),
             limits=codec.limits(
-                backend.capacity, max_top_n_tokens=MAX_TOP_N_TOKENS, max_tokenize_bytes=max_tokenize_bytes
+                backend.capacity,
+                max_top_n_tokens=MAX_TOP_N_TOKENS,
+                max_tokenize_bytes=max_tokenize_bytes,
+                swap_bytes=engine.swap_bytes,
             ),
             version=caravan_proto.__version__,
         )
@@ -104,6 +107,20 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         if not isinstance(result, Holdings):
             await _abort_with(context, result)
         return codec.filter_response(result)
+
+    async def SwapOut(self, request: shard_pb2.SwapOutRequest, context: Context) -> shard_pb2.SwapOutResponse:
+        replies = await self._submit(codec.swap_out_command(request), request.header.epoch, context)
+        result = await replies.next()
+        if not isinstance(result, SwappedOut):
+            await _abort_with(context, result)
+        return codec.swap_out_response(result)
+
+    async def SwapIn(self, request: shard_pb2.SwapInRequest, context: Context) -> shard_pb2.SwapInResponse:
+        replies = await self._submit(codec.swap_in_command(request), request.header.epoch, context)
+        result = await replies.next()
+        if not isinstance(result, SwappedIn):
+            await _abort_with(context, result)
+        return codec.swap_in_response(result)
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
         tokens = await self._text.tokenize(

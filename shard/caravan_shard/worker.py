@@ -14,10 +14,11 @@ from typing import Any, TypeVar, assert_never
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend
-from caravan_shard.commands import Command, Decode, FilterBatch, Prefill, ReleaseAll
+from caravan_shard.commands import Command, Decode, FilterBatch, Prefill, ReleaseAll, SwapIn, SwapOut
 from caravan_shard.engine import Engine
 from caravan_shard.replies import Replies
 from caravan_shard.results import Refusal, StepOutcome, StepResult
+from caravan_shard.swap import SwapSpace
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +36,12 @@ class _Job:
 class Worker:
     """Loads the backend on its own thread, then serves commands until stopped."""
 
-    def __init__(self, load: Callable[[], Backend], sampling_threads: int) -> None:
+    def __init__(
+        self, load: Callable[[], Backend], sampling_threads: int, make_swap: Callable[[], SwapSpace] = SwapSpace
+    ) -> None:
+        """``load`` and ``make_swap`` are called on the worker's thread."""
         self._load = load
+        self._make_swap = make_swap
         self._sampling_threads = sampling_threads
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
@@ -101,7 +106,8 @@ class Worker:
 
     def _main(self) -> None:
         try:
-            engine = Engine(self._load(), self._sampling_threads)
+            swap = self._make_swap()
+            engine = Engine(self._load(), self._sampling_threads, swap)
         except Exception as error:  # noqa: BLE001  carried to whoever waits for the start
             self._loop.call_soon_threadsafe(_fail, self._started, error)
             self._loop.call_soon_threadsafe(_succeed, self.ended, None)
@@ -156,6 +162,10 @@ class Worker:
                 self._decode(engine, command, job.replies, started_ns)
             case FilterBatch():
                 job.replies.put(engine.filter_batch(command))
+            case SwapOut():
+                job.replies.put(engine.swap_out(command, started_ns))
+            case SwapIn():
+                job.replies.put(engine.swap_in(command, started_ns))
             case ReleaseAll():
                 engine.release_all()
             case _:

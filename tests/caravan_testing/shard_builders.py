@@ -1,14 +1,28 @@
 """Short ways to say what a shard's engine is asked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
+from caravan_shard.backends.base import Prefix
 from caravan_shard.backends.fake import FakeBackend
-from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill, PrefixCopy
+from caravan_shard.commands import (
+    Chunk,
+    Decode,
+    FilterBatch,
+    Header,
+    Park,
+    Prefill,
+    SwapIn,
+    SwapInEntry,
+    SwapOut,
+    SwapOutEntry,
+)
 from caravan_shard.engine import Engine
 from caravan_shard.parameters import SamplingParameters, SequenceParameters
-from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult
+from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_shard.swap import SwapSpace
+from caravan_shard.swap_shelves import MemoryShelf
 
 
 def toy_prompt(text: str) -> list[int]:
@@ -24,7 +38,7 @@ def first_chunk(
     total: int | None = None,
     prompt_length: int | None = None,
     last: bool = True,
-    copy: PrefixCopy | None = None,
+    copy: Prefix | None = None,
     ignore_eos: bool = False,
     sampling: SamplingParameters | None = None,
     **sampling_fields: Any,
@@ -52,27 +66,43 @@ def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: boo
     return Chunk(sequence_id=sequence_id, start=start, tokens=tokens, last=last)
 
 
+def header(*, release: Sequence[int] = (), park: Mapping[int, int] | None = None, drop: Sequence[int] = ()) -> Header:
+    """``park`` gives the length to keep by sequence id."""
+    parks = [Park(sequence_id=key, length=length) for key, length in (park or {}).items()]
+    return Header(release_ids=release, parks=parks, dropped_handles=drop)
+
+
+def memory_swap(size_bytes: int = 1 << 30) -> SwapSpace:
+    """Swap space in memory alone."""
+    return SwapSpace([MemoryShelf(size_bytes)])
+
+
 class EngineDriver:
     """An engine that is expected to do what it is told; collects what each sequence says."""
 
-    def __init__(self, backend: Any = None, *, sampling_threads: int = 1) -> None:
+    def __init__(self, backend: Any = None, *, sampling_threads: int = 1, swap: SwapSpace | None = None) -> None:
         self.backend = backend if backend is not None else FakeBackend()
-        self.engine = Engine(self.backend, sampling_threads)
+        self.engine = Engine(self.backend, sampling_threads, memory_swap() if swap is None else swap)
         self.output: dict[int, list[int]] = {}
 
-    def prefill(self, *chunks: Chunk, riders: Sequence[int] = (), release: Sequence[int] = ()) -> StepResult:
-        """One pass; its outcome must be OK."""
-        result = self.engine.prefill(Prefill(chunks=chunks, rider_ids=riders, release_ids=release), perf_counter_ns())
+    def prefill(self, *chunks: Chunk, **command: Any) -> StepResult:
+        """One pass, see `try_prefill`; its outcome must be OK."""
+        result = self.try_prefill(*chunks, **command)
         for chunk in chunks:
             if chunk.parameters is not None:
                 self.output[chunk.sequence_id] = []
         return self._collect(result)
 
     def try_prefill(
-        self, *chunks: Chunk, riders: Sequence[int] = (), release: Sequence[int] = ()
+        self,
+        *chunks: Chunk,
+        riders: Sequence[int] = (),
+        release: Sequence[int] = (),
+        park: Mapping[int, int] | None = None,
     ) -> StepResult | Refusal:
-        """One pass, whatever comes of it."""
-        return self.engine.prefill(Prefill(chunks=chunks, rider_ids=riders, release_ids=release), perf_counter_ns())
+        """One pass, whatever comes of it; ``park`` gives the length to keep by sequence id."""
+        command = Prefill(chunks=chunks, rider_ids=riders, header=header(release=release, park=park))
+        return self.engine.prefill(command, perf_counter_ns())
 
     def decode(self, sequence_ids: Sequence[int], steps: int = 1_000) -> list[StepResult]:
         """Passes until all have ended, at most ``steps``."""
@@ -90,6 +120,18 @@ class EngineDriver:
         holdings = self.engine.filter_batch(FilterBatch(keep_ids=sequence_ids))
         assert isinstance(holdings, Holdings)
         return holdings
+
+    def swap_out(self, *entries: SwapOutEntry) -> SwappedOut:
+        """SwapOut; a sequence's output stays with its id."""
+        result = self.engine.swap_out(SwapOut(entries=entries), perf_counter_ns())
+        assert isinstance(result, SwappedOut), result
+        return result
+
+    def swap_in(self, *entries: SwapInEntry) -> list[bool]:
+        """SwapIn."""
+        result = self.engine.swap_in(SwapIn(entries=entries), perf_counter_ns())
+        assert isinstance(result, SwappedIn), result
+        return result.restored
 
     def _collect(self, result: StepResult | Refusal) -> StepResult:
         assert isinstance(result, StepResult), result

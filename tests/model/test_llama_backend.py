@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome, KvLayout, TokenBatch
-from caravan_shard.commands import PrefixCopy
+from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, TokenBatch
 from caravan_shard.config import ShardConfig
 from caravan_shard.filters import filter_candidates
 from caravan_shard.parameters import SamplingParameters
@@ -108,7 +107,7 @@ def test_a_copied_prefix_goes_on_like_a_computed_one(driver: EngineDriver) -> No
     options: Any = {"max_new": NEW_TOKENS, "ignore_eos": True}
     driver.prefill(first_chunk(3, prefix + tails[0], **options))
     driver.decode([3], steps=3)
-    driver.prefill(first_chunk(1, tails[1], copy=PrefixCopy(source_id=3, length=len(prefix)), **options), riders=[3])
+    driver.prefill(first_chunk(1, tails[1], copy=Prefix(source_id=3, length=len(prefix)), **options), riders=[3])
     # The copy outlives its source.
     driver.decode([3])
     driver.keep(1)
@@ -164,7 +163,7 @@ def test_a_full_cache_is_a_result_and_the_rest_goes_on(driver: EngineDriver) -> 
         )
         driver.prefill(chunk)
         start += len(part)
-    copy = PrefixCopy(source_id=0, length=3)
+    copy = Prefix(source_id=0, length=3)
     result = driver.try_prefill(first_chunk(2, filler[:200], copy=copy, max_new=5), riders=[0])
     assert isinstance(result, StepResult)
     assert result.outcome is StepOutcome.NO_KV

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, KvLayout
+from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix
 from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import Decode, PrefixCopy
+from caravan_shard.commands import Decode
 from caravan_shard.parameters import SamplingParameters
 from caravan_shard.results import Refusal, StepOutcome, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
@@ -94,7 +94,7 @@ class ShardMachine(RuleBasedStateMachine):
         max_new: int,
         sampling: SamplingParameters,
     ) -> None:
-        copy = PrefixCopy(source_id=source_id, length=length) if source_id is not None else None
+        copy = Prefix(source_id=source_id, length=length) if source_id is not None else None
         start = length if copy is not None else 0
         total = start + len(tokens) + held_back
         chunk = first_chunk(

@@ -12,6 +12,8 @@ from caravan_shard.parameters import SamplingParameters
 Ids = NDArray[np.int32]
 Flags = NDArray[np.int8]
 Floats = NDArray[np.float32]
+# What the cache held of a sequence: only the backend that wrote it knows what is in it.
+State = NDArray[np.uint8]
 
 
 class StartupError(Exception):
@@ -73,6 +75,11 @@ class Capacity:
     layout: KvLayout
     sharing: PrefixSharing
 
+    @property
+    def saves_suffixes(self) -> bool:
+        """A sequence can be saved without its beginning, which another provides when it comes back."""
+        return self.layout is KvLayout.UNIFIED and self.sharing is PrefixSharing.ANY
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
@@ -93,6 +100,14 @@ class Piece:
 
     data: bytes
     special: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """Tokens [0, length) of a sequence."""
+
+    source_id: int
+    length: int
 
 
 class Vocabulary(Protocol):
@@ -152,6 +167,21 @@ class Backend(Protocol):
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
         """Let ``destination_id``, which holds nothing, start with the first ``length`` tokens of ``source_id``."""
+        ...
+
+    def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
+        """What `restore` needs of the tokens from ``start`` on; those before are forgotten.
+
+        None if it has more than ``most_bytes`` or cannot be had. The split layout and models that share only whole
+        sequences know no ``start`` but 0.
+        """
+        ...
+
+    def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
+        """Put back what `save` took out, under an id that holds nothing; ``prefix`` if its start was not 0.
+
+        False: there was no room or the state is damaged; the id holds nothing.
+        """
         ...
 
     def close(self) -> None:

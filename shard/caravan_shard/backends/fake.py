@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from caravan_shard.backends.base import Capacity, DecodeOutcome, Floats, KvLayout, PrefixSharing, TokenBatch
+from caravan_shard.backends.base import (
+    Capacity,
+    DecodeOutcome,
+    Floats,
+    KvLayout,
+    Prefix,
+    PrefixSharing,
+    State,
+    TokenBatch,
+)
 from caravan_shard.backends.toy_cache import EMPTY_STATE, ToyCache, next_state
 from caravan_shard.backends.toy_model import TOY_FACTS, ToyVocabulary, toy_logits
 from caravan_shard.filters import filter_candidates
@@ -109,6 +118,21 @@ class FakeBackend:
         """Like llama_memory_seq_cp."""
         assert self.cache.length(destination_id) == 0, f"sequence {destination_id} holds tokens"
         self.cache.copy(source_id, destination_id, length)
+
+    def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
+        """Like llama_state_seq_get_data, of what llama_memory_seq_rm leaves."""
+        assert start == 0 or self.capacity.saves_suffixes, "only whole sequences can be saved"
+        states = np.array(self.cache.take_out(sequence_id, start), np.uint64).view(np.uint8)
+        return states if states.nbytes <= most_bytes else None
+
+    def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
+        """Like llama_state_seq_set_data, then llama_memory_seq_cp."""
+        assert self.cache.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
+        if not self.cache.put_back(sequence_id, state.view(np.uint64).tolist()):
+            return False
+        if prefix is not None:
+            self.cache.copy(prefix.source_id, sequence_id, prefix.length)
+        return True
 
     def close(self) -> None:
         """Nothing to free."""

@@ -18,8 +18,10 @@ from caravan_shard.backends.base import (
     DecodeOutcome,
     Floats,
     KvLayout,
+    Prefix,
     PrefixSharing,
     StartupError,
+    State,
     TokenBatch,
 )
 from caravan_shard.backends.llama_batch import LlamaBatch
@@ -131,6 +133,9 @@ class LlamaCppBackend:
     def _measure_capacity(self, config: ShardConfig) -> Capacity:
         per_sequence = int(llama_cpp.llama_n_ctx_seq(self._context))
         trained = self.facts.trained_context
+        window = int(llama_cpp.llama_model_n_swa(self._model))
+        # Cells that fell out of the window may be taken by other sequences, and are not saved.
+        windowed = 0 < window < per_sequence
         stateful = llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
         return Capacity(
             cells=int(llama_cpp.llama_n_ctx(self._context)),
@@ -138,7 +143,7 @@ class LlamaCppBackend:
             max_sequences=config.parallel,
             max_batch_tokens=int(llama_cpp.llama_n_batch(self._context)),
             layout=config.layout,
-            sharing=PrefixSharing.WHOLE_ONLY if stateful else PrefixSharing.ANY,
+            sharing=PrefixSharing.WHOLE_ONLY if stateful or windowed else PrefixSharing.ANY,
         )
 
     def _warm_up(self) -> None:
@@ -190,7 +195,35 @@ class LlamaCppBackend:
         if whole and length < self.length(source_id):
             self.trim(destination_id, length)
 
+    def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
+        """llama_state_seq_get_data, of what llama_memory_seq_rm leaves."""
+        assert start == 0 or self.capacity.saves_suffixes, "only whole sequences can be saved"
+        if start > 0:
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
+        size = int(llama_cpp.llama_state_seq_get_size_ext(self._context, sequence_id, 0))
+        if not 0 < size <= most_bytes:
+            return None
+        state: State = np.empty(size, np.uint8)
+        written = llama_cpp.llama_state_seq_get_data_ext(self._context, _bytes_of(state), size, sequence_id, 0)
+        return state if written == size else None
+
+    def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
+        """llama_state_seq_set_data, which clears the sequence first; then the prefix."""
+        assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
+        size = state.nbytes
+        read = llama_cpp.llama_state_seq_set_data_ext(self._context, _bytes_of(state), size, sequence_id, 0)
+        if read != size:
+            self.trim(sequence_id, 0)
+            return False
+        if prefix is not None:
+            llama_cpp.llama_memory_seq_cp(self._memory, prefix.source_id, sequence_id, 0, prefix.length)
+        return True
+
     def close(self) -> None:
         """Free the context, then the model."""
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
+
+
+def _bytes_of(state: State) -> Any:
+    return ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

@@ -62,13 +62,31 @@ class ToyCache:
             self.used -= cell.holders == 0
         del cells[length:]
 
+    def take_out(self, sequence_id: int, start: int) -> list[int]:
+        """The states from ``start`` on; the cells before it are given up, as llama.cpp does to save a suffix."""
+        cells = self.held[sequence_id]
+        for cell in cells[:start]:
+            cell.holders -= 1
+            self.used -= cell.holders == 0
+        del cells[:start]
+        return [cell.state for cell in cells]
+
+    def put_back(self, sequence_id: int, states: list[int]) -> bool:
+        """Cells of its own for ``states``; False if there are not enough."""
+        if not self.has_room({sequence_id: len(states)}):
+            return False
+        self.held[sequence_id] = [_Cell(state) for state in states]
+        self.used += len(states)
+        return True
+
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """Start a sequence with the first tokens of another: the same cells if unified, copies if split."""
+        """Put the first tokens of one before those of another: the same cells if unified, copies if split."""
         shared = self.held[source_id][:length]
         if self.layout is KvLayout.UNIFIED:
             for cell in shared:
                 cell.holders += 1
-            self.held[destination_id] = shared
         else:
-            self.held[destination_id] = [_Cell(cell.state) for cell in shared]
-            self.used += len(shared)
+            shared = [_Cell(cell.state) for cell in shared]
+            self.used += length
+        # A suffix that was put back stays behind it.
+        self.held[destination_id] = shared + self.held.get(destination_id, [])

@@ -3,9 +3,9 @@
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, KvLayout, TokenBatch
+from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, TokenBatch
 from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import Decode, PrefixCopy
+from caravan_shard.commands import Decode, Header
 from caravan_shard.parameters import SamplingParameters
 from caravan_shard.results import FinishReason, Refusal, StepOutcome, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
@@ -59,9 +59,7 @@ def test_a_copied_prefix_is_as_good_as_a_computed_one(layout: KvLayout) -> None:
     prefix, tails = toy_prompt("you are a helpful assistant. "), [toy_prompt("first"), toy_prompt("second")]
     driver.prefill(first_chunk(0, prefix + tails[0], sampling=SAMPLED))
     # The source advances in the very pass that copies from it.
-    driver.prefill(
-        first_chunk(1, tails[1], copy=PrefixCopy(source_id=0, length=len(prefix)), sampling=SAMPLED), riders=[0]
-    )
+    driver.prefill(first_chunk(1, tails[1], copy=Prefix(source_id=0, length=len(prefix)), sampling=SAMPLED), riders=[0])
     driver.decode([0, 1])
     assert driver.output[0] == expected_output(prefix + tails[0], 50, sampling=SAMPLED)
     assert driver.output[1] == expected_output(prefix + tails[1], 50, sampling=SAMPLED)
@@ -70,8 +68,8 @@ def test_a_copied_prefix_is_as_good_as_a_computed_one(layout: KvLayout) -> None:
 def test_shared_cells_count_once_and_outlive_their_source() -> None:
     driver = EngineDriver(FakeBackend(cells=100))
     driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
-    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=PrefixCopy(source_id=0, length=30)))
-    driver.prefill(first_chunk(2, toy_prompt("z" * 5), copy=PrefixCopy(source_id=1, length=35)))
+    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=Prefix(source_id=0, length=30)))
+    driver.prefill(first_chunk(2, toy_prompt("z" * 5), copy=Prefix(source_id=1, length=35)))
     assert driver.keep(0, 1, 2).free_cells == 100 - 40 - 10 - 5
     assert driver.keep(1, 2).free_cells == 100 - 30 - 10 - 5
     assert driver.keep(2).free_cells == 100 - 35 - 5
@@ -82,7 +80,7 @@ def test_shared_cells_count_once_and_outlive_their_source() -> None:
 def test_a_split_cache_counts_a_copy_for_each_sequence() -> None:
     driver = EngineDriver(FakeBackend(cells=400, max_sequences=4, layout=KvLayout.SPLIT))
     driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
-    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=PrefixCopy(source_id=0, length=30)))
+    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=Prefix(source_id=0, length=30)))
     assert driver.keep(0, 1).free_cells == 400 - 40 - 40
 
 
@@ -141,7 +139,7 @@ def test_a_full_cache_is_a_result_that_changes_nothing() -> None:
     driver = EngineDriver(FakeBackend(cells=60))
     prompt = toy_prompt("p" * 30)
     driver.prefill(first_chunk(0, prompt, ignore_eos=True, max_new=25))
-    copied = first_chunk(1, toy_prompt("q" * 40), copy=PrefixCopy(source_id=0, length=10), max_new=5)
+    copied = first_chunk(1, toy_prompt("q" * 40), copy=Prefix(source_id=0, length=10), max_new=5)
     result = driver.try_prefill(copied, riders=[0])
     assert isinstance(result, StepResult)
     assert result.outcome is StepOutcome.NO_KV
@@ -173,7 +171,7 @@ def test_a_failed_pass_leaves_everything_as_it_was(
     fail_once = iter([outcome])
     backend.hook = lambda _batch: next(fail_once, None)
 
-    chunks = (next_chunk(2, 9, half[9:]), first_chunk(1, toy_prompt("b"), copy=PrefixCopy(source_id=0, length=5)))
+    chunks = (next_chunk(2, 9, half[9:]), first_chunk(1, toy_prompt("b"), copy=Prefix(source_id=0, length=5)))
     result = driver.try_prefill(*chunks, riders=[0])
 
     if isinstance(answer, StepOutcome):
@@ -218,7 +216,7 @@ def test_timings_tell_where_a_pass_spent_its_time() -> None:
 def test_decode_checks_before_it_releases() -> None:
     driver = EngineDriver()
     driver.prefill(first_chunk(0, toy_prompt("abc")))
-    refusal = driver.engine.begin_decode(Decode(sequence_ids=[0], max_steps=5, release_ids=[0]))
+    refusal = driver.engine.begin_decode(Decode(sequence_ids=[0], max_steps=5, header=Header(release_ids=[0])))
     assert isinstance(refusal, Refusal)
     assert refusal.error is ShardError.UNKNOWN_SEQUENCE
     assert driver.engine.sequence_count == 1

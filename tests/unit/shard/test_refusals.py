@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import PrefixSharing
+from caravan_shard.backends.base import Prefix, PrefixSharing
 from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import Chunk, Command, Decode, FilterBatch, Prefill, PrefixCopy
+from caravan_shard.commands import Chunk, Command, Decode, FilterBatch, Header, Prefill
 from caravan_shard.engine import Engine
 from caravan_shard.results import Holdings, Refusal, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
 
 RUNNING, PARTIAL = 0, 1
+RELEASED = Header(release_ids=[RUNNING])
 PROMPT = toy_prompt("running")
 
 
@@ -47,7 +48,7 @@ def sampling(**fields: Any) -> Prefill:
 
 
 def copied(source: int, length: int, start: int | None = None) -> Prefill:
-    chunk = first_chunk(3, toy_prompt("new"), copy=PrefixCopy(source_id=source, length=length))
+    chunk = first_chunk(3, toy_prompt("new"), copy=Prefix(source_id=source, length=length))
     return Prefill(chunks=[chunk if start is None else replace(chunk, start=start)])
 
 
@@ -64,7 +65,7 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "first chunk not at 0": (new(start=1), ShardError.WRONG_POSITION),
     "begun already": (Prefill(chunks=[first_chunk(PARTIAL, [1])]), ShardError.SEQUENCE_EXISTS),
     "copy into a sequence that began": (
-        Prefill(chunks=[replace(next_chunk(PARTIAL, 4, [1]), copy=PrefixCopy(source_id=RUNNING, length=4))]),
+        Prefill(chunks=[replace(next_chunk(PARTIAL, 4, [1]), copy=Prefix(source_id=RUNNING, length=4))]),
         ShardError.SEQUENCE_EXISTS,
     ),
     "a hole in the prompt": (Prefill(chunks=[next_chunk(PARTIAL, 5, [1])]), ShardError.WRONG_POSITION),
@@ -80,26 +81,32 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "max_length over the cells": (shape(max_length=202), ShardError.SEQUENCE_TOO_LONG),
     "copy of an unknown sequence": (copied(5, 4), ShardError.UNKNOWN_SEQUENCE),
     "copy of itself": (copied(3, 4), ShardError.UNKNOWN_SEQUENCE),
-    "copy of nothing": (copied(RUNNING, 0), ShardError.BAD_REQUEST),
+    "copy of nothing": (copied(RUNNING, 0), ShardError.WRONG_POSITION),
     "copy of more than is computed": (copied(RUNNING, 8), ShardError.WRONG_POSITION),
     "copy and start differ": (copied(RUNNING, 4, start=3), ShardError.WRONG_POSITION),
     "copy of what is released": (
-        replace(copied(RUNNING, 4), release_ids=[RUNNING]),
+        replace(copied(RUNNING, 4), header=RELEASED),
         ShardError.UNKNOWN_SEQUENCE,
     ),
     "rider unknown": (Prefill(chunks=[], rider_ids=[5]), ShardError.UNKNOWN_SEQUENCE),
-    "rider released": (Prefill(chunks=[], rider_ids=[RUNNING], release_ids=[RUNNING]), ShardError.UNKNOWN_SEQUENCE),
+    "rider released": (
+        Prefill(chunks=[], rider_ids=[RUNNING], header=RELEASED),
+        ShardError.UNKNOWN_SEQUENCE,
+    ),
     "rider without its prompt": (Prefill(chunks=[], rider_ids=[PARTIAL]), ShardError.NOT_PREFILLED),
     "rider id too large": (Prefill(chunks=[], rider_ids=[2**32 - 1]), ShardError.BAD_REQUEST),
     "too many tokens": (Prefill(chunks=[first_chunk(3, [1] * 64)], rider_ids=[RUNNING]), ShardError.TOO_MANY_TOKENS),
-    "release unknown": (replace(new(), release_ids=[6]), ShardError.UNKNOWN_SEQUENCE),
-    "release twice": (replace(new(), release_ids=[RUNNING, RUNNING]), ShardError.BAD_REQUEST),
+    "release unknown": (replace(new(), header=Header(release_ids=[6])), ShardError.UNKNOWN_SEQUENCE),
+    "release twice": (replace(new(), header=Header(release_ids=[RUNNING, RUNNING])), ShardError.BAD_REQUEST),
     "decode unknown": (Decode(sequence_ids=[5], max_steps=1), ShardError.UNKNOWN_SEQUENCE),
     "decode listed twice": (Decode(sequence_ids=[RUNNING, RUNNING], max_steps=1), ShardError.BAD_REQUEST),
     "decode without prompt": (Decode(sequence_ids=[RUNNING, PARTIAL], max_steps=1), ShardError.NOT_PREFILLED),
     "decode no steps": (Decode(sequence_ids=[RUNNING], max_steps=0), ShardError.BAD_REQUEST),
     "keep unknown": (FilterBatch(keep_ids=[RUNNING, 5]), ShardError.UNKNOWN_SEQUENCE),
-    "keep released": (FilterBatch(keep_ids=[RUNNING], release_ids=[RUNNING]), ShardError.UNKNOWN_SEQUENCE),
+    "keep released": (
+        FilterBatch(keep_ids=[RUNNING], header=RELEASED),
+        ShardError.UNKNOWN_SEQUENCE,
+    ),
     "keep listed twice": (FilterBatch(keep_ids=[RUNNING, RUNNING]), ShardError.BAD_REQUEST),
     "temperature nan": (sampling(temperature=math.nan), ShardError.BAD_REQUEST),
     "temperature infinite": (sampling(temperature=math.inf), ShardError.BAD_REQUEST),

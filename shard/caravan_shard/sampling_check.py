@@ -1,0 +1,42 @@
+"""Every sampling parameter in its range."""
+
+import math
+
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.results import Refusal, bad_request
+
+MAX_TOP_N_TOKENS = 32
+_MAX_INT32 = 2**31 - 1
+_MAX_UINT64 = 2**64 - 1
+
+
+def check_sampling(sampling: SamplingParameters, vocabulary_size: int) -> Refusal | None:
+    """Every value in its range."""
+    finite = {
+        "temperature": sampling.temperature,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+    }
+    for name, value in finite.items():
+        if not math.isfinite(value):
+            return bad_request(f"{name} must be finite. Given: {value}")
+    for name, value in {"top_p": sampling.top_p, "typical_p": sampling.typical_p}.items():
+        if not 0.0 < value <= 1.0:
+            return bad_request(f"{name} must be > 0 and <= 1. Given: {value}")
+    if sampling.temperature < 0.0:
+        return bad_request(f"temperature must be >= 0. Given: {sampling.temperature}")
+    if not 0.0 <= sampling.min_p <= 1.0:
+        return bad_request(f"min_p must be >= 0 and <= 1. Given: {sampling.min_p}")
+    if sampling.repetition_penalty <= 0.0:
+        return bad_request(f"repetition_penalty must be > 0. Given: {sampling.repetition_penalty}")
+    if not 0 <= sampling.top_k <= _MAX_INT32:
+        return bad_request(f"top_k must be <= {_MAX_INT32}. Given: {sampling.top_k}")
+    if not 0 <= sampling.seed <= _MAX_UINT64:
+        return bad_request(f"seed must be < 2^64. Given: {sampling.seed}")
+    most = min(MAX_TOP_N_TOKENS, vocabulary_size)
+    if not 0 <= sampling.top_n_tokens <= most:
+        return bad_request(f"top_n_tokens must be <= {most}. Given: {sampling.top_n_tokens}")
+    if sampling.top_n_tokens and not sampling.logprobs:
+        return bad_request("top_n_tokens needs logprobs")
+    return None
