@@ -58,4 +58,4 @@ $(CLIENT): | $(INSTALLED)
 	touch $@
 
 $(DEMO_MODEL): | $(INSTALLED)
-	$(BIN)/python deploy/setup/demo_model.py $@
+	$(BIN)/python deploy/setup/fetch_model.py $@
