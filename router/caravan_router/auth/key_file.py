@@ -1,0 +1,107 @@
+"""The file of API keys: TOML, read whole or refused whole.
+
+[[keys]]
+name = "alice"
+sha256 = "2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90"
+weight = 2.0
+max_priority = 10
+requests_per_minute = 60
+concurrent_requests = 8
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
+from caravan_router.scheduling.tenant import Tenant
+
+# It is a tenant's name and goes into the log.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
+MAX_WEIGHT = 1000.0
+
+
+class KeyFileError(Exception):
+    """The file cannot be read, or an entry is not what it may be."""
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    sha256: str
+    weight: float = 1.0
+    max_priority: int = 0
+    requests_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    keys: list[_Entry]
+
+
+def read_key_file(path: Path) -> tuple[ApiKey, ...]:
+    """Blocks. Raises KeyFileError, which names the file and what is wrong with it."""
+    try:
+        return parse_keys(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{path}: not UTF-8") from error
+    except KeyFileError as error:
+        raise KeyFileError(f"{path}: {error}") from error
+
+
+def parse_keys(text: str) -> tuple[ApiKey, ...]:
+    """At least one key, names and digests all different. Raises KeyFileError."""
+    try:
+        entries = msgspec.convert(tomllib.loads(text), _File).keys
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise KeyFileError(str(error)) from error
+    if not entries:
+        raise KeyFileError("it has no [[keys]] entry: nobody could ask")
+    keys = tuple(_key(f"keys[{index}]", entry) for index, entry in enumerate(entries))
+    _check_distinct("name", [entry.name for entry in entries])
+    _check_distinct("sha256", [entry.sha256.lower() for entry in entries])
+    return keys
+
+
+def check_name(field: str, name: str) -> None:
+    """Raises KeyFileError."""
+    if not _NAME.fullmatch(name):
+        rule = "must have 1 to 64 letters of ASCII, digits, `.`, `_` or `-`, and begin with a letter or digit"
+        raise KeyFileError(f"{field} {rule}. Given: {name!r:.80}")
+
+
+def _key(where: str, entry: _Entry) -> ApiKey:
+    check_name(f"{where}.name", entry.name)
+    if not _SHA256.fullmatch(entry.sha256):
+        # Not shown: it may be the key itself.
+        given = f"{len(entry.sha256)} characters"
+        raise KeyFileError(f"{where}.sha256 must be 64 hex digits, the SHA-256 of the key. Given: {given}")
+    if not 0 < entry.weight <= MAX_WEIGHT:
+        raise KeyFileError(f"{where}.weight must be > 0 and <= {MAX_WEIGHT:g}. Given: {entry.weight}")
+    if not MIN_PRIORITY <= entry.max_priority <= MAX_PRIORITY:
+        raise KeyFileError(
+            f"{where}.max_priority must be >= {MIN_PRIORITY} and <= {MAX_PRIORITY}. Given: {entry.max_priority}"
+        )
+    for field, limit in (
+        ("requests_per_minute", entry.requests_per_minute),
+        ("concurrent_requests", entry.concurrent_requests),
+    ):
+        if limit is not None and limit < 1:
+            raise KeyFileError(f"{where}.{field} must be >= 1, or left out for no limit. Given: {limit}")
+    return ApiKey(
+        digest=bytes.fromhex(entry.sha256),
+        tenant=Tenant(name=entry.name, weight=entry.weight),
+        max_priority=entry.max_priority,
+        requests_per_minute=entry.requests_per_minute,
+        concurrent_requests=entry.concurrent_requests,
+    )
+
+
+def _check_distinct(field: str, values: list[str]) -> None:
+    for index, value in enumerate(values):
+        if (first := values.index(value)) != index:
+            raise KeyFileError(f"keys[{index}].{field} is that of keys[{first}] already. Given: {value}")

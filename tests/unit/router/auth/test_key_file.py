@@ -1,0 +1,62 @@
+import pytest
+
+from caravan_router.auth.key import ApiKey, digest_of
+from caravan_router.auth.key_file import KeyFileError, parse_keys
+from caravan_router.scheduling.tenant import Tenant
+
+A, B = digest_of("a").hex(), digest_of("b").hex()
+
+
+def entry(**fields: object) -> str:
+    values = {"name": "a", "sha256": A} | fields
+    lines = [f"{field} = {f'{value!r}' if isinstance(value, str) else value}" for field, value in values.items()]
+    return "\n".join(["[[keys]]", *lines, ""])
+
+
+def test_every_field() -> None:
+    text = entry(weight=2, max_priority=-5, requests_per_minute=60, concurrent_requests=8) + entry(name="b", sha256=B)
+    assert parse_keys(text) == (
+        ApiKey(
+            digest=digest_of("a"),
+            tenant=Tenant(name="a", weight=2.0),
+            max_priority=-5,
+            requests_per_minute=60,
+            concurrent_requests=8,
+        ),
+        ApiKey(digest=digest_of("b"), tenant=Tenant(name="b")),
+    )
+
+
+def test_upper_case_digits_are_the_same() -> None:
+    assert parse_keys(entry(sha256=A.upper()))[0].digest == digest_of("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[keys]", "Expected ']]'"),
+        ("", "missing required field `keys`"),
+        ("keys = []", "no [[keys]] entry"),
+        ("[[keys]]\nname = 'a'", "missing required field `sha256` - at `$.keys[0]`"),
+        (entry(limit=1), "unknown field `limit` - at `$.keys[0]`"),
+        (entry() + "[other]\n", "unknown field `other`"),
+        (entry(requests_per_minute=1.5), "Expected `int | null`, got `float` - at `$.keys[0].requests_per_minute`"),
+        (entry(name=""), "keys[0].name must have 1 to 64"),
+        (entry(name="a b"), "Given: 'a b'"),
+        (entry(name="-a"), "begin with a letter or digit"),
+        (entry(sha256="secret-of-alice"), "keys[0].sha256 must be 64 hex digits, the SHA-256 of the key. Given: 15"),
+        (entry(weight=0), "keys[0].weight must be > 0 and <= 1000. Given: 0.0"),
+        (entry(weight="inf"), "Expected `float`, got `str`"),
+        ("[[keys]]\nname='a'\nsha256='" + A + "'\nweight=nan", "keys[0].weight must be > 0 and <= 1000. Given: nan"),
+        (entry(max_priority=101), "keys[0].max_priority must be >= -100 and <= 100. Given: 101"),
+        (entry(requests_per_minute=0), "keys[0].requests_per_minute must be >= 1, or left out for no limit. Given: 0"),
+        (entry(concurrent_requests=-1), "keys[0].concurrent_requests must be >= 1"),
+        (entry() + entry(sha256=B), "keys[1].name is that of keys[0] already. Given: a"),
+        (entry() + entry(name="b", sha256=A.upper()), "keys[1].sha256 is that of keys[0] already"),
+    ],
+)
+def test_what_is_refused(text: str, message: str) -> None:
+    with pytest.raises(KeyFileError) as caught:
+        parse_keys(text)
+    assert message in str(caught.value)
+    assert "secret-of-alice" not in str(caught.value)
