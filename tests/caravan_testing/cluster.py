@@ -87,7 +87,7 @@ class Cluster:
         await eventually(lambda: len(self.engine.scheduler.shards) == shards, f"{shards} shards up")
 
     async def wait_until_at_rest(self) -> None:
-        """No request, no cell, no sequence id in use, on either side."""
+        """No request; no cell and no sequence id in use on either side, but for what is parked."""
         scheduler = self.engine.scheduler
         await eventually(lambda: not scheduler.sequences, "every request ended")
         await eventually(
@@ -97,8 +97,10 @@ class Cluster:
         invariants.check(scheduler)
         for address, backend in self.backends.items():
             if address in self.servers:
-                held = [backend.length(sequence_id) for sequence_id in range(self.config.max_sequences)]
-                assert not any(held), f"{address} holds {held}"
+                state = scheduler.shards[address]
+                held = {key: backend.length(key) for key in range(self.config.max_sequences) if backend.length(key)}
+                parked = {key: state.tree.length(key) for key in state.parked}
+                assert held == parked, f"{address} holds {held}, parked are {parked}"
 
 
 @contextlib.asynccontextmanager

@@ -1,10 +1,29 @@
 """A shard as the contract describes it, without a model, a process or time: it holds the scheduler to the rules."""
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Prefill
-from caravan_router.scheduling.events import CommandEnded, Event, Row, ShardLimits, StepOutcome, Stepped
+from caravan_router.scheduling.actions import (
+    Chunk,
+    Command,
+    Decode,
+    FilterBatch,
+    Prefill,
+    PrefixCopy,
+    SwapIn,
+    SwapOut,
+)
+from caravan_router.scheduling.events import (
+    CommandEnded,
+    Event,
+    Row,
+    ShardLimits,
+    StepOutcome,
+    Stepped,
+    SwappedIn,
+    SwappedOut,
+)
 from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.sequence import Request
 from caravan_router.scheduling.tokens import GeneratedToken
@@ -34,13 +53,24 @@ def expected_output(request: Request) -> list[int]:
 class _Held:
     request: Request
     tokens: list[int] = field(default_factory=list)
-    # The last token is sampled and not yet in a cell.
-    pending: bool = False
+    # One number a cell: sequences that share a prefix have the same.
+    cells: list[int] = field(default_factory=list)
     ended: bool = False
 
     @property
-    def cells(self) -> int:
-        return len(self.tokens) - self.pending
+    def pending(self) -> bool:
+        """The last token is sampled and not yet in a cell."""
+        return len(self.tokens) > len(self.cells)
+
+    def cut(self, length: int) -> None:
+        assert 1 <= length <= len(self.cells), f"cut to {length} of {len(self.cells)}"
+        del self.tokens[length:], self.cells[length:]
+
+
+@dataclass(frozen=True)
+class _Swapped:
+    held: _Held
+    start: int
 
 
 class ModelShard:
@@ -50,14 +80,21 @@ class ModelShard:
         self.name = name
         self.limits = limits
         self.held: dict[int, _Held] = {}
+        self.swapped: dict[int, _Swapped] = {}
         self.commands: deque[Command] = deque()
         self.fail_next_pass: StepOutcome | None = None
+        self.refuse_next_swap = False
         self.max_pass_tokens = 0
+        self.computed_tokens = 0
+        self.full_passes = 0
         self._steps_of_current = 0
+        self._cells = itertools.count()
 
     @property
-    def cells(self) -> int:
-        return sum(held.cells for held in self.held.values())
+    def used_cells(self) -> int:
+        if not self.limits.shares_cells:
+            return sum(len(held.cells) for held in self.held.values())
+        return len({cell for held in self.held.values() for cell in held.cells})
 
     def send(self, command: Command) -> None:
         assert len(self.commands) < 2, "a third command was sent"
@@ -75,26 +112,35 @@ class ModelShard:
             case Prefill():
                 return [self._prefill(command), self._end()]
             case FilterBatch():
+                assert set(command.keep) <= set(self.held), "unknown sequence kept"
                 self.held = {key: held for key, held in self.held.items() if key in command.keep}
                 return [self._end()]
             case Decode():
                 return self._decode(command)
+            case SwapOut():
+                return [self._swap_out(command), self._end()]
+            case SwapIn():
+                return [self._swap_in(command), self._end()]
 
     def _end(self) -> CommandEnded:
         self._steps_of_current = 0
         return CommandEnded(self.name, self.commands.popleft().command_id)
 
     def _begin(self, command: Command) -> None:
-        if isinstance(command, FilterBatch):
-            assert set(command.keep) <= set(self.held), "unknown sequence kept"
-            return
-        for sequence_id in command.release:
+        for sequence_id in command.header.release:
             assert sequence_id in self.held, f"released {sequence_id}, which is not held"
             del self.held[sequence_id]
+        for sequence_id, length in command.header.park:
+            held = self.held[sequence_id]
+            assert not self.limits.whole_only or length == len(held.cells)
+            held.cut(length)
+            held.ended = True
+        for handle in command.header.drop_handles:
+            self.swapped.pop(handle, None)
 
     def _stepped(self, command: Command, rows: list[Row], tokens: int) -> Stepped:
         outcome, self.fail_next_pass = self.fail_next_pass or StepOutcome.OK, None
-        assert self.cells <= self.limits.cells, f"{self.cells} cells of {self.limits.cells}"
+        assert self.used_cells <= self.limits.cells, f"{self.used_cells} cells of {self.limits.cells}"
         return Stepped(
             shard=self.name,
             command_id=command.command_id,
@@ -103,39 +149,91 @@ class ModelShard:
             seconds=0.005 + 0.001 * tokens,
         )
 
+    def _copied(self, copy: PrefixCopy, own_id: int, request: Request) -> _Held:
+        """A sequence that begins with a prefix of another, or of what its own id held."""
+        source = self.held[copy.source_id]
+        assert 1 <= copy.length <= len(source.cells), f"{copy.length} of {len(source.cells)} cells"
+        assert not self.limits.whole_only or copy.length == len(source.cells)
+        cells = source.cells[: copy.length]
+        if copy.source_id != own_id and not self.limits.shares_cells:
+            cells = [next(self._cells) for _ in cells]
+        return _Held(request, source.tokens[: copy.length], cells)
+
     def _prefill(self, command: Prefill) -> Stepped:
         tokens = sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
         assert command.chunks
         assert tokens <= self.limits.max_batch_tokens, f"{tokens} tokens in one pass"
         ids = [chunk.sequence_id for chunk in command.chunks] + list(command.ride)
         assert len(ids) == len(set(ids)), f"a sequence twice in one pass: {ids}"
+        before = {key: len(held.cells) for key, held in self.held.items()}
+        taken_over = {chunk.sequence_id for chunk in command.chunks if chunk.copy is not None} & set(before)
         for chunk in command.chunks:
-            assert chunk.sequence_id < self.limits.max_sequences
-            assert chunk.token_ids, "an empty chunk"
-            if chunk.setup is not None:
-                assert chunk.sequence_id not in self.held, f"sequence {chunk.sequence_id} exists"
-                assert chunk.start == 0
-            else:
-                held = self.held[chunk.sequence_id]
-                assert chunk.start == len(held.tokens)
-                assert not held.pending
+            self._check_chunk(chunk, taken_over)
+        new = {chunk.sequence_id: self._new(chunk) for chunk in command.chunks if chunk.setup is not None}
+        if self.fail_next_pass is None and self._overflows(new, command):
+            self.fail_next_pass = StepOutcome.NO_KV
+            self.full_passes += 1
         if self.fail_next_pass is not None:
+            for chunk in command.chunks:
+                if chunk.sequence_id in taken_over and chunk.copy is not None:
+                    self.held[chunk.sequence_id].cut(chunk.copy.length)
+                    self.held[chunk.sequence_id].ended = True
             return self._stepped(command, [], tokens)
+        self.held |= new
         rows = [row for sequence_id in command.ride if (row := self._step(sequence_id)) is not None]
         for chunk in command.chunks:
-            if chunk.setup is not None:
-                self.held[chunk.sequence_id] = _Held(chunk.setup)
             held = self.held[chunk.sequence_id]
             held.tokens.extend(chunk.token_ids)
-            assert held.cells <= self.limits.cells_per_sequence
+            held.cells.extend(next(self._cells) for _ in chunk.token_ids)
+            self.computed_tokens += len(chunk.token_ids)
+            prompt = held.request.prompt[: len(held.tokens)]
+            assert tuple(held.tokens[: len(prompt)]) == prompt, "another prompt's prefix"
+            assert len(held.cells) <= self.limits.cells_per_sequence
             if chunk.last:
                 rows.append(self._sample(chunk.sequence_id, held))
         self.max_pass_tokens = max(self.max_pass_tokens, tokens)
         return self._stepped(command, rows, tokens)
 
+    def _check_chunk(self, chunk: Chunk, taken_over: set[int]) -> None:
+        assert chunk.sequence_id < self.limits.max_sequences
+        assert chunk.token_ids, "an empty chunk"
+        if chunk.setup is None:
+            held = self.held[chunk.sequence_id]
+            assert chunk.start == len(held.tokens)
+            assert not held.pending
+            assert not held.ended
+            return
+        if chunk.copy is None:
+            assert chunk.sequence_id not in self.held, f"sequence {chunk.sequence_id} exists"
+            assert chunk.start == 0
+            return
+        assert chunk.start == chunk.copy.length
+        if chunk.copy.source_id != chunk.sequence_id:
+            assert chunk.sequence_id not in self.held, f"sequence {chunk.sequence_id} exists"
+            assert chunk.copy.source_id not in taken_over, "copied from one that is taken over"
+
+    def _new(self, chunk: Chunk) -> _Held:
+        assert chunk.setup is not None
+        if chunk.copy is None:
+            return _Held(chunk.setup)
+        return self._copied(chunk.copy, chunk.sequence_id, chunk.setup)
+
+    def _overflows(self, new: dict[int, _Held], command: Prefill) -> bool:
+        held = self.held | new
+        if self.limits.shares_cells:
+            used = len({cell for one in held.values() for cell in one.cells})
+        else:
+            used = sum(len(one.cells) for one in held.values())
+        riders = sum(not held[key].ended for key in command.ride)
+        return used + sum(len(chunk.token_ids) for chunk in command.chunks) + riders > self.limits.cells
+
     def _decode(self, command: Decode) -> list[Event]:
         assert command.sequence_ids
         assert command.max_steps > 0
+        running = sum(not self.held[key].ended for key in command.sequence_ids)
+        if self.fail_next_pass is None and self.used_cells + running > self.limits.cells:
+            self.fail_next_pass = StepOutcome.NO_KV
+            self.full_passes += 1
         if self.fail_next_pass is not None:
             return [self._stepped(command, [], 1), self._end()]
         rows = [row for sequence_id in command.sequence_ids if (row := self._step(sequence_id)) is not None]
@@ -148,12 +246,14 @@ class ModelShard:
     def _step(self, sequence_id: int) -> Row | None:
         held = self.held[sequence_id]
         assert held.ended or held.pending, f"sequence {sequence_id} is not prefilled"
-        return None if held.ended else self._sample(sequence_id, held)
+        if held.ended:
+            return None
+        held.cells.append(next(self._cells))
+        return self._sample(sequence_id, held)
 
     def _sample(self, sequence_id: int, held: _Held) -> Row:
         token = next_token(held.tokens)
         held.tokens.append(token)
-        held.pending = True
         finish = None
         if token == 0 and not held.request.stopping.ignore_eos:
             finish = FinishReason.EOS_TOKEN
@@ -161,3 +261,35 @@ class ModelShard:
             finish = FinishReason.LENGTH
         held.ended = finish is not None
         return Row(sequence_id, GeneratedToken(token, b"x", False, None, (), finish))
+
+    def _swap_out(self, command: SwapOut) -> SwappedOut:
+        saved = []
+        refused, self.refuse_next_swap = self.refuse_next_swap, False
+        for entry in command.entries:
+            assert entry.handle not in self.swapped
+            held = self.held.pop(entry.sequence_id)
+            assert 0 <= entry.start <= len(held.cells)
+            assert entry.start == 0 or (self.limits.shares_cells and not self.limits.whole_only)
+            saved.append(not held.ended and not refused)
+            if saved[-1]:
+                self.swapped[entry.handle] = _Swapped(held, entry.start)
+        return SwappedOut(shard=self.name, command_id=command.command_id, saved=tuple(saved), seconds=0.001)
+
+    def _swap_in(self, command: SwapIn) -> SwappedIn:
+        restored = []
+        for entry in command.entries:
+            assert entry.sequence_id not in self.held, f"sequence {entry.sequence_id} exists"
+            swapped = self.swapped.pop(entry.handle)
+            held, start = swapped.held, swapped.start
+            assert (entry.copy is None) == (start == 0)
+            if entry.copy is not None:
+                assert entry.copy.length == start
+                prefix = self._copied(entry.copy, entry.sequence_id, held.request)
+                assert prefix.tokens == held.tokens[:start], "restored behind another prefix"
+                held.cells[:start] = prefix.cells
+            fresh = len(held.cells) - start
+            restored.append(self.used_cells + fresh <= self.limits.cells)
+            if restored[-1]:
+                held.cells[start:] = [next(self._cells) for _ in range(fresh)]
+                self.held[entry.sequence_id] = held
+        return SwappedIn(shard=self.name, command_id=command.command_id, restored=tuple(restored), seconds=0.001)

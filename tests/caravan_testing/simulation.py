@@ -3,12 +3,25 @@
 import itertools
 
 from caravan_router.scheduling import invariants
-from caravan_router.scheduling.actions import Action, Decode, Emit, Fail, FailureReason, FilterBatch, Prefill, Start
+from caravan_router.scheduling.actions import (
+    Action,
+    Decode,
+    Emit,
+    Fail,
+    FailureReason,
+    FilterBatch,
+    Preempt,
+    Prefill,
+    Start,
+    SwapIn,
+    SwapOut,
+)
 from caravan_router.scheduling.events import Cancelled, Event, ShardJoined, ShardLimits, ShardLost, Submitted, Tick
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
 from caravan_router.scheduling.policy import SchedulerConfig
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
+from caravan_router.scheduling.tenant import ANYONE, Tenant
 from caravan_testing.model_shard import ModelShard, expected_output
 
 
@@ -37,7 +50,7 @@ class Simulation:
 
     def _execute(self, action: Action) -> None:
         match action:
-            case Prefill() | Decode() | FilterBatch():
+            case Prefill() | Decode() | FilterBatch() | SwapOut() | SwapIn():
                 self.shards[action.shard].send(action)
             case Emit():
                 for request_id, token in action.tokens:
@@ -48,7 +61,7 @@ class Simulation:
             case Fail():
                 self._assert_open(action.request_id)
                 self.failed[action.request_id] = action.reason
-            case Start():
+            case Start() | Preempt():
                 assert action.request_id in self.requests
 
     def _assert_open(self, request_id: int) -> None:
@@ -63,10 +76,28 @@ class Simulation:
         del self.shards[name]
         self.handle(ShardLost(name))
 
-    def submit(self, prompt: tuple[int, ...], max_new_tokens: int, *, ignore_eos: bool = False) -> int:
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_new_tokens: int,
+        *,
+        ignore_eos: bool = False,
+        priority: int = 0,
+        tenant: Tenant = ANYONE,
+        namespace: str = "",
+    ) -> int:
         request_id = next(self._ids)
         stopping = StoppingParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
-        request = Request(request_id=request_id, prompt=prompt, sampling=SamplingParams(), stopping=stopping)
+        request = Request(
+            request_id=request_id,
+            prompt=prompt,
+            sampling=SamplingParams(),
+            stopping=stopping,
+            priority=priority,
+            tenant=tenant,
+            namespace=namespace,
+            arrived_s=self.now,
+        )
         self.requests[request_id] = request
         self.received[request_id] = []
         self.handle(Submitted(request))
@@ -107,8 +138,10 @@ class Simulation:
             else:
                 assert request_id in self.cancelled or request_id in self.failed, f"request {request_id} was forgotten"
                 assert received == expected[: len(received)]
-        for shard in self.shards.values():
-            assert shard.held == {}
+        for name, shard in self.shards.items():
+            state = self.scheduler.shards[name]
+            assert set(shard.held) == set(state.parked), "what is held at rest is parked"
+            assert shard.used_cells == state.held_cells
+            assert state.live_cells == 0
+            assert not shard.swapped, "a swapped sequence was forgotten"
             assert not shard.commands
-        for state in self.scheduler.shards.values():
-            assert state.free_cells == state.limits.cells

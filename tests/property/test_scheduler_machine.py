@@ -1,25 +1,37 @@
 """Any interleaving of arrivals, cancellations, passes, failures and losses keeps every promise of the scheduler."""
 
+import math
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from caravan_router.scheduling.events import ShardLimits, StepOutcome
 from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+from caravan_router.scheduling.tenant import Tenant
 from caravan_testing.simulation import Simulation
 
 # Few cells and ids: contention is the rule.
 _LIMITS = st.builds(
-    lambda ids, per_sequence, split, batch: ShardLimits(
+    lambda ids, per_sequence, split, batch, whole_only, swap: ShardLimits(
         cells=ids * per_sequence if split else per_sequence,
         cells_per_sequence=per_sequence,
         max_sequences=ids,
         max_batch_tokens=batch,
+        shares_cells=not split,
+        whole_only=whole_only,
+        swap_bytes=1 if swap else 0,
     ),
     ids=st.integers(1, 4),
     per_sequence=st.integers(24, 80),
     split=st.booleans(),
     batch=st.integers(20, 64),
+    whole_only=st.booleans(),
+    swap=st.booleans(),
+)
+# Two tokens: prefixes in common are the rule.
+_PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=60) | st.builds(
+    lambda prefix, tail: [1] * prefix + tail, st.integers(1, 50), st.lists(st.integers(1, 2), min_size=1, max_size=6)
 )
 _NAMES = ("a", "b", "c")
 
@@ -32,6 +44,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_batch_size=st.sampled_from([None, 1, 3]),
         run_ahead=st.integers(1, 6),
         max_bypass=st.integers(0, 3),
+        prefix_caching=st.booleans(),
+        max_cells=st.sampled_from([None, 40]),
+        aging_s=st.sampled_from([math.inf, 0.5]),
         limits=st.lists(_LIMITS, min_size=1, max_size=3),
     )
     def begin(
@@ -42,6 +57,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_batch_size: int | None,
         run_ahead: int,
         max_bypass: int,
+        prefix_caching: bool,
+        max_cells: int | None,
+        aging_s: float,
         limits: list[ShardLimits],
     ) -> None:
         config = SchedulerConfig(
@@ -52,6 +70,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             run_ahead_steps=run_ahead,
             max_bypass=max_bypass,
             target_itl_s=0.03,
+            prefix_caching=prefix_caching,
+            max_batch_total_tokens=max_cells,
+            aging_s=aging_s,
             max_losses=10**6,
         )
         self.simulation = Simulation(config)
@@ -59,9 +80,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         for name in self.limits:
             self.simulation.join(name, self.limits[name])
 
-    @rule(prompt=st.lists(st.integers(0, 96), min_size=1, max_size=60), new=st.integers(1, 30), eos=st.booleans())
-    def submit(self, prompt: list[int], new: int, eos: bool) -> None:
-        self.simulation.submit(tuple(prompt), new, ignore_eos=not eos)
+    @rule(
+        prompt=_PROMPTS,
+        new=st.integers(1, 30),
+        eos=st.booleans(),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from([Tenant(name="x"), Tenant(name="y", weight=2.0)]),
+        copies=st.sampled_from([1, 1, 1, 3]),
+        namespace=st.sampled_from(["", "", "salt"]),
+    )
+    def submit(
+        self, prompt: list[int], new: int, eos: bool, priority: int, tenant: Tenant, copies: int, namespace: str
+    ) -> None:
+        for _ in range(copies):
+            self.simulation.submit(
+                tuple(prompt), new, ignore_eos=not eos, priority=priority, tenant=tenant, namespace=namespace
+            )
 
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data())
@@ -80,6 +114,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail_pass(self, data: st.DataObject, outcome: StepOutcome) -> None:
         name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
         self.simulation.shards[name].fail_next_pass = outcome
+
+    @precondition(lambda self: self.simulation.shards)
+    @rule(data=st.data())
+    def refuse_swap(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
+        self.simulation.shards[name].refuse_next_swap = True
 
     @precondition(lambda self: self.simulation.shards)
     @rule(data=st.data())

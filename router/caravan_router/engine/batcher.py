@@ -9,10 +9,13 @@ from typing import assert_never
 from caravan_proto.errors import ShardError
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.interface import (
+    DeadlineError,
+    EngineError,
     GenerationError,
     GenerationSpec,
     ModelFacts,
     NoShardError,
+    QueueTimeoutError,
     TextTooLongError,
     TokenizedText,
 )
@@ -27,8 +30,11 @@ from caravan_router.scheduling.actions import (
     Fail,
     FailureReason,
     FilterBatch,
+    Preempt,
     Prefill,
     Start,
+    SwapIn,
+    SwapOut,
 )
 from caravan_router.scheduling.events import Cancelled, Event, Submitted, Tick
 from caravan_router.scheduling.policy import SchedulerConfig
@@ -38,10 +44,12 @@ from caravan_router.scheduling.sequence import Request
 # Deadlines of the scheduler are seconds; it needs no finer clock when nothing happens.
 _TICK_S = 0.5
 
-_FAILURES: dict[FailureReason, Callable[[], GenerationError | NoShardError]] = {
+_FAILURES: dict[FailureReason, Callable[[], EngineError]] = {
     FailureReason.NO_SHARD: lambda: NoShardError("no shard is up"),
     FailureReason.NO_PROGRESS: lambda: GenerationError("its shard was lost several times before the next token"),
     FailureReason.DOES_NOT_FIT: lambda: GenerationError("no shard has a cache large enough for it"),
+    FailureReason.QUEUE_TIMEOUT: lambda: QueueTimeoutError("it waited too long for its turn"),
+    FailureReason.DEADLINE: lambda: DeadlineError("it did not end within its timeout"),
 }
 
 
@@ -59,6 +67,7 @@ class Batcher:
         observer: EngineObserver,
     ) -> None:
         self.scheduler = Scheduler(scheduler_config)
+        self._queue_timeout_s = scheduler_config.queue_timeout_s
         self._observer = observer
         self._fleet = Fleet()
         self._links = {
@@ -90,13 +99,15 @@ class Batcher:
     async def _tick(self) -> None:
         while True:
             self._post(Tick())
-            self._observer.queue_size(len(self.scheduler.waiting))
+            waiting = self.scheduler.waiting
+            self._observer.queue_size(len(waiting), sum(sequence.ticket is not None for sequence in waiting))
             for name, shard in self.scheduler.shards.items():
                 self._observer.shard_use(
                     ShardUse(
                         shard=name,
-                        used_cells=shard.used_cells,
-                        total_cells=shard.limits.cells,
+                        used_cells=shard.live_cells,
+                        cached_cells=shard.held_cells - shard.live_cells,
+                        total_cells=shard.capacity,
                         sequences=len(shard.residents),
                     )
                 )
@@ -114,11 +125,14 @@ class Batcher:
                 if action.joins is not None:
                     self._observer.joined(action.joins)
                 self._links[action.shard].send(action)
-            case Decode() | FilterBatch():
+            case Decode() | FilterBatch() | SwapOut() | SwapIn():
                 self._links[action.shard].send(action)
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:
                     stream.start(action.cached_tokens)
+                self._observer.started(action.prompt_tokens, action.cached_tokens)
+            case Preempt():
+                self._observer.preempted(action.how)
             case Emit():
                 self._deliver(action)
             case Fail():
@@ -156,7 +170,19 @@ class Batcher:
             self._post(Cancelled(request_id))
 
         stream = self._streams[request_id] = RequestStream(cancel)
-        request = Request(request_id=request_id, prompt=spec.prompt, sampling=spec.sampling, stopping=spec.stopping)
+        now = time.monotonic()
+        request = Request(
+            request_id=request_id,
+            prompt=spec.prompt,
+            sampling=spec.sampling,
+            stopping=spec.stopping,
+            priority=spec.priority,
+            tenant=spec.tenant,
+            namespace=spec.namespace,
+            arrived_s=now,
+            start_by_s=now + self._queue_timeout_s,
+            end_by_s=now + spec.timeout_s,
+        )
         self._post(Submitted(request))
         return stream
 

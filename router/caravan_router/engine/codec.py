@@ -4,7 +4,16 @@ import math
 from dataclasses import dataclass
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_router.scheduling.actions import Chunk, Decode, FilterBatch, Prefill
+from caravan_router.scheduling.actions import (
+    Chunk,
+    Decode,
+    FilterBatch,
+    Header,
+    Prefill,
+    PrefixCopy,
+    SwapIn,
+    SwapOut,
+)
 from caravan_router.scheduling.events import Row, ShardLimits, StepOutcome
 from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.sequence import Request
@@ -31,6 +40,15 @@ class StepReply:
     forward_s: float
     sample_s: float
     total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReply:
+    """Which entries of a SwapOut were saved, or of a SwapIn restored; swap space in use afterwards."""
+
+    done: tuple[bool, ...]
+    seconds: float
+    used_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +94,27 @@ def _chunk(chunk: Chunk) -> types_pb2.PrefillChunk:
         token_ids=chunk.token_ids,
         last=chunk.last,
         parameters=_sequence_parameters(chunk.setup) if chunk.setup is not None else None,
+        copy=_copy(chunk.copy),
     )
 
 
-def _header(epoch: int, release: tuple[int, ...]) -> types_pb2.CommandHeader:
-    return types_pb2.CommandHeader(epoch=epoch, release_sequence_ids=release)
+def _copy(copy: PrefixCopy | None) -> types_pb2.PrefixCopy | None:
+    return None if copy is None else types_pb2.PrefixCopy(source_sequence_id=copy.source_id, length=copy.length)
+
+
+def _header(epoch: int, header: Header) -> types_pb2.CommandHeader:
+    return types_pb2.CommandHeader(
+        epoch=epoch,
+        release_sequence_ids=header.release,
+        park=[types_pb2.ParkedSequence(sequence_id=key, length=length) for key, length in header.park],
+        drop_swap_handles=header.drop_handles,
+    )
 
 
 def prefill_request(command: Prefill, epoch: int) -> shard_pb2.PrefillRequest:
     """The message of ``command``."""
     return shard_pb2.PrefillRequest(
-        header=_header(epoch, command.release),
+        header=_header(epoch, command.header),
         chunks=[_chunk(chunk) for chunk in command.chunks],
         ride_sequence_ids=command.ride,
     )
@@ -95,13 +123,41 @@ def prefill_request(command: Prefill, epoch: int) -> shard_pb2.PrefillRequest:
 def decode_request(command: Decode, epoch: int) -> shard_pb2.DecodeRequest:
     """The message of ``command``."""
     return shard_pb2.DecodeRequest(
-        header=_header(epoch, command.release), sequence_ids=command.sequence_ids, max_steps=command.max_steps
+        header=_header(epoch, command.header), sequence_ids=command.sequence_ids, max_steps=command.max_steps
     )
 
 
 def filter_batch_request(command: FilterBatch, epoch: int) -> shard_pb2.FilterBatchRequest:
     """The message of ``command``."""
-    return shard_pb2.FilterBatchRequest(header=_header(epoch, ()), keep_sequence_ids=command.keep)
+    return shard_pb2.FilterBatchRequest(header=_header(epoch, command.header), keep_sequence_ids=command.keep)
+
+
+def swap_out_request(command: SwapOut, epoch: int) -> shard_pb2.SwapOutRequest:
+    """The message of ``command``."""
+    return shard_pb2.SwapOutRequest(
+        header=_header(epoch, command.header),
+        entries=[
+            shard_pb2.SwapOutEntry(sequence_id=entry.sequence_id, handle=entry.handle, start=entry.start)
+            for entry in command.entries
+        ],
+    )
+
+
+def swap_in_request(command: SwapIn, epoch: int) -> shard_pb2.SwapInRequest:
+    """The message of ``command``."""
+    return shard_pb2.SwapInRequest(
+        header=_header(epoch, command.header),
+        entries=[
+            shard_pb2.SwapInEntry(handle=entry.handle, sequence_id=entry.sequence_id, copy=_copy(entry.copy))
+            for entry in command.entries
+        ],
+    )
+
+
+def swap_reply(message: shard_pb2.SwapOutResponse | shard_pb2.SwapInResponse) -> SwapReply:
+    """What ``message`` says became of the entries."""
+    done = message.saved if isinstance(message, shard_pb2.SwapOutResponse) else message.restored
+    return SwapReply(tuple(done), message.total_ns / 1e9, message.used_bytes)
 
 
 def step_reply(message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse) -> StepReply:
@@ -165,6 +221,9 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             cells_per_sequence=limits.cells_per_sequence,
             max_sequences=limits.max_sequences,
             max_batch_tokens=limits.max_batch_tokens,
+            shares_cells=limits.kv_layout != shard_pb2.KV_LAYOUT_SPLIT,
+            whole_only=limits.prefix_sharing != shard_pb2.PREFIX_SHARING_ANY,
+            swap_bytes=limits.swap_bytes,
         ),
         model=message.model,
         max_top_n_tokens=limits.max_top_n_tokens,

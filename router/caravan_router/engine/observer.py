@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.policy import JoinReason
 
 
@@ -29,10 +30,11 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUse:
-    """What a shard holds now."""
+    """What a shard holds now: ``used_cells`` by running sequences, ``cached_cells`` by ended ones."""
 
     shard: str
     used_cells: int
+    cached_cells: int
     total_cells: int
     sequences: int
 
@@ -57,4 +59,14 @@ class EngineObserver(Protocol):
 
     def shard_gone(self, shard: str) -> None: ...
 
-    def queue_size(self, requests: int) -> None: ...
+    def swap_space(self, shard: str, used_bytes: int) -> None:
+        """What swapped sequences take on the shard."""
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """A request's prompt starts, with so many of its tokens in the cache."""
+
+    def preempted(self, how: Preemption) -> None:
+        """A running request gave its cells to others."""
+
+    def queue_size(self, requests: int, swapped: int) -> None:
+        """Requests that wait; of these, ``swapped`` are in a shard's swap space."""

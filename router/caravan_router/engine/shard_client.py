@@ -12,7 +12,7 @@ from caravan_proto.errors import ShardError, parse_error
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_router.engine import codec
 from caravan_router.engine.interface import TokenizedText
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Prefill
+from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Prefill, SwapIn, SwapOut
 
 Reply = TypeVar("Reply", covariant=True)
 
@@ -29,10 +29,13 @@ class ShardRpcError(Exception):
         self.error = error
 
 
-class StartedCommand(Protocol):
-    """A command the shard has, or is about to have; ``replies`` yields one item per pass and ends with the command."""
+CommandReply = codec.StepReply | codec.SwapReply
 
-    def replies(self) -> AsyncIterator[codec.StepReply]: ...
+
+class StartedCommand(Protocol):
+    """A command the shard has, or is about to have; ``replies`` yields one item per pass or swap and ends with it."""
+
+    def replies(self) -> AsyncIterator[CommandReply]: ...
 
 
 async def _checked(call: Awaitable[Reply], timeout_s: float) -> Reply:
@@ -50,22 +53,29 @@ def _translated(rpc_error: grpc.aio.AioRpcError) -> ShardRpcError:
     return ShardRpcError(error, f"{rpc_error.code().name}: {sentence}")
 
 
+UnaryResponse = (
+    shard_pb2.PrefillResponse | shard_pb2.FilterBatchResponse | shard_pb2.SwapOutResponse | shard_pb2.SwapInResponse
+)
+
+
 class _UnaryCommand:
-    def __init__(self, call: Awaitable[shard_pb2.PrefillResponse | shard_pb2.FilterBatchResponse], timeout_s: float):
+    def __init__(self, call: Awaitable[UnaryResponse], timeout_s: float):
         self._call = call
         self._timeout_s = timeout_s
 
-    async def replies(self) -> AsyncIterator[codec.StepReply]:
+    async def replies(self) -> AsyncIterator[CommandReply]:
         message = await _checked(self._call, self._timeout_s)
         if isinstance(message, shard_pb2.PrefillResponse):
             yield codec.step_reply(message)
+        elif isinstance(message, shard_pb2.SwapOutResponse | shard_pb2.SwapInResponse):
+            yield codec.swap_reply(message)
 
 
 class _DecodeCommand:
     def __init__(self, call: grpc.aio.UnaryStreamCall[shard_pb2.DecodeRequest, shard_pb2.DecodeResponse]) -> None:
         self._call = call
 
-    async def replies(self) -> AsyncIterator[codec.StepReply]:
+    async def replies(self) -> AsyncIterator[CommandReply]:
         # No deadline per message, which would cost a timer per step: the link's heartbeat watches the steps.
         try:
             while isinstance(message := await self._call.read(), shard_pb2.DecodeResponse):
@@ -97,17 +107,24 @@ class ShardClient:
 
     async def start(self, command: Command, epoch: int) -> StartedCommand:
         """Send ``command``. When this returns, a command started later runs later."""
+        call: Awaitable[UnaryResponse]
         match command:
             case Prefill():
-                return _UnaryCommand(self._stub.Prefill(codec.prefill_request(command, epoch)), self._step_timeout_s)
+                call = self._stub.Prefill(codec.prefill_request(command, epoch))
             case FilterBatch():
-                return _UnaryCommand(
-                    self._stub.FilterBatch(codec.filter_batch_request(command, epoch)), self._step_timeout_s
-                )
+                call = self._stub.FilterBatch(codec.filter_batch_request(command, epoch))
+            case SwapOut():
+                call = self._stub.SwapOut(codec.swap_out_request(command, epoch))
+            case SwapIn():
+                call = self._stub.SwapIn(codec.swap_in_request(command, epoch))
             case Decode():
-                call = self._stub.Decode(codec.decode_request(command, epoch))
-                await _checked(call.initial_metadata(), self._step_timeout_s)
-                return _DecodeCommand(call)
+                return await self._start_decode(command, epoch)
+        return _UnaryCommand(call, self._step_timeout_s)
+
+    async def _start_decode(self, command: Decode, epoch: int) -> StartedCommand:
+        call = self._stub.Decode(codec.decode_request(command, epoch))
+        await _checked(call.initial_metadata(), self._step_timeout_s)
+        return _DecodeCommand(call)
 
     async def tokenize(self, text: str, *, add_special: bool) -> TokenizedText:
         """Tokens of ``text``; the text of control tokens is read as those tokens, as TGI's tokenizers do."""

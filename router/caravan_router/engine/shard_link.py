@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from caravan_router.engine import codec
 from caravan_router.engine.observer import EngineObserver, Method, StepReport
 from caravan_router.engine.shard_client import ShardClient, ShardRpcError, StartedCommand
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch
+from caravan_router.scheduling.actions import Command, Decode, FilterBatch, SwapIn, SwapOut
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
@@ -19,6 +19,8 @@ from caravan_router.scheduling.events import (
     ShardLost,
     StepOutcome,
     Stepped,
+    SwappedIn,
+    SwappedOut,
 )
 
 _log = logging.getLogger(__name__)
@@ -167,6 +169,9 @@ class ShardLink:
         # A shard that had nothing to do was not held up.
         self._last_step_end = max(self._last_step_end, sent.at)
         async for reply in sent.started.replies():
+            if isinstance(reply, codec.SwapReply):
+                self._post(self._swapped(command, reply))
+                continue
             self._report(method, reply)
             self._post(
                 Stepped(
@@ -180,6 +185,23 @@ class ShardLink:
         if isinstance(command, FilterBatch):
             self._observer.filtered(time.monotonic() - sent.at)
         self._post(CommandEnded(self.address, command.command_id))
+
+    def _swapped(self, command: Command, reply: codec.SwapReply) -> Event:
+        self._observer.swap_space(self.address, reply.used_bytes)
+        if isinstance(command, SwapOut):
+            return SwappedOut(
+                shard=self.address,
+                command_id=command.command_id,
+                saved=reply.done,
+                seconds=reply.seconds,
+            )
+        assert isinstance(command, SwapIn), f"{command} is no swap"
+        return SwappedIn(
+            shard=self.address,
+            command_id=command.command_id,
+            restored=reply.done,
+            seconds=reply.seconds,
+        )
 
     def _report(self, method: Method, reply: codec.StepReply) -> None:
         if reply.outcome is not StepOutcome.OK:

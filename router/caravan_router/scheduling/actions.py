@@ -9,6 +9,26 @@ from caravan_router.scheduling.tokens import GeneratedToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a shard does before the command itself.
+
+    Release sequence ids, then park sequences (id and the tokens to keep), and forget swapped ones by handle.
+    """
+
+    release: tuple[int, ...] = ()
+    park: tuple[tuple[int, int], ...] = ()
+    drop_handles: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCopy:
+    """Start with the first ``length`` tokens of a sequence; of one's own id: take over what is held there."""
+
+    source_id: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A run of tokens to compute at ``start``. ``setup`` is set on a sequence's first chunk, ``last`` on its last."""
 
@@ -17,6 +37,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     last: bool
     setup: Request | None
+    copy: PrefixCopy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +46,7 @@ class Prefill:
 
     shard: str
     command_id: int
-    release: tuple[int, ...]
+    header: Header
     chunks: tuple[Chunk, ...]
     ride: tuple[int, ...]
     # Set when requests start beside others that run.
@@ -38,7 +59,7 @@ class Decode:
 
     shard: str
     command_id: int
-    release: tuple[int, ...]
+    header: Header
     sequence_ids: tuple[int, ...]
     max_steps: int
 
@@ -49,7 +70,46 @@ class FilterBatch:
 
     shard: str
     command_id: int
+    header: Header
     keep: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapOutEntry:
+    """Save tokens [start, ..) of a sequence under ``handle``."""
+
+    sequence_id: int
+    handle: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapOut:
+    """Move sequences to the shard's swap space; their ids and cells are free afterwards, saved or not."""
+
+    shard: str
+    command_id: int
+    header: Header
+    entries: tuple[SwapOutEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapInEntry:
+    """Bring a swapped sequence back under a free id; ``copy`` provides the tokens that were not saved."""
+
+    handle: int
+    sequence_id: int
+    copy: PrefixCopy | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapIn:
+    """Bring swapped sequences back. Their handles are gone afterwards, restored or not."""
+
+    shard: str
+    command_id: int
+    header: Header
+    entries: tuple[SwapInEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +117,8 @@ class Start:
     """The request's first chunk goes to a shard now; ``cached_tokens`` before it need not be computed."""
 
     request_id: int
-    cached_tokens: int = 0
+    prompt_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +134,8 @@ class FailureReason(Enum):
     NO_SHARD = "no_shard"
     NO_PROGRESS = "no_progress"
     DOES_NOT_FIT = "does_not_fit"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +146,20 @@ class Fail:
     reason: FailureReason
 
 
-Command = Prefill | Decode | FilterBatch
-Action = Command | Start | Emit | Fail
+class Preemption(Enum):
+    """How a request lost its cells: the values are metric labels."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """A running request gave its cells to others and waits to go on."""
+
+    request_id: int
+    how: Preemption
+
+
+Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn
+Action = Command | Start | Emit | Fail | Preempt

@@ -9,12 +9,19 @@ from caravan_router.scheduling.tokens import GeneratedToken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLimits:
-    """What fits on a shard: cells in all and per sequence, sequences, tokens in one pass."""
+    """What fits on a shard: cells in all and per sequence, sequences, tokens in one pass, bytes of swap space.
+
+    ``shares_cells``: sequences with a common prefix hold its cells once (the unified layout), else each has a copy.
+    ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory).
+    """
 
     cells: int
     cells_per_sequence: int
     max_sequences: int
     max_batch_tokens: int
+    shares_cells: bool = True
+    whole_only: bool = False
+    swap_bytes: int = 0
 
 
 class StepOutcome(Enum):
@@ -80,6 +87,26 @@ class Stepped:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwappedOut:
+    """The reply to a SwapOut: one flag for each entry."""
+
+    shard: str
+    command_id: int
+    saved: tuple[bool, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwappedIn:
+    """The reply to a SwapIn: one flag for each entry."""
+
+    shard: str
+    command_id: int
+    restored: tuple[bool, ...]
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class CommandEnded:
     """No more replies will come for this command."""
@@ -93,4 +120,15 @@ class Tick:
     """Time has passed."""
 
 
-Event = Submitted | Cancelled | ShardJoined | ShardLost | ShardDraining | Stepped | CommandEnded | Tick
+Event = (
+    Submitted
+    | Cancelled
+    | ShardJoined
+    | ShardLost
+    | ShardDraining
+    | Stepped
+    | SwappedOut
+    | SwappedIn
+    | CommandEnded
+    | Tick
+)

@@ -11,7 +11,8 @@ def check(scheduler: Scheduler) -> None:
     resident = [
         resident.sequence.request.request_id
         for shard in scheduler.shards.values()
-        for resident in shard.residents.values()
+        for resident in (*shard.residents.values(), *shard.leaving.values())
+        if resident.live
     ]
     assert len(resident) == len(set(resident)), f"resident twice: {sorted(resident)}"
     assert not set(waiting) & set(resident), f"waiting and resident: {set(waiting) & set(resident)}"
@@ -24,13 +25,10 @@ def check(scheduler: Scheduler) -> None:
 
 def _check_shard(shard: ShardState) -> None:
     limits = shard.limits
-    ids = sorted([*shard.free_ids, *shard.residents, *shard.releasing])
+    groups = (shard.free_ids, shard.residents, shard.leaving, shard.parked, shard.releasing)
+    ids = sorted(sequence_id for group in groups for sequence_id in group)
     assert ids == list(range(limits.max_sequences)), f"{shard.name}: sequence ids do not add up: {ids}"
-    reserved = sum(resident.sequence.request.peak_cells for resident in shard.residents.values())
-    assert reserved + shard.free_cells == limits.cells, (
-        f"{shard.name}: {reserved} reserved + {shard.free_cells} free != {limits.cells} cells"
-    )
-    assert shard.free_cells >= 0, f"{shard.name}: {reserved} cells promised of {limits.cells}"
+    _check_cells(shard)
     for resident in shard.residents.values():
         assert resident.live, f"{shard.name}: an ended sequence holds id {resident.sequence_id}"
         assert resident.computed <= resident.sequence.request.peak_cells, (
@@ -39,5 +37,24 @@ def _check_shard(shard: ShardState) -> None:
         assert resident.computed <= limits.cells_per_sequence, f"{shard.name}: {resident.sequence_id} outgrew its share"
     assert len(shard.in_flight) <= 2, f"{shard.name}: {len(shard.in_flight)} commands under way"
     assert len(shard.in_flight) < 2 or shard.in_flight[0].is_decode, f"{shard.name}: only a Decode may be overtaken"
-    if shard.residents or shard.releasing:
-        assert shard.in_flight, f"{shard.name}: holds sequences and has nothing to do"
+    if shard.residents or shard.has_header:
+        assert shard.in_flight, f"{shard.name}: has something to do and does nothing"
+
+
+def _check_cells(shard: ShardState) -> None:
+    tree = shard.tree
+    running = [*shard.residents.values(), *shard.leaving.values()]
+    for resident in running:
+        held = tree.length(resident.sequence_id)
+        assert held == resident.indexed <= resident.computed, (
+            f"{shard.name}: sequence {resident.sequence_id} has {held} tokens in the tree, {resident.indexed} entered"
+        )
+    assert 0 <= shard.live_cells <= shard.held_cells, (
+        f"{shard.name}: {shard.live_cells} live cells of {shard.held_cells} held"
+    )
+    if not shard.parked:
+        assert shard.live_cells == shard.held_cells, (
+            f"{shard.name}: {shard.live_cells} live cells, {shard.held_cells} held, and nothing is parked"
+        )
+    if not running and not shard.parked:
+        assert shard.held_cells == 0, f"{shard.name}: {shard.held_cells} cells are held by nobody"

@@ -1,5 +1,6 @@
 """When to prefill, how much of it per pass, and when decodes wait for it."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -42,6 +43,16 @@ class SchedulerConfig:
     run_ahead_steps: int = 64
     # Requests wait this long for a shard to come back.
     no_shard_grace_s: float = 30.0
+    # Most cells of a shard to use; None: all.
+    max_batch_total_tokens: int | None = None
+    # Part of the cells that admission leaves free, for outputs longer than expected.
+    watermark: float = 0.02
+    # Ended sequences stay in the cache until their cells are needed.
+    prefix_caching: bool = True
+    # A waiting request's priority rises by one each time this long has passed.
+    aging_s: float = 60.0
+    # A request that has not started after this long fails.
+    queue_timeout_s: float = math.inf
     # How often a sequence may lose its cells without a token in between before it is held to be the cause.
     max_losses: int = 3
 

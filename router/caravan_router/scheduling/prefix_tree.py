@@ -40,6 +40,15 @@ class Match:
 NO_MATCH = Match()
 
 
+@dataclass(slots=True)
+class _Descent:
+    """The farthest ``node`` that was reached, and how many tokens that is; ``complete``: those followed to their end."""
+
+    length: int = 0
+    node: _Node | None = None
+    complete: list[_Node] = field(default_factory=list)
+
+
 class PrefixTree:
     """Paths of tokens from one root a namespace. Sequences are either live or parked; both may be sources.
 
@@ -141,24 +150,19 @@ class PrefixTree:
     def match(self, namespace: str, tokens: Sequence[int], most: int) -> Match:
         """The longest common prefix of ``tokens`` with any path, of at most ``most`` tokens."""
         found = self._descend(namespace, tokens, most)
-        if found is None:
+        if found.node is None:
             return NO_MATCH
-        length, node = found
-        return Match(length, self._live_length(node, length), tuple(_sequences_below(node)))
+        sources = tuple(_sequences_below(found.node))
+        return Match(found.length, self._live_length(found.node, found.length), sources)
 
     def match_whole(self, namespace: str, tokens: Sequence[int], most: int) -> Match:
         """The longest parked sequence that ``tokens`` begins with as a whole: for memory that cannot be cut back."""
         found = self._descend(namespace, tokens, most)
-        if found is None:
+        whole = [node for node in found.complete if node.ends & self._parked]
+        if not whole:
             return NO_MATCH
-        length, node = found
-        at: _Node | None = node if node.end <= length else node.parent
-        while at is not None and at.parent is not None:
-            sources = tuple(sorted(at.ends & self._parked))
-            if sources:
-                return Match(at.end, self._live_length(at, at.end), sources)
-            at = at.parent
-        return NO_MATCH
+        node = max(whole, key=lambda node: node.end)
+        return Match(node.end, self._live_length(node, node.end), tuple(sorted(node.ends & self._parked)))
 
     def shared_length(self, sequence_id: int, leaving: frozenset[int]) -> int:
         """How much of its path live sequences hold that are neither itself nor ``leaving``."""
@@ -219,24 +223,23 @@ class PrefixTree:
         if node.parent is None and not node.ends and not node.children:
             self._roots = {name: root for name, root in self._roots.items() if root is not node}
 
-    def _descend(self, namespace: str, tokens: Sequence[int], most: int) -> tuple[int, _Node] | None:
-        """How far ``tokens`` can be followed, at most ``most``, and the node that is reached; None if nowhere."""
+    def _descend(self, namespace: str, tokens: Sequence[int], most: int) -> "_Descent":
+        """Follow ``tokens`` as far as they go, at most ``most``."""
+        found = _Descent()
         root = self._roots.get(namespace)
-        if root is None:
-            return None
-        best = (0, root)
-        open_nodes = [root]
+        open_nodes = [] if root is None else [root]
         while open_nodes:
             node = open_nodes.pop()
             if node.end >= most:
                 continue
             for child in node.children.get(tokens[node.end], ()):
                 length = child.start + _common(child.tokens, tokens, child.start, most)
-                if length > best[0]:
-                    best = (length, child)
+                if length > found.length:
+                    found.length, found.node = length, child
                 if length == child.end:
+                    found.complete.append(child)
                     open_nodes.append(child)
-        return best if best[0] else None
+        return found
 
     def _live_length(self, node: _Node, length: int) -> int:
         at: _Node | None = node

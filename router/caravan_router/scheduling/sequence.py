@@ -38,6 +38,20 @@ class Request:
         return self.max_length - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapTicket:
+    """What a shard keeps of a sequence outside its cache: the cells of positions [start, length).
+
+    ``target``: as of the resident that was swapped out.
+    """
+
+    shard: str
+    handle: int
+    start: int
+    length: int
+    target: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request's growing list of tokens. Everything needed to compute it again anywhere is here."""
@@ -46,9 +60,12 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     # How often a younger request was let in while this one did not fit.
     bypassed: int = 0
-    # How often it lost its cells since it last made progress.
+    # How often it lost its cells by a failure since it last made progress.
     losses: int = 0
     started: bool = False
+    ticket: SwapTicket | None = None
+    # Tokens it has in common with others, by their request id, as found while waiting.
+    common: dict[int, int] = field(default_factory=dict)
 
     @property
     def known_tokens(self) -> int:
@@ -65,19 +82,26 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A sequence's stay on one shard: a sequence id and cells, owned by it until it is released.
+    """A sequence's stay on one shard: a sequence id and cells, owned by it until it is released or parked.
 
-        position 0 ........ computed ........ target
-                 in the cache        to prefill     then one token per decode
+        position 0 ... shared ........ computed ........ target
+                 copied       in the cache       to prefill    then one token per decode
 
     ``live`` ends when the sequence ends, is cancelled or is taken back; results that arrive later are ignored.
+    ``begun``: the shard knows it. ``indexed``: how much of it is in the prefix tree. ``priority``: as it was admitted.
     """
 
     sequence: Sequence
     sequence_id: int
     # Known tokens at placement: prefill lets `computed` catch up with it.
     target: int
+    priority: int = 0
+    shared: int = 0
     computed: int = 0
+    indexed: int = 0
+    takes_over: bool = False
+    source_id: int | None = None
+    begun: bool = False
     live: bool = True
 
     @property

@@ -32,6 +32,11 @@ class StepCost:
             measured if self._token_s is None else self._token_s + _NEWEST_CHUNK * (measured - self._token_s)
         )
 
+    @property
+    def token_s(self) -> float | None:
+        """Seconds to compute a prompt token; None before the first chunk."""
+        return self._token_s
+
     def tokens_within(self, seconds: float) -> int | None:
         """Prompt tokens that fit a pass of ``seconds``; None before the first chunk, 0 if one is too many."""
         if self._token_s is None:
