@@ -109,8 +109,9 @@ class Worker:
             swap = self._make_swap()
             engine = Engine(self._load(), self._sampling_threads, swap)
         except Exception as error:  # noqa: BLE001  carried to whoever waits for the start
-            self._loop.call_soon_threadsafe(_fail, self._started, error)
+            # In this order: whoever waits for the start may close the loop as soon as it knows.
             self._loop.call_soon_threadsafe(_succeed, self.ended, None)
+            self._loop.call_soon_threadsafe(_fail, self._started, error)
             return
         self._loop.call_soon_threadsafe(_succeed, self._started, engine)
         running: _Job | None = None

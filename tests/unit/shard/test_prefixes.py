@@ -1,0 +1,186 @@
+"""Parked sequences, and new ones that take over what an id holds."""
+
+import pytest
+
+from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, PrefixSharing
+from caravan_shard.backends.fake import FakeBackend, expected_output
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.results import Refusal, StepOutcome, StepResult
+from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
+
+PROMPT = toy_prompt("a prompt that others share")
+TAIL = toy_prompt(" and a tail")
+PENALIZED = SamplingParameters(repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3)
+
+
+@pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
+def driver(request: pytest.FixtureRequest) -> EngineDriver:
+    """Both layouts."""
+    return EngineDriver(FakeBackend(cells=1024, layout=request.param))
+
+
+def free_as_the_cache_says(driver: EngineDriver) -> int:
+    free = driver.engine.free_cells
+    assert free == driver.backend.capacity.cells - driver.backend.cache.used
+    return free
+
+
+def test_a_parked_sequence_gives_cells_back_and_has_ended(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.decode([0], steps=5)
+    result = driver.prefill(park={0: 10})
+    assert result.outcome is StepOutcome.OK
+    assert free_as_the_cache_says(driver) == 1024 - 10
+    assert driver.decode([0]) == []
+    assert driver.prefill(first_chunk(1, [65]), riders=[0]).rows.sequence_ids == [1]
+
+
+def test_sequences_in_every_phase_can_be_parked_and_parked_again(driver: EngineDriver) -> None:
+    driver.prefill(
+        first_chunk(0, PROMPT, max_new=1, ignore_eos=True),
+        first_chunk(1, PROMPT[:8], total=len(PROMPT), last=False),
+        first_chunk(2, PROMPT, ignore_eos=True),
+    )
+    driver.prefill(park={0: len(PROMPT), 1: 8, 2: 3})
+    driver.prefill(park={0: 5, 1: 1})
+    assert [driver.backend.length(key) for key in range(3)] == [5, 1, 3]
+    assert free_as_the_cache_says(driver) == 1024 - 9
+    assert driver.engine.unfinished_count == 0
+
+
+@pytest.mark.parametrize("length", [1, 10, len(PROMPT)])
+def test_copies_of_a_parked_sequence_say_what_they_should(driver: EngineDriver, length: int) -> None:
+    driver.prefill(first_chunk(0, PROMPT))
+    driver.decode([0], steps=5)
+    # Parked in the command that copies.
+    driver.prefill(first_chunk(3, TAIL, copy=Prefix(source_id=0, length=length), sampling=PENALIZED), park={0: length})
+    driver.decode([3])
+    assert driver.output[3] == expected_output(PROMPT[:length] + TAIL, 50, sampling=PENALIZED)
+
+
+def test_a_sequence_that_ended_is_copied_up_to_its_last_computed_token(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, max_new=6, ignore_eos=True))
+    driver.decode([0])
+    known = PROMPT + driver.output[0][:-1]
+    driver.prefill(first_chunk(1, TAIL, copy=Prefix(source_id=0, length=len(known))))
+    driver.decode([1])
+    assert driver.output[1] == expected_output(known + TAIL, 50)
+
+
+def test_what_an_id_holds_is_taken_over_without_a_copy(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.decode([0], steps=7)
+    driver.prefill(first_chunk(0, TAIL, copy=Prefix(source_id=0, length=9), sampling=PENALIZED))
+    assert free_as_the_cache_says(driver) == 1024 - 9 - len(TAIL)
+    assert driver.engine.sequence_count == 1
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT[:9] + TAIL, 50, sampling=PENALIZED)
+
+
+def test_the_kept_tokens_of_an_earlier_output_count_as_output_for_penalties(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True, sampling=PENALIZED))
+    driver.decode([0], steps=9)
+    said = driver.output[0][:6]
+    length = len(PROMPT) + 5
+    driver.prefill(
+        first_chunk(
+            0,
+            said[5:],
+            copy=Prefix(source_id=0, length=length),
+            prompt_length=len(PROMPT),
+            ignore_eos=True,
+            sampling=PENALIZED,
+        )
+    )
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 56, ignore_eos=True, sampling=PENALIZED)[6:]
+
+
+def test_copies_see_what_is_taken_over_as_it_was_before_the_pass(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(1, PROMPT, ignore_eos=True), first_chunk(2, PROMPT[:9], total=30, last=False))
+    driver.decode([1], steps=4)
+    known = PROMPT + driver.output[1][:4]
+    driver.prefill(
+        first_chunk(1, TAIL, copy=Prefix(source_id=1, length=5)),
+        first_chunk(0, TAIL, copy=Prefix(source_id=1, length=len(known))),
+        first_chunk(3, TAIL, copy=Prefix(source_id=1, length=5)),
+        # The source of a copy goes on in the same pass.
+        next_chunk(2, 9, PROMPT[9:12], last=False),
+        first_chunk(4, TAIL, copy=Prefix(source_id=2, length=9)),
+    )
+    free_as_the_cache_says(driver)
+    driver.decode([0, 1, 3, 4])
+    assert driver.output[0] == expected_output(known + TAIL, 50)
+    assert driver.output[1] == driver.output[3] == expected_output(PROMPT[:5] + TAIL, 50)
+    assert driver.output[4] == expected_output(PROMPT[:9] + TAIL, 50)
+
+
+def test_a_taken_over_sequence_keeps_sharing_what_it_shared() -> None:
+    driver = EngineDriver(FakeBackend(cells=200))
+    driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
+    driver.prefill(first_chunk(1, toy_prompt("y" * 20), copy=Prefix(source_id=0, length=30)))
+    # Cut into what it shares, then into what it added, then grown again.
+    driver.prefill(first_chunk(2, toy_prompt("z"), copy=Prefix(source_id=1, length=45)))
+    driver.prefill(first_chunk(1, toy_prompt("w" * 10), copy=Prefix(source_id=1, length=20)))
+    assert free_as_the_cache_says(driver) == 200 - 40 - 10 - 15 - 1
+    driver.prefill(park={1: 25, 0: 5})
+    assert free_as_the_cache_says(driver) == 200 - 30 - 5 - 15 - 1
+    driver.keep(1)
+    assert free_as_the_cache_says(driver) == 200 - 25
+
+
+def test_a_pass_that_does_not_fit_cuts_nothing() -> None:
+    driver = EngineDriver(FakeBackend(cells=60))
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True, max_new=30), first_chunk(1, toy_prompt("y" * 10)))
+    driver.decode([0], steps=3)
+    taking = first_chunk(0, toy_prompt("z" * 46), copy=Prefix(source_id=0, length=5), max_new=2)
+    result = driver.try_prefill(taking, riders=[1])
+    assert isinstance(result, StepResult)
+    assert result.outcome is StepOutcome.NO_KV
+    driver.decode([0], steps=3)
+    assert driver.output[0] == expected_output(PROMPT, 30, ignore_eos=True)[:7]
+    # With the room that the cut itself makes, it fits.
+    driver.prefill(first_chunk(0, toy_prompt("z" * 44), copy=Prefix(source_id=0, length=5), max_new=2), riders=[1])
+
+
+@pytest.mark.parametrize("outcome", [DecodeOutcome.ABORTED, DecodeOutcome.FAILED, DecodeOutcome.NO_KV])
+def test_after_a_failed_pass_the_id_holds_the_parked_prefix(driver: EngineDriver, outcome: DecodeOutcome) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, TAIL, ignore_eos=True))
+    driver.decode([0], steps=4)
+    driver.backend.hook = lambda _batch: outcome
+    taking = first_chunk(0, TAIL, copy=Prefix(source_id=0, length=12))
+    result = driver.try_prefill(taking, first_chunk(2, TAIL, copy=Prefix(source_id=0, length=20)), riders=[1])
+    assert isinstance(result, Refusal) or result.outcome is not StepOutcome.OK
+    driver.backend.hook = None
+    assert [driver.backend.length(key) for key in range(3)] == [12, len(TAIL), 0]
+    free_as_the_cache_says(driver)
+    assert driver.decode([0]) == []
+    driver.prefill(taking, riders=[1])
+    driver.decode([0, 1])
+    assert driver.output[0] == expected_output(PROMPT[:12] + TAIL, 50)
+    assert driver.output[1] == expected_output(TAIL, 50, ignore_eos=True)
+
+
+def test_a_recurrent_model_parks_and_hands_over_whole_sequences() -> None:
+    driver = EngineDriver(FakeBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.decode([0], steps=3)
+    known = PROMPT + driver.output[0][:3]
+    driver.prefill(park={0: len(known)})
+    whole = Prefix(source_id=0, length=len(known))
+    driver.prefill(first_chunk(0, TAIL, copy=whole), first_chunk(1, TAIL, copy=whole))
+    driver.decode([0, 1])
+    assert driver.output[0] == driver.output[1] == expected_output(known + TAIL, 50)
+
+
+def test_a_recurrent_sequence_that_no_pass_took_over_goes_on() -> None:
+    backend = FakeBackend(sharing=PrefixSharing.WHOLE_ONLY)
+    driver = EngineDriver(backend)
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    backend.hook = lambda _batch: DecodeOutcome.NO_KV
+    result = driver.try_prefill(first_chunk(0, TAIL, copy=Prefix(source_id=0, length=len(PROMPT))))
+    assert isinstance(result, StepResult)
+    assert result.outcome is StepOutcome.NO_KV
+    backend.hook = None
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True)

@@ -1,0 +1,196 @@
+"""Sequences that leave the cache and come back."""
+
+from pathlib import Path
+
+import pytest
+
+from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing
+from caravan_shard.backends.fake import FakeBackend, expected_output
+from caravan_shard.commands import FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.results import Holdings, Refusal, SwappedIn, SwappedOut
+from caravan_shard.swap import SwapSpace
+from caravan_shard.swap_shelves import DiskShelf
+from caravan_testing.shard_builders import EngineDriver, first_chunk, header, memory_swap, next_chunk, toy_prompt
+
+PROMPT = toy_prompt("a prompt that is long enough")
+SAMPLED = SamplingParameters(temperature=0.9, top_k=40, repetition_penalty=1.2, presence_penalty=0.2, seed=11)
+CELL_BYTES = 8
+
+
+def out(sequence_id: int, handle: int, start: int = 0) -> SwapOutEntry:
+    return SwapOutEntry(sequence_id=sequence_id, handle=handle, start=start)
+
+
+def back(handle: int, sequence_id: int, source_id: int | None = None, length: int = 0) -> SwapInEntry:
+    copy = Prefix(source_id=source_id, length=length) if source_id is not None else None
+    return SwapInEntry(handle=handle, sequence_id=sequence_id, copy=copy)
+
+
+@pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
+def driver(request: pytest.FixtureRequest) -> EngineDriver:
+    """Both layouts."""
+    return EngineDriver(FakeBackend(cells=1024, layout=request.param))
+
+
+@pytest.fixture
+def unified() -> EngineDriver:
+    """The layout that saves suffixes."""
+    return EngineDriver(FakeBackend(cells=200))
+
+
+def free_as_the_cache_says(driver: EngineDriver) -> int:
+    free = driver.engine.free_cells
+    assert free == driver.backend.capacity.cells - driver.backend.cache.used
+    return free
+
+
+def test_a_running_sequence_goes_on_under_another_id(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, sampling=SAMPLED, ignore_eos=True))
+    driver.decode([0], steps=6)
+    result = driver.swap_out(out(0, 77))
+    assert result.saved == [True]
+    assert result.written_bytes == result.used_bytes == CELL_BYTES * (len(PROMPT) + 6)
+    assert free_as_the_cache_says(driver) == 1024
+    assert driver.engine.sequence_count == 0
+    assert driver.engine.unfinished_count == 1
+    driver.prefill(first_chunk(0, toy_prompt("meanwhile")))
+    assert driver.swap_in(back(77, 5)) == [True]
+    free_as_the_cache_says(driver)
+    driver.output[5] = expected_output(PROMPT, 50, sampling=SAMPLED, ignore_eos=True)[:7]
+    driver.decode([0, 5])
+    assert driver.output[5] == expected_output(PROMPT, 50, sampling=SAMPLED, ignore_eos=True)
+    assert driver.output[0] == expected_output(toy_prompt("meanwhile"), 50)
+
+
+def test_a_half_prefilled_sequence_goes_on_with_its_next_chunk(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT[:9], total=len(PROMPT), last=False))
+    assert driver.swap_out(out(0, 1)).saved == [True]
+    assert driver.swap_in(back(1, 0)) == [True]
+    driver.prefill(next_chunk(0, 9, PROMPT[9:]))
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50)
+
+
+def test_a_suffix_comes_back_behind_a_shared_prefix(unified: EngineDriver) -> None:
+    tail = toy_prompt("its own")
+    unified.prefill(first_chunk(0, PROMPT))
+    unified.prefill(first_chunk(1, tail, copy=Prefix(source_id=0, length=12), ignore_eos=True), park={0: 12})
+    unified.decode([1], steps=4)
+    assert unified.swap_out(out(1, 5, start=12)).written_bytes == CELL_BYTES * (len(tail) + 4)
+    assert free_as_the_cache_says(unified) == 200 - 12
+    assert unified.swap_in(back(5, 2, source_id=0, length=12)) == [True]
+    assert free_as_the_cache_says(unified) == 200 - 12 - len(tail) - 4
+    # The prefix is shared again: it outlives its source, and can be cut to.
+    unified.output[2] = unified.output[1]
+    unified.keep(2)
+    unified.decode([2])
+    assert unified.output[2] == expected_output(PROMPT[:12] + tail, 50, ignore_eos=True)
+    unified.prefill(first_chunk(2, tail, copy=Prefix(source_id=2, length=9)))
+    unified.decode([2])
+    assert unified.output[2] == expected_output(PROMPT[:9] + tail, 50)
+
+
+def test_the_source_of_a_prefix_need_not_be_the_one_it_was_copied_from(unified: EngineDriver) -> None:
+    unified.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(3, PROMPT + toy_prompt("more")))
+    unified.decode([0], steps=2)
+    unified.swap_out(out(0, 5, start=20))
+    assert unified.swap_in(back(5, 1, source_id=3, length=20)) == [True]
+    unified.output[1] = unified.output[0]
+    unified.decode([1])
+    assert unified.output[1] == expected_output(PROMPT, 50, ignore_eos=True)
+    free_as_the_cache_says(unified)
+
+
+def test_nothing_but_the_sequence_is_saved_when_others_hold_all_its_cells(unified: EngineDriver) -> None:
+    unified.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    unified.prefill(first_chunk(1, [65], copy=Prefix(source_id=0, length=len(PROMPT))))
+    result = unified.swap_out(out(0, 1, start=len(PROMPT)))
+    assert (result.saved, result.written_bytes) == ([True], 0)
+    assert unified.swap_in(back(1, 2, source_id=1, length=len(PROMPT))) == [True]
+    unified.output[2] = unified.output[0]
+    unified.decode([2])
+    assert unified.output[2] == expected_output(PROMPT, 50, ignore_eos=True)
+
+
+def test_an_ended_sequence_is_released_and_not_saved(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, max_new=1, ignore_eos=True), first_chunk(1, PROMPT, ignore_eos=True))
+    command = SwapOut(entries=[out(0, 1), out(1, 2)], header=header(park={1: 4}))
+    result = driver.engine.swap_out(command, 0)
+    assert isinstance(result, SwappedOut)
+    assert result.saved == [False, False]
+    assert driver.engine.sequence_count == result.used_bytes == 0
+    assert driver.swap_in(back(1, 0)) == [False]
+
+
+def test_without_room_to_save_a_sequence_is_released_all_the_same() -> None:
+    driver = EngineDriver(swap=memory_swap(CELL_BYTES * 12))
+    for key in range(3):
+        driver.prefill(first_chunk(key, toy_prompt("0123456789"), ignore_eos=True))
+    assert driver.swap_out(out(0, 1), out(1, 2)).saved == [True, False]
+    assert driver.swap_in(back(1, 0), back(2, 1)) == [True, False]
+    assert driver.swap_out(out(2, 3)).saved == [True]
+    assert EngineDriver(swap=SwapSpace()).engine.swap_bytes == 0
+
+
+def test_without_swap_space_nothing_is_saved() -> None:
+    driver = EngineDriver(swap=SwapSpace())
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    assert driver.swap_out(out(0, 1)).saved == [False]
+    assert driver.engine.free_cells == 8192
+
+
+def test_without_room_in_the_cache_a_sequence_is_not_restored_and_its_handle_is_gone(unified: EngineDriver) -> None:
+    unified.prefill(first_chunk(0, toy_prompt("x" * 60), ignore_eos=True))
+    unified.swap_out(out(0, 1))
+    unified.prefill(first_chunk(3, toy_prompt("y" * 141), ignore_eos=True, max_new=5))
+    assert unified.swap_in(back(1, 0)) == [False]
+    assert unified.backend.length(0) == 0
+    assert free_as_the_cache_says(unified) == 200 - 141
+    unified.keep()
+    assert unified.swap_in(back(1, 0)) == [False]
+    assert unified.engine.unfinished_count == 0
+
+
+def test_a_header_drops_handles_and_passes_over_those_it_does_not_know(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, PROMPT, ignore_eos=True))
+    driver.swap_out(out(0, 1), out(1, 2))
+    holdings = driver.engine.filter_batch(FilterBatch(keep_ids=[], header=header(drop=[1, 99])))
+    assert isinstance(holdings, Holdings)
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    # A dropped handle may be used again, even by the command that drops it.
+    result = driver.engine.swap_out(SwapOut(entries=[out(0, 2)], header=header(drop=[2])), 0)
+    assert isinstance(result, SwappedOut)
+    assert result.saved == [True]
+    assert result.used_bytes == CELL_BYTES * len(PROMPT)
+    dropped = driver.engine.swap_in(SwapIn(entries=[back(2, 3)], header=header(drop=[2])), 0)
+    assert isinstance(dropped, SwappedIn)
+    assert (dropped.restored, dropped.used_bytes) == ([False], 0)
+
+
+def test_releasing_all_forgets_swapped_sequences(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.swap_out(out(0, 1))
+    driver.engine.release_all()
+    assert driver.swap_in(back(1, 0)) == [False]
+
+
+def test_a_state_may_wait_on_disk(tmp_path: Path) -> None:
+    driver = EngineDriver(swap=SwapSpace([DiskShelf(tmp_path, 1 << 20)]))
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.swap_out(out(0, 1))
+    driver.swap_in(back(1, 0))
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True)
+
+
+def test_a_recurrent_model_swaps_whole_sequences() -> None:
+    driver = EngineDriver(FakeBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    refusal = driver.engine.swap_out(SwapOut(entries=[out(0, 1, start=3)]), 0)
+    assert isinstance(refusal, Refusal)
+    driver.swap_out(out(0, 1))
+    driver.swap_in(back(1, 4))
+    driver.output[4] = driver.output[0]
+    driver.decode([4])
+    assert driver.output[4] == expected_output(PROMPT, 50, ignore_eos=True)
