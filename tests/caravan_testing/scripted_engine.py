@@ -80,6 +80,10 @@ def count_up(spec: GenerationSpec) -> list[Step]:
     return tokens
 
 
+def nothing_cached(_: GenerationSpec) -> int:
+    return 0
+
+
 class ScriptedStream:
     def __init__(self, engine: "ScriptedEngine", spec: GenerationSpec) -> None:
         self._engine = engine
@@ -93,6 +97,11 @@ class ScriptedStream:
     @property
     def times(self) -> StreamTimes:
         return StreamTimes(self._submitted, self._submitted, self._first_token)
+
+    @property
+    def cached_tokens(self) -> int:
+        assert self.sent, "known from the first token on"
+        return self._engine.cached_tokens(self.spec)
 
     async def __aiter__(self) -> AsyncIterator[GeneratedToken]:
         for step in self._steps:
@@ -108,6 +117,7 @@ class ScriptedStream:
             yield step
 
     def close(self) -> None:
+        assert not self.closed, "closed twice"
         self.closed = True
 
 
@@ -116,6 +126,7 @@ class ScriptedEngine:
     """``streams``: every stream handed out. Text is tokenized a character at a time, after a BOS token."""
 
     script: Script = count_up
+    cached_tokens: Callable[[GenerationSpec], int] = nothing_cached
     step_s: float = 0.0
     model: ModelFacts | None = MODEL
     healthy: bool = True

@@ -22,18 +22,24 @@ class Generation:
     as each token arrives, before it may be held back.
     """
 
-    __slots__ = ("_assembler", "_on_token", "_stream", "_tokens", "finish")
+    __slots__ = ("_assembler", "_closed", "_on_token", "_stream", "_tokens", "finish")
 
     def __init__(self, stream: TokenStream, stops: Sequence[str], on_token: Callable[[], None]) -> None:
         self._stream = stream
         self._tokens = aiter(stream)
         self._assembler = Assembler(stops)
         self._on_token = on_token
+        self._closed = False
         self.finish: FinishReason | None = None
 
     @property
     def times(self) -> StreamTimes:
         return self._stream.times
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that had been computed before; known from the first pieces on."""
+        return self._stream.cached_tokens
 
     def __enter__(self) -> Self:
         return self
@@ -41,7 +47,12 @@ class Generation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stream.close()
+        self._close()
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._stream.close()
 
     def __aiter__(self) -> Self:
         return self
@@ -60,5 +71,5 @@ class Generation:
             if pieces:
                 self.finish = pieces[-1].finish
                 if self.finish is not None:
-                    self._stream.close()
+                    self._close()
                 return pieces
