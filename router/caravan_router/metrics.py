@@ -18,6 +18,9 @@ class Failure(Enum):
     """Why a request did not end well: values of the label ``err``."""
 
     OVERLOADED = "overloaded"
+    RATE_LIMITED = "rate_limited"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE = "deadline"
     VALIDATION = "validation"
     INCOMPLETE = "incomplete"
     DROPPED = "dropped"

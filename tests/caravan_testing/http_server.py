@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import ClientResponse, ClientSession, web
 
+from caravan_router.auth.keyring import Keyring
 from caravan_router.http.application import build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.state import STATE
@@ -34,8 +35,10 @@ class Service:
         """Everything taken was given back."""
         return self.engine.all_closed and self.free_permits == self.limits.max_concurrent_requests
 
-    async def post(self, path: str, body: Any) -> ClientResponse:
-        return await self.client.post(path, json=body)
+    async def post(self, path: str, body: Any, **headers: str) -> ClientResponse:
+        """``headers``: with ``_`` for ``-``."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.client.post(path, json=body, headers=named)
 
     async def sample(self, name: str) -> float:
         """Value of a metric, labels included in ``name``."""
@@ -47,11 +50,14 @@ class Service:
 
 @asynccontextmanager
 async def serving(
-    engine: ScriptedEngine, limits: Limits | None = None, cors_allow_origin: tuple[str, ...] = ()
+    engine: ScriptedEngine,
+    limits: Limits | None = None,
+    cors_allow_origin: tuple[str, ...] = (),
+    keyring: Keyring | None = None,
 ) -> AsyncIterator[Service]:
     limits = limits or Limits()
     metrics = Metrics()
-    app = build_app(engine, limits, metrics, cors_allow_origin=cors_allow_origin)
+    app = build_app(engine, limits, metrics, cors_allow_origin=cors_allow_origin, keyring=keyring)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     try:

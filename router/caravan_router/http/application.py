@@ -4,12 +4,15 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from caravan_router.auth.keyring import Keyring
+from caravan_router.auth.permits import PermitPool
 from caravan_router.engine.interface import Engine
+from caravan_router.http.authentication import Authentication
 from caravan_router.http.limits import Limits
 from caravan_router.http.middleware import Cors, add_request_id, errors_as_json, identify_and_log
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.routes_ops import openapi_document
-from caravan_router.http.state import STATE, AppState, InfoExtras, PermitPool
+from caravan_router.http.state import STATE, AppState, InfoExtras
 from caravan_router.metrics import Metrics
 
 DEFAULT_INFO = InfoExtras()
@@ -22,14 +25,17 @@ def build_app(
     *,
     info: InfoExtras = DEFAULT_INFO,
     cors_allow_origin: Sequence[str] = (),
+    keyring: Keyring | None = None,
 ) -> web.Application:
     """To be run with ``handler_cancellation=True``: a client that leaves ends its generations at once.
 
-    ``cors_allow_origin``: empty for any.
+    ``cors_allow_origin``: empty for any. ``keyring``: None lets anyone ask.
     """
     cors = Cors(cors_allow_origin)
+    authentication = Authentication(keyring, {(route.method, route.path) for route in ROUTES if route.open})
     app = web.Application(
-        client_max_size=limits.payload_limit, middlewares=[identify_and_log, cors.preflight, errors_as_json]
+        client_max_size=limits.payload_limit,
+        middlewares=[identify_and_log, cors.preflight, errors_as_json, authentication.identify],
     )
     app[STATE] = AppState(
         engine=engine,

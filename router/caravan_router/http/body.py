@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 _REASON_CHARACTERS = 300
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
-_PATH = re.compile(r"`\$\.([^`]*)`$")
+_PATH = re.compile(r" at `\$\.([^`]*)`$")
 
 
 async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
@@ -49,8 +49,5 @@ def _is_json(content_type: str) -> bool:
 
 
 def _field_of(message: str) -> str:
-    unknown = _UNKNOWN_FIELD.search(message)
-    if unknown:
-        return unknown[1]
-    path = _PATH.search(message)
-    return path[1] if path else ""
+    path, unknown = _PATH.search(message), _UNKNOWN_FIELD.search(message)
+    return ".".join(found[1] for found in (path, unknown) if found)

@@ -2,20 +2,31 @@
 
 from collections.abc import Sequence
 
-from caravan_router.http.schema_openai import Logprobs
+from caravan_router.http.schema_openai import CompletionChoice, Logprobs
 from caravan_router.scheduling.params import FinishReason
 from caravan_router.text.assembler import Piece
 from caravan_router.text.detokenize import display_text
 
 # OpenAI knows no word for the difference between the model's own end and a stop string.
-FINISH_WORDS = {
+_FINISH_WORDS = {
     FinishReason.LENGTH: "length",
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
 }
 
 
-def logprobs_of(pieces: Sequence[Piece], offset: int, top: int) -> Logprobs:
+def choice_of(index: int, pieces: Sequence[Piece], offset: int, logprobs: int | None) -> CompletionChoice:
+    """``pieces``, or a stream's next of them; ``offset``: characters of the choice before. ``logprobs``: as asked."""
+    finish = pieces[-1].finish
+    return CompletionChoice(
+        index=index,
+        text="".join([piece.text for piece in pieces]),
+        logprobs=None if logprobs is None else _logprobs(pieces, offset, logprobs),
+        finish_reason=None if finish is None else _FINISH_WORDS[finish],
+    )
+
+
+def _logprobs(pieces: Sequence[Piece], offset: int, top: int) -> Logprobs:
     """Columns for ``pieces``, whose text begins at ``offset`` of the choice's; ``tokens`` joined are that text.
 
     ``top_logprobs`` holds the ``top`` likeliest tokens and the one chosen, as OpenAI has it; null if ``top`` is 0.

@@ -1,11 +1,18 @@
 """Errors a client sees, and the one table of what each becomes on TGI's routes and on OpenAI's."""
 
+import math
 from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
 
-from caravan_router.engine.interface import GenerationError, NoShardError, TextTooLongError
+from caravan_router.engine.interface import (
+    DeadlineError,
+    GenerationError,
+    NoShardError,
+    QueueTimeoutError,
+    TextTooLongError,
+)
 from caravan_router.http.schema_errors import ErrorBody, OpenAIError, OpenAIErrorBody
 from caravan_router.metrics import Failure
 from caravan_router.text.generation import IncompleteGenerationError
@@ -21,7 +28,11 @@ class RequestError(Exception):
      +-- UnsupportedMediaError  a content type that is not JSON (415)
      +-- BodyTooLargeError      (413)
      +-- ValidationError        JSON, but not what may be asked; see validation_errors.py (422, on /v1 400)
-     +-- OverloadedError        as many generations as allowed are under way (429)
+     +-- MissingKeyError        no API key where one is needed (401)
+     +-- InvalidKeyError        not one of the keys (401)
+     +-- RateLimitedError       more requests than its key may make in this time (429)
+     +-- KeyConcurrencyError    as many generations as its key may have are under way (429)
+     +-- OverloadedError        as many generations as the house has room for are under way (429)
      +-- NotFoundError          no such route (404)
      +-- MethodNotAllowedError  (405)
      +-- UnhealthyError         GET /health (503)
@@ -51,6 +62,31 @@ class ValidationError(RequestError):
         self.field = field
 
 
+class MissingKeyError(RequestError):
+    def __init__(self) -> None:
+        super().__init__("An API key is needed here: send it as `Authorization: Bearer KEY`")
+
+
+class InvalidKeyError(RequestError):
+    def __init__(self) -> None:
+        super().__init__("Incorrect API key provided")
+
+
+class RateLimitedError(RequestError):
+    def __init__(self, limit_per_minute: int, wait_s: float) -> None:
+        self.retry_after_s = math.ceil(wait_s)
+        super().__init__(
+            f"This API key may make {limit_per_minute} requests per minute. Try again in {self.retry_after_s} s"
+        )
+
+
+class KeyConcurrencyError(RequestError):
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__(
+            f"This API key may have {limit} generations under way. Asked for beside those that are: {given}"
+        )
+
+
 class OverloadedError(RequestError):
     def __init__(self) -> None:
         super().__init__("Model is overloaded")
@@ -74,7 +110,10 @@ class UnhealthyError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """``error_type``: TGI's word, OpenAI's ``code``. ``openai_type``: OpenAI's coarser ``type``."""
+    """``error_type``: TGI's word. ``openai_type``: OpenAI's coarser ``type``.
+
+    ``openai_code``: OpenAI's ``code`` where it has a word of its own, else it is TGI's.
+    """
 
     status: int
     error_type: str
@@ -82,10 +121,14 @@ class Rendering:
     openai_type: str
     failure: Failure | None = None
     retry_after_s: int | None = None
+    openai_code: str | None = None
 
 
 _SERVER = "server_error"
 _CLIENT = "invalid_request_error"
+_RATE = "rate_limit_error"
+_NO_ENTRY = Rendering(401, "invalid_api_key", 401, _CLIENT)
+_TOO_MUCH = Rendering(429, "overloaded", 429, _RATE, Failure.RATE_LIMITED, RETRY_AFTER_S, "rate_limit_exceeded")
 
 # Looked up along the class's bases: the most specific entry counts.
 TABLE: dict[type[Exception], Rendering] = {
@@ -94,7 +137,13 @@ TABLE: dict[type[Exception], Rendering] = {
     BodyTooLargeError: Rendering(413, "validation", 413, _CLIENT),
     ValidationError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
     TextTooLongError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
-    OverloadedError: Rendering(429, "overloaded", 429, "rate_limit_error", Failure.OVERLOADED, RETRY_AFTER_S),
+    MissingKeyError: _NO_ENTRY,
+    InvalidKeyError: _NO_ENTRY,
+    RateLimitedError: _TOO_MUCH,
+    KeyConcurrencyError: _TOO_MUCH,
+    OverloadedError: Rendering(429, "overloaded", 429, _RATE, Failure.OVERLOADED, RETRY_AFTER_S),
+    QueueTimeoutError: Rendering(429, "overloaded", 429, _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
+    DeadlineError: Rendering(504, "deadline_exceeded", 504, _SERVER, Failure.DEADLINE),
     NotFoundError: Rendering(404, "not_found", 404, _CLIENT),
     MethodNotAllowedError: Rendering(405, "method_not_allowed", 405, _CLIENT),
     UnhealthyError: Rendering(503, "healthcheck", 503, _SERVER),
@@ -118,6 +167,10 @@ def _message(error: Exception) -> str:
             return f"Input validation error: {error}"
         case NoShardError():
             return "No shard is up"
+        case QueueTimeoutError():
+            return f"Model is overloaded: {error}"
+        case DeadlineError():
+            return f"Deadline exceeded: {error}"
         case IncompleteGenerationError():
             return "Incomplete generation"
         case GenerationError():
@@ -136,9 +189,8 @@ def openai_body(error: Exception) -> bytes:
     """OpenAI's envelope."""
     rendering = rendering_of(error)
     param = (error.field or None) if isinstance(error, ValidationError) else None
-    return msgspec.json.encode(
-        OpenAIErrorBody(OpenAIError(_message(error), rendering.openai_type, param, rendering.error_type))
-    )
+    code = rendering.openai_code or rendering.error_type
+    return msgspec.json.encode(OpenAIErrorBody(OpenAIError(_message(error), rendering.openai_type, param, code)))
 
 
 def is_openai_path(path: str) -> bool:
@@ -156,6 +208,15 @@ def error_response(error: Exception, path: str) -> web.Response:
     )
     if rendering.retry_after_s is not None:
         response.headers["Retry-After"] = str(rendering.retry_after_s)
-    if isinstance(error, MethodNotAllowedError):
-        response.headers["Allow"] = error.allowed
+    match error:
+        case RateLimitedError():
+            response.headers["Retry-After"] = str(error.retry_after_s)
+        case MissingKeyError():
+            response.headers["WWW-Authenticate"] = "Bearer"
+        case InvalidKeyError():
+            response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
+        case MethodNotAllowedError():
+            response.headers["Allow"] = error.allowed
+        case _:
+            pass
     return response

@@ -9,7 +9,8 @@ class Limits:
 
     max_concurrent_requests: int = 128
     """Generations under way, queued ones included; one more is refused with 429."""
-    max_best_of: int = 2
+    max_best_of: int = 16
+    """Of ``n`` and ``best_of``: candidates generated for one prompt."""
     max_stop_sequences: int = 4
     max_stop_bytes: int = 256
     """Of one stop string, in UTF-8: text may be held back for as long as it."""
@@ -21,6 +22,8 @@ class Limits:
     """Of one prompt, in UTF-8, checked before it is tokenized."""
     max_client_batch_size: int = 32
     """Prompts of one request."""
+    max_cache_salt_bytes: int = 256
+    """In UTF-8."""
     payload_limit: int = 2_000_000
     """Bytes of a request's body, decompressed."""
     slow_client_timeout_s: float = 30.0

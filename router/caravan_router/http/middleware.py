@@ -12,6 +12,7 @@ from aiohttp import web
 from caravan_router.engine.interface import EngineError
 from caravan_router.http.errors import MethodNotAllowedError, NotFoundError, RequestError, error_response
 from caravan_router.http.sse import STREAM_BEGUN
+from caravan_router.http.state import CLIENT
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("caravan.access")
@@ -44,6 +45,7 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
         status = CLIENT_CLOSED
         raise
     finally:
+        client = request.get(CLIENT)
         access_log.log(
             logging.DEBUG if request.path in _QUIET else logging.INFO,
             "%s %s %d %.3f s",
@@ -51,7 +53,12 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
             request.path,
             status,
             time.monotonic() - began,
-            extra={"request_id": request[REQUEST_ID], "status": status, "remote": request.remote},
+            extra={
+                "request_id": request[REQUEST_ID],
+                "status": status,
+                "remote": request.remote,
+                "key": "" if client is None else client.key.tenant.name,
+            },
         )
     return response
 
@@ -99,14 +106,14 @@ class Cors:
         return web.Response(
             headers={
                 "Access-Control-Allow-Methods": "GET,POST",
-                "Access-Control-Allow-Headers": "content-type,authorization,x-request-id",
+                "Access-Control-Allow-Headers": "content-type,authorization,x-request-id,x-priority,x-request-timeout",
             }
         )
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """As headers are about to leave, streams included."""
         response.headers.update(self._headers(request))
-        response.headers["Access-Control-Expose-Headers"] = REQUEST_ID_HEADER
+        response.headers["Access-Control-Expose-Headers"] = f"{REQUEST_ID_HEADER},Retry-After"
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -11,19 +11,33 @@ import msgspec
 from caravan_router.http.errors import is_openai_path
 from caravan_router.http.routes import ROUTES, Route
 from caravan_router.http.schema_errors import ErrorBody, OpenAIErrorBody
+from caravan_router.http.serving import PRIORITY_HEADER, TIMEOUT_HEADER
 
 _DESCRIPTIONS = {
     400: "The body is not JSON; on /v1 also: the request is not valid",
+    401: "No API key, or a wrong one",
     404: "No such route",
     405: "Not with this method",
     413: "The body is too large",
     415: "The content type is not JSON",
     422: "The request is not valid",
     424: "The generation failed",
-    429: "Too many generations are under way",
+    429: "Too many generations are under way, or too many requests of this API key; or no turn came in time",
     500: "Something broke",
     503: "No shard is up",
+    504: "It did not end within its `timeout`",
 }
+
+# A key is needed where the operator wants keys.
+_SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {}]
+
+_SERVING_HEADERS = [
+    {"name": header, "in": "header", "description": f"`{field}` for clients that cannot send it", "schema": schema}
+    for header, field, schema in (
+        (PRIORITY_HEADER, "priority", {"type": "integer"}),
+        (TIMEOUT_HEADER, "timeout", {"type": "number"}),
+    )
+]
 
 
 def document() -> dict[str, Any]:
@@ -42,7 +56,10 @@ def document() -> dict[str, Any]:
             "version": "1",
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -65,6 +82,10 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
             "required": True,
             "content": {"application/json": {"schema": by_type[id(route.body)]}},
         }
+    if not route.open:
+        operation["security"] = _SECURITY
+    if route.body is not None and "priority" in {field.name for field in msgspec.structs.fields(route.body)}:
+        operation["parameters"] = _SERVING_HEADERS
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:
         good["content"] = {content_type: {"schema": by_type[id(kind)]} for content_type, kind in route.replies}
@@ -74,7 +95,7 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
             "description": _DESCRIPTIONS[status],
             "content": {"application/json": {"schema": envelope}},
         }
-        for status in sorted({*route.errors, 500})
+        for status in sorted({*route.errors, 500} | (set() if route.open else {401}))
     }
     return operation
 

@@ -25,7 +25,7 @@ EVENTS = "text/event-stream"
 class Route:
     """``replies``: content type to type of a good reply (for events, of each event's data); None: no schema.
 
-    ``errors``: statuses beyond 404, 405 and 500.
+    ``errors``: statuses beyond 404, 405, 500 and, where a key is needed, 401. ``open``: no key is needed.
     """
 
     method: str
@@ -34,6 +34,7 @@ class Route:
     body: type | None = None
     replies: tuple[tuple[str, object], ...] = ()
     errors: tuple[int, ...] = ()
+    open: bool = False
 
     @property
     def summary(self) -> str:
@@ -42,7 +43,7 @@ class Route:
 
 
 _BODY_ERRORS = (400, 413, 415)
-_TGI_ERRORS = (*_BODY_ERRORS, 422, 424, 429, 503)
+_TGI_ERRORS = (*_BODY_ERRORS, 422, 424, 429, 503, 504)
 
 ROUTES = (
     Route(
@@ -75,7 +76,7 @@ ROUTES = (
         handler=routes_openai.completions,
         body=CompletionRequest,
         replies=((JSON, Completion), (EVENTS, Completion)),
-        errors=(*_BODY_ERRORS, 424, 429, 503),
+        errors=(*_BODY_ERRORS, 424, 429, 503, 504),
     ),
     Route(
         method="POST",
@@ -83,13 +84,13 @@ ROUTES = (
         handler=routes_ops.tokenize,
         body=TokenizeRequest,
         replies=((JSON, list[TokenizedToken]),),
-        errors=(*_BODY_ERRORS, 422, 503),
+        errors=(*_BODY_ERRORS, 422, 429, 503),
     ),
     Route(method="GET", path="/v1/models", handler=routes_ops.models, replies=((JSON, ModelList),), errors=(503,)),
     Route(method="GET", path="/info", handler=routes_ops.info, replies=((JSON, Info),), errors=(503,)),
-    Route(method="GET", path="/", handler=routes_ops.health, errors=(503,)),
-    Route(method="GET", path="/health", handler=routes_ops.health, errors=(503,)),
-    Route(method="GET", path="/ping", handler=routes_ops.health, errors=(503,)),
-    Route(method="GET", path="/metrics", handler=routes_ops.metrics, replies=(("text/plain", str),)),
+    Route(method="GET", path="/", handler=routes_ops.health, errors=(503,), open=True),
+    Route(method="GET", path="/health", handler=routes_ops.health, errors=(503,), open=True),
+    Route(method="GET", path="/ping", handler=routes_ops.health, errors=(503,), open=True),
+    Route(method="GET", path="/metrics", handler=routes_ops.metrics, replies=(("text/plain", str),), open=True),
     Route(method="GET", path="/openapi.json", handler=routes_ops.openapi, replies=((JSON, dict),)),
 )

@@ -6,11 +6,15 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.engine.interface import EngineError, TextTooLongError
+from caravan_router.http.admission import admitted, validating
 from caravan_router.http.body import read_body
+from caravan_router.http.candidates import best_first
 from caravan_router.http.errors import ValidationError, tgi_body
 from caravan_router.http.headers import compute_headers, timing_headers
-from caravan_router.http.run import Run, admitted, validating
+from caravan_router.http.run import Run
+from caravan_router.http.runs import collect, started
 from caravan_router.http.schema_tgi import (
+    BestOfSequence,
     CompatGenerateRequest,
     Details,
     GenerateRequest,
@@ -19,9 +23,11 @@ from caravan_router.http.schema_tgi import (
     StreamEvent,
     Token,
 )
+from caravan_router.http.serving import serving_of
 from caravan_router.http.sse import EventStream, event
-from caravan_router.http.state import STATE
-from caravan_router.http.validation_tgi import WITHOUT_PARAMETERS, validate_generate
+from caravan_router.http.state import CLIENT, STATE
+from caravan_router.http.validation import ValidRequest
+from caravan_router.http.validation_tgi import WITHOUT_PARAMETERS, candidates_of, validate_generate
 from caravan_router.scheduling.tokens import GeneratedToken
 from caravan_router.text.assembler import Piece
 from caravan_router.text.detokenize import display_text
@@ -66,35 +72,62 @@ def _json(data: bytes, headers: dict[str, str]) -> web.Response:
     return web.Response(body=data, headers=headers, content_type="application/json")
 
 
+async def _validate(request: web.Request, body: Body, *, stream: bool) -> ValidRequest:
+    state = request.app[STATE]
+    with validating(state.metrics, candidates_of(body.parameters, state.limits)):
+        serving = serving_of(body, request.headers, request[CLIENT].key, state.limits)
+        return await validate_generate(state.engine, state.limits, body, serving, stream=stream)
+
+
 async def _whole(request: web.Request, body: Body, arrived: float) -> tuple[GenerateResponse, dict[str, str]]:
     state = request.app[STATE]
-    with admitted(state):
-        with validating(state.metrics):
-            valid = await validate_generate(state.engine, state.limits, body, stream=False)
-        with Run(state, valid, arrived) as run:
-            pieces = [piece async for released in run.pieces for piece in released]
-        return _reply(body, run, pieces), timing_headers(state, [run])
+    with admitted(state, request[CLIENT], candidates_of(body.parameters, state.limits)):
+        valid = await _validate(request, body, stream=False)
+        with started(state, [valid], arrived) as runs:
+            collected = await collect(runs)
+        best = best_first(collected)[0] if len(runs) > 1 else 0
+        return _reply(body, runs, collected, best), timing_headers(state, [valid], runs)
 
 
-def _reply(body: Body, run: Run, pieces: list[Piece]) -> GenerateResponse:
+def _reply(body: Body, runs: list[Run], collected: list[list[Piece]], best: int) -> GenerateResponse:
     parameters = body.parameters or WITHOUT_PARAMETERS
-    text = "".join(piece.text for piece in pieces)
-    if parameters.return_full_text:
-        text = body.inputs + text
     if not parameters.details:
-        return GenerateResponse(text)
+        return GenerateResponse(_text(body, collected[best]))
+    others = [_sequence(body, run, pieces) for run, pieces in zip(runs, collected, strict=True)]
+    chosen = others.pop(best)
+    return GenerateResponse(
+        chosen.generated_text,
+        Details(
+            finish_reason=chosen.finish_reason,
+            generated_tokens=chosen.generated_tokens,
+            # Of the first: what the others share with it was not there before.
+            cached_tokens=runs[0].pieces.cached_tokens,
+            seed=chosen.seed,
+            prefill=chosen.prefill,
+            tokens=chosen.tokens,
+            best_of_sequences=others or msgspec.UNSET,
+            top_tokens=chosen.top_tokens,
+        ),
+    )
+
+
+def _text(body: Body, pieces: list[Piece]) -> str:
+    parameters = body.parameters or WITHOUT_PARAMETERS
+    return "".join([body.inputs if parameters.return_full_text else "", *(piece.text for piece in pieces)])
+
+
+def _sequence(body: Body, run: Run, pieces: list[Piece]) -> BestOfSequence:
+    parameters = body.parameters or WITHOUT_PARAMETERS
     finish = pieces[-1].finish
     assert finish is not None
-    return GenerateResponse(
-        text,
-        Details(
-            finish_reason=finish.value,
-            generated_tokens=run.tokens,
-            seed=run.valid.seed,
-            prefill=[],
-            tokens=[_token(piece) for piece in pieces],
-            top_tokens=[_top_tokens(p.token) for p in pieces] if parameters.top_n_tokens else msgspec.UNSET,
-        ),
+    return BestOfSequence(
+        generated_text=_text(body, pieces),
+        finish_reason=finish.value,
+        generated_tokens=run.tokens,
+        seed=run.seed,
+        prefill=[],
+        tokens=[_token(piece) for piece in pieces],
+        top_tokens=[_top_tokens(piece.token) for piece in pieces] if parameters.top_n_tokens else msgspec.UNSET,
     )
 
 
@@ -105,17 +138,16 @@ async def _stream(request: web.Request, body: Body, arrived: float) -> web.Strea
     """
     state = request.app[STATE]
     headers = compute_headers(state, len(body.inputs))
-    with admitted(state):
+    with admitted(state, request[CLIENT], candidates_of(body.parameters, state.limits)):
         try:
-            with validating(state.metrics):
-                valid = await validate_generate(state.engine, state.limits, body, stream=True)
+            valid = await _validate(request, body, stream=True)
         except (ValidationError, TextTooLongError) as error:
             async with EventStream(request, headers, state.limits) as events:
                 await events.send(event(tgi_body(error)))
             return events.response
         async with EventStream(request, headers, state.limits) as events:
             try:
-                with Run(state, valid, arrived) as run:
+                with started(state, [valid], arrived) as [run]:
                     await _send_tokens(events, body, run)
             except EngineError as error:
                 await events.send(event(tgi_body(error)))
@@ -141,8 +173,9 @@ async def _send_tokens(events: EventStream, body: Body, run: Run) -> None:
                     message.details = StreamDetails(
                         finish_reason=piece.finish.value,
                         generated_tokens=run.tokens,
-                        seed=run.valid.seed,
-                        input_length=len(run.valid.spec.prompt),
+                        seed=run.seed,
+                        input_length=len(run.spec.prompt),
+                        cached_tokens=run.pieces.cached_tokens,
                     )
             lines.append(event(_ENCODER.encode(message)))
         await events.send(lines[0] if len(lines) == 1 else b"".join(lines))

@@ -6,11 +6,12 @@ from importlib import resources
 import msgspec
 from aiohttp import web
 
+from caravan_router.http.admission import check_rate
 from caravan_router.http.body import read_body
 from caravan_router.http.errors import UnhealthyError
 from caravan_router.http.schema_openai import Model, ModelList
 from caravan_router.http.schema_tgi import Info, TokenizedToken, TokenizeRequest
-from caravan_router.http.state import STATE
+from caravan_router.http.state import CLIENT, STATE
 from caravan_router.http.validation import bounds_of, model_of
 from caravan_router.http.validation_errors import EmptyPromptError, PromptTooManyBytesError
 from caravan_router.metrics import CONTENT_TYPE
@@ -70,6 +71,7 @@ async def tokenize(request: web.Request) -> web.Response:
     """The tokens of a text, and where in it they lie."""
     state = request.app[STATE]
     body = await read_body(request, _TOKENIZE)
+    check_rate(request[CLIENT])
     limit = bounds_of(state.limits, model_of(state.engine)).max_prompt_bytes
     if not body.inputs:
         raise EmptyPromptError("inputs")

@@ -1,65 +1,42 @@
-"""One generation from permit to last token, and its accounting. Whatever ends it, each part is released once."""
+"""One generation from submission to last token, and its accounting. Whatever ends it, each part is released once."""
 
-import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from caravan_router.engine.interface import EngineError
-from caravan_router.http.errors import OverloadedError, RequestError, rendering_of
+from caravan_router.engine.interface import EngineError, GenerationSpec
+from caravan_router.http.errors import rendering_of
 from caravan_router.http.state import AppState
-from caravan_router.http.validation import ValidRequest
-from caravan_router.metrics import Failure, Metrics, RequestTimings
+from caravan_router.metrics import Failure, RequestTimings
 from caravan_router.text.generation import Generation
-
-
-@contextmanager
-def admitted(state: AppState, generations: int = 1) -> Iterator[None]:
-    """Holds the permits. Raises OverloadedError."""
-    state.metrics.request_arrived(generations)
-    try:
-        with state.permits.take(generations):
-            yield
-    except OverloadedError:
-        state.metrics.request_failed(Failure.OVERLOADED, generations)
-        raise
-
-
-@contextmanager
-def validating(metrics: Metrics, generations: int = 1) -> Iterator[None]:
-    """Counts generations that end before they began."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        metrics.request_failed(Failure.DROPPED, generations)
-        raise
-    except (RequestError, EngineError) as error:
-        metrics.request_failed(rendering_of(error).failure or Failure.VALIDATION, generations)
-        raise
 
 
 class Run:
     """Use as a context manager: entering submits, leaving closes and counts. Iterate over ``pieces``."""
 
-    __slots__ = ("_arrived", "_last_token", "_metrics", "_state", "pieces", "tokens", "valid")
+    __slots__ = ("_arrived", "_last_token", "_metrics", "_state", "_stops", "pieces", "spec", "tokens")
 
     pieces: Generation
 
-    def __init__(self, state: AppState, valid: ValidRequest, arrived: float) -> None:
+    def __init__(self, state: AppState, spec: GenerationSpec, stops: tuple[str, ...], arrived: float) -> None:
         """``arrived``: when the request did, on ``time.monotonic``."""
         self._state = state
         self._metrics = state.metrics
+        self._stops = stops
         self._arrived = arrived
         self._last_token = arrived
-        self.valid = valid
+        self.spec = spec
         self.tokens = 0
 
+    @property
+    def seed(self) -> int | None:
+        """With which the same tokens are drawn again; None when greedy."""
+        sampling = self.spec.sampling
+        return sampling.seed if sampling.temperature > 0 else None
+
     def __enter__(self) -> Self:
-        spec = self.valid.spec
-        self._metrics.request_validated(len(spec.prompt), spec.stopping.max_new_tokens)
-        self.pieces = Generation(self._state.engine.submit(spec), self.valid.stops, self._count_token)
+        self._metrics.request_validated(len(self.spec.prompt), self.spec.stopping.max_new_tokens)
+        self.pieces = Generation(self._state.engine.submit(self.spec), self._stops, self._count_token)
         return self
 
     def __exit__(

@@ -11,7 +11,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class OpenAIError(msgspec.Struct, frozen=True):
-    """``param`` names the offending field; ``code`` is TGI's ``error_type``."""
+    """``param`` names the offending field; ``code`` is TGI's ``error_type`` but for ``rate_limit_exceeded``."""
 
     message: str
     type: str

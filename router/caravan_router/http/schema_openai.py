@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from caravan_router.http.schema_serving import CacheSalt, Priority, Timeout
+
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
@@ -17,28 +19,42 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model`` may be anything: there is one. ``max_tokens`` is 16 by default, as OpenAI has it."""
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen; null is the default, in ``choice_parameters`` what the request itself says."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``model`` may be anything: there is one. ``max_tokens`` is 16 by default, as OpenAI has it.
+
+    ``choice_parameters``: one entry a choice (a candidate, with ``best_of``); what it sets differs from the request.
+    Choice ``i`` draws from (``seed``, ``i``), the first from ``seed`` itself, and from a seed of its own as it is.
+    """
 
     prompt: Prompt
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     user: str | None = None
     ignore_eos: bool | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     n: int | None = None
     best_of: int | None = None
+    choice_parameters: list[SamplingFields] | None = None
+    # A struct has one base only: these are those of ServingFields.
+    priority: Priority = None
+    timeout: Timeout = None
+    cache_salt: CacheSalt = None
     echo: bool | None = None
     suffix: str | None = None
     logit_bias: Any = None
@@ -60,10 +76,19 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """``cached_tokens``: had been computed before; of several choices of a prompt, what the first found."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
+    """Each prompt counts once; ``completion_tokens`` counts every candidate, returned or not."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Completion(msgspec.Struct):

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from caravan_router.http.schema_serving import ServingFields
+
 
 class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Absent or null: TGI's default. ``do_sample``: false, but true if there is no ``parameters`` at all."""
@@ -29,12 +31,12 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     adapter_id: str | None = None
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(ServingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inputs: str
     parameters: GenerateParameters | None = None
 
 
-class CompatGenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompatGenerateRequest(ServingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``POST /``: ``stream`` chooses between the two forms of reply."""
 
     inputs: str
@@ -62,14 +64,31 @@ class PrefillToken(msgspec.Struct, frozen=True):
     logprob: float | None
 
 
-class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """``seed`` is null for greedy decoding; ``top_tokens`` is there if asked for, one list a token."""
+class BestOfSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate that was not the best."""
 
+    generated_text: str
     finish_reason: str
     generated_tokens: int
     seed: int | None
     prefill: list[PrefillToken]
     tokens: list[Token]
+    top_tokens: list[list[Token]] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """``seed`` is null for greedy decoding; ``top_tokens`` is there if asked for, one list a token.
+
+    ``cached_tokens``: of the prompt, had been computed before. ``best_of_sequences``: there with ``best_of`` > 1.
+    """
+
+    finish_reason: str
+    generated_tokens: int
+    cached_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    best_of_sequences: list[BestOfSequence] | msgspec.UnsetType = msgspec.UNSET
     top_tokens: list[list[Token]] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -83,6 +102,7 @@ class StreamDetails(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int
     seed: int | None
     input_length: int
+    cached_tokens: int
 
 
 class StreamEvent(msgspec.Struct):

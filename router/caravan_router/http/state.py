@@ -1,37 +1,14 @@
 """What every handler needs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_router.auth.client import Client
+from caravan_router.auth.permits import PermitPool
 from caravan_router.engine.interface import Engine
-from caravan_router.http.errors import OverloadedError
 from caravan_router.http.limits import Limits
 from caravan_router.metrics import Metrics
-
-
-class PermitPool:
-    """One permit for each generation under way, queued or running."""
-
-    def __init__(self, permits: int) -> None:
-        self._free = permits
-
-    @property
-    def free(self) -> int:
-        return self._free
-
-    @contextmanager
-    def take(self, count: int) -> Iterator[None]:
-        """All or none, at once: raises OverloadedError."""
-        if count > self._free:
-            raise OverloadedError
-        self._free -= count
-        try:
-            yield
-        finally:
-            self._free += count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +33,6 @@ class AppState:
 
 
 STATE = web.AppKey("state", AppState)
+
+# Who asks; of requests for routes that need a key where there are keys, and of all where there are none.
+CLIENT = web.RequestKey("client", Client)

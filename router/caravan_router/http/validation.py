@@ -1,7 +1,6 @@
 """What all generating routes check alike, and what comes out of it. Parses: nobody after it checks again."""
 
 import math
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ from caravan_router.http.validation_errors import (
     TotalTooLongError,
 )
 
-MAX_SEED = 2**64 - 1
 MAX_TOP_K = 2**31 - 1
 # Below it, dividing logits overflows a float32: it is greedy in all but name, and told so.
 GREEDY_TEMPERATURE = 1e-5
@@ -29,15 +27,19 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidRequest:
-    """One generation, and what its reply says of the request.
+    """One prompt: a generation for each candidate, and what its reply says of the request.
 
-    ``seed``: the client's or drawn; None when greedy. ``characters``: of the prompt as the client wrote it.
+    ``characters``: of the prompt as the client wrote it.
     """
 
-    spec: GenerationSpec
+    specs: tuple[GenerationSpec, ...]
     stops: tuple[str, ...]
-    seed: int | None
     characters: int
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The same for all candidates."""
+        return self.specs[0].prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +76,19 @@ def check_range(field: str, value: float | None, low: float, high: float) -> Non
         raise OutOfRangeError(field, low, high, value)
 
 
-def check_temperature(value: float | None, *, zero_allowed: bool) -> None:
+def check_temperature(field: str, value: float | None, *, zero_allowed: bool) -> None:
     if value is not None and (value < 0 or (value == 0 and not zero_allowed)):
-        raise NotStrictlyPositiveError("temperature", value)
-    check_range("temperature", value, 0.0, MAX_TEMPERATURE)
+        raise NotStrictlyPositiveError(field, value)
+    check_range(field, value, 0.0, MAX_TEMPERATURE)
 
 
-def check_repetition_penalty(value: float | None) -> None:
-    if value is not None and value <= 0:
-        raise NotStrictlyPositiveError("repetition_penalty", value)
-    check_range("repetition_penalty", value, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
+def check_repetition_penalty(field: str, value: float | None) -> None:
+    check_positive(field, value)
+    check_range(field, value, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
 
 
-def check_max_new(field: str, value: int | None) -> None:
+def check_positive(field: str, value: float | None) -> None:
+    """None is not checked."""
     if value is not None and value <= 0:
         raise NotStrictlyPositiveError(field, value)
 
@@ -124,11 +126,6 @@ def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple
     if len(prompt) > bounds.max_input_tokens:
         raise PromptTooLongError(field, bounds.max_input_tokens, len(prompt))
     return max_new if max_new is not None else bounds.max_total_tokens - len(prompt)
-
-
-def draw_seed() -> int:
-    """Of a request that brought none."""
-    return secrets.randbits(64)
 
 
 def effective_temperature(temperature: float) -> float:

@@ -49,9 +49,30 @@ class NotAProbabilityError(ValidationError):
         super().__init__(field, f"`{field}` must be > 0.0 and <= 1.0. Given: {_shown(given)}")
 
 
-class BestOfError(ValidationError):
-    def __init__(self, limit: int, given: int) -> None:
-        super().__init__("best_of", f"`best_of` must be > 0 and <= {limit}. Given: {_shown(given)}")
+class CandidatesError(ValidationError):
+    """``n`` or ``best_of``, in TGI's words."""
+
+    def __init__(self, field: str, limit: int, given: int) -> None:
+        super().__init__(field, f"`{field}` must be > 0 and <= {limit}. Given: {_shown(given)}")
+
+
+class BestOfBelowNError(ValidationError):
+    def __init__(self, n: int, given: int) -> None:
+        super().__init__("best_of", f"`best_of` must be >= `n`. Given: `best_of` {given} and `n` {n}")
+
+
+class BestOfAboveNStreamingError(ValidationError):
+    """Which are the best is known only in the end."""
+
+    def __init__(self, n: int, given: int) -> None:
+        message = f"`best_of` > `n` is not supported when streaming. Given: `best_of` {given} and `n` {n}"
+        super().__init__("best_of", message)
+
+
+class ChoiceParametersError(ValidationError):
+    def __init__(self, expected: int, given: int) -> None:
+        message = f"`choice_parameters` must have {expected} entries, as `best_of` or else `n` says. Given: {given}"
+        super().__init__("choice_parameters", message)
 
 
 class BestOfWithoutSamplingError(ValidationError):
@@ -67,6 +88,22 @@ class BestOfWithSeedError(ValidationError):
 class BestOfStreamingError(ValidationError):
     def __init__(self, given: int) -> None:
         super().__init__("best_of", f"`best_of` != 1 is not supported when streaming tokens. Given: {_shown(given)}")
+
+
+class PriorityError(ValidationError):
+    def __init__(self, field: str, limit: int, given: int) -> None:
+        super().__init__(field, f"`{field}` may be at most {limit} with this API key. Given: {given}")
+
+
+class CacheSaltError(ValidationError):
+    def __init__(self, limit_bytes: int, given_bytes: int) -> None:
+        message = f"`cache_salt` must have 1 to {limit_bytes} bytes. Given: {given_bytes}"
+        super().__init__("cache_salt", message)
+
+
+class HeaderError(ValidationError):
+    def __init__(self, header: str, expected: str, given: str) -> None:
+        super().__init__(header, f"header `{header}` must be {expected}. Given: {_shown(given)}")
 
 
 class TooManyStopsError(ValidationError):

@@ -1,27 +1,29 @@
 """TGI's rules, in TGI's order."""
 
-from caravan_router.engine.interface import Engine, GenerationSpec
+from dataclasses import replace
+
+from caravan_router.engine.interface import Engine
+from caravan_router.http.candidates import check_candidates
 from caravan_router.http.limits import Limits
 from caravan_router.http.schema_tgi import CompatGenerateRequest, GenerateParameters, GenerateRequest
+from caravan_router.http.seeds import MAX_SEED, choice_seed, draw_seed
+from caravan_router.http.serving import Serving
 from caravan_router.http.validation import (
-    MAX_SEED,
     MAX_TOP_K,
     Bounds,
     ValidRequest,
     bounds_of,
-    check_max_new,
+    check_positive,
     check_range,
     check_repetition_penalty,
     check_stops,
     check_temperature,
-    draw_seed,
     effective_temperature,
     fit,
     model_of,
     tokenize_prompt,
 )
 from caravan_router.http.validation_errors import (
-    BestOfError,
     BestOfStreamingError,
     BestOfWithoutSamplingError,
     BestOfWithSeedError,
@@ -36,8 +38,14 @@ from caravan_router.scheduling.params import SamplingParams, StoppingParams
 WITHOUT_PARAMETERS = GenerateParameters(do_sample=True)
 
 
+def candidates_of(parameters: GenerateParameters | None, limits: Limits) -> int:
+    """Permits to take before anything is checked; of a ``best_of`` that will be refused, one."""
+    best_of = 1 if parameters is None or parameters.best_of is None else parameters.best_of
+    return best_of if 1 <= best_of <= limits.max_best_of else 1
+
+
 async def validate_generate(
-    engine: Engine, limits: Limits, request: GenerateRequest | CompatGenerateRequest, *, stream: bool
+    engine: Engine, limits: Limits, request: GenerateRequest | CompatGenerateRequest, serving: Serving, *, stream: bool
 ) -> ValidRequest:
     """Raises ValidationError (one class a rule), NoShardError, TextTooLongError."""
     parameters = WITHOUT_PARAMETERS if request.parameters is None else request.parameters
@@ -46,7 +54,7 @@ async def validate_generate(
     samples = _samples(parameters)
     _check_best_of(parameters, limits, samples=samples, stream=stream)
     _check_sampling(parameters)
-    check_max_new("max_new_tokens", parameters.max_new_tokens)
+    check_positive("max_new_tokens", parameters.max_new_tokens)
     stops = check_stops(parameters.stop or (), limits)
     if parameters.seed is not None and parameters.best_of not in {None, 1}:
         raise BestOfWithSeedError(parameters.seed)
@@ -56,25 +64,28 @@ async def validate_generate(
     prompt = await _prompt(engine, request.inputs, parameters.truncate, bounds)
     max_new = fit(prompt, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
     temperature = effective_temperature(1.0 if parameters.temperature is None else parameters.temperature)
-    seed = None
-    if samples and temperature > 0:
-        seed = draw_seed() if parameters.seed is None else parameters.seed
-    sampling = SamplingParams(
-        temperature=0.0 if seed is None else temperature,
+    best_of = parameters.best_of or 1
+    greedy = SamplingParams(
+        temperature=0.0,
         top_k=min(parameters.top_k or 0, model.vocabulary_size),
         top_p=1.0 if parameters.top_p is None else parameters.top_p,
         typical_p=1.0 if parameters.typical_p is None else parameters.typical_p,
         repetition_penalty=1.0 if parameters.repetition_penalty is None else parameters.repetition_penalty,
         frequency_penalty=parameters.frequency_penalty or 0.0,
-        seed=seed or 0,
-        # A stream's events always carry the logprob; a whole reply has none to show without details.
-        logprobs=stream or bool(parameters.details),
+        # A stream's events always carry the logprob; a whole reply has none to show without details, but may rank.
+        logprobs=stream or bool(parameters.details) or best_of > 1,
         top_n_tokens=(parameters.top_n_tokens or 0) if stream or parameters.details else 0,
     )
+    samplings = [greedy] * best_of
+    if samples and temperature > 0:
+        seed = draw_seed() if parameters.seed is None else parameters.seed
+        samplings = [
+            replace(greedy, temperature=temperature, seed=choice_seed(seed, index)) for index in range(best_of)
+        ]
+    stopping = StoppingParams(max_new_tokens=max_new)
     return ValidRequest(
-        spec=GenerationSpec(prompt=prompt, sampling=sampling, stopping=StoppingParams(max_new_tokens=max_new)),
+        specs=tuple(serving.spec(prompt, sampling, stopping) for sampling in samplings),
         stops=stops,
-        seed=seed,
         characters=len(request.inputs),
     )
 
@@ -93,8 +104,7 @@ def _check_best_of(parameters: GenerateParameters, limits: Limits, *, samples: b
     best_of = 1 if parameters.best_of is None else parameters.best_of
     if best_of == 1:
         return
-    if best_of < 1 or best_of > limits.max_best_of:
-        raise BestOfError(limits.max_best_of, best_of)
+    check_candidates("best_of", best_of, limits)
     if not samples:
         raise BestOfWithoutSamplingError(best_of)
     if stream:
@@ -102,8 +112,8 @@ def _check_best_of(parameters: GenerateParameters, limits: Limits, *, samples: b
 
 
 def _check_sampling(parameters: GenerateParameters) -> None:
-    check_temperature(parameters.temperature, zero_allowed=False)
-    check_repetition_penalty(parameters.repetition_penalty)
+    check_temperature("temperature", parameters.temperature, zero_allowed=False)
+    check_repetition_penalty("repetition_penalty", parameters.repetition_penalty)
     check_range("frequency_penalty", parameters.frequency_penalty, -2.0, 2.0)
     for field, value in (("top_p", parameters.top_p), ("typical_p", parameters.typical_p)):
         if value is not None and not 0 < value < 1:
@@ -114,8 +124,6 @@ def _check_sampling(parameters: GenerateParameters) -> None:
 
 
 def _refuse_unbuilt(parameters: GenerateParameters) -> None:
-    if parameters.best_of not in {None, 1}:
-        raise UnsupportedFieldError("best_of", "set it to 1", parameters.best_of)
     for field, flag in (
         ("watermark", parameters.watermark),
         ("decoder_input_details", parameters.decoder_input_details),

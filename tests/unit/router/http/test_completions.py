@@ -6,6 +6,13 @@ from caravan_router.engine.interface import GenerationError, GenerationSpec
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import EOS_TOKEN, Step, word
 
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 2,
+    "total_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+
 
 async def complete(service: Service, **body: Any) -> dict[str, Any]:
     response = await service.post("/v1/completions", {"model": "any", **body})
@@ -29,7 +36,7 @@ async def test_a_completion(service: Service) -> None:
         "model": "scripted",
         "system_fingerprint": "f" * 16,
         "choices": [{"index": 0, "text": " w1 w2", "logprobs": None, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "usage": USAGE,
     }
 
 
@@ -89,7 +96,7 @@ async def test_a_stream_ends_with_done_and_has_usage_if_asked_for(service: Servi
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "length"]
     assert all(chunk["usage"] is None for chunk in chunks)
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert usage["usage"] == USAGE
     assert done == "[DONE]"
 
 

@@ -30,6 +30,7 @@ async def test_details_describe_each_token(service: Service) -> None:
         "details": {
             "finish_reason": "eos_token",
             "generated_tokens": 2,
+            "cached_tokens": 0,
             "seed": None,
             "prefill": [],
             "tokens": [

@@ -11,12 +11,13 @@ GOLDEN = (
     'data: {"index":1,"token":{"id":11,"text":" w1","logprob":-0.5,"special":false},"generated_text":null,'
     '"details":null}\n\n'
     'data: {"index":2,"token":{"id":12,"text":" w2","logprob":-0.5,"special":false},"generated_text":" w1 w2",'
-    '"details":{"finish_reason":"length","generated_tokens":2,"seed":null,"input_length":3}}\n\n'
+    '"details":{"finish_reason":"length","generated_tokens":2,"seed":null,"input_length":3,"cached_tokens":2}}\n\n'
 )
 
 
 @pytest.mark.parametrize("path", ["/", "/generate_stream"])
 async def test_a_stream_byte_by_byte(service: Service, path: str) -> None:
+    service.engine.cached_tokens = lambda _: 2
     body = {"inputs": "hi", "parameters": {"max_new_tokens": 2, "details": True}}
     response = await service.post(path, body | ({"stream": True} if path == "/" else {}))
     assert response.status == 200

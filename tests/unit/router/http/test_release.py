@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from caravan_router.engine.interface import GenerationError, GenerationSpec
 from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import Pause, ScriptedEngine, word
+from caravan_testing.scripted_engine import Pause, ScriptedEngine, Step, word
 
 ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"inputs": "a"}),
@@ -19,7 +20,17 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "a", "stream": True}),
     ("/v1/completions", {"prompt": ["a", "b"]}),
     ("/v1/completions", {"prompt": ["a", "b"], "stream": True}),
+    ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "best_of": 3}),
+    ("/v1/completions", {"prompt": "a", "n": 3, "stream": True}),
+    ("/generate", {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}}),
 ]
+
+
+def generations_of(body: dict[str, Any]) -> int:
+    prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+    n: int = body.get("n") or 1
+    candidates: int = body.get("best_of") or body.get("parameters", {}).get("best_of") or n
+    return prompts * candidates
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -42,7 +53,7 @@ async def test_a_client_that_leaves_a_generation(
     service: Service, path: str, body: dict[str, Any], tokens_before: int
 ) -> None:
     engine = service.engine
-    generations = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+    generations = generations_of(body)
     engine.script = lambda _: [*[word("a")] * tokens_before, Pause()]
     writer = await send(service, path, body)
     await until(lambda: len(engine.streams) == generations and all(s.sent == tokens_before for s in engine.streams))
@@ -59,7 +70,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized(
 ) -> None:
     service.engine.tokenizing = asyncio.Event()
     writer = await send(service, path, body)
-    await until(lambda: service.free_permits < service.limits.max_concurrent_requests)
+    await until(lambda: service.free_permits == service.limits.max_concurrent_requests - generations_of(body))
     writer.close()
     await until(service.is_idle)
     assert not service.engine.streams
@@ -87,6 +98,42 @@ async def test_a_list_of_prompts_takes_all_its_permits_or_none() -> None:
         assert (await response.json())["error"]["type"] == "rate_limit_error"
         assert service.free_permits == 2
         assert (await service.post("/v1/completions", {"prompt": ["a", "b"]})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "n": 2, "best_of": 3}),
+        ("/v1/completions", {"prompt": "a", "n": 3, "stream": True}),
+        ("/generate", {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}}),
+    ],
+)
+async def test_an_error_of_one_candidate_ends_all(service: Service, path: str, body: dict[str, Any]) -> None:
+    engine = service.engine
+
+    def script(_: GenerationSpec) -> list[Step]:
+        # The second breaks; the others would wait for ever.
+        return [word("a", logprob=-1.0), GenerationError("gone") if len(engine.streams) == 1 else Pause()]
+
+    engine.script = script
+    response = await service.post(path, body)
+    assert "gone" in await response.text()
+    assert len(engine.streams) == 3
+    assert service.is_idle()
+    assert await service.sample('tgi_request_failure{err="generation"}') == 3
+
+
+async def test_candidates_take_a_permit_each() -> None:
+    async with serving(ScriptedEngine(), Limits(max_concurrent_requests=3)) as service:
+        assert (await service.post("/v1/completions", {"prompt": ["a", "b"], "n": 2})).status == 429
+        assert (await service.post("/v1/completions", {"prompt": "a", "best_of": 4})).status == 429
+        assert (await service.post("/v1/completions", {"prompt": "a", "n": 3})).status == 200
+        four = {"inputs": "a", "parameters": {"best_of": 4, "do_sample": True}}
+        assert (await service.post("/generate", four)).status == 429
+        # One that will be refused is refused for what it is.
+        far = {"inputs": "a", "parameters": {"best_of": 10**9, "do_sample": True}}
+        assert (await service.post("/generate", far)).status == 422
+        assert service.is_idle()
 
 
 async def test_a_reader_that_takes_nothing_is_cut_and_blocks_nobody() -> None:

@@ -8,11 +8,10 @@ from caravan_testing.http_server import Service
 
 # Parameters of /generate, and what is said of them; the prompt has 3 tokens, the model 256.
 TGI_RULES = [
-    ({"best_of": 0}, "`best_of` must be > 0 and <= 2. Given: 0"),
-    ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
+    ({"best_of": 0}, "`best_of` must be > 0 and <= 16. Given: 0"),
+    ({"best_of": 17, "do_sample": True}, "`best_of` must be > 0 and <= 16. Given: 17"),
     ({"best_of": 2}, "you must use sampling when `best_of` is > 1. Given: 2"),
     ({"best_of": 2, "do_sample": True, "seed": 1}, "`seed` must not be set when `best_of` > 1. Given: 1"),
-    ({"best_of": 2, "do_sample": True}, "`best_of` is not supported: leave it out, or set it to 1. Given: 2"),
     ({"temperature": 0}, "`temperature` must be strictly positive. Given: 0.0"),
     ({"temperature": -1.5}, "`temperature` must be strictly positive. Given: -1.5"),
     ({"temperature": 1e30}, "`temperature` must be >= 0.0 and <= 100.0. Given: 1e+30"),
@@ -96,8 +95,45 @@ async def test_null_and_neutral_values_are_accepted(service: Service) -> None:
 
 
 OPENAI_RULES = [
-    ({"n": 2}, "n", "`n` is not supported: leave it out, or set it to 1. Given: 2"),
-    ({"best_of": 2}, "best_of", "`best_of` is not supported: leave it out, or set it to 1. Given: 2"),
+    ({"n": 0}, "n", "`n` must be > 0 and <= 16. Given: 0"),
+    ({"n": 17}, "n", "`n` must be > 0 and <= 16. Given: 17"),
+    ({"best_of": 17}, "best_of", "`best_of` must be > 0 and <= 16. Given: 17"),
+    ({"best_of": 1, "n": 2}, "best_of", "`best_of` must be >= `n`. Given: `best_of` 1 and `n` 2"),
+    (
+        {"best_of": 3, "n": 2, "stream": True},
+        "best_of",
+        "`best_of` > `n` is not supported when streaming. Given: `best_of` 3 and `n` 2",
+    ),
+    (
+        {"n": 2, "choice_parameters": [{}]},
+        "choice_parameters",
+        "`choice_parameters` must have 2 entries, as `best_of` or else `n` says. Given: 1",
+    ),
+    (
+        {"choice_parameters": []},
+        "choice_parameters",
+        "`choice_parameters` must have 1 entries, as `best_of` or else `n` says. Given: 0",
+    ),
+    (
+        {"n": 2, "choice_parameters": [{}, {"top_p": 2}]},
+        "choice_parameters[1].top_p",
+        "`choice_parameters[1].top_p` must be > 0.0 and <= 1.0. Given: 2.0",
+    ),
+    (
+        {"n": 2, "choice_parameters": [{}, {"temperature": -1}]},
+        "choice_parameters[1].temperature",
+        "`choice_parameters[1].temperature` must be strictly positive. Given: -1.0",
+    ),
+    (
+        {"choice_parameters": [{"max_tokens": 1}]},
+        "choice_parameters[0].max_tokens",
+        "Object contains unknown field `max_tokens` - at `$.choice_parameters[0]`",
+    ),
+    (
+        {"choice_parameters": [{"seed": "x"}]},
+        "choice_parameters[0].seed",
+        "Expected `int | null`, got `str` - at `$.choice_parameters[0].seed`",
+    ),
     ({"echo": True}, "echo", "`echo` is not supported: leave it out, or set it to false. Given: True"),
     ({"suffix": "x"}, "suffix", "`suffix` is not supported: leave it out, or set it to \"\". Given: 'x'"),
     (

@@ -1,0 +1,78 @@
+"""How OpenAI's clients say that tokens be chosen, with vLLM's extra parameters; for all choices and for each."""
+
+from collections.abc import Sequence
+
+from caravan_router.engine.interface import ModelFacts
+from caravan_router.http.schema_openai import CompletionRequest, SamplingFields
+from caravan_router.http.seeds import MAX_SEED, choice_seed, draw_seed
+from caravan_router.http.validation import (
+    MAX_TOP_K,
+    check_range,
+    check_repetition_penalty,
+    check_temperature,
+    effective_temperature,
+)
+from caravan_router.http.validation_errors import ChoiceParametersError, NotAProbabilityError
+from caravan_router.scheduling.params import SamplingParams
+
+MIN_SEED = -(2**63)
+
+
+def check_choice_parameters(choices: Sequence[SamplingFields] | None, candidates: int) -> None:
+    """Raises ValidationError, which names the entry and the field."""
+    if choices is None:
+        return
+    if len(choices) != candidates:
+        raise ChoiceParametersError(candidates, len(choices))
+    for index, fields in enumerate(choices):
+        check_sampling(fields, f"choice_parameters[{index}].")
+
+
+def check_sampling(fields: SamplingFields, prefix: str = "") -> None:
+    """``prefix``: before a field's name. Raises ValidationError."""
+    check_temperature(f"{prefix}temperature", fields.temperature, zero_allowed=True)
+    if fields.top_p is not None and not 0 < fields.top_p <= 1:
+        raise NotAProbabilityError(f"{prefix}top_p", fields.top_p)
+    check_range(f"{prefix}min_p", fields.min_p, 0.0, 1.0)
+    # vLLM writes "off" as -1 or 0.
+    check_range(f"{prefix}top_k", fields.top_k, -1, MAX_TOP_K)
+    check_repetition_penalty(f"{prefix}repetition_penalty", fields.repetition_penalty)
+    check_range(f"{prefix}frequency_penalty", fields.frequency_penalty, -2.0, 2.0)
+    check_range(f"{prefix}presence_penalty", fields.presence_penalty, -2.0, 2.0)
+    check_range(f"{prefix}seed", fields.seed, MIN_SEED, MAX_SEED)
+
+
+def samplings_of(
+    request: CompletionRequest, candidates: int, model: ModelFacts, *, ranked: bool
+) -> list[SamplingParams]:
+    """One for each candidate of a prompt. ``ranked``: their logprobs are needed, whether or not the client's are."""
+    seed = draw_seed() if request.seed is None else request.seed
+    own: Sequence[SamplingFields] = request.choice_parameters or [SamplingFields()] * candidates
+    samplings = []
+    for index, choice in enumerate(own):
+        fields = _merged(request, choice)
+        temperature = effective_temperature(1.0 if fields.temperature is None else fields.temperature)
+        # A signed seed is the same 64 bits.
+        drawn_from = choice_seed(seed & MAX_SEED, index) if choice.seed is None else choice.seed & MAX_SEED
+        samplings.append(
+            SamplingParams(
+                temperature=temperature,
+                top_k=min(max(fields.top_k or 0, 0), model.vocabulary_size),
+                top_p=1.0 if fields.top_p is None else fields.top_p,
+                min_p=fields.min_p or 0.0,
+                repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+                frequency_penalty=fields.frequency_penalty or 0.0,
+                presence_penalty=fields.presence_penalty or 0.0,
+                seed=drawn_from if temperature > 0 else 0,
+                logprobs=request.logprobs is not None or ranked,
+                top_n_tokens=request.logprobs or 0,
+            )
+        )
+    return samplings
+
+
+def _merged(request: SamplingFields, choice: SamplingFields) -> SamplingFields:
+    """What the choice says, and where it says nothing, what the request does."""
+    fields = SamplingFields.__struct_fields__
+    own = {field: value for field in fields if (value := getattr(choice, field)) is not None}
+    return SamplingFields(**({field: getattr(request, field) for field in fields} | own))

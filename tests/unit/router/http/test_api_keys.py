@@ -1,0 +1,166 @@
+"""Who may ask, and how much."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from caravan_router.auth.key import ApiKey, digest_of
+from caravan_router.auth.keyring import Keyring
+from caravan_router.http.routes import ROUTES
+from caravan_router.scheduling.tenant import Tenant
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import Pause, ScriptedEngine
+
+ALICE = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice", weight=2.0), max_priority=5)
+BOB = ApiKey(digest=digest_of("b-key"), tenant=Tenant(name="bob"), requests_per_minute=2, concurrent_requests=2)
+LOW = ApiKey(digest=digest_of("l-key"), tenant=Tenant(name="low"), max_priority=-10)
+
+AS_ALICE, AS_BOB, AS_LOW = "Bearer a-key", "Bearer b-key", "Bearer l-key"
+
+
+@pytest.fixture
+async def locked(engine: ScriptedEngine) -> AsyncIterator[Service]:
+    keyring = Keyring([ALICE, BOB, LOW], time.monotonic())
+    async with serving(engine, keyring=keyring) as running:
+        yield running
+        assert running.is_idle()
+        client = keyring.find("b-key")
+        assert client is not None
+        assert client.permits.free == 2
+
+
+async def test_only_health_and_metrics_are_open(locked: Service) -> None:
+    for route in ROUTES:
+        response = await locked.client.request(route.method, route.path)
+        is_open = (route.method, route.path) in {("GET", path) for path in ("/", "/health", "/ping", "/metrics")}
+        assert response.status == (200 if is_open else 401), route.path
+
+
+async def test_what_is_no_route_is_not_told_to_strangers(locked: Service) -> None:
+    assert (await locked.client.get("/nope")).status == 401
+    assert (await locked.client.get("/nope", headers={"Authorization": AS_ALICE})).status == 404
+
+
+@pytest.mark.parametrize(
+    ("authorization", "challenge", "message"),
+    [
+        (None, "Bearer", "An API key is needed here: send it as `Authorization: Bearer KEY`"),
+        ("Basic YTpi", "Bearer", "An API key is needed here: send it as `Authorization: Bearer KEY`"),
+        ("Bearer ", "Bearer", "An API key is needed here: send it as `Authorization: Bearer KEY`"),
+        ("Bearer nope", 'Bearer error="invalid_token"', "Incorrect API key provided"),
+        ("Bearer é", 'Bearer error="invalid_token"', "Incorrect API key provided"),
+    ],
+)
+async def test_strangers_are_told_in_the_words_of_the_route(
+    locked: Service, authorization: str | None, challenge: str, message: str
+) -> None:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    response = await locked.post("/generate_stream", {"inputs": ""}, **headers)
+    assert response.status == 401
+    assert response.headers["WWW-Authenticate"] == challenge
+    assert await response.json() == {"error": message, "error_type": "invalid_api_key"}
+    response = await locked.post("/v1/completions", {}, **headers)
+    assert response.status == 401
+    assert (await response.json())["error"] == {
+        "message": message,
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_api_key",
+    }
+
+
+async def test_a_browser_may_ask_what_it_may_without_a_key(locked: Service) -> None:
+    headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    response = await locked.client.options("/v1/completions", headers=headers)
+    assert response.status == 200
+    assert "authorization" in response.headers["Access-Control-Allow-Headers"]
+
+
+async def test_openais_client_sends_its_key(locked: Service) -> None:
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key="a-key", max_retries=0) as client:
+        reply = await asyncio.to_thread(client.completions.create, model="any", prompt="a", n=2, max_tokens=1)
+        assert len(reply.choices) == 2
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key="nope", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await asyncio.to_thread(client.completions.create, model="any", prompt="a")
+        assert caught.value.code == "invalid_api_key"
+
+
+async def test_a_request_is_served_for_its_key(locked: Service) -> None:
+    await locked.post("/generate", {"inputs": "a", "cache_salt": "s"}, Authorization="bearer a-key")
+    spec = locked.engine.spec
+    assert (spec.tenant, spec.namespace) == (Tenant(name="alice", weight=2.0), "alice\0s")
+    await locked.post("/generate", {"inputs": "a"}, Authorization=AS_BOB)
+    assert locked.engine.spec.namespace == "bob\0"
+
+
+async def test_priority_is_bounded_by_the_key(locked: Service) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    assert (await locked.post("/v1/completions", body | {"priority": 5}, Authorization=AS_ALICE)).status == 200
+    assert locked.engine.spec.priority == 5
+    response = await locked.post("/v1/completions", body | {"priority": 6}, Authorization=AS_ALICE)
+    error = (await response.json())["error"]
+    assert (response.status, error["param"]) == (400, "priority")
+    assert error["message"].endswith("`priority` may be at most 5 with this API key. Given: 6")
+    response = await locked.post("/v1/completions", body, Authorization=AS_BOB, X_Priority="1")
+    assert "`X-Priority` may be at most 0 with this API key. Given: 1" in await response.text()
+
+
+async def test_a_key_below_the_default_gets_what_it_may(locked: Service) -> None:
+    await locked.post("/generate", {"inputs": "a"}, Authorization=AS_LOW)
+    assert locked.engine.spec.priority == -10
+
+
+ONE_TOKEN = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
+
+
+async def test_more_requests_than_its_rate_are_refused_and_told_when_to_come_back(locked: Service) -> None:
+    assert (await locked.post("/tokenize", {"inputs": "a"}, Authorization=AS_BOB)).status == 200
+    assert (await locked.post("/generate", ONE_TOKEN, Authorization=AS_BOB)).status == 200
+    response = await locked.post("/generate_stream", ONE_TOKEN, Authorization=AS_BOB)
+    assert (response.status, response.headers["Retry-After"]) == (429, "30")
+    assert await response.json() == {
+        "error": "This API key may make 2 requests per minute. Try again in 30 s",
+        "error_type": "overloaded",
+    }
+    response = await locked.post("/v1/completions", {"prompt": "a"}, Authorization=AS_BOB)
+    error = (await response.json())["error"]
+    assert (response.status, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert (await locked.post("/tokenize", {"inputs": "a"}, Authorization=AS_BOB)).status == 429
+    assert await locked.sample('tgi_request_failure{err="rate_limited"}') == 2
+    # Others are not in its way, nor is what costs nothing.
+    assert (await locked.post("/generate", ONE_TOKEN, Authorization=AS_ALICE)).status == 200
+    assert (await locked.client.get("/v1/models", headers={"Authorization": AS_BOB})).status == 200
+
+
+async def test_generations_under_way_are_counted_by_key(locked: Service) -> None:
+    engine = locked.engine
+    engine.script = lambda _: [Pause()]
+    body: dict[str, Any] = {"prompt": "a", "n": 2, "stream": True}
+    first = await locked.post("/v1/completions", body, Authorization=AS_BOB)
+    assert first.status == 200
+    response = await locked.post("/v1/completions", {"prompt": "a"}, Authorization=AS_BOB)
+    assert (response.status, response.headers["Retry-After"]) == (429, "1")
+    error = (await response.json())["error"]
+    assert error["code"] == "rate_limit_exceeded"
+    assert error["message"] == "This API key may have 2 generations under way. Asked for beside those that are: 1"
+    second = await locked.post("/v1/completions", body, Authorization=AS_ALICE)
+    assert second.status == 200
+    assert locked.free_permits == locked.limits.max_concurrent_requests - 4
+    for response in (first, second):
+        response.close()
+    async with asyncio.timeout(5):
+        while not locked.is_idle():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
+
+
+async def test_the_log_says_whose_request_it_was(locked: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="caravan.access"):
+        await locked.client.get("/v1/models", headers={"Authorization": AS_ALICE})
+    [record] = [record for record in caplog.records if record.name == "caravan.access"]
+    assert record.__dict__["key"] == "alice"
+    assert "a-key" not in caplog.text
