@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from aiohttp import web
 
 import caravan_proto
+from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
 from caravan_router.http.application import build_app
@@ -23,9 +26,11 @@ _POLL_S = 0.05
 async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Callable[[Batcher, str], None]) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
-    ``on_listening`` gets the engine and the base URL once the port is open; shards may still be away. Raises OSError
-    if the port cannot be had, and whatever broke the engine.
+    ``on_listening`` gets the engine and the base URL once the port is open; shards may still be away. Raises
+    KeyFileError if there is to be a file of API keys and it is broken, OSError if the port cannot be had, and whatever
+    broke the engine.
     """
+    keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
     metrics = Metrics()
     batcher = Batcher(config.shard, config.scheduler, config.link, metrics)
     info = InfoExtras(
@@ -35,7 +40,14 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
         max_batch_prefill_tokens=config.max_batch_prefill_tokens,
         max_batch_size=config.max_batch_size,
     )
-    app = build_app(batcher, config.limits, metrics, info=info, cors_allow_origin=config.cors_allow_origin)
+    app = build_app(
+        batcher,
+        config.limits,
+        metrics,
+        info=info,
+        cors_allow_origin=config.cors_allow_origin,
+        keyring=None if keys is None else keys.keyring,
+    )
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -46,6 +58,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
     await runner.setup()
     engine = asyncio.create_task(batcher.run())
     stopped = asyncio.create_task(stop.wait())
+    watching = None if keys is None else asyncio.create_task(_watch(keys))
     try:
         site = web.TCPSite(runner, config.hostname, config.port)
         await site.start()
@@ -58,6 +71,18 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
         await runner.cleanup()
         stopped.cancel()
         engine.cancel()
+        if watching is not None:
+            watching.cancel()
         await asyncio.wait({engine})
     if not engine.cancelled():
         engine.result()
+
+
+async def _watch(keys: KeyWatch) -> None:
+    """Until cancelled; SIGHUP, which would end a program that has no keys, reloads them."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, keys.reload)
+    try:
+        await keys.run()
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)

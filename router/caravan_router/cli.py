@@ -11,6 +11,7 @@ import uvloop
 from caravan_proto.flags import load
 from caravan_proto.telemetry import configure_logging
 from caravan_router.app import run_router
+from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
 
@@ -49,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(level=config.log_level, json_output=config.json_output)
     try:
         uvloop.run(_run(config))
+    except KeyFileError as error:
+        sys.stderr.write(f"caravan-router: error: --api-keys-file: {error}\n")
+        return 2
     except OSError as error:
         sys.stderr.write(f"caravan-router: error: cannot listen on {config.hostname}:{config.port}: {error.strerror}\n")
         return 2

@@ -8,6 +8,7 @@ _USAGE = """usage: caravan COMMAND [FLAGS]
   serve    shards and a router on this host: caravan serve --model FILE.gguf
   router   a router for shards that run elsewhere (caravan-router)
   shard    one shard (caravan-shard)
+  key      a fresh API key for --api-keys-file: caravan key alice >> keys.toml
   bench    measure a server: caravan bench --url http://127.0.0.1:3000
 
 caravan COMMAND --help lists the flags.
@@ -29,6 +30,10 @@ def main() -> int:
         case "shard":
             # Another program of this distribution: the router's packages never load llama.cpp.
             os.execv(sys.executable, [sys.executable, "-m", "caravan_shard", *flags])  # noqa: S606
+        case "key":
+            from caravan_router.auth.new_key import main as key
+
+            return key(flags)
         case "bench":
             from caravan_router.bench.cli import main as bench
 

@@ -1,5 +1,6 @@
 """The router's configuration: every flag once, with its rule. Names are TGI's where TGI has one."""
 
+import math
 import os
 import socket
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class RouterConfig:
 
     max_concurrent_requests: int = flag(128, "requests in the house; more are answered 429", low=1)
     max_client_batch_size: int = flag(32, "most prompts in one /v1/completions request", low=1)
+    max_best_of: int = flag(16, "most candidates per prompt: bounds n and best_of", low=1)
     max_stop_sequences: int = flag(4, "most stop strings per request", low=0)
     max_top_n_tokens: int = flag(5, "most alternatives per token", low=0)
     max_input_tokens: int | None = flag(None, "most prompt tokens (default: what one sequence of a shard holds)", low=1)
@@ -28,6 +30,8 @@ class RouterConfig:
     slow_client_timeout_s: float = flag(
         30.0, "a client that does not read its stream for this long is cut off", low=0.1
     )
+    queue_timeout_s: float | None = flag(None, "a request whose turn has not come after this is answered 429", low=0.1)
+    api_keys_file: str | None = flag(None, "TOML file of API keys (see `caravan key`); default: anyone may ask")
     cors_allow_origin: tuple[str, ...] = flag((), "origin that browsers may call from (default: any); repeatable")
 
     prefill_mode: str = flag(
@@ -69,6 +73,7 @@ class RouterConfig:
             waiting_served_ratio=self.waiting_served_ratio,
             max_waiting_tokens=self.max_waiting_tokens,
             no_shard_grace_s=self.shard_grace_s,
+            queue_timeout_s=math.inf if self.queue_timeout_s is None else self.queue_timeout_s,
         )
 
     @property
@@ -84,6 +89,7 @@ class RouterConfig:
         return Limits(
             max_concurrent_requests=self.max_concurrent_requests,
             max_client_batch_size=self.max_client_batch_size,
+            max_best_of=self.max_best_of,
             max_stop_sequences=self.max_stop_sequences,
             max_top_n_tokens=self.max_top_n_tokens,
             max_input_tokens=self.max_input_tokens,

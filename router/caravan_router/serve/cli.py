@@ -16,6 +16,7 @@ import uvloop
 from caravan_proto.flags import add_flags, flag, resolve
 from caravan_proto.telemetry import configure_logging
 from caravan_router.app import run_router
+from caravan_router.auth.key_file import KeyFileError
 from caravan_router.cli import stop_on_signals
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
@@ -109,6 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             uvloop.run(_serve(serve, router, shard_flags, Path(folder)))
         except* ShardStartError:
             sys.stderr.write("caravan serve: error: a shard could not start; its message is above\n")
+            return_code = 2
+        except* KeyFileError as errors:
+            sys.stderr.write(f"caravan serve: error: --api-keys-file: {errors.exceptions[0]}\n")
             return_code = 2
         except* OSError as errors:
             reason = getattr(errors.exceptions[0], "strerror", None) or errors.exceptions[0]
