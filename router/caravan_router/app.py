@@ -12,7 +12,7 @@ import caravan_proto
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
-from caravan_router.http.application import build_app
+from caravan_router.http.application import Access, build_app
 from caravan_router.http.state import InfoExtras
 from caravan_router.metrics import Metrics
 
@@ -40,14 +40,11 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
         max_batch_prefill_tokens=config.max_batch_prefill_tokens,
         max_batch_size=config.max_batch_size,
     )
-    app = build_app(
-        batcher,
-        config.limits,
-        metrics,
-        info=info,
-        cors_allow_origin=config.cors_allow_origin,
+    access = Access(
         keyring=None if keys is None else keys.keyring,
+        cors_allow_origin=config.cors_allow_origin,
     )
+    app = build_app(batcher, config.limits, metrics, info=info, access=access)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,

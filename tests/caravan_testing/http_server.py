@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import ClientResponse, ClientSession, web
 
-from caravan_router.auth.keyring import Keyring
-from caravan_router.http.application import build_app
+from caravan_router.http.application import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.state import STATE
 from caravan_router.metrics import Metrics
@@ -50,14 +49,11 @@ class Service:
 
 @asynccontextmanager
 async def serving(
-    engine: ScriptedEngine,
-    limits: Limits | None = None,
-    cors_allow_origin: tuple[str, ...] = (),
-    keyring: Keyring | None = None,
+    engine: ScriptedEngine, limits: Limits | None = None, access: Access = OPEN_TO_ALL
 ) -> AsyncIterator[Service]:
     limits = limits or Limits()
     metrics = Metrics()
-    app = build_app(engine, limits, metrics, cors_allow_origin=cors_allow_origin, keyring=keyring)
+    app = build_app(engine, limits, metrics, access=access)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     try:

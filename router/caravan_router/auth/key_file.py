@@ -22,6 +22,7 @@ from caravan_router.scheduling.tenant import Tenant
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 MAX_WEIGHT = 1000.0
+MAX_LIMIT = 1_000_000
 
 
 class KeyFileError(Exception):
@@ -57,7 +58,7 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
     """At least one key, names and digests all different. Raises KeyFileError."""
     try:
         entries = msgspec.convert(tomllib.loads(text), _File).keys
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise KeyFileError(str(error)) from error
     if not entries:
         raise KeyFileError("it has no [[keys]] entry: nobody could ask")
@@ -90,8 +91,9 @@ def _key(where: str, entry: _Entry) -> ApiKey:
         ("requests_per_minute", entry.requests_per_minute),
         ("concurrent_requests", entry.concurrent_requests),
     ):
-        if limit is not None and limit < 1:
-            raise KeyFileError(f"{where}.{field} must be >= 1, or left out for no limit. Given: {limit}")
+        if limit is not None and not 1 <= limit <= MAX_LIMIT:
+            rule = f"must be >= 1 and <= {MAX_LIMIT}, or left out for no limit"
+            raise KeyFileError(f"{where}.{field} {rule}. Given: {limit}")
     return ApiKey(
         digest=bytes.fromhex(entry.sha256),
         tenant=Tenant(name=entry.name, weight=entry.weight),

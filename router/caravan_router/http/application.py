@@ -1,6 +1,7 @@
 """The web application: routes, middlewares and what they share, wired. Starts nothing."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -15,7 +16,17 @@ from caravan_router.http.routes_ops import openapi_document
 from caravan_router.http.state import STATE, AppState, InfoExtras
 from caravan_router.metrics import Metrics
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may ask. ``keyring``: None for anyone. ``cors_allow_origin``: whose pages; empty for any."""
+
+    keyring: Keyring | None = None
+    cors_allow_origin: Sequence[str] = ()
+
+
 DEFAULT_INFO = InfoExtras()
+OPEN_TO_ALL = Access()
 
 
 def build_app(
@@ -24,15 +35,11 @@ def build_app(
     metrics: Metrics,
     *,
     info: InfoExtras = DEFAULT_INFO,
-    cors_allow_origin: Sequence[str] = (),
-    keyring: Keyring | None = None,
+    access: Access = OPEN_TO_ALL,
 ) -> web.Application:
-    """To be run with ``handler_cancellation=True``: a client that leaves ends its generations at once.
-
-    ``cors_allow_origin``: empty for any. ``keyring``: None lets anyone ask.
-    """
-    cors = Cors(cors_allow_origin)
-    authentication = Authentication(keyring, {(route.method, route.path) for route in ROUTES if route.open})
+    """To be run with ``handler_cancellation=True``: a client that leaves ends its generations at once."""
+    cors = Cors(access.cors_allow_origin)
+    authentication = Authentication(access.keyring, {(route.method, route.path) for route in ROUTES if route.open})
     app = web.Application(
         client_max_size=limits.payload_limit,
         middlewares=[identify_and_log, cors.preflight, errors_as_json, authentication.identify],

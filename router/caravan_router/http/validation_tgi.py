@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from caravan_router.engine.interface import Engine
+from caravan_router.engine.interface import Engine, ModelFacts
 from caravan_router.http.candidates import check_candidates
 from caravan_router.http.limits import Limits
 from caravan_router.http.schema_tgi import CompatGenerateRequest, GenerateParameters, GenerateRequest
@@ -51,8 +51,7 @@ async def validate_generate(
     parameters = WITHOUT_PARAMETERS if request.parameters is None else request.parameters
     model = model_of(engine)
     bounds = bounds_of(limits, model)
-    samples = _samples(parameters)
-    _check_best_of(parameters, limits, samples=samples, stream=stream)
+    _check_best_of(parameters, limits, stream=stream)
     _check_sampling(parameters)
     check_positive("max_new_tokens", parameters.max_new_tokens)
     stops = check_stops(parameters.stop or (), limits)
@@ -63,7 +62,17 @@ async def validate_generate(
     _refuse_unbuilt(parameters)
     prompt = await _prompt(engine, request.inputs, parameters.truncate, bounds)
     max_new = fit(prompt, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
-    temperature = effective_temperature(1.0 if parameters.temperature is None else parameters.temperature)
+    stopping = StoppingParams(max_new_tokens=max_new)
+    samplings = _samplings(parameters, model, stream=stream)
+    return ValidRequest(
+        specs=tuple(serving.spec(prompt, sampling, stopping) for sampling in samplings),
+        stops=stops,
+        characters=len(request.inputs),
+    )
+
+
+def _samplings(parameters: GenerateParameters, model: ModelFacts, *, stream: bool) -> list[SamplingParams]:
+    """One for each candidate."""
     best_of = parameters.best_of or 1
     greedy = SamplingParams(
         temperature=0.0,
@@ -76,18 +85,11 @@ async def validate_generate(
         logprobs=stream or bool(parameters.details) or best_of > 1,
         top_n_tokens=(parameters.top_n_tokens or 0) if stream or parameters.details else 0,
     )
-    samplings = [greedy] * best_of
-    if samples and temperature > 0:
-        seed = draw_seed() if parameters.seed is None else parameters.seed
-        samplings = [
-            replace(greedy, temperature=temperature, seed=choice_seed(seed, index)) for index in range(best_of)
-        ]
-    stopping = StoppingParams(max_new_tokens=max_new)
-    return ValidRequest(
-        specs=tuple(serving.spec(prompt, sampling, stopping) for sampling in samplings),
-        stops=stops,
-        characters=len(request.inputs),
-    )
+    temperature = effective_temperature(1.0 if parameters.temperature is None else parameters.temperature)
+    if not _samples(parameters) or temperature == 0:
+        return [greedy] * best_of
+    seed = draw_seed() if parameters.seed is None else parameters.seed
+    return [replace(greedy, temperature=temperature, seed=choice_seed(seed, index)) for index in range(best_of)]
 
 
 def _samples(parameters: GenerateParameters) -> bool:
@@ -100,12 +102,12 @@ def _samples(parameters: GenerateParameters) -> bool:
     )
 
 
-def _check_best_of(parameters: GenerateParameters, limits: Limits, *, samples: bool, stream: bool) -> None:
+def _check_best_of(parameters: GenerateParameters, limits: Limits, *, stream: bool) -> None:
     best_of = 1 if parameters.best_of is None else parameters.best_of
     if best_of == 1:
         return
     check_candidates("best_of", best_of, limits)
-    if not samples:
+    if not _samples(parameters):
         raise BestOfWithoutSamplingError(best_of)
     if stream:
         raise BestOfStreamingError(best_of)

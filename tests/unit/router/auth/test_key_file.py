@@ -49,7 +49,12 @@ def test_upper_case_digits_are_the_same() -> None:
         (entry(weight="inf"), "Expected `float`, got `str`"),
         ("[[keys]]\nname='a'\nsha256='" + A + "'\nweight=nan", "keys[0].weight must be > 0 and <= 1000. Given: nan"),
         (entry(max_priority=101), "keys[0].max_priority must be >= -100 and <= 100. Given: 101"),
-        (entry(requests_per_minute=0), "keys[0].requests_per_minute must be >= 1, or left out for no limit. Given: 0"),
+        (
+            entry(requests_per_minute=0),
+            "keys[0].requests_per_minute must be >= 1 and <= 1000000, or left out for no limit. Given: 0",
+        ),
+        ("keys = " + "[" * 10_000, "recursion"),
+        (entry(concurrent_requests=10**400), "keys[0].concurrent_requests must be >= 1 and <= 1000000"),
         (entry(concurrent_requests=-1), "keys[0].concurrent_requests must be >= 1"),
         (entry() + entry(sha256=B), "keys[1].name is that of keys[0] already. Given: a"),
         (entry() + entry(name="b", sha256=A.upper()), "keys[1].sha256 is that of keys[0] already"),

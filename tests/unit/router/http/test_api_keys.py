@@ -10,6 +10,7 @@ import pytest
 
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
+from caravan_router.http.application import Access
 from caravan_router.http.routes import ROUTES
 from caravan_router.scheduling.tenant import Tenant
 from caravan_testing.http_server import Service, serving
@@ -25,7 +26,7 @@ AS_ALICE, AS_BOB, AS_LOW = "Bearer a-key", "Bearer b-key", "Bearer l-key"
 @pytest.fixture
 async def locked(engine: ScriptedEngine) -> AsyncIterator[Service]:
     keyring = Keyring([ALICE, BOB, LOW], time.monotonic())
-    async with serving(engine, keyring=keyring) as running:
+    async with serving(engine, access=Access(keyring=keyring)) as running:
         yield running
         assert running.is_idle()
         client = keyring.find("b-key")

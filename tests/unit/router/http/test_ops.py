@@ -3,6 +3,7 @@ import logging
 import pytest
 from aiohttp import ClientSession
 
+from caravan_router.http.application import Access
 from caravan_router.http.openapi import document
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine
@@ -113,7 +114,7 @@ async def test_any_origin_may_unless_some_are_named(service: Service) -> None:
 )
 async def test_named_origins(origin: str, allowed: str | None) -> None:
     async with (
-        serving(ScriptedEngine(), cors_allow_origin=("https://a.example",)) as service,
+        serving(ScriptedEngine(), access=Access(cors_allow_origin=("https://a.example",))) as service,
         ClientSession(service.url) as client,
     ):
         response = await client.get("/health", headers={"Origin": origin})
