@@ -19,7 +19,7 @@ class RouterConfig:
     port: int = flag(3000, "TCP port to listen on; 0 picks a free one", "-p", low=0, high=65535)
     shard: tuple[str, ...] = flag((), "a shard's address, unix:/path or host:port; repeatable")
 
-    max_concurrent_requests: int = flag(128, "requests in the house; more are answered 429", low=1)
+    max_concurrent_requests: int = flag(128, "generations in the house; more are answered 429", low=1)
     max_client_batch_size: int = flag(32, "most prompts in one /v1/completions request", low=1)
     max_best_of: int = flag(16, "most candidates per prompt: bounds n and best_of", low=1)
     max_stop_sequences: int = flag(4, "most stop strings per request", low=0)

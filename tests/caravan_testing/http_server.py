@@ -1,6 +1,7 @@
 """The HTTP layer over a scripted engine, on a real port."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,13 @@ async def serving(
             yield Service(engine, limits, metrics, url, client, app)
     finally:
         await runner.cleanup()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what sets no event; at most five seconds."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.001)
 
 
 def events(body: str) -> list[Any]:

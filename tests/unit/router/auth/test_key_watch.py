@@ -2,7 +2,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from caravan_router.auth.key import digest_of
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.auth.key_watch import KeyWatch
+from caravan_testing.http_server import until
 
 
 def text_of(*secrets: str) -> str:
@@ -25,12 +26,6 @@ async def write(path: Path, text: str) -> None:
         os.replace(fresh, path)
 
     await asyncio.to_thread(replace)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -1,8 +1,3 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from caravan_router.auth.key import digest_of
@@ -32,14 +27,3 @@ def test_a_name_that_the_file_would_refuse(name: str, capsys: pytest.CaptureFixt
         main([name])
     assert stop.value.code == 2
     assert "NAME must have 1 to 64" in capsys.readouterr().err
-
-
-def test_a_router_does_not_start_with_a_broken_file(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text("[[keys]]\nname = 'a'\n")
-    command = [sys.executable, "-m", "caravan_router", "router", "--shard", "127.0.0.1:1", "--port", "0"]
-    done = subprocess.run(
-        [*command, "--api-keys-file", path], capture_output=True, text=True, check=False, env=os.environ
-    )
-    assert done.returncode == 2
-    assert f"error: --api-keys-file: {path}: Object missing required field `sha256`" in done.stderr

@@ -13,7 +13,7 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.http.application import Access
 from caravan_router.http.routes import ROUTES
 from caravan_router.scheduling.tenant import Tenant
-from caravan_testing.http_server import Service, serving
+from caravan_testing.http_server import Service, serving, until
 from caravan_testing.scripted_engine import Pause, ScriptedEngine
 
 ALICE = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice", weight=2.0), max_priority=5)
@@ -154,9 +154,7 @@ async def test_generations_under_way_are_counted_by_key(locked: Service) -> None
     assert locked.free_permits == locked.limits.max_concurrent_requests - 4
     for response in (first, second):
         response.close()
-    async with asyncio.timeout(5):
-        while not locked.is_idle():  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.001)
+    await until(locked.is_idle)
 
 
 async def test_the_log_says_whose_request_it_was(locked: Service, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,6 @@
 """Whoever leaves, and whenever: the stream is closed, the permit is back, it is counted."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,7 +8,7 @@ import pytest
 
 from caravan_router.engine.interface import GenerationError, GenerationSpec
 from caravan_router.http.limits import Limits
-from caravan_testing.http_server import Service, serving
+from caravan_testing.http_server import Service, serving, until
 from caravan_testing.scripted_engine import Pause, ScriptedEngine, Step, word
 
 ROUTES: list[tuple[str, dict[str, Any]]] = [
@@ -31,12 +30,6 @@ def generations_of(body: dict[str, Any]) -> int:
     n: int = body.get("n") or 1
     candidates: int = body.get("best_of") or body.get("parameters", {}).get("best_of") or n
     return prompts * candidates
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.001)
 
 
 async def send(service: Service, path: str, body: dict[str, Any]) -> asyncio.StreamWriter:
