@@ -9,27 +9,35 @@ from caravan_router.scheduling.shard_state import ShardState
 GROWTH_CELLS = 8
 
 
-def has_cells(shard: ShardState, sequence: Sequence, known_live: int, lengths: OutputLengths, watermark: float) -> bool:
-    """Whether ``sequence`` fits by what is there now, and by what all will need until they end.
+class CellForecast:
+    """What the residents of a shard hold and will need until they end; made anew after each change of theirs.
 
-    ``known_live``: tokens of it in cells that running sequences hold anyway. The need is an expectation (outputs
-    seldom get longer than ``lengths`` says): if it proves wrong, somebody is preempted.
+    The need is an expectation (outputs seldom get longer than ``lengths`` says): if it proves wrong, somebody is
+    preempted. ``watermark``: part of the cells that is left free for that.
     """
-    residents = shard.residents.values()
-    if not residents or shard.is_bounded_by_sequence:
-        return True  # that it fits by itself was seen at the door
-    known = sequence.known_tokens
-    new_cells = known - known_live
-    if new_cells + GROWTH_CELLS * (len(residents) + 1) > shard.available_cells:
-        return False
-    # What each holds alone comes back when it ends; what several hold, when the last of them does.
-    entries = [(max(r.target, r.computed) - r.shared, _to_come(r.sequence, lengths)) for r in residents]
-    base = shard.capacity - shard.available_cells - sum(held for held, _ in entries)
-    entries.append((new_cells, _to_come(sequence, lengths)))
-    return base + peak_cells(entries) <= shard.capacity * (1 - watermark)
 
+    def __init__(self, shard: ShardState, lengths: OutputLengths, watermark: float) -> None:
+        self._lengths = lengths
+        self._limit = shard.capacity * (1 - watermark)
+        residents = shard.residents.values()
+        # A lone sequence fits by itself: that was seen at the door.
+        self._always_fits = not residents or shard.is_bounded_by_sequence
+        self._available = shard.available_cells - GROWTH_CELLS * (len(residents) + 1)
+        # What each holds alone comes back when it ends; what several hold, when the last of them does.
+        self._entries = [(max(r.target, r.computed) - r.shared, self._to_come(r.sequence)) for r in residents]
+        self._base = shard.capacity - shard.available_cells - sum(held for held, _ in self._entries)
 
-def _to_come(sequence: Sequence, lengths: OutputLengths) -> int:
-    """Output tokens it will take cells for from now on, as far as one can tell; the last one takes none."""
-    generated = len(sequence.output)
-    return max(0, lengths.expected(generated, sequence.request.stopping.max_new_tokens) - generated - 1)
+    def has_room(self, sequence: Sequence, known_live: int) -> bool:
+        """Whether ``sequence`` fits too; ``known_live``: tokens of it in cells that running sequences hold anyway."""
+        if self._always_fits:
+            return True
+        new_cells = sequence.known_tokens - known_live
+        if new_cells > self._available:
+            return False
+        entries = [*self._entries, (new_cells, self._to_come(sequence))]
+        return self._base + peak_cells(entries) <= self._limit
+
+    def _to_come(self, sequence: Sequence) -> int:
+        """Output tokens it will take cells for from now on, as far as one can tell; the last one takes none."""
+        generated = len(sequence.output)
+        return max(0, self._lengths.expected(generated, sequence.request.stopping.max_new_tokens) - generated - 1)

@@ -10,7 +10,7 @@ from caravan_router.scheduling.actions import (
     SwapIn,
     SwapInEntry,
 )
-from caravan_router.scheduling.admission import has_cells
+from caravan_router.scheduling.admission import CellForecast
 from caravan_router.scheduling.in_flight import InFlight, Kind
 from caravan_router.scheduling.output_length import OutputLengths
 from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig, chunk_budget, join_reason, pass_seconds
@@ -40,6 +40,7 @@ class Draft:
         self._config = config
         self._lengths = lengths
         self._now = now
+        self._forecast: CellForecast | None = None
         self._chunks: list[tuple[Resident, int]] = []
         self._restored: list[tuple[Resident, SwapTicket]] = []
         # Sequences whose cells this command copies: they must not go before it ran.
@@ -86,9 +87,12 @@ class Draft:
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very pass with the prefix that ``match`` found."""
-        return self.shard.could_ever_hold(sequence) and has_cells(
-            self.shard, sequence, match.live_length, self._lengths, self._config.watermark
-        )
+        return self.shard.could_ever_hold(sequence) and self._has_cells(sequence, match.live_length)
+
+    def _has_cells(self, sequence: Sequence, known_live: int) -> bool:
+        if self._forecast is None:
+            self._forecast = CellForecast(self.shard, self._lengths, self._config.watermark)
+        return self._forecast.has_room(sequence, known_live)
 
     def admit(self, sequence: Sequence, match: Match) -> Resident:
         """Place ``sequence`` and start its prompt; ``can_admit`` was asked."""
@@ -141,6 +145,7 @@ class Draft:
         return shard.free_cells + max(0, evictable) < target - match.length
 
     def _resident(self, sequence: Sequence, target: int) -> Resident:
+        self._forecast = None
         sequence.common.clear()
         return Resident(
             sequence,
@@ -164,7 +169,7 @@ class Draft:
         if not self._has_id_beside(match.sources[0] if match.sources else None):
             return None
         live = min(match.live_length, ticket.start)
-        return match if has_cells(shard, sequence, live, self._lengths, self._config.watermark) else None
+        return match if self._has_cells(sequence, live) else None
 
     @property
     def _chunks_began_here(self) -> bool:

@@ -42,7 +42,7 @@ NO_MATCH = Match()
 
 @dataclass(slots=True)
 class _Descent:
-    """The farthest ``node`` that was reached, and how many tokens that is; ``complete``: those followed to their end."""
+    """The farthest ``node`` reached, and how many tokens that is; ``complete``: those followed to their end."""
 
     length: int = 0
     node: _Node | None = None

@@ -40,7 +40,7 @@ from caravan_router.scheduling.fair_share import FairShare
 from caravan_router.scheduling.in_flight import InFlight, Kind
 from caravan_router.scheduling.output_length import OutputLengths
 from caravan_router.scheduling.placement import Place, choose
-from caravan_router.scheduling.policy import SchedulerConfig
+from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.preemption import choose_how, victims_of_growth, victims_of_priority
 from caravan_router.scheduling.queue import Hold, WaitingQueue
 from caravan_router.scheduling.sequence import Request, Resident, Sequence, SwapTicket
@@ -72,6 +72,8 @@ class Scheduler:
         self._last_command_id = 0
         self._last_handle = 0
         self._no_shard_since: float | None = None
+        # Something happened since the queue was last looked through that may let somebody in.
+        self._queue_is_due = True
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""
@@ -79,6 +81,8 @@ class Scheduler:
         emitted: list[tuple[int, GeneratedToken]] = []
         preempted = False
         for event in events:
+            if not isinstance(event, Stepped | Tick):
+                self._queue_is_due = True
             match event:
                 case Submitted():
                     self._submit(event.request, actions)
@@ -146,6 +150,7 @@ class Scheduler:
     def _cancel(self, request_id: int) -> None:
         if request_id not in self.sequences:
             return  # it ended while the cancellation was on its way
+        self._queue_is_due = True
         sequence = self._forget(request_id)
         if request_id in self._residents:
             shard, resident = self._residents.pop(request_id)
@@ -239,6 +244,7 @@ class Scheduler:
             return self._fail_pass(shard, command, event.outcome, actions)
         command.steps_left -= 1
         if command.chunk_tokens:
+            self._queue_is_due = True
             has_riders = len(command.chunk_tokens) < len(command.residents)
             cost = shard.mixed_cost if has_riders else shard.idle_cost
             cost.observe_chunk(sum(command.chunk_tokens.values()), event.seconds)
@@ -266,6 +272,7 @@ class Scheduler:
         request_id = sequence.request.request_id
         emitted.append((request_id, row.token))
         if row.token.finish is not None:
+            self._queue_is_due = True
             self._lengths.observe(len(sequence.output))
             shard.finish(resident)
             del self._residents[request_id]
@@ -345,6 +352,8 @@ class Scheduler:
     # Planning
 
     def _plan(self, now: float, actions: list[Action], *, preempted: bool) -> None:
+        # In pause mode it is the mere number of passes that lets somebody in.
+        self._queue_is_due = self._queue_is_due or self._config.mode is PrefillMode.PAUSE
         shards = [shard for shard in self.shards.values() if self._needs_plan(shard)]
         if not shards:
             return
@@ -360,7 +369,9 @@ class Scheduler:
 
     def _needs_plan(self, shard: ShardState) -> bool:
         """Cheap, since it is asked for every shard after every pass of any."""
-        return shard.can_command and (not shard.in_flight or shard.release_now or len(self.waiting) > 0)
+        return shard.can_command and (
+            not shard.in_flight or shard.release_now or (self._queue_is_due and len(self.waiting) > 0)
+        )
 
     def _drafts(self, shards: list[ShardState], now: float) -> list[Draft]:
         waiting = len(self.waiting)
