@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from caravan_router.engine.observer import Method, ShardUse, StepReport
 from caravan_router.instruments import Histogram, Value, label_text
 from caravan_router.metric_table import METRICS, Kind, MetricSpec
+from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.policy import JoinReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -120,6 +121,8 @@ class Metrics:
         self._steps: dict[tuple[str, Method], _StepInstruments] = {}
         # Touched once a token: looked up once.
         self._inter_token = self._families["caravan_inter_token_latency_seconds"].histogram()
+        for how in Preemption:
+            self._value("caravan_preemptions", how.value)
         for failure in Failure:
             self._value("tgi_request_failure", failure.value)
 
@@ -202,11 +205,24 @@ class Metrics:
     def admitted(self, requests: int) -> None:
         self._observe("tgi_batch_next_size", requests)
 
-    def queue_size(self, requests: int) -> None:
+    def queue_size(self, requests: int, swapped: int) -> None:
         self._value("tgi_queue_size").set(requests)
+        self._value("caravan_sequences_swapped").set(swapped)
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        self._value("caravan_prefix_cache_query_tokens").add(prompt_tokens)
+        self._value("caravan_prefix_cache_hit_tokens").add(cached_tokens)
+        self._observe("tgi_request_skipped_tokens", cached_tokens)
+
+    def preempted(self, how: Preemption) -> None:
+        self._value("caravan_preemptions", how.value).add()
+
+    def swap_space(self, shard: str, used_bytes: int) -> None:
+        self._value("caravan_swap_bytes_used", shard).set(used_bytes)
 
     def shard_use(self, use: ShardUse) -> None:
         self._value("caravan_kv_cells_used", use.shard).set(use.used_cells)
+        self._value("caravan_kv_cells_cached", use.shard).set(use.cached_cells)
         self._value("caravan_kv_cells_total", use.shard).set(use.total_cells)
         self._value("caravan_sequences_running", use.shard).set(use.sequences)
         self._shards[use.shard] = use

@@ -75,7 +75,9 @@ def _waits_for_prefix(shard: ShardState, sequence: Sequence, cost: int, best: Pl
         if leader.priority < sequence.request.priority:
             continue  # others may come before it yet
         common = _common(leader, sequence)
-        if common < here + _LEAST_PREFIX_TO_WAIT_FOR or (common <= leader.computed and shard is best.draft.shard):
+        if common < here + _LEAST_PREFIX_TO_WAIT_FOR or (
+            common <= leader.computed and leader.begun and shard is best.draft.shard
+        ):
             continue
         remaining = max(0, common - leader.computed)
         waiting_cost = remaining + sequence.known_tokens - common + _TOKENS_PER_RESIDENT * (len(shard.residents))

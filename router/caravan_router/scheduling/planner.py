@@ -73,7 +73,12 @@ class Planner:
 
         first = self._state.waiting.ordered(now)[0]
         if place_for(first) is None and self._preempt_for(first, shards, actions):
-            self._send(self._drafts(shards, now), actions)
+            drafts = self._drafts(shards, now)
+            place = choose(drafts, self._state.shards.values(), first)
+            if isinstance(place, Place):  # nothing needs to be saved before it begins
+                self._state.waiting.remove(first)
+                self._start(first, place, actions)
+            self._send(drafts, actions)
             return True
         while (placed := self._state.waiting.pop_fitting(place_for, now)) is not None:
             self._start(*placed, actions)
@@ -87,7 +92,9 @@ class Planner:
         else:
             self._state.drop_ticket(sequence)
             resident = draft.admit(sequence, place.match)
-            self._state.fair_share.charge(request.tenant, _PROMPT_TOKEN * (resident.target - resident.computed))
+            uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
+            sequence.charged = resident.target
+            self._state.fair_share.charge(request.tenant, _PROMPT_TOKEN * uncharged)
         self._state.residents[request.request_id] = (draft.shard, resident)
         if not sequence.started:
             sequence.started = True

@@ -220,8 +220,22 @@ class PrefixTree:
                 del parent.children[node.tokens[0]]
             self.cells -= len(node.tokens)
             node = parent
-        if node.parent is None and not node.ends and not node.children:
+        if node.parent is not None:
+            self._join_only_child(node, node.parent)
+        elif not node.ends and not node.children:
             self._roots = {name: root for name, root in self._roots.items() if root is not node}
+
+    def _join_only_child(self, node: _Node, parent: _Node) -> None:
+        """Undo a split that nobody needs any more, lest paths fall to pieces."""
+        children = [child for siblings in node.children.values() for child in siblings]
+        if node.ends or len(children) != 1:
+            return
+        (child,) = children
+        siblings = parent.children[node.tokens[0]]
+        siblings[siblings.index(node)] = child
+        child.tokens = node.tokens + child.tokens
+        child.start = node.start
+        child.parent = parent
 
     def _descend(self, namespace: str, tokens: Sequence[int], most: int) -> "_Descent":
         """Follow ``tokens`` as far as they go, at most ``most``."""
@@ -234,7 +248,7 @@ class PrefixTree:
                 continue
             for child in node.children.get(tokens[node.end], ()):
                 length = child.start + _common(child.tokens, tokens, child.start, most)
-                if length > found.length:
+                if length > found.length or (length == found.length and _is_held_anyway(child, found.node)):
                     found.length, found.node = length, child
                 if length == child.end:
                     found.complete.append(child)
@@ -263,6 +277,11 @@ def _common(run: list[int], tokens: Sequence[int], start: int, most: int) -> int
         else:
             high = middle
     return low
+
+
+def _is_held_anyway(child: _Node, than: _Node | None) -> bool:
+    """Whether the cells of ``child`` are there anyway, unlike those of another with the same tokens."""
+    return than is not None and child.live > 0 and than.live == 0
 
 
 def _passes(leaf: _Node, node: _Node) -> bool:

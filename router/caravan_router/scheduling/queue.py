@@ -64,13 +64,16 @@ class WaitingQueue:
     def ordered(self, now: float) -> list[Sequence]:
         """All, in the order in which they should be admitted."""
         counters: dict[str, float] = {}
+        # Age lifts a request to those above it, never over them: there, fair share decides.
+        top = max((sequence.request.priority for sequence in self._sequences), default=0)
 
         def rank(sequence: Sequence) -> tuple[int, bool, float]:
             request = sequence.request
             name = request.tenant.name
             if name not in counters:
                 counters[name] = self._fair_share.counter(request.tenant)
-            return -effective_priority(request, now, self._aging_s), not sequence.started, counters[name]
+            priority = min(effective_priority(request, now, self._aging_s), top)
+            return -priority, not sequence.started, counters[name]
 
         return sorted(self._sequences, key=rank)
 

@@ -249,7 +249,7 @@ class Scheduler:
             for sequence_id in list(shard.parked):
                 shard.evict(sequence_id)
             return True
-        live = [resident for resident in command.residents.values() if resident.live]
+        live = [resident for key, resident in command.residents.items() if shard.residents.get(key) is resident]
         if not live:
             return False
         victim = max(live, key=lambda resident: resident.sequence.request.request_id)

@@ -63,6 +63,8 @@ class Sequence:
     # How often it lost its cells by a failure since it last made progress.
     losses: int = 0
     started: bool = False
+    # Its tenant was charged for the tokens before this position: computing them again costs nothing.
+    charged: int = 0
     ticket: SwapTicket | None = None
     # Tokens it has in common with others, by their request id, as found while waiting.
     common: dict[int, int] = field(default_factory=dict)

@@ -75,6 +75,15 @@ def test_one_that_waited_long_goes_before_a_higher_priority_that_did_not() -> No
     assert order(queue, 10.0) == [1, 2]
 
 
+def test_age_lifts_to_the_highest_priority_that_waits_and_no_further() -> None:
+    fair_share = FairShare()
+    fair_share.charge(A, 10)
+    queue = WaitingQueue(8, 10.0, fair_share)
+    for sequence in (waiting(1, tenant=A), waiting(2, tenant=B, arrived_s=100.0)):
+        queue.push(sequence)
+    assert order(queue, 100.0) == [2, 1], "a flood that has grown old is still a flood"
+
+
 def test_the_first_that_fits_is_taken_and_those_it_passes_count_it() -> None:
     first, second, third = sequences = [waiting(number) for number in (1, 2, 3)]
     queue = queue_of(*sequences)
