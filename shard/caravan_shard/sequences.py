@@ -59,9 +59,8 @@ class Sequence:
     def park(self, length: int) -> None:
         """End it with the first ``length`` of its computed tokens."""
         assert 0 < length <= self.computed, f"{length} of {self.computed} tokens"
-        self.inherited = tuple(run for run in self.runs_up_to(length) if run.birth != self.birth)
-        self.own_start = min(self.own_start, length)
-        self.computed = length
+        self.inherited = self.runs_up_to(length)
+        self.own_start = self.computed = length
         del self.tokens[length:]
         self.penalties = None
         self.phase = Phase.ENDED

@@ -7,13 +7,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix
 from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import Decode
+from caravan_shard.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import Refusal, StepOutcome, StepResult
-from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
+from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_testing.shard_builders import EngineDriver, first_chunk, header, memory_swap, next_chunk
 
-CELLS = 96
+CELLS = 64
 SEQUENCES = 4
+# Not enough for all that may be swapped; a cell of the toy model has eight bytes.
+SWAP_CELLS = 40
+CELL_BYTES = 8
 IDS = st.integers(0, SEQUENCES)  # one too many
 SAMPLING = st.sampled_from(
     [SamplingParameters(), SamplingParameters(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=9)]
@@ -29,14 +32,32 @@ class Promise:
         self.sampling = sampling
         self.max_new = max_new
         self.said: list[int] = []
+        self.is_parked = False
 
     @property
     def is_complete(self) -> bool:
-        return len(self.held) == self.total
+        return self.is_parked or len(self.held) == self.total
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.is_parked and (not self.is_complete or self.said != self.expected)
+
+    @property
+    def computed(self) -> list[int]:
+        """The last token said is not computed yet."""
+        return self.held + self.said[:-1]
+
+    def park(self, length: int) -> None:
+        self.held, self.said, self.is_parked = self.computed[:length], [], True
 
     @property
     def expected(self) -> list[int]:
         return expected_output(self.held, self.max_new, sampling=self.sampling)
+
+
+def common_length(tokens: list[int], others: list[int]) -> int:
+    both = zip(tokens, others, strict=False)
+    return next((at for at, (mine, theirs) in enumerate(both) if mine != theirs), min(len(tokens), len(others)))
 
 
 class ShardMachine(RuleBasedStateMachine):
@@ -45,8 +66,9 @@ class ShardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.backend = FakeBackend(cells=CELLS, max_sequences=SEQUENCES, max_batch_tokens=24, layout=self.layout)
-        self.driver = EngineDriver(self.backend)
+        self.driver = EngineDriver(self.backend, swap=memory_swap(SWAP_CELLS * CELL_BYTES))
         self.promises: dict[int, Promise] = {}
+        self.swapped: dict[int, tuple[Promise, int]] = {}
 
     def take(self, answer: StepResult | Refusal | None, due: set[int]) -> bool:
         """Check an answer; True if the pass was made."""
@@ -68,44 +90,64 @@ class ShardMachine(RuleBasedStateMachine):
         return {
             key
             for key in sequence_ids
-            if key in self.promises
-            and self.promises[key].is_complete
-            and self.promises[key].said != self.promises[key].expected
+            if key in self.promises and self.promises[key].is_complete and self.promises[key].goes_on
         }
 
+    def some_held(self, data: st.DataObject) -> int:
+        """Mostly a sequence that is held."""
+        held = st.sampled_from(sorted(self.promises)) if self.promises else IDS
+        return data.draw(st.one_of(held, held, held, IDS))
+
+    def some_prefix(self, data: st.DataObject) -> Prefix:
+        """Mostly one that can be copied."""
+        source_id = self.some_held(data)
+        computed = len(self.promises[source_id].computed) if source_id in self.promises else 1
+        return Prefix(
+            source_id=source_id, length=data.draw(st.one_of(*[st.integers(1, computed)] * 3, st.integers(0, 30)))
+        )
+
     @rule(
-        sequence_id=IDS,
+        data=st.data(),
+        careful=st.sampled_from([True, True, True, False]),
+        takes_over=st.booleans(),
         tokens=st.lists(st.integers(32, 126), min_size=1, max_size=20),
-        held_back=st.integers(0, 6),
-        source_id=st.none() | IDS,
-        length=st.integers(1, 30),
+        held_back=st.sampled_from([0, 0, 0, 2, 6]),
         riders=st.lists(IDS, max_size=3),
         max_new=st.integers(1, 12),
         sampling=SAMPLING,
     )
     def start(
         self,
-        sequence_id: int,
+        data: st.DataObject,
+        *,
+        careful: bool,
+        takes_over: bool,
         tokens: list[int],
         held_back: int,
-        source_id: int | None,
-        length: int,
         riders: list[int],
         max_new: int,
         sampling: SamplingParameters,
     ) -> None:
-        copy = Prefix(source_id=source_id, length=length) if source_id is not None else None
-        start = length if copy is not None else 0
+        copies = takes_over or data.draw(st.booleans())
+        copy = self.some_prefix(data) if copies and (self.promises or not careful) else None
+        free_ids = [key for key in range(SEQUENCES) if key not in self.promises]
+        if takes_over and copy is not None:
+            sequence_id = copy.source_id
+        else:
+            sequence_id = data.draw(st.sampled_from(free_ids) if careful and free_ids else IDS)
+        if careful:
+            riders = [key for key in set(riders) - {sequence_id} if key in self.promises]
+            riders = [key for key in riders if self.promises[key].is_complete]
+        start = copy.length if copy is not None else 0
         total = start + len(tokens) + held_back
         chunk = first_chunk(
             sequence_id, tokens, total=total, last=held_back == 0, copy=copy, max_new=max_new, sampling=sampling
         )
         due = self.advancing(riders)
-        source = self.promises.get(source_id) if source_id is not None else None
-        prefix = (source.held + source.said)[:length] if source is not None else []
+        source = self.promises.get(copy.source_id) if copy is not None else None
+        prefix = source.computed[:start] if source is not None else []
         before = self.promises.get(sequence_id)
-        promise = Promise([*prefix, *tokens], total, sampling, max_new)
-        self.promises[sequence_id] = promise
+        self.promises[sequence_id] = Promise([*prefix, *tokens], total, sampling, max_new)
         if not self.take(
             self.driver.try_prefill(chunk, riders=riders), due | ({sequence_id} if held_back == 0 else set())
         ):
@@ -127,8 +169,11 @@ class ShardMachine(RuleBasedStateMachine):
         if not self.take(answer, {sequence_id} if last else set()):
             promise.held = held
 
-    @rule(sequence_ids=st.lists(IDS, min_size=1, max_size=4), steps=st.integers(1, 5))
-    def decode(self, sequence_ids: list[int], steps: int) -> None:
+    @precondition(lambda self: self.promises)
+    @rule(data=st.data(), steps=st.integers(1, 5), sloppy=st.sampled_from([False, False, False, True]))
+    def decode(self, data: st.DataObject, steps: int, *, sloppy: bool) -> None:
+        complete = [key for key, promise in self.promises.items() if promise.is_complete]
+        sequence_ids = data.draw(st.lists(IDS, max_size=4)) if sloppy or not complete else complete
         refusal = self.driver.engine.begin_decode(Decode(sequence_ids=sequence_ids, max_steps=steps))
         sound = len(set(sequence_ids)) == len(sequence_ids) and all(
             key in self.promises and self.promises[key].is_complete for key in sequence_ids
@@ -138,28 +183,137 @@ class ShardMachine(RuleBasedStateMachine):
             if not self.take(self.driver.engine.decode_step(sequence_ids, 0), self.advancing(sequence_ids)):
                 break
 
+    @precondition(lambda self: self.advancing(list(self.promises)))
     @rule(outcome=st.sampled_from([DecodeOutcome.ABORTED, DecodeOutcome.FAILED, DecodeOutcome.INVALID]))
     def fail(self, outcome: DecodeOutcome) -> None:
         running = sorted(self.advancing(list(self.promises)))
         self.backend.hook = lambda _batch: outcome
         chunk = [first_chunk(key, [70, 71, 72], max_new=5) for key in range(SEQUENCES) if key not in self.promises][:1]
-        if running or chunk:
-            assert not self.take(self.driver.try_prefill(*chunk, riders=running), set())
+        assert not self.take(self.driver.try_prefill(*chunk, riders=running), set())
         self.backend.hook = None
 
-    @rule(keep=st.lists(st.integers(0, SEQUENCES - 1), unique=True))
-    def keep(self, keep: list[int]) -> None:
-        keep = [key for key in keep if key in self.promises]
-        assert self.driver.keep(*keep).sequence_ids == sorted(keep)
+    @precondition(lambda self: self.promises)
+    @rule(data=st.data(), most=st.sampled_from([1, 1, 1, SEQUENCES]))
+    def keep(self, data: st.DataObject, most: int) -> None:
+        released = data.draw(st.lists(st.sampled_from(sorted(self.promises)), unique=True, max_size=most))
+        keep = sorted(self.promises.keys() - set(released))
+        assert self.driver.keep(*keep).sequence_ids == keep
         self.promises = {key: self.promises[key] for key in keep}
+
+    @precondition(lambda self: self.promises)
+    @rule(data=st.data(), riders=st.lists(IDS, max_size=2, unique=True))
+    def park(self, data: st.DataObject, riders: list[int]) -> None:
+        prefix = self.some_prefix(data)
+        promise = self.promises.get(prefix.source_id)
+        due = self.advancing(riders) - {prefix.source_id}
+        answer = self.driver.try_prefill(riders=riders, park={prefix.source_id: prefix.length})
+        if promise is None or not 1 <= prefix.length <= len(promise.computed):
+            assert isinstance(answer, Refusal)
+        elif not isinstance(answer, Refusal):
+            promise.park(prefix.length)
+            self.take(answer, due)
+
+    @precondition(lambda self: self.promises)
+    @rule(data=st.data(), outcome=st.sampled_from([DecodeOutcome.ABORTED, DecodeOutcome.FAILED]))
+    def fail_to_take_over(self, data: st.DataObject, outcome: DecodeOutcome) -> None:
+        sequence_id = data.draw(st.sampled_from(sorted(self.promises)))
+        promise = self.promises[sequence_id]
+        length = data.draw(st.integers(1, len(promise.computed)))
+        self.backend.hook = lambda _batch: outcome
+        chunk = first_chunk(sequence_id, [70, 71], max_new=5, copy=Prefix(source_id=sequence_id, length=length))
+        answer = self.driver.try_prefill(chunk)
+        self.backend.hook = None
+        had_no_room = isinstance(answer, StepResult) and answer.outcome is StepOutcome.NO_KV
+        if not had_no_room and length < len(promise.computed):
+            promise.park(length)
+
+    @precondition(lambda self: self.promises)
+    @rule(data=st.data(), count=st.integers(1, 2))
+    def swap_out(self, data: st.DataObject, count: int) -> None:
+        held = st.lists(st.sampled_from(sorted(self.promises)), min_size=1, max_size=count, unique=True)
+        sequence_ids = data.draw(st.one_of(held, held.map(sorted), st.lists(IDS, max_size=count)))
+        count = len(sequence_ids)
+        handles = [data.draw(st.integers(0, 30)) for _ in range(count)]
+        starts = [data.draw(st.sampled_from(self.shared_lengths(key))) for key in sequence_ids]
+        entries = [
+            SwapOutEntry(sequence_id=key, handle=handle, start=start)
+            for key, handle, start in zip(sequence_ids, handles, starts, strict=True)
+        ]
+        answer = self.driver.engine.swap_out(SwapOut(entries=entries), 0)
+        sound = (
+            len(set(sequence_ids)) == len(sequence_ids)
+            and len(set(handles)) == len(handles)
+            and set(sequence_ids) <= set(self.promises)
+            and not set(handles) & set(self.swapped)
+        )
+        if not sound:
+            assert isinstance(answer, Refusal)
+            return
+        assert isinstance(answer, SwappedOut)
+        for entry, saved in zip(entries, answer.saved, strict=True):
+            promise = self.promises.pop(entry.sequence_id)
+            room = SWAP_CELLS - self.swapped_cells
+            assert saved == (promise.goes_on and len(promise.computed) - entry.start <= room)
+            if saved:
+                self.swapped[entry.handle] = (promise, entry.start)
+        assert answer.used_bytes == CELL_BYTES * self.swapped_cells
+
+    def shared_lengths(self, sequence_id: int) -> list[int]:
+        """Where a suffix may start whose prefix another sequence holds."""
+        if self.layout is KvLayout.SPLIT or sequence_id not in self.promises:
+            return [0]
+        tokens = self.promises[sequence_id].computed
+        others = [promise.computed for key, promise in self.promises.items() if key != sequence_id]
+        return sorted({0, *(common_length(tokens, other) for other in others)}, reverse=True)
+
+    @property
+    def swapped_cells(self) -> int:
+        return sum(len(promise.computed) - start for promise, start in self.swapped.values())
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data(), free=st.sampled_from([True] * 4 + [False]), right=st.sampled_from([True] * 4 + [False]))
+    def swap_in(self, data: st.DataObject, *, free: bool, right: bool) -> None:
+        free_ids = [key for key in range(SEQUENCES) if key not in self.promises]
+        sequence_id = data.draw(st.sampled_from(free_ids) if free and free_ids else IDS)
+        handle = data.draw(st.sampled_from(sorted(self.swapped)))
+        promise, start = self.swapped[handle]
+        # Whoever begins with the same tokens may give the prefix, even if it is not who gave it at first.
+        givers = [key for key, other in self.promises.items() if other.computed[:start] == promise.computed[:start]]
+        copy = None
+        if start and right and givers:
+            copy = Prefix(source_id=data.draw(st.sampled_from(givers)), length=start)
+        elif not right:
+            copy = Prefix(source_id=data.draw(IDS), length=start + 1)
+        free_cells = self.driver.engine.free_cells
+        answer = self.driver.engine.swap_in(
+            SwapIn(entries=[SwapInEntry(handle=handle, sequence_id=sequence_id, copy=copy)]), 0
+        )
+        if not (sequence_id in free_ids and right and (start == 0 or givers)):
+            assert isinstance(answer, Refusal)
+            return
+        assert isinstance(answer, SwappedIn)
+        del self.swapped[handle]
+        fits = self.layout is KvLayout.SPLIT or len(promise.computed) - start <= free_cells
+        assert answer.restored == [fits]
+        if fits:
+            self.promises[sequence_id] = promise
+
+    @precondition(lambda self: self.swapped)
+    @rule(handles=st.lists(st.integers(0, 30), max_size=2, unique=True))
+    def drop(self, handles: list[int]) -> None:
+        command = FilterBatch(keep_ids=list(self.promises), header=header(drop=handles))
+        assert isinstance(self.driver.engine.filter_batch(command), Holdings)
+        for handle in handles:
+            self.swapped.pop(handle, None)
 
     @invariant()
     def cells_conserve(self) -> None:
         assert self.driver.engine.free_cells == CELLS - self.backend.cache.used
         assert self.driver.engine.sequence_count == len(self.promises)
         for key, promise in self.promises.items():
-            # The last token said is not computed yet.
-            assert self.backend.length(key) == len(promise.held) + max(0, len(promise.said) - 1)
+            assert self.backend.length(key) == len(promise.computed)
+        unfinished = sum(promise.goes_on for promise in self.promises.values())
+        assert self.driver.engine.unfinished_count == unfinished + len(self.swapped)
 
     @invariant()
     def everyone_says_what_was_promised(self) -> None:
@@ -172,7 +326,7 @@ class SplitShardMachine(ShardMachine):
     layout = KvLayout.SPLIT
 
 
-MACHINE_SETTINGS = settings(max_examples=60, stateful_step_count=30, deadline=None)
+MACHINE_SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None)
 TestUnifiedShard = ShardMachine.TestCase
 TestUnifiedShard.settings = MACHINE_SETTINGS
 TestSplitShard = SplitShardMachine.TestCase

@@ -8,19 +8,33 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Prefix, PrefixSharing
+from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing
 from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import Chunk, Command, Decode, FilterBatch, Header, Prefill
+from caravan_shard.commands import (
+    Chunk,
+    Command,
+    Decode,
+    FilterBatch,
+    Header,
+    Park,
+    Prefill,
+    SwapIn,
+    SwapInEntry,
+    SwapOut,
+    SwapOutEntry,
+)
 from caravan_shard.engine import Engine
-from caravan_shard.results import Holdings, Refusal, StepResult
-from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
+from caravan_shard.results import Refusal, Result, StepResult
+from caravan_testing.shard_builders import EngineDriver, first_chunk, header, next_chunk, toy_prompt
 
 RUNNING, PARTIAL = 0, 1
+# A swapped sequence that began like RUNNING, and where its state starts.
+HANDLE, SUFFIX_START = 7, 3
 RELEASED = Header(release_ids=[RUNNING])
 PROMPT = toy_prompt("running")
 
 
-def ask(engine: Engine, command: Command) -> StepResult | Holdings | Refusal | None:
+def ask(engine: Engine, command: Command) -> Result | None:
     match command:
         case Prefill():
             return engine.prefill(command, 0)
@@ -28,6 +42,10 @@ def ask(engine: Engine, command: Command) -> StepResult | Holdings | Refusal | N
             return engine.begin_decode(command)
         case FilterBatch():
             return engine.filter_batch(command)
+        case SwapOut():
+            return engine.swap_out(command, 0)
+        case SwapIn():
+            return engine.swap_in(command, 0)
         case _:
             raise AssertionError(command)
 
@@ -50,6 +68,26 @@ def sampling(**fields: Any) -> Prefill:
 def copied(source: int, length: int, start: int | None = None) -> Prefill:
     chunk = first_chunk(3, toy_prompt("new"), copy=Prefix(source_id=source, length=length))
     return Prefill(chunks=[chunk if start is None else replace(chunk, start=start)])
+
+
+def parked(sequence_id: int, length: int, **fields: Any) -> Prefill:
+    return Prefill(chunks=[], header=header(park={sequence_id: length}), **fields)
+
+
+def taking_over(sequence_id: int, length: int, **fields: Any) -> Prefill:
+    chunk = first_chunk(sequence_id, toy_prompt("new"), copy=Prefix(source_id=sequence_id, length=length))
+    return Prefill(chunks=[replace(chunk, **fields)])
+
+
+def swap_out(*entries: tuple[int, int, int], **fields: Any) -> SwapOut:
+    return SwapOut(
+        entries=[SwapOutEntry(sequence_id=key, handle=at, start=start) for key, at, start in entries], **fields
+    )
+
+
+def swap_in(sequence_id: int, source: int | None, length: int, handle: int = HANDLE, **fields: Any) -> SwapIn:
+    copy = Prefix(source_id=source, length=length) if source is not None else None
+    return SwapIn(entries=[SwapInEntry(handle=handle, sequence_id=sequence_id, copy=copy)], **fields)
 
 
 CASES: dict[str, tuple[Command, ShardError]] = {
@@ -108,6 +146,69 @@ CASES: dict[str, tuple[Command, ShardError]] = {
         ShardError.UNKNOWN_SEQUENCE,
     ),
     "keep listed twice": (FilterBatch(keep_ids=[RUNNING, RUNNING]), ShardError.BAD_REQUEST),
+    "park unknown": (parked(5, 1), ShardError.UNKNOWN_SEQUENCE),
+    "park id too large": (parked(8, 1), ShardError.BAD_REQUEST),
+    "park twice": (
+        Prefill(chunks=[], header=Header(parks=[Park(sequence_id=RUNNING, length=1)] * 2)),
+        ShardError.BAD_REQUEST,
+    ),
+    "park released": (
+        Decode(sequence_ids=[], max_steps=1, header=header(release=[RUNNING], park={RUNNING: 1})),
+        ShardError.UNKNOWN_SEQUENCE,
+    ),
+    "park nothing": (parked(RUNNING, 0), ShardError.WRONG_POSITION),
+    "park more than is computed": (parked(RUNNING, 8), ShardError.WRONG_POSITION),
+    "drop a handle out of range": (
+        FilterBatch(keep_ids=[RUNNING, PARTIAL], header=header(drop=[2**64])),
+        ShardError.BAD_REQUEST,
+    ),
+    "go on with what is parked": (
+        Prefill(chunks=[next_chunk(PARTIAL, 4, [1])], header=header(park={PARTIAL: 4})),
+        ShardError.WRONG_POSITION,
+    ),
+    "copy more than is parked": (
+        replace(copied(RUNNING, 5), header=header(park={RUNNING: 4})),
+        ShardError.WRONG_POSITION,
+    ),
+    "take over nothing": (taking_over(5, 4), ShardError.UNKNOWN_SEQUENCE),
+    "take over what is released": (replace(taking_over(RUNNING, 4), header=RELEASED), ShardError.UNKNOWN_SEQUENCE),
+    "take over no token": (taking_over(RUNNING, 0, start=0), ShardError.WRONG_POSITION),
+    "take over more than is computed": (taking_over(RUNNING, 8), ShardError.WRONG_POSITION),
+    "take over at another position": (taking_over(RUNNING, 4, start=5), ShardError.WRONG_POSITION),
+    "take over without parameters": (taking_over(RUNNING, 4, parameters=None), ShardError.UNKNOWN_SEQUENCE),
+    "take over what rides": (replace(taking_over(RUNNING, 4), rider_ids=[RUNNING]), ShardError.BAD_REQUEST),
+    "swap out unknown": (swap_out((5, 1, 0)), ShardError.UNKNOWN_SEQUENCE),
+    "swap out twice": (swap_out((RUNNING, 1, 0), (RUNNING, 2, 0)), ShardError.BAD_REQUEST),
+    "swap out under one handle": (swap_out((RUNNING, 1, 0), (PARTIAL, 1, 0)), ShardError.BAD_REQUEST),
+    "swap out under a handle in use": (swap_out((RUNNING, HANDLE, 0)), ShardError.BAD_REQUEST),
+    "swap out under a handle out of range": (swap_out((RUNNING, 2**64, 0)), ShardError.BAD_REQUEST),
+    "swap out from behind the end": (swap_out((RUNNING, 1, 8)), ShardError.WRONG_POSITION),
+    "swap out from behind what is parked": (
+        swap_out((RUNNING, 1, 5), header=header(park={RUNNING: 4})),
+        ShardError.WRONG_POSITION,
+    ),
+    "swap out the second badly": (swap_out((RUNNING, 1, 0), (PARTIAL, 2, 5)), ShardError.WRONG_POSITION),
+    "swap in to a held id": (swap_in(PARTIAL, RUNNING, SUFFIX_START), ShardError.SEQUENCE_EXISTS),
+    "swap in to an id too large": (swap_in(8, RUNNING, SUFFIX_START), ShardError.BAD_REQUEST),
+    "swap in twice": (
+        SwapIn(
+            entries=[
+                SwapInEntry(handle=HANDLE, sequence_id=key, copy=Prefix(source_id=RUNNING, length=SUFFIX_START))
+                for key in (3, 4)
+            ]
+        ),
+        ShardError.BAD_REQUEST,
+    ),
+    "swap in without the prefix": (swap_in(3, None, 0), ShardError.BAD_REQUEST),
+    "swap in behind another length": (swap_in(3, RUNNING, SUFFIX_START + 1), ShardError.BAD_REQUEST),
+    "swap in behind other tokens": (swap_in(3, PARTIAL, SUFFIX_START), ShardError.BAD_REQUEST),
+    "swap in behind an unknown sequence": (swap_in(3, 5, SUFFIX_START), ShardError.UNKNOWN_SEQUENCE),
+    "swap in behind itself": (swap_in(3, 3, SUFFIX_START), ShardError.UNKNOWN_SEQUENCE),
+    "swap in behind what is parked shorter": (
+        swap_in(3, RUNNING, SUFFIX_START, header=header(park={RUNNING: 2})),
+        ShardError.WRONG_POSITION,
+    ),
+    "swap in an unknown handle behind too much": (swap_in(3, RUNNING, 9, handle=99), ShardError.WRONG_POSITION),
     "temperature nan": (sampling(temperature=math.nan), ShardError.BAD_REQUEST),
     "temperature infinite": (sampling(temperature=math.inf), ShardError.BAD_REQUEST),
     "temperature negative": (sampling(temperature=-0.1), ShardError.BAD_REQUEST),
@@ -127,8 +228,10 @@ CASES: dict[str, tuple[Command, ShardError]] = {
 
 @pytest.fixture
 def driver() -> EngineDriver:
-    """One sequence that runs and one in the middle of its prompt."""
+    """One sequence that runs, one in the middle of its prompt, and one that is swapped."""
     driver = EngineDriver(FakeBackend(cells=200, max_batch_tokens=64))
+    driver.prefill(first_chunk(2, PROMPT, ignore_eos=True))
+    driver.swap_out(SwapOutEntry(sequence_id=2, handle=HANDLE, start=SUFFIX_START))
     driver.prefill(
         first_chunk(RUNNING, PROMPT, ignore_eos=True), first_chunk(PARTIAL, toy_prompt("part"), total=10, last=False)
     )
@@ -150,6 +253,11 @@ def test_a_refused_command_changes_nothing(driver: EngineDriver, name: str) -> N
     driver.decode([RUNNING, PARTIAL])
     assert driver.output[RUNNING] == expected_output(PROMPT, 50, ignore_eos=True)
     assert driver.output[PARTIAL] == expected_output(toy_prompt("partial ok"), 50)
+    # What was swapped is still there.
+    again = swap_in(2, RUNNING, SUFFIX_START)
+    assert driver.swap_in(*again.entries) == [True]
+    driver.decode([2])
+    assert driver.output[2] == expected_output(PROMPT, 50, ignore_eos=True)
 
 
 def test_every_second_chunk_is_checked_before_the_first_is_taken(driver: EngineDriver) -> None:
@@ -166,6 +274,34 @@ def test_a_draining_shard_refuses_new_sequences_and_goes_on_with_the_others(driv
     assert answer.error is ShardError.DRAINING
     driver.prefill(next_chunk(PARTIAL, 4, toy_prompt("ial ok")), riders=[RUNNING])
     assert len(driver.decode([RUNNING, PARTIAL], steps=3)) == 3
+
+
+def test_a_draining_shard_brings_swapped_sequences_back_and_starts_none_in_their_place(driver: EngineDriver) -> None:
+    driver.engine.draining = True
+    answer = driver.engine.prefill(taking_over(RUNNING, 4), 0)
+    assert isinstance(answer, Refusal)
+    assert answer.error is ShardError.DRAINING
+    assert driver.swap_in(*swap_in(3, RUNNING, SUFFIX_START).entries) == [True]
+
+
+def test_a_split_cache_saves_only_whole_sequences() -> None:
+    driver = EngineDriver(FakeBackend(layout=KvLayout.SPLIT))
+    driver.prefill(first_chunk(RUNNING, PROMPT, ignore_eos=True))
+    answer = driver.engine.swap_out(swap_out((RUNNING, 1, 2)), 0)
+    assert isinstance(answer, Refusal)
+    assert answer.error is ShardError.BAD_REQUEST
+    assert driver.engine.sequence_count == 1
+
+
+def test_a_recurrent_model_parks_only_whole_sequences() -> None:
+    driver = EngineDriver(FakeBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver.prefill(first_chunk(RUNNING, PROMPT, ignore_eos=True))
+    for command in (parked(RUNNING, 3), taking_over(RUNNING, 3)):
+        answer = driver.engine.prefill(command, 0)
+        assert isinstance(answer, Refusal)
+        assert answer.error is ShardError.WRONG_POSITION
+    driver.decode([RUNNING])
+    assert driver.output[RUNNING] == expected_output(PROMPT, 50, ignore_eos=True)
 
 
 @pytest.mark.parametrize("make", [lambda: copied(RUNNING, 4), lambda: copied(RUNNING, 7)])

@@ -11,12 +11,12 @@ import pytest
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.fake import FakeBackend
-from caravan_shard.commands import Decode, FilterBatch, Prefill
+from caravan_shard.commands import Decode, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.engine import Engine
 from caravan_shard.replies import RUN_AHEAD, Replies
-from caravan_shard.results import Holdings, Refusal, Result, StepResult
+from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut
 from caravan_shard.worker import ENDING, Worker
-from caravan_testing.shard_builders import first_chunk, toy_prompt
+from caravan_testing.shard_builders import first_chunk, memory_swap, toy_prompt
 
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")
 START = Prefill(
@@ -53,7 +53,7 @@ class Gate:
 
 @asynccontextmanager
 async def worker_on(backend: FakeBackend) -> AsyncIterator[tuple[Worker, Engine]]:
-    worker = Worker(lambda: backend, sampling_threads=1)
+    worker = Worker(lambda: backend, 1, memory_swap)
     engine = await worker.start()
     try:
         yield worker, engine
@@ -105,6 +105,27 @@ async def test_a_decode_gives_way_to_the_next_command_after_the_running_pass() -
         assert len(await all_of(decode)) == 2
         assert len(await all_of(filtered)) == 1
         assert engine.step_count == 3
+
+
+async def test_a_decode_gives_way_to_a_swap_which_a_new_lease_forgets() -> None:
+    gate = Gate()
+    backend = FakeBackend()
+    async with worker_on(backend) as (worker, engine):
+        await all_of(worker.submit(START))
+        backend.hook = gate
+        decode = worker.submit(DECODE)
+        await gate.next_pass()
+        swapped = worker.submit(SwapOut(entries=[SwapOutEntry(sequence_id=0, handle=1)]))
+        gate.open()
+        assert len(await all_of(decode)) == 1
+        (result,) = await all_of(swapped)
+        assert isinstance(result, SwappedOut)
+        assert result.saved == [True]
+        worker.release_all(OVERTAKEN)
+        (result,) = await all_of(worker.submit(SwapIn(entries=[SwapInEntry(handle=1, sequence_id=0)])))
+        assert isinstance(result, SwappedIn)
+        assert (result.restored, result.used_bytes) == ([False], 0)
+        assert engine.unfinished_count == 0
 
 
 async def test_a_decode_makes_one_pass_even_if_others_wait() -> None:
