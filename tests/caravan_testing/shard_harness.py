@@ -1,7 +1,7 @@
 """A whole shard in this process: toy backend, gRPC over a unix socket."""
 
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,42 +38,70 @@ class RunningShard:
         self.epoch = epoch
         return response
 
-    def header(self, release: Iterable[int] = ()) -> types_pb2.CommandHeader:
-        """The header of a command."""
-        return types_pb2.CommandHeader(epoch=self.epoch, release_sequence_ids=release)
+    def header(
+        self, release: Iterable[int] = (), park: Mapping[int, int] | None = None, drop: Iterable[int] = ()
+    ) -> types_pb2.CommandHeader:
+        """The header of a command; ``park`` gives the length to keep by sequence id."""
+        parks = [types_pb2.ParkedSequence(sequence_id=key, length=length) for key, length in (park or {}).items()]
+        return types_pb2.CommandHeader(
+            epoch=self.epoch, release_sequence_ids=release, park=parks, drop_swap_handles=drop
+        )
 
     def prefill(
-        self, *chunks: types_pb2.PrefillChunk, riders: Iterable[int] = (), release: Iterable[int] = ()
+        self, *chunks: types_pb2.PrefillChunk, riders: Iterable[int] = (), **header: Any
     ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.PrefillResponse]:
         """The call, started."""
-        request = shard_pb2.PrefillRequest(header=self.header(release), chunks=chunks, ride_sequence_ids=riders)
+        request = shard_pb2.PrefillRequest(header=self.header(**header), chunks=chunks, ride_sequence_ids=riders)
         return self.stub.Prefill(request)  # type: ignore[no-any-return]
 
     def decode(
-        self, sequence_ids: Iterable[int], max_steps: int = 1_000, release: Iterable[int] = ()
+        self, sequence_ids: Iterable[int], max_steps: int = 1_000, **header: Any
     ) -> grpc.aio.UnaryStreamCall[Any, shard_pb2.DecodeResponse]:
         """The call, started; once it has initial metadata it is queued."""
-        request = shard_pb2.DecodeRequest(header=self.header(release), sequence_ids=sequence_ids, max_steps=max_steps)
+        request = shard_pb2.DecodeRequest(header=self.header(**header), sequence_ids=sequence_ids, max_steps=max_steps)
         return self.stub.Decode(request)  # type: ignore[no-any-return]
 
-    def keep(self, *sequence_ids: int) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.FilterBatchResponse]:
+    def keep(self, *sequence_ids: int, **header: Any) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.FilterBatchResponse]:
         """FilterBatch, started."""
-        request = shard_pb2.FilterBatchRequest(header=self.header(), keep_sequence_ids=sequence_ids)
+        request = shard_pb2.FilterBatchRequest(header=self.header(**header), keep_sequence_ids=sequence_ids)
         return self.stub.FilterBatch(request)  # type: ignore[no-any-return]
+
+    def swap_out(
+        self, *entries: shard_pb2.SwapOutEntry, **header: Any
+    ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.SwapOutResponse]:
+        """The call, started."""
+        request = shard_pb2.SwapOutRequest(header=self.header(**header), entries=entries)
+        return self.stub.SwapOut(request)  # type: ignore[no-any-return]
+
+    def swap_in(
+        self, *entries: shard_pb2.SwapInEntry, **header: Any
+    ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.SwapInResponse]:
+        """The call, started."""
+        request = shard_pb2.SwapInRequest(header=self.header(**header), entries=entries)
+        return self.stub.SwapIn(request)  # type: ignore[no-any-return]
 
 
 def prompt_chunk(
-    sequence_id: int, tokens: Sequence[int], *, max_new: int = 50, ignore_eos: bool = False, **sampling: Any
+    sequence_id: int,
+    tokens: Sequence[int],
+    *,
+    max_new: int = 50,
+    ignore_eos: bool = False,
+    copy: types_pb2.PrefixCopy | None = None,
+    **sampling: Any,
 ) -> types_pb2.PrefillChunk:
-    """A whole prompt as one chunk."""
+    """A whole prompt as one chunk: ``tokens`` after what is copied."""
+    start = 0 if copy is None else copy.length
     return types_pb2.PrefillChunk(
         sequence_id=sequence_id,
+        start=start,
+        copy=copy,
         token_ids=tokens,
         last=True,
         parameters=types_pb2.SequenceParameters(
             sampling=types_pb2.SamplingParameters(**{**NEUTRAL_SAMPLING, **sampling}),
-            prompt_length=len(tokens),
-            max_length=len(tokens) + max_new,
+            prompt_length=start + len(tokens),
+            max_length=start + len(tokens) + max_new,
             ignore_eos=ignore_eos,
         ),
     )

@@ -12,7 +12,7 @@ import pytest
 
 from caravan_proto.channel import client_options
 from caravan_proto.errors import ShardError
-from caravan_proto.shard.v1 import shard_pb2_grpc
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_shard.backends.fake import FakeBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.server import ShardServer
@@ -79,6 +79,21 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
                     break
             assert process.returncode is None
             process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
+
+
+async def test_a_drain_waits_for_what_is_swapped(tmp_path: Path) -> None:
+    async with shard_process(tmp_path) as (process, shard):
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5))
+        await shard.swap_out(shard_pb2.SwapOutEntry(sequence_id=0, handle=1))
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            while not (await shard.take()).draining:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            assert list((await shard.swap_in(shard_pb2.SwapInEntry(handle=1, sequence_id=0))).restored) == [True]
+            assert len([reply async for reply in shard.decode([0])]) == 4
             assert await process.wait() == 0
 
 
