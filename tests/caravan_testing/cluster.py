@@ -33,6 +33,7 @@ class ClusterConfig:
     layout: KvLayout = KvLayout.UNIFIED
     step_s: float = 0.0
     token_s: float = 0.0
+    swap_bytes: int = 1 << 30
     hook: DecodeHook | None = None
     drain_timeout_s: float = 0.5
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -75,7 +76,12 @@ class Cluster:
             hook=config.hook,
         )
         self.servers[address] = ShardServer(
-            ShardConfig(backend="fake", address=address, drain_timeout_s=config.drain_timeout_s),
+            ShardConfig(
+                backend="fake",
+                address=address,
+                drain_timeout_s=config.drain_timeout_s,
+                swap_space=config.swap_bytes / (1 << 30),
+            ),
             lambda: self.backends[address],
         )
         await self.servers[address].start()
@@ -83,15 +89,31 @@ class Cluster:
     async def stop_shard(self, address: str) -> None:
         await self.servers.pop(address).stop()
 
+    def swapped(self, address: str) -> int:
+        """Sequences in the shard's swap space."""
+        engine = self.servers[address]._engine
+        return 0 if engine is None else len(engine._pool.swap)
+
+    def queued_commands(self, address: str) -> int:
+        """Commands that the shard has received and not begun."""
+        return len(self.servers[address]._worker._queue)
+
+    async def metric(self, name: str) -> float:
+        """Value of a metric, labels included in ``name``."""
+        for line in (await self.metrics.render()).decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+        raise KeyError(name)
+
     async def wait_until_up(self, shards: int) -> None:
         await eventually(lambda: len(self.engine.scheduler.shards) == shards, f"{shards} shards up")
 
     async def wait_until_at_rest(self) -> None:
-        """No request; no cell and no sequence id in use on either side, but for what is parked."""
+        """No request; no cell and no sequence id in use on either side, but for what is parked; nothing swapped out."""
         scheduler = self.engine.scheduler
         await eventually(lambda: not scheduler.sequences, "every request ended")
         await eventually(
-            lambda: all(not s.residents and not s.releasing and not s.in_flight for s in scheduler.shards.values()),
+            lambda: all(not s.residents and not s.has_header and not s.in_flight for s in scheduler.shards.values()),
             "every sequence released",
         )
         invariants.check(scheduler)
@@ -101,6 +123,7 @@ class Cluster:
                 held = {key: backend.length(key) for key in range(self.config.max_sequences) if backend.length(key)}
                 parked = {key: state.tree.length(key) for key in state.parked}
                 assert held == parked, f"{address} holds {held}, parked are {parked}"
+                assert self.swapped(address) == 0, f"{address} keeps {self.swapped(address)} swapped sequences"
 
 
 @contextlib.asynccontextmanager

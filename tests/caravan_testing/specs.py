@@ -1,0 +1,58 @@
+"""Generations for the engine, on the toy model, and what must come of them."""
+
+import math
+from collections.abc import Iterable
+
+from caravan_router.engine.batcher import Batcher
+from caravan_router.engine.interface import GenerationSpec
+from caravan_router.engine.streams import RequestStream
+from caravan_router.scheduling.params import SamplingParams, StoppingParams
+from caravan_router.scheduling.tenant import ANYONE, Tenant
+from caravan_shard.backends.fake import expected_output
+from caravan_shard.parameters import SamplingParameters
+
+
+def spec(
+    prompt: Iterable[int],
+    new_tokens: int,
+    *,
+    seed: int | None = None,
+    priority: int = 0,
+    tenant: Tenant = ANYONE,
+    namespace: str = "",
+    timeout_s: float = math.inf,
+) -> GenerationSpec:
+    """Exactly ``new_tokens`` tokens; greedy without a seed, else drawn at temperature 1."""
+    return GenerationSpec(
+        prompt=tuple(prompt),
+        sampling=SamplingParams(temperature=0.0) if seed is None else SamplingParams(temperature=1.0, seed=seed),
+        stopping=StoppingParams(max_new_tokens=new_tokens, ignore_eos=True),
+        priority=priority,
+        tenant=tenant,
+        namespace=namespace,
+        timeout_s=timeout_s,
+    )
+
+
+def undisturbed(wanted: GenerationSpec) -> list[int]:
+    """What the toy model says to it alone, never interrupted."""
+    sampling = wanted.sampling
+    return expected_output(
+        wanted.prompt,
+        wanted.stopping.max_new_tokens,
+        sampling=SamplingParameters(temperature=sampling.temperature, seed=sampling.seed),
+        ignore_eos=wanted.stopping.ignore_eos,
+    )
+
+
+async def read(stream: RequestStream) -> list[int]:
+    """Its tokens, to the end."""
+    try:
+        return [token.token_id async for token in stream]
+    finally:
+        stream.close()
+
+
+async def run(engine: Batcher, wanted: GenerationSpec) -> list[int]:
+    """Submit it and read it."""
+    return await read(engine.submit(wanted))

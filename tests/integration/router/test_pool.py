@@ -1,0 +1,107 @@
+"""A shard's cells as one pool, on the toy model: what several requests have in common is computed once."""
+
+import asyncio
+
+import pytest
+
+from caravan_router.engine.interface import GenerationSpec
+from caravan_router.scheduling.policy import SchedulerConfig
+from caravan_shard.backends.base import KvLayout
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.pass_log import PassLog
+from caravan_testing.specs import read, run, spec, undisturbed
+
+LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
+# Six passes of 16 tokens: the last few tokens of a prefix are computed again rather than waited for.
+PREFIX = list(range(1, 97))
+NEW_TOKENS = 12
+
+
+async def run_at_once(running: Cluster, wanted: list[GenerationSpec]) -> None:
+    """In one turn of the loop; each gets what it would get alone, and the pool is at rest afterwards."""
+    streams = [running.engine.submit(one) for one in wanted]
+    got = await asyncio.gather(*map(read, streams))
+    assert got == [undisturbed(one) for one in wanted]
+    await running.wait_until_at_rest()
+
+
+@LAYOUTS
+@pytest.mark.parametrize("requests", [2, 8])
+async def test_a_prefix_of_several_at_the_same_instant_is_computed_once(layout: KvLayout, requests: int) -> None:
+    log = PassLog()
+    async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
+        endings = [[150 + number, 7, number] for number in range(requests)]
+        await run_at_once(running, [spec([*PREFIX, *ending], NEW_TOKENS) for ending in endings])
+        assert await running.metric("caravan_prefix_cache_hit_tokens") == (requests - 1) * len(PREFIX)
+    # The last token of each is sampled, never computed.
+    assert log.computed_tokens == len(PREFIX) + sum(map(len, endings)) + requests * (NEW_TOKENS - 1)
+
+
+@LAYOUTS
+async def test_a_prefix_longer_than_a_pass_is_computed_once(layout: KvLayout) -> None:
+    """The followers come while the leader's prompt is under way."""
+    log = PassLog()
+    config = ClusterConfig(layout=layout, hook=log, max_batch_tokens=16, cells=2048)
+    async with cluster(config) as running:
+        leader = running.engine.submit(spec([*PREFIX, 150], NEW_TOKENS))
+        async with log.held():
+            followers = [running.engine.submit(spec([*PREFIX, 151 + number], NEW_TOKENS)) for number in range(3)]
+        await asyncio.gather(*map(read, [leader, *followers]))
+        await running.wait_until_at_rest()
+    assert log.computed_tokens == len(PREFIX) + 4 + 4 * (NEW_TOKENS - 1)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("max_sequences", [16, 3, 1])
+async def test_choices_fork_one_prefill(layout: KvLayout, max_sequences: int) -> None:
+    """Also where there are fewer sequence ids than choices: later ones start from what earlier ones left."""
+    log = PassLog()
+    choices = 8
+    config = ClusterConfig(layout=layout, max_sequences=max_sequences, hook=log)
+    async with cluster(config) as running:
+        await run_at_once(running, [spec(PREFIX, NEW_TOKENS, seed=seed) for seed in range(choices)])
+        assert await running.metric("caravan_prefix_cache_hit_tokens") == (choices - 1) * (len(PREFIX) - 1)
+    # Each computes the last token of the prompt itself: that is where its draw begins.
+    assert log.computed_tokens == len(PREFIX) + choices - 1 + choices * (NEW_TOKENS - 1)
+
+
+@LAYOUTS
+async def test_the_second_turn_of_a_conversation_computes_only_what_is_new(layout: KvLayout) -> None:
+    log = PassLog()
+    async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
+        answer = await run(running.engine, spec(PREFIX, NEW_TOKENS))
+        before = log.computed_tokens
+        question = [*PREFIX, *answer, 200, 201, 202]
+        stream = running.engine.submit(spec(question, NEW_TOKENS))
+        assert await read(stream) == undisturbed(spec(question, NEW_TOKENS))
+        assert stream.cached_tokens == len(PREFIX) + NEW_TOKENS - 1
+        await running.wait_until_at_rest()
+    assert log.computed_tokens - before == 1 + 3 + NEW_TOKENS - 1
+
+
+@LAYOUTS
+async def test_nothing_is_shared_between_namespaces(layout: KvLayout) -> None:
+    """Neither what is there, nor what comes at the same instant."""
+    log = PassLog()
+    async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
+        at_once = [running.engine.submit(spec(PREFIX, NEW_TOKENS, namespace=name)) for name in ("", "a", "b")]
+        await asyncio.gather(*map(read, at_once))
+        assert [stream.cached_tokens for stream in at_once] == [0, 0, 0]
+        assert log.computed_tokens == 3 * (len(PREFIX) + NEW_TOKENS - 1)
+        for name, cached in (("c", 0), ("a", len(PREFIX) - 1), ("c", len(PREFIX) - 1)):
+            later = running.engine.submit(spec(PREFIX, NEW_TOKENS, namespace=name))
+            await read(later)
+            assert later.cached_tokens == cached, name
+        await running.wait_until_at_rest()
+
+
+async def test_without_prefix_caching_nothing_stays() -> None:
+    config = ClusterConfig(scheduler=SchedulerConfig(prefix_caching=False))
+    async with cluster(config) as running:
+        for _ in range(2):
+            stream = running.engine.submit(spec(PREFIX, NEW_TOKENS))
+            assert await read(stream) == undisturbed(spec(PREFIX, NEW_TOKENS))
+            assert stream.cached_tokens == 0
+            await running.wait_until_at_rest()
+        (shard,) = running.engine.scheduler.shards.values()
+        assert not shard.parked

@@ -1,0 +1,131 @@
+"""Who goes first, on the toy model: higher priorities, then fair shares; and who is out of time."""
+
+import asyncio
+import re
+from collections import Counter
+
+import pytest
+
+from caravan_router.engine.interface import DeadlineError, EngineError, QueueTimeoutError
+from caravan_router.scheduling.policy import SchedulerConfig
+from caravan_router.scheduling.tenant import Tenant
+from caravan_shard.backends.base import KvLayout
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
+from caravan_testing.pass_log import PassLog
+from caravan_testing.specs import read, run, spec, undisturbed
+
+MARK = 255
+MARKS = 40
+
+
+async def until_settled(running: Cluster, log: PassLog) -> None:
+    """While a pass is held: the router knows of all those before."""
+    async with asyncio.timeout(10):
+        while True:
+            text = (await running.metrics.render()).decode()
+            known = re.findall(r"^tgi_batch_inference_success\S* (\S+)$", text, re.MULTILINE)
+            if sum(map(float, known)) == len(log.passes) - 1:
+                return
+
+
+async def delays_of_one(running: Cluster, log: PassLog, number: int) -> tuple[int, int]:
+    """Send one of high priority while a pass runs.
+
+    Passes without it from that one on until its prompt is computed; commands that the shard had already.
+    """
+    (address,) = running.addresses
+    shard = running.engine.scheduler.shards[address]
+    wanted = spec([number, *[MARK] * MARKS], 3, priority=10)
+    async with log.held():
+        await until_settled(running, log)
+        sent = list(shard.in_flight)
+        stream = running.engine.submit(wanted)
+        begun = len(log.passes)
+        if len(sent) == 1 and sent[0].is_decode:
+            # What the router makes of it is on its way before the pass ends, as it is when passes take longer.
+            await eventually(lambda: running.queued_commands(address) > 0, "the shard knows")
+    assert await read(stream) == undisturbed(wanted)
+    passes = log.passes[begun:]
+    last = next(place for place in range(len(passes)) if sum(p.count(MARK) for p in passes[: place + 1]) >= MARKS)
+    return 1 + sum(MARK not in tokens for tokens in passes[:last]), len(sent)
+
+
+@pytest.mark.parametrize("swap_bytes", [1 << 20, 0], ids=["swap", "recompute"])
+@pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
+async def test_a_flood_delays_a_higher_priority_by_the_pass_that_runs(layout: KvLayout, swap_bytes: int) -> None:
+    """All sequence ids are taken by a hundred of low priority; what was sent to the shard already goes first."""
+    log = PassLog()
+    config = ClusterConfig(layout=layout, cells=512, max_sequences=4, token_s=0.0002, swap_bytes=swap_bytes, hook=log)
+    async with cluster(config) as running:
+        (shard,) = running.engine.scheduler.shards.values()
+        flood = [spec([number] * 20, 30 + number % 7) for number in range(100)]
+        reading = [asyncio.create_task(run(running.engine, one)) for one in flood]
+        await eventually(lambda: len(shard.decoding) == 4, "the shard is full")
+        delays = [await delays_of_one(running, log, number) for number in range(200, 220)]
+        assert all(1 <= passes <= commands <= 2 for passes, commands in delays), delays
+        assert (1, 1) in delays
+        assert await asyncio.gather(*reading) == [undisturbed(one) for one in flood]
+        counts = {how: await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")}
+        assert counts["swap" if swap_bytes else "recompute"] > 0
+        await running.wait_until_at_rest()
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+async def test_tokens_are_shared_by_weight_while_both_wait(weight: float) -> None:
+    """One tenant asks for twenty times as much as the other."""
+    modest, greedy = Tenant(name="modest", weight=weight), Tenant(name="greedy")
+    served: list[str] = []
+    async with cluster(ClusterConfig(max_sequences=4)) as running:
+
+        async def client(tenant: Tenant, number: int) -> None:
+            prompt = [number % 256, number // 256, len(tenant.name)] * 5
+            stream = running.engine.submit(spec(prompt, 8, tenant=tenant))
+            async for _ in stream:
+                served.append(tenant.name)  # noqa: PERF401  in the order in which all of them come
+            if tenant is modest:
+                last_modest.append(len(served))
+
+        last_modest: list[int] = []
+        everyone = [(greedy, number) for number in range(800)] + [(modest, number) for number in range(40)]
+        await asyncio.gather(*(client(*one) for one in everyone))
+        await running.wait_until_at_rest()
+    counts = Counter(served[: last_modest[-4]])  # its last ones leave places that others take
+    share = counts["modest"] / counts["greedy"]
+    assert weight * 0.9 < share < weight * 1.1, counts
+
+
+async def failures(running: Cluster, reading: list[asyncio.Task[list[int]]]) -> list[type[BaseException]]:
+    """Wait for all; the errors among them."""
+    results = await asyncio.gather(*reading, return_exceptions=True)
+    return [type(result) for result in results if isinstance(result, BaseException)]
+
+
+async def test_a_request_that_does_not_end_in_time_fails_wherever_it_is() -> None:
+    """Running, waiting, or swapped out: the shard stands still meanwhile, and holds nothing of them afterwards."""
+    log = PassLog()
+    async with cluster(ClusterConfig(cells=256, max_sequences=4, token_s=0.0002, hook=log)) as running:
+        low = [spec([number] * 20, 40, timeout_s=0.5) for number in range(6)]
+        reading = [asyncio.create_task(run(running.engine, one)) for one in low]
+        await eventually(lambda: running.queued_commands(running.addresses[0]) == 0, "it began")
+        async with log.held():
+            high = [spec([100 + number] * 40, 20, priority=1, timeout_s=0.5) for number in range(2)]
+            reading += [asyncio.create_task(run(running.engine, one)) for one in high]
+            assert await failures(running, reading) == [DeadlineError] * len(reading)
+        await running.wait_until_at_rest()
+        assert await run(running.engine, spec([1], 5)) == undisturbed(spec([1], 5))
+
+
+async def test_a_request_whose_turn_does_not_come_in_time_fails() -> None:
+    """Those that have started are left to end."""
+    log = PassLog()
+    config = ClusterConfig(max_sequences=2, hook=log, scheduler=SchedulerConfig(queue_timeout_s=0.3))
+    async with cluster(config) as running:
+        wanted = [spec([number] * 20, 40) for number in range(2)]
+        reading = [asyncio.create_task(run(running.engine, one)) for one in wanted]
+        async with log.held():
+            errors: list[type[EngineError]] = []
+            late = [asyncio.create_task(run(running.engine, spec([9], 5))) for _ in range(5)]
+            errors += await failures(running, late)  # type: ignore[arg-type]
+            assert errors == [QueueTimeoutError] * 5
+        assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
+        await running.wait_until_at_rest()

@@ -1,0 +1,146 @@
+"""Ten times more asked of the cells than there are, on the toy model: sequences come and go, and nobody notices."""
+
+import asyncio
+import random
+
+import pytest
+
+from caravan_router.engine.interface import GenerationSpec
+from caravan_router.engine.streams import RequestStream
+from caravan_shard.backends.base import KvLayout
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
+from caravan_testing.pass_log import PassLog
+from caravan_testing.specs import read, run, spec, undisturbed
+
+CELLS = 512
+CELL_BYTES = 8  # of the toy model's saved states
+
+
+def scarce(**changes: object) -> ClusterConfig:
+    """Computing takes long enough that swapping is cheaper wherever there is room to swap to."""
+    fields: dict[str, object] = {"cells": CELLS, "max_sequences": 16, "token_s": 0.0002, **changes}
+    return ClusterConfig(**fields)  # type: ignore[arg-type]
+
+
+def demand(chance: random.Random) -> list[GenerationSpec]:
+    """Mixed lengths, all sampled; a third of the prompts begin alike. Priorities are mixed in the second half."""
+    common = [chance.randrange(256) for _ in range(24)]
+    wanted = []
+    for number in range(80):
+        own = [chance.randrange(256) for _ in range(chance.randrange(1, 60))]
+        prompt = [*common, *own] if number % 3 == 0 else own
+        wanted.append(spec(prompt, chance.randrange(4, 60), seed=number, priority=chance.randrange(3) * (number // 40)))
+    return wanted
+
+
+async def learn_short_outputs(running: Cluster) -> None:
+    """So many requests end early that the router expects it of the next ones, and lets in too many of them."""
+    short = [spec([number], 3) for number in range(20)]
+    await asyncio.gather(*(run(running.engine, one) for one in short))
+
+
+async def preemptions(running: Cluster) -> dict[str, float]:
+    return {how: await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")}
+
+
+async def check_flood(running: Cluster) -> None:
+    """Half of it at once, the other half bit by bit; each gets the tokens it would get alone."""
+    wanted = demand(random.Random(5))
+    assert sum(len(one.prompt) + one.stopping.max_new_tokens for one in wanted) > 10 * CELLS
+
+    async def later(number: int, one: GenerationSpec) -> list[int]:
+        await asyncio.sleep(max(0, number - 40) * 0.01)
+        return await run(running.engine, one)
+
+    got = await asyncio.gather(*(later(number, one) for number, one in enumerate(wanted)))
+    assert got == [undisturbed(one) for one in wanted]
+    await running.wait_until_at_rest()
+
+
+async def test_scarce_cells_with_room_to_swap() -> None:
+    async with cluster(scarce()) as running:
+        await learn_short_outputs(running)
+        await check_flood(running)
+        assert (await preemptions(running))["swap"] > 0
+
+
+async def test_scarce_cells_and_scarce_room_to_swap() -> None:
+    """What the swap space does not take is computed again."""
+    async with cluster(scarce(swap_bytes=60 * CELL_BYTES)) as running:
+        await learn_short_outputs(running)
+        await check_flood(running)
+        assert all((await preemptions(running)).values())
+
+
+async def test_scarce_cells_without_room_to_swap() -> None:
+    async with cluster(scarce(swap_bytes=0)) as running:
+        await learn_short_outputs(running)
+        await check_flood(running)
+        counts = await preemptions(running)
+        assert counts["swap"] == 0
+        assert counts["recompute"] > 0
+
+
+@pytest.mark.parametrize("swap_bytes", [1 << 20, 0])
+async def test_scarce_sequence_ids_of_a_split_cache(swap_bytes: int) -> None:
+    """Higher priorities take the place of lower ones where every sequence has cells of its own."""
+    config = scarce(layout=KvLayout.SPLIT, max_sequences=4, swap_bytes=swap_bytes)
+    async with cluster(config) as running:
+        await check_flood(running)
+        assert (await preemptions(running))["swap" if swap_bytes else "recompute"] > 0
+
+
+def swapped_requests(running: Cluster) -> set[int]:
+    return {s.request.request_id for s in running.engine.scheduler.waiting if s.ticket is not None}
+
+
+async def swap_out(running: Cluster) -> tuple[list[RequestStream], list[GenerationSpec]]:
+    """Low priorities that fill the shard, then higher ones that take their place: some are swapped out now."""
+    (address,) = running.addresses
+    wanted = [spec([number] * 40, 50, seed=number) for number in range(10)]
+    streams = [running.engine.submit(one) for one in wanted]
+    await eventually(lambda: len(running.engine.scheduler.shards[address].decoding) >= 4, "they decode")
+    more = [spec([100 + number] * 40, 80, seed=number, priority=1) for number in range(4)]
+    streams += [running.engine.submit(one) for one in more]
+    await eventually(lambda: bool(swapped_requests(running)), "some are swapped out")
+    assert running.swapped(address) > 0
+    return streams, wanted + more
+
+
+async def test_a_shard_lost_with_swapped_sequences_costs_a_pause() -> None:
+    async with cluster(scarce(step_s=0.002)) as running:
+        (address,) = running.addresses
+        streams, wanted = await swap_out(running)
+        reading = [asyncio.create_task(read(stream)) for stream in streams]
+        await running.stop_shard(address)
+        await running.wait_until_up(0)
+        assert not any(sequence.ticket for sequence in running.engine.scheduler.waiting)
+        await running.start_shard(address)
+        assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
+        await running.wait_until_at_rest()
+
+
+@pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
+async def test_clients_that_leave_while_swapped_out_leave_nothing(layout: KvLayout) -> None:
+    config = scarce(step_s=0.002, layout=layout, max_sequences=16 if layout is KvLayout.UNIFIED else 4)
+    async with cluster(config) as running:
+        streams, wanted = await swap_out(running)
+        gone = [number - 1 for number in swapped_requests(running)]  # ids count from 1
+        for number in gone:
+            streams[number].close()
+        stay = [number for number in range(len(streams)) if number not in gone]
+        got = await asyncio.gather(*(read(streams[number]) for number in stay))
+        assert got == [undisturbed(wanted[number]) for number in stay]
+        await running.wait_until_at_rest()
+
+
+async def test_all_leave_at_once() -> None:
+    """Running, waiting, swapped out, and on the way into the swap space."""
+    log = PassLog()
+    async with cluster(scarce(step_s=0.002, hook=log)) as running:
+        streams, _ = await swap_out(running)
+        async with log.held():
+            for stream in streams:
+                stream.close()
+        await running.wait_until_at_rest()
+        assert await run(running.engine, spec([1], 5)) == undisturbed(spec([1], 5))
