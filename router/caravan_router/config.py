@@ -43,7 +43,15 @@ class RouterConfig:
     waiting_served_ratio: float = flag(0.3, "pause: prefill when requests waiting >= ratio x running", low=0)
     max_waiting_tokens: int = flag(20, "pause: prefill after this many decode passes whatever waits", low=0)
     max_batch_prefill_tokens: int = flag(4096, "most prompt tokens in one pass", low=1)
+    max_batch_total_tokens: int | None = flag(None, "most KV cells of one shard to use (default: all)", low=1)
     max_batch_size: int | None = flag(None, "most sequences running on one shard (default: what it holds)", low=1)
+    prefix_caching: bool = flag(
+        True, "ended sequences stay in the cache, for others to start from, until room is needed"
+    )
+    kv_watermark: float = flag(
+        0.02, "part of the cells left free at admission, for outputs longer than expected", low=0, high=0.9
+    )
+    priority_aging_s: float = flag(60.0, "seconds of waiting that count as one step of priority", low=0.001)
 
     step_timeout_s: float = flag(60.0, "a shard whose pass takes longer is given up and its requests moved", low=1)
     shard_grace_s: float = flag(30.0, "requests wait this long for a shard to come back", low=0)
@@ -69,7 +77,11 @@ class RouterConfig:
             mode=PrefillMode(self.prefill_mode),
             target_itl_s=self.target_itl_ms / 1000,
             max_batch_prefill_tokens=self.max_batch_prefill_tokens,
+            max_batch_total_tokens=self.max_batch_total_tokens,
             max_batch_size=self.max_batch_size,
+            prefix_caching=self.prefix_caching,
+            watermark=self.kv_watermark,
+            aging_s=self.priority_aging_s,
             waiting_served_ratio=self.waiting_served_ratio,
             max_waiting_tokens=self.max_waiting_tokens,
             no_shard_grace_s=self.shard_grace_s,
