@@ -26,7 +26,10 @@ class Planner:
         self._last_handle = 0
 
     def plan(self, now: float, actions: list[Action], *, preempted: bool) -> None:
-        """Add the commands for every shard that can take one. Nobody is admitted in a step that ``preempted``."""
+        """Add the commands for every shard that can take one.
+
+        Nobody is admitted in a step that ``preempted``, but for the one request that others were preempted for.
+        """
         # In pause mode it is the mere number of passes that lets somebody in.
         self._state.queue_is_due = self._state.queue_is_due or self._state.config.mode is PrefillMode.PAUSE
         shards = [shard for shard in self._state.shards.values() if self._needs_plan(shard)]
@@ -58,8 +61,8 @@ class Planner:
 
     def _admit(self, shards: list[ShardState], now: float, actions: list[Action]) -> bool:
         """Let in whom the shards can take, then send their commands; whether somebody was preempted instead."""
+        self._state.queue_is_due = False
         drafts = self._drafts(shards, now)
-
         blocked = -math.inf
 
         def place_for(sequence: Sequence) -> Place | Hold | None:
