@@ -13,10 +13,13 @@ from bench.batched_bench import EngineRate, engine_rate
 from bench.disturbance import least_disturbed, remark
 from bench.machine import describe
 from bench.paths import CACHE, DEMO_MODEL, BenchError, peer, pinned_version
-from bench.profiles import Profile, full, quick
+from bench.profiles import Profile, full, pool, quick
 from bench.servers import Contender, Layout, Product, Setting
 from bench.session import turn
 from bench.table import Results, engine_lines, lines, markdown
+
+
+_PROFILES = {"quick": quick, "pool": pool, "full": full}
 
 
 def main() -> int:
@@ -24,7 +27,7 @@ def main() -> int:
     args = _parser().parse_args()
     # As an exception it unwinds through the servers' context managers; by default it would leave them running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    profile = (quick if args.quick else full)(args.model.resolve(), args.threads)
+    profile = _PROFILES[args.profile](args.model.resolve(), args.threads)
     products = tuple(Product) if args.only is None else (Product(args.only),)
     contenders = tuple(Contender(product, layout) for product in products for layout in Layout)
     try:
@@ -40,7 +43,12 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="compare", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round of the main rows, about ten minutes on 2 cores")
+    parser.add_argument(
+        "--profile",
+        choices=tuple(_PROFILES),
+        default="full",
+        help="quick: one round of the main rows; pool: of shared prefixes, n and scarce cells; ten minutes each on 2 cores",
+    )
     parser.add_argument("--rounds", type=int, help="repetitions; medians are reported")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="GGUF file")
     parser.add_argument("--threads", type=int, default=2, help="compute threads of every server (default 2)")

@@ -35,6 +35,21 @@ def quick(model: Path, threads: int) -> Profile:
     )
 
 
+def pool(model: Path, threads: int) -> Profile:
+    """One round of what a pool of cells is for, with plain beside it."""
+    main = Setting(model=model, slots=8, cells=_CELLS, threads=threads)
+    scarce = Setting(model=model, slots=8, cells=_SCARCE_CELLS, threads=threads)
+    return Profile(
+        name="pool",
+        rounds=1,
+        groups=(
+            Group("8 slots", main, (plain(8, 16), SHARED_PREFIX, N, overload("ample cells"))),
+            Group("8 slots, 1,280 cells", scarce, (overload("scarce cells"),)),
+        ),
+        batches=(),
+    )
+
+
 def full(model: Path, threads: int) -> Profile:
     """Every row, in three rounds."""
     main = Setting(model=model, slots=8, cells=_CELLS, threads=threads)
