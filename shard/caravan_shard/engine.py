@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter_ns
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Backend, DecodeOutcome
+from caravan_shard.backends.base import Backend, DecodeOutcome, Saving
 from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill, SwapIn, SwapOut
 from caravan_shard.forward import Part, assemble
 from caravan_shard.pool import SequencePool
@@ -65,8 +65,8 @@ class Engine:
 
     @property
     def swap_bytes(self) -> int:
-        """Room for swapped sequences, in bytes."""
-        return self._pool.swap.capacity_bytes
+        """Room for swapped sequences, in bytes; 0 if none can be saved."""
+        return 0 if self.backend.capacity.saving is Saving.NOTHING else self._pool.swap.capacity_bytes
 
     def prefill(self, command: Prefill, started_ns: int) -> StepResult | Refusal:
         """One pass over chunks and riders."""

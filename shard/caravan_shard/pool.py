@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 
-from caravan_shard.backends.base import Backend, KvLayout, Prefix
+from caravan_shard.backends.base import Backend, KvLayout, Prefix, Saving
 from caravan_shard.commands import Chunk, Header, SwapInEntry, SwapOutEntry
 from caravan_shard.penalties import PenaltyCounts
 from caravan_shard.sequences import Phase, Sequence, used_cells
@@ -93,7 +93,8 @@ class SequencePool:
         """Release a sequence; True if it was saved."""
         sequence = self.held[entry.sequence_id]
         saved = False
-        if sequence.phase is not Phase.ENDED and self.swap.most_bytes >= 0:
+        can_be = self._capacity.saving is not Saving.NOTHING and self.swap.most_bytes >= 0
+        if can_be and sequence.phase is not Phase.ENDED:
             state = self._backend.save(entry.sequence_id, entry.start, self.swap.most_bytes)
             saved = state is not None and self.swap.put(entry.handle, Swapped(sequence, entry.start), state)
         self.release([entry.sequence_id])

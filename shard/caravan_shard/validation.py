@@ -6,7 +6,7 @@ The checks see the sequences as they will be after the command's header.
 from collections.abc import Mapping, Sequence
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Capacity, Prefix
+from caravan_shard.backends.base import Capacity, Prefix, Saving
 from caravan_shard.chunk_check import ChunkCheck
 from caravan_shard.commands import Decode, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.outlook import Outlook
@@ -86,7 +86,7 @@ class CommandCheck:
     def _save(self, entry: SwapOutEntry) -> Refusal | None:
         if entry.handle in self._swap and self._outlook.keeps_handle(entry.handle):
             return bad_request(f"handle {entry.handle} is in use")
-        if entry.start != 0 and not self._capacity.saves_suffixes:
+        if entry.start != 0 and self._capacity.saving is not Saving.SUFFIXES:
             return bad_request(f"this shard saves only whole sequences: start must be 0. Given: {entry.start}")
         computed = self._outlook.length(entry.sequence_id)
         if not 0 <= entry.start <= computed:

@@ -49,6 +49,14 @@ class PrefixSharing(Enum):
     WHOLE_ONLY = "whole_only"
 
 
+class Saving(Enum):
+    """What of a sequence can leave the cache and come back."""
+
+    SUFFIXES = "suffixes"  # also without its beginning, which another sequence provides when it comes back
+    WHOLE_ONLY = "whole_only"
+    NOTHING = "nothing"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What a router needs to know of the model file."""
@@ -74,11 +82,7 @@ class Capacity:
     max_batch_tokens: int
     layout: KvLayout
     sharing: PrefixSharing
-
-    @property
-    def saves_suffixes(self) -> bool:
-        """A sequence can be saved without its beginning, which another provides when it comes back."""
-        return self.layout is KvLayout.UNIFIED and self.sharing is PrefixSharing.ANY
+    saving: Saving
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +176,7 @@ class Backend(Protocol):
     def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
         """What `restore` needs of the tokens from ``start`` on; those before are forgotten.
 
-        None if it has more than ``most_bytes`` or cannot be had. The split layout and models that share only whole
-        sequences know no ``start`` but 0.
+        None if it has more than ``most_bytes`` or cannot be had.
         """
         ...
 

@@ -17,6 +17,7 @@ from caravan_shard.backends.base import (
     KvLayout,
     Prefix,
     PrefixSharing,
+    Saving,
     State,
     TokenBatch,
 )
@@ -47,6 +48,7 @@ class FakeBackend:
         token_s: float = 0.0,
         hook: DecodeHook | None = None,
     ) -> None:
+        saves_suffixes = layout is KvLayout.UNIFIED and sharing is PrefixSharing.ANY
         per_sequence = cells if layout is KvLayout.UNIFIED else cells // max_sequences
         self.facts = TOY_FACTS
         self.vocabulary = ToyVocabulary()
@@ -58,6 +60,7 @@ class FakeBackend:
             max_batch_tokens=max_batch_tokens,
             layout=layout,
             sharing=sharing,
+            saving=Saving.SUFFIXES if saves_suffixes else Saving.WHOLE_ONLY,
         )
         self.cache = ToyCache(cells, per_sequence, layout)
         self.hook = hook
@@ -121,7 +124,7 @@ class FakeBackend:
 
     def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
         """Like llama_state_seq_get_data, of what llama_memory_seq_rm leaves."""
-        assert start == 0 or self.capacity.saves_suffixes, "only whole sequences can be saved"
+        assert start == 0 or self.capacity.saving is Saving.SUFFIXES, "only whole sequences can be saved"
         states = np.array(self.cache.take_out(sequence_id, start), np.uint64).view(np.uint8)
         return states if states.nbytes <= most_bytes else None
 

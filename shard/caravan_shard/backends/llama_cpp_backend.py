@@ -8,45 +8,20 @@ import ctypes
 import logging
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import llama_cpp
 import numpy as np
 
-from caravan_shard.backends.base import (
-    Capacity,
-    DecodeOutcome,
-    Floats,
-    KvLayout,
-    Prefix,
-    PrefixSharing,
-    StartupError,
-    State,
-    TokenBatch,
-)
+from caravan_shard.backends.base import DecodeOutcome, Floats, Prefix, StartupError, State, TokenBatch
 from caravan_shard.backends.llama_batch import LlamaBatch
+from caravan_shard.backends.llama_context import open_context
 from caravan_shard.backends.llama_filter import LlamaFilter
 from caravan_shard.backends.llama_log import route_llama_log
 from caravan_shard.backends.llama_model import check_model_file, load_model, model_facts
 from caravan_shard.backends.llama_vocabulary import LlamaVocabulary
-from caravan_shard.config import CELL_BLOCK, ShardConfig
+from caravan_shard.config import ShardConfig
 
 _log = logging.getLogger(__name__)
-
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-_TO_THE_END = -1
-# enum ggml_type; the bindings name only some of them.
-_CACHE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "iq4_nl": 20,
-    "bf16": 30,
-}
 
 
 def _outcome(code: int) -> DecodeOutcome:
@@ -79,9 +54,10 @@ class LlamaCppBackend:
         self.vocabulary = LlamaVocabulary(vocab)
         self.facts = model_facts(path, self._model, vocab, self.vocabulary)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
-        self._context = self._make_context(config)
-        self._memory = llama_cpp.llama_get_memory(self._context)
-        self.capacity = self._measure_capacity(config)
+        opened = open_context(self._model, config, self.facts.trained_context)
+        self._context = opened.context
+        self._memory = opened.memory
+        self.capacity = opened.capacity
         self._batch = LlamaBatch(self.capacity.max_batch_tokens)
         self._logits_address = 0
         self._logits: Floats = np.empty((0, self.vocabulary.size), np.float32)
@@ -98,54 +74,6 @@ class LlamaCppBackend:
             },
         )
 
-    def _make_context(self, config: ShardConfig) -> Any:
-        cells = config.ctx_size or self.facts.trained_context
-        if config.layout is KvLayout.SPLIT and cells < config.parallel * CELL_BLOCK:
-            raise StartupError(
-                f"kv-layout split needs {CELL_BLOCK} cells for each of {config.parallel} sequences and the model was "
-                f"trained with {cells}: pass -c {config.parallel * CELL_BLOCK} or --kv-layout unified"
-            )
-        parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = cells
-        parameters.n_batch = config.batch_size
-        parameters.n_ubatch = min(config.ubatch_size, config.batch_size)
-        parameters.n_seq_max = config.parallel
-        # One output per sequence and pass; llama.cpp reserves memory for as many as it is told.
-        parameters.n_outputs_max = config.parallel
-        parameters.n_threads = config.decode_threads
-        parameters.n_threads_batch = config.batch_threads
-        parameters.flash_attn_type = _FLASH_ATTENTION[config.flash_attn]
-        parameters.type_k = _CACHE_TYPES[config.cache_type_k]
-        parameters.type_v = _CACHE_TYPES[config.cache_type_v]
-        parameters.kv_unified = config.layout is KvLayout.UNIFIED
-        parameters.offload_kqv = True
-        parameters.no_perf = True
-        # With a sliding window alone, a prefix could not be cut back to or shared.
-        parameters.swa_full = True
-        context = llama_cpp.llama_init_from_model(self._model, parameters)
-        if not context:
-            raise StartupError(
-                f"llama.cpp cannot make a context of {cells} cells: pass a smaller -c, other -ctk/-ctv, or -fa on "
-                "for quantized values; see --log-level debug"
-            )
-        return context
-
-    def _measure_capacity(self, config: ShardConfig) -> Capacity:
-        per_sequence = int(llama_cpp.llama_n_ctx_seq(self._context))
-        trained = self.facts.trained_context
-        window = int(llama_cpp.llama_model_n_swa(self._model))
-        # Cells that fell out of the window may be taken by other sequences, and are not saved.
-        windowed = 0 < window < per_sequence
-        stateful = llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
-        return Capacity(
-            cells=int(llama_cpp.llama_n_ctx(self._context)),
-            cells_per_sequence=min(per_sequence, trained) if trained > 0 else per_sequence,
-            max_sequences=config.parallel,
-            max_batch_tokens=int(llama_cpp.llama_n_batch(self._context)),
-            layout=config.layout,
-            sharing=PrefixSharing.WHOLE_ONLY if stateful or windowed else PrefixSharing.ANY,
-        )
-
     def _warm_up(self) -> None:
         """One pass over one token and one over two, so that the first client pays for no memory and no threads."""
         for count in (1, 2):
@@ -154,7 +82,7 @@ class LlamaCppBackend:
             outputs[-1] = 1
             batch = TokenBatch(tokens, np.arange(count, dtype=np.int32), np.zeros(count, np.int32), outputs)
             outcome = self.decode(batch)
-            llama_cpp.llama_memory_clear(self._memory, True)
+            self._memory.clear()
             if outcome is not DecodeOutcome.OK:
                 raise StartupError(f"the first forward pass failed ({outcome.value}); see --log-level debug")
 
@@ -164,6 +92,8 @@ class LlamaCppBackend:
         assert outputs <= self.capacity.max_sequences, f"{outputs} outputs of {self.capacity.max_sequences}"
         outcome = _outcome(llama_cpp.llama_decode(self._context, self._batch.fill(batch)))
         llama_cpp.llama_synchronize(self._context)
+        if outcome is DecodeOutcome.OK:
+            self._memory.after_pass(batch)
         return outcome
 
     def logits(self, rows: int) -> Floats:
@@ -180,50 +110,25 @@ class LlamaCppBackend:
 
     def length(self, sequence_id: int) -> int:
         """Tokens in memory."""
-        return int(llama_cpp.llama_memory_seq_pos_max(self._memory, sequence_id)) + 1
+        return self._memory.length(sequence_id)
 
     def trim(self, sequence_id: int, length: int) -> bool:
         """llama_memory_seq_rm to the end."""
-        return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, length or _TO_THE_END, _TO_THE_END))
+        return self._memory.trim(sequence_id, length)
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """llama_memory_seq_cp: by reference in the unified layout, of the whole and then cut in the split one."""
-        assert self.length(destination_id) == 0, f"sequence {destination_id} holds tokens"
-        whole = self.capacity.layout is KvLayout.SPLIT or self.capacity.sharing is PrefixSharing.WHOLE_ONLY
-        end = _TO_THE_END if whole else length
-        llama_cpp.llama_memory_seq_cp(self._memory, source_id, destination_id, _TO_THE_END, end)
-        if whole and length < self.length(source_id):
-            self.trim(destination_id, length)
+        """llama_memory_seq_cp."""
+        self._memory.copy(source_id, destination_id, length)
 
     def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """llama_state_seq_get_data, of what llama_memory_seq_rm leaves."""
-        assert start == 0 or self.capacity.saves_suffixes, "only whole sequences can be saved"
-        if start > 0:
-            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
-        size = int(llama_cpp.llama_state_seq_get_size_ext(self._context, sequence_id, 0))
-        if not 0 < size <= most_bytes:
-            return None
-        state: State = np.empty(size, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data_ext(self._context, _bytes_of(state), size, sequence_id, 0)
-        return state if written == size else None
+        """llama_state_seq_get_data."""
+        return self._memory.save(sequence_id, start, most_bytes)
 
     def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """llama_state_seq_set_data, which clears the sequence first; then the prefix."""
-        assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
-        size = state.nbytes
-        read = llama_cpp.llama_state_seq_set_data_ext(self._context, _bytes_of(state), size, sequence_id, 0)
-        if read != size:
-            self.trim(sequence_id, 0)
-            return False
-        if prefix is not None:
-            llama_cpp.llama_memory_seq_cp(self._memory, prefix.source_id, sequence_id, 0, prefix.length)
-        return True
+        """llama_state_seq_set_data."""
+        return self._memory.restore(sequence_id, state, prefix)
 
     def close(self) -> None:
         """Free the context, then the model."""
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
-
-
-def _bytes_of(state: State) -> Any:
-    return ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

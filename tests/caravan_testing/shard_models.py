@@ -1,0 +1,77 @@
+"""Real models for tests, and what it means that two greedy outputs are the same."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
+from caravan_shard.config import ShardConfig
+from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
+
+ROOT = Path(__file__).parents[2]
+DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+# Most of its layers attend to a window of 512 tokens.
+WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
+# Different batch shapes take different kernels, which round differently. Seen on these models: below 0.1.
+TIE_LOGITS = 0.25
+
+
+def fetched(model: Path) -> Path:
+    """The file, downloaded if it is missing; the test fails if that fails."""
+    if not model.exists():
+        command = [sys.executable, str(ROOT / "deploy/setup/fetch_model.py"), str(model)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.fail(f"cannot fetch {model.name}: {done.stderr.strip()}")
+    return model
+
+
+class ModelDriver(EngineDriver):
+    """An EngineDriver on llama.cpp."""
+
+    def __init__(self, model: Path, **flags: Any) -> None:
+        # One thread: two that spin at barriers stand still when something else wants their cores.
+        config = ShardConfig(model=str(model), parallel=4, threads=1, flash_attn="on", **flags)
+        super().__init__(LlamaCppBackend(config))
+
+    def tokens(self, text: str) -> list[int]:
+        """With what the model puts before a text."""
+        tokens: list[int] = self.backend.vocabulary.tokenize(text, add_special=True, parse_special=True)
+        return tokens
+
+    def prefill_long(self, sequence_id: int, tokens: Sequence[int], *, max_new: int) -> None:
+        """A prompt in as many passes as it takes."""
+        most = self.backend.capacity.max_batch_tokens
+        for start in range(0, len(tokens), most):
+            part = tokens[start : start + most]
+            last = start + most >= len(tokens)
+            if start == 0:
+                chunk = first_chunk(sequence_id, part, total=len(tokens), last=last, max_new=max_new, ignore_eos=True)
+            else:
+                chunk = next_chunk(sequence_id, start, part, last=last)
+            self.prefill(chunk)
+
+    def alone(self, tokens: Sequence[int], new_tokens: int) -> list[int]:
+        """The greedy output of a sequence that is all there is; nothing is held afterwards."""
+        self.engine.release_all()
+        self.prefill_long(0, tokens, max_new=new_tokens)
+        self.decode([0])
+        self.engine.release_all()
+        return self.output.pop(0)
+
+    def check_same(self, tokens: Sequence[int], expected: Sequence[int], got: Sequence[int]) -> None:
+        """Equal, or different first at a tie; nothing is held afterwards."""
+        assert len(expected) == len(got)
+        for place, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+            if ours != theirs:
+                self.engine.release_all()
+                self.prefill_long(0, [*tokens, *expected[:place]], max_new=1)
+                logits = self.backend.logits(1)[0]
+                gap = abs(float(logits[ours] - logits[theirs]))
+                assert gap < TIE_LOGITS, f"token {place} is {ours} for {theirs}, {gap:.4f} logits apart"
+                return
