@@ -18,7 +18,6 @@ from bench.servers import Contender, Layout, Product, Setting
 from bench.session import turn
 from bench.table import Results, engine_lines, lines, markdown
 
-
 _PROFILES = {"quick": quick, "pool": pool, "full": full}
 
 
@@ -47,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         "--profile",
         choices=tuple(_PROFILES),
         default="full",
-        help="quick: one round of the main rows; pool: of shared prefixes, n and scarce cells; ten minutes each on 2 cores",
+        help="quick: one round of the main rows; pool: of shared prefixes, n and scarce cells (ten minutes each)",
     )
     parser.add_argument("--rounds", type=int, help="repetitions; medians are reported")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="GGUF file")
