@@ -1,8 +1,6 @@
 """The real llama.cpp on the demo model: its own single-sequence class is the judge."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,7 @@ from caravan_shard.filters import filter_candidates
 from caravan_shard.parameters import SamplingParameters
 from caravan_shard.results import FinishReason, StepOutcome, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
-
-MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+from caravan_testing.shard_models import DEMO_MODEL
 
 pytestmark = pytest.mark.model
 
@@ -34,7 +31,7 @@ def shard(request: pytest.FixtureRequest) -> Iterator[EngineDriver]:
     from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
 
     config = ShardConfig(
-        model=str(MODEL),
+        model=str(DEMO_MODEL),
         ctx_size=1024,
         parallel=4,
         batch_size=256,
@@ -60,7 +57,7 @@ def oracle() -> Iterator[Any]:
     """llama-cpp-python's own generator."""
     from llama_cpp import Llama
 
-    llama = Llama(str(MODEL), n_ctx=512, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
+    llama = Llama(str(DEMO_MODEL), n_ctx=512, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
     yield llama
     llama.close()
 

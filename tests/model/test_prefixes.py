@@ -202,6 +202,7 @@ def test_neighbours_take_no_cell_of_a_window(shard: Shard) -> None:
     driver.prefill(release=[0])
     driver.prefill_long(0, (shard.other * 2)[: len(shard.prompt) + 30], max_new=80)
     driver.decode([0])
+    assert [driver.first_position(key) for key in range(3)] == [0, 0, 0]
     driver.prefill(park={1: shard.cut}, release=[0])
     shard.start_behind(Prefix(source_id=1, length=shard.cut), 3)
     shard.say_all(3)

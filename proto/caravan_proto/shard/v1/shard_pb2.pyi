@@ -473,7 +473,9 @@ class SwapOutEntry(_message.Message):
     handle: _builtins.int
     """Names the saved sequence; new with every entry."""
     start: _builtins.int
-    """Tokens [0, start) are not saved: another sequence must provide them when this one comes back."""
+    """Tokens [0, start) are not saved: another sequence must provide them when this one comes back. Not above what it
+    holds; 0 in the split layout and where only whole sequences are shared.
+    """
     def __init__(
         self,
         *,
@@ -558,7 +560,7 @@ class SwapInEntry(_message.Message):
     """A free id."""
     @_builtins.property
     def copy(self) -> _types_pb2.PrefixCopy:
-        """Where tokens [0, start) come from; absent if start was 0. Its length is start."""
+        """Where tokens [0, start) come from; absent if start was 0. Its length is start, and it begins with the same tokens."""
 
     def __init__(
         self,
@@ -586,7 +588,9 @@ class SwapInResponse(_message.Message):
     used_bytes: _builtins.int
     @_builtins.property
     def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """One for each entry: false where the handle is unknown or the cache has no room; that id holds nothing then."""
+        """One for each entry: false where the handle is unknown, its state is damaged or the cache has no room; that id holds
+        nothing then.
+        """
 
     def __init__(
         self,

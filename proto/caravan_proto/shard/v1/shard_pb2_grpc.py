@@ -100,7 +100,7 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """Take the shard, or keep it. A higher epoch takes over and releases every sequence.
+        """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

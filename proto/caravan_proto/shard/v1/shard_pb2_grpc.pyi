@@ -40,7 +40,7 @@ class ShardServiceStub:
     Info: _grpc.UnaryUnaryMultiCallable[_shard_pb2.InfoRequest, _shard_pb2.InfoResponse]
     """Identity, limits and model facts. Needs no lease."""
     Lease: _grpc.UnaryUnaryMultiCallable[_shard_pb2.LeaseRequest, _shard_pb2.LeaseResponse]
-    """Take the shard, or keep it. A higher epoch takes over and releases every sequence."""
+    """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
     Prefill: _grpc.UnaryUnaryMultiCallable[_shard_pb2.PrefillRequest, _shard_pb2.PrefillResponse]
     """One forward pass over prompt chunks, with one decode token for each riding sequence."""
     Decode: _grpc.UnaryStreamMultiCallable[_shard_pb2.DecodeRequest, _shard_pb2.DecodeResponse]
@@ -69,7 +69,7 @@ class ShardServiceAsyncStub(ShardServiceStub):
     Info: _aio.UnaryUnaryMultiCallable[_shard_pb2.InfoRequest, _shard_pb2.InfoResponse]  # type: ignore[assignment]
     """Identity, limits and model facts. Needs no lease."""
     Lease: _aio.UnaryUnaryMultiCallable[_shard_pb2.LeaseRequest, _shard_pb2.LeaseResponse]  # type: ignore[assignment]
-    """Take the shard, or keep it. A higher epoch takes over and releases every sequence."""
+    """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
     Prefill: _aio.UnaryUnaryMultiCallable[_shard_pb2.PrefillRequest, _shard_pb2.PrefillResponse]  # type: ignore[assignment]
     """One forward pass over prompt chunks, with one decode token for each riding sequence."""
     Decode: _aio.UnaryStreamMultiCallable[_shard_pb2.DecodeRequest, _shard_pb2.DecodeResponse]  # type: ignore[assignment]
@@ -107,7 +107,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.LeaseResponse, _abc.Awaitable[_shard_pb2.LeaseResponse]]:
-        """Take the shard, or keep it. A higher epoch takes over and releases every sequence."""
+        """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
 
     @_abc_1.abstractmethod
     def Prefill(

@@ -49,7 +49,7 @@ class _StepOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepOutco
     STEP_OUTCOME_NO_KV: _StepOutcome.ValueType  # 2
     """The cache has no room for the pass. Nothing changed."""
     STEP_OUTCOME_ABORTED: _StepOutcome.ValueType  # 3
-    """The pass was aborted before it was complete. Nothing changed."""
+    """The pass was aborted before it was complete. Nothing changed, but for what was to be taken over (see PrefixCopy)."""
 
 class StepOutcome(_StepOutcome, metaclass=_StepOutcomeEnumTypeWrapper): ...
 
@@ -58,7 +58,7 @@ STEP_OUTCOME_OK: StepOutcome.ValueType  # 1
 STEP_OUTCOME_NO_KV: StepOutcome.ValueType  # 2
 """The cache has no room for the pass. Nothing changed."""
 STEP_OUTCOME_ABORTED: StepOutcome.ValueType  # 3
-"""The pass was aborted before it was complete. Nothing changed."""
+"""The pass was aborted before it was complete. Nothing changed, but for what was to be taken over (see PrefixCopy)."""
 Global___StepOutcome: _TypeAlias = StepOutcome  # noqa: Y015
 
 @_typing.final
@@ -109,7 +109,7 @@ class ParkedSequence(_message.Message):
     LENGTH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     length: _builtins.int
-    """Tokens to keep, at least one, at most what it holds."""
+    """Tokens to keep, at least one, at most what it holds; exactly that where only whole sequences are shared."""
     def __init__(
         self,
         *,
@@ -267,10 +267,12 @@ Global___PrefillChunk: _TypeAlias = PrefillChunk  # noqa: Y015
 
 @_typing.final
 class PrefixCopy(_message.Message):
-    """The first `length` tokens of a sequence, for another to start with. A source that is the new sequence's own id is
-    taken over: what is held under that id is cut back to `length` and belongs to the new sequence.
+    """The first `length` tokens of a sequence, for another to start with; shared by reference where the layout allows.
+    Sources may be in any phase: one that has ended gives all that was computed of it.
 
-    Cells [0, length) of another sequence, shared by reference where the layout allows.
+    A source that is the new sequence's own id is taken over: what is held under that id is cut back to `length` and
+    belongs to the new sequence. Every copy of a command sees its source as it was before the pass, also one that is
+    taken over. If the pass is aborted or fails, the id holds the first `length` tokens, parked.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

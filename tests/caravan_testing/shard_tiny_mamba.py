@@ -1,0 +1,66 @@
+"""Writes a recurrent model of random weights: what it says is nonsense, and depends on every token before."""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter, TokenType
+from numpy.typing import NDArray
+
+EMBEDDING, LAYERS = 64, 2
+INNER, STATE, CONVOLUTION, TIME_STEP_RANK = 128, 16, 4, 4
+TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+TYPES = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+
+
+def write_tiny_mamba(path: Path) -> Path:
+    """A GGUF of half a megabyte with a vocabulary of bytes; the same one every time."""
+    writer = GGUFWriter(path, "mamba")
+    writer.add_context_length(4096)
+    writer.add_embedding_length(EMBEDDING)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(LAYERS)
+    writer.add_ssm_conv_kernel(CONVOLUTION)
+    writer.add_ssm_inner_size(INNER)
+    writer.add_ssm_state_size(STATE)
+    writer.add_ssm_time_step_rank(TIME_STEP_RANK)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(TOKENS)
+    writer.add_token_scores([0.0] * len(TOKENS))
+    writer.add_token_types(TYPES)
+    for name, tensor in _tensors(np.random.default_rng(5)).items():
+        writer.add_tensor(name, tensor.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _tensors(random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
+    def weights(*shape: int) -> NDArray[np.float64]:
+        drawn: NDArray[np.float64] = random.standard_normal(shape) / np.sqrt(shape[-1])
+        return drawn
+
+    tensors = {
+        "token_embd.weight": weights(len(TOKENS), EMBEDDING) * np.sqrt(EMBEDDING),
+        "output_norm.weight": np.ones(EMBEDDING),
+        "output.weight": weights(len(TOKENS), EMBEDDING) * 4,
+    }
+    for layer in range(LAYERS):
+        block = {
+            "attn_norm.weight": np.ones(EMBEDDING),
+            "ssm_in.weight": weights(2 * INNER, EMBEDDING),
+            "ssm_conv1d.weight": weights(INNER, CONVOLUTION),
+            "ssm_conv1d.bias": np.zeros(INNER),
+            "ssm_x.weight": weights(TIME_STEP_RANK + 2 * STATE, INNER) * 4,
+            "ssm_dt.weight": weights(INNER, TIME_STEP_RANK),
+            # Slow decay: what was read long ago still counts.
+            "ssm_dt.bias": np.full(INNER, -1.0),
+            "ssm_a": -np.tile(np.arange(1.0, STATE + 1), (INNER, 1)) / STATE / 50,
+            "ssm_d": np.full(INNER, 0.1),
+            "ssm_out.weight": weights(EMBEDDING, INNER),
+        }
+        tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in block.items()}
+    return tensors

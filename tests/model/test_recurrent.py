@@ -1,0 +1,106 @@
+"""A recurrent model: its state cannot be cut back, so that sequences are shared and saved whole."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing, Saving
+from caravan_shard.commands import SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.results import Refusal
+from caravan_testing.shard_builders import first_chunk, header
+from caravan_testing.shard_models import ModelDriver
+from caravan_testing.shard_tiny_mamba import write_tiny_mamba
+
+pytestmark = pytest.mark.model
+
+NEW_TOKENS = 12
+OPTIONS: dict[str, Any] = {"max_new": NEW_TOKENS, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelDriver]:
+    """The tiny model in each layout."""
+    model = write_tiny_mamba(tmp_path_factory.mktemp("model") / "tiny-mamba.gguf")
+    driver = ModelDriver(model, ctx_size=1024, kv_layout=request.param.value)
+    yield driver
+    driver.engine.close()
+
+
+@pytest.fixture
+def driver(loaded: ModelDriver) -> ModelDriver:
+    """The same, empty."""
+    loaded.engine.release_all()
+    return loaded
+
+
+def prompt(driver: ModelDriver) -> list[int]:
+    return driver.tokens("a prompt for a model that reads it once")
+
+
+def test_it_tells_what_it_can_do(driver: ModelDriver) -> None:
+    assert driver.backend.facts.architecture == "mamba"
+    assert driver.backend.capacity.sharing is PrefixSharing.WHOLE_ONLY
+    assert driver.backend.capacity.saving is Saving.WHOLE_ONLY
+    # It depends on tokens long ago, or the tests below would prove nothing.
+    tokens = prompt(driver)
+    assert driver.alone(tokens, NEW_TOKENS) != driver.alone([tokens[0], tokens[1] + 1, *tokens[2:]], NEW_TOKENS)
+
+
+def test_the_whole_of_a_sequence_is_copied_while_it_goes_on(driver: ModelDriver) -> None:
+    tokens = prompt(driver)
+    tail = driver.tokens(" and a tail")[1:]
+    expected = driver.alone(tokens, NEW_TOKENS)
+    expected_tail = driver.alone(tokens + tail, NEW_TOKENS)
+    driver.prefill(first_chunk(1, tokens, **OPTIONS))
+    whole = Prefix(source_id=1, length=len(tokens))
+    driver.prefill(first_chunk(0, tail, copy=whole, **OPTIONS), first_chunk(3, tail, copy=whole, **OPTIONS), riders=[1])
+    driver.decode([0, 1, 3])
+    assert driver.output[1] == expected
+    assert driver.output[0] == driver.output[3] == expected_tail
+
+
+def test_a_parked_sequence_is_copied_and_taken_over_whole(driver: ModelDriver) -> None:
+    tokens = prompt(driver)
+    tail = driver.tokens(" and a tail")[1:]
+    expected = driver.alone(tokens + tail, NEW_TOKENS)
+    driver.prefill(first_chunk(2, tokens, **OPTIONS))
+    driver.prefill(park={2: len(tokens)})
+    driver.prefill(first_chunk(0, driver.tokens("a neighbour"), **OPTIONS))
+    whole = Prefix(source_id=2, length=len(tokens))
+    driver.prefill(first_chunk(2, tail, copy=whole, **OPTIONS), first_chunk(1, tail, copy=whole, **OPTIONS), riders=[0])
+    driver.decode([0, 1, 2])
+    assert driver.output[1] == driver.output[2] == expected
+
+
+def test_a_swapped_sequence_goes_on(driver: ModelDriver) -> None:
+    tokens = prompt(driver)
+    expected = driver.alone(tokens, NEW_TOKENS)
+    driver.prefill(first_chunk(2, tokens, **OPTIONS))
+    driver.decode([2], steps=4)
+    assert driver.swap_out(SwapOutEntry(sequence_id=2, handle=1)).saved == [True]
+    for key in (0, 2, 3):
+        driver.prefill(first_chunk(key, driver.tokens("neighbours"), **OPTIONS))
+    driver.decode([0, 2, 3], steps=2)
+    driver.output[1] = expected[:5]
+    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=1)) == [True]
+    driver.decode([0, 1, 2, 3])
+    assert driver.output[1] == expected
+
+
+def test_parts_are_refused_and_nothing_changes(driver: ModelDriver) -> None:
+    tokens = prompt(driver)
+    expected = driver.alone(tokens, NEW_TOKENS)
+    driver.prefill(first_chunk(0, tokens, **OPTIONS))
+    part = Prefix(source_id=0, length=len(tokens) - 1)
+    answers = [
+        driver.try_prefill(first_chunk(1, tokens[-1:], copy=part, **OPTIONS)),
+        driver.try_prefill(first_chunk(0, tokens[-1:], copy=part, **OPTIONS)),
+        driver.try_prefill(park={0: part.length}),
+        driver.engine.swap_out(SwapOut(entries=[SwapOutEntry(sequence_id=0, handle=1, start=3)], header=header()), 0),
+    ]
+    errors = [answer.error for answer in answers if isinstance(answer, Refusal)]
+    assert errors == [ShardError.WRONG_POSITION] * 3 + [ShardError.BAD_REQUEST]
+    driver.decode([0])
+    assert driver.output[0] == expected
