@@ -28,7 +28,7 @@ def ids_needed(sequences: int) -> int:
 class WindowedMemory(LlamaMemory):
     """A LlamaMemory in the unified layout, all of whose passes fit into one ubatch.
 
-    Within a pass of several, cells of the first could leave the window, and be taken, before any twin holds them.
+    Where a pass takes several, cells of the first could leave the window, and be taken, before any twin holds them.
     """
 
     def __init__(self, context: Any, *, sequences: int, window: int) -> None:
