@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from caravan_testing.oracle import Oracle
 from caravan_testing.serve_process import Served, serve
 
 
@@ -10,3 +11,11 @@ def served() -> Iterator[Served]:
     """One server with the demo model for all tests that do not harm it."""
     with serve("-np", "8", "-c", "8192", "-t", "2") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Iterator[Oracle]:
+    """The demo model by itself."""
+    result = Oracle()
+    yield result
+    result.llama.close()

@@ -1,20 +1,16 @@
 """Greedy output in a batch is what the model says alone; where it is not, the two tokens were as good as equal."""
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
 from aiohttp import ClientSession
 
-from caravan_testing.serve_process import MODEL, Served
+from caravan_testing.oracle import Oracle, check_same
+from caravan_testing.serve_process import Served
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 NEW_TOKENS = 32
-# Different batch shapes take different kernels, which round differently. Seen on the demo model: below 0.1.
-TIE_LOGITS = 0.25
 PROMPTS = (
     "The capital of France is",
     "Once upon a time there was a small dog who",
@@ -39,40 +35,6 @@ PROMPTS = (
 )
 
 
-class Oracle:
-    """llama-cpp-python's Llama, one sequence at a time, and the logits behind its choices."""
-
-    def __init__(self) -> None:
-        from llama_cpp import Llama
-
-        self.llama = Llama(
-            str(MODEL), n_ctx=256, n_threads=2, n_threads_batch=2, flash_attn=True, logits_all=True, verbose=False
-        )
-
-    def greedy(self, prompt: str) -> list[int]:
-        self.llama.reset()
-        tokens = self.llama.tokenize(prompt.encode(), add_bos=True, special=True)
-        output: list[int] = []
-        for token in self.llama.generate(tokens, temp=0.0):
-            output.append(token)
-            if len(output) == NEW_TOKENS or token == self.llama.token_eos():
-                break
-        return output
-
-    def logits_after(self, prompt: str, output: list[int]) -> Any:
-        self.llama.reset()
-        tokens = self.llama.tokenize(prompt.encode(), add_bos=True, special=True)
-        self.llama.eval([*tokens, *output])
-        return np.array(self.llama.scores[self.llama.n_tokens - 1])
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    result = Oracle()
-    yield result
-    result.llama.close()
-
-
 async def _generate(session: ClientSession, url: str, prompt: str, new_tokens: int = NEW_TOKENS) -> list[int]:
     parameters = {"max_new_tokens": new_tokens, "details": True}
     async with session.post(f"{url}/generate", json={"inputs": prompt, "parameters": parameters}) as response:
@@ -81,19 +43,8 @@ async def _generate(session: ClientSession, url: str, prompt: str, new_tokens: i
         return [token["id"] for token in answer["details"]["tokens"]]
 
 
-def check_same(oracle: Oracle, prompt: str, expected: list[int], got: list[int]) -> None:
-    """Equal, or different first at a tie."""
-    for place, (ours, theirs) in enumerate(zip(got, expected, strict=False)):
-        if ours != theirs:
-            logits = oracle.logits_after(prompt, expected[:place])
-            gap = abs(float(logits[ours] - logits[theirs]))
-            assert gap < TIE_LOGITS, f"{prompt!r} differs at token {place}: {ours} for {theirs}, {gap:.4f} logits apart"
-            return
-    assert len(got) == len(expected)
-
-
 async def test_twenty_prompts_together_equal_each_alone(served: Served, oracle: Oracle) -> None:
-    expected = [oracle.greedy(prompt) for prompt in PROMPTS]
+    expected = [oracle.greedy(prompt, NEW_TOKENS) for prompt in PROMPTS]
     async with ClientSession() as session:
         got = await asyncio.gather(*(_generate(session, served.url, prompt) for prompt in PROMPTS))
     for prompt, alone, together in zip(PROMPTS, expected, got, strict=True):
@@ -113,4 +64,4 @@ async def test_joining_and_leaving_changes_nobody(served: Served, oracle: Oracle
                 passing.cancel()
             await asyncio.wait({passing})
         for prompt, task in zip(PROMPTS, steady, strict=False):
-            check_same(oracle, prompt, oracle.greedy(prompt), await task)
+            check_same(oracle, prompt, oracle.greedy(prompt, NEW_TOKENS), await task)

@@ -1,0 +1,62 @@
+"""A sampled sequence that loses its cells draws on where it was: every token is what (seed, position) selects."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from aiohttp import ClientSession
+
+from caravan_testing.cluster import eventually
+from caravan_testing.oracle import Oracle, check_draws
+from caravan_testing.serve_process import Served, serve
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+LOW = {11: "Once upon a time there was a small dog who", 12: "My favorite book is"}
+HIGH = {21: "The train left the station at", 22: "A good recipe for bread begins with"}
+
+
+async def stream(
+    session: ClientSession, prompt: str, seed: int, new_tokens: int, priority: int, into: list[int]
+) -> None:
+    """Token ids, as they come, at temperature 1 without filters."""
+    parameters = {"do_sample": True, "seed": seed, "max_new_tokens": new_tokens}
+    body = {"inputs": prompt, "parameters": parameters, "priority": priority}
+    async with session.post("/generate_stream", json=body) as response:
+        async for line in response.content:
+            if line.startswith(b"data:"):
+                into.append(json.loads(line.removeprefix(b"data:"))["token"]["id"])  # noqa: PERF401  as they come
+
+
+async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, float]]:
+    """Outputs by seed, and preemptions by kind: three times those of high priority take both sequence ids."""
+    outputs: dict[int, list[int]] = {seed: [] for seed in LOW}
+    async with ClientSession(served.url) as session, asyncio.TaskGroup() as low:
+        tasks = [low.create_task(stream(session, LOW[seed], seed, 60, 0, outputs[seed])) for seed in LOW]
+        for number in range(3):
+            await eventually(
+                lambda enough=8 * (number + 1): all(len(outputs[seed]) >= enough for seed in LOW),  # type: ignore[misc]
+                "both have some tokens",
+                within_s=60,
+            )
+            assert not any(task.done() for task in tasks)
+            async with asyncio.TaskGroup() as high:
+                for seed, prompt in HIGH.items():
+                    into = outputs[seed + 100 * number] = []
+                    high.create_task(stream(session, prompt, seed + 100 * number, 4, 5, into))
+    async with ClientSession(served.url) as session, session.get("/metrics") as response:
+        counts = re.findall(r'^caravan_preemptions{how="(\w+)"} (\S+)$', await response.text(), re.MULTILINE)
+    return outputs, {how: float(count) for how, count in counts}
+
+
+@pytest.mark.parametrize(("swap_space", "how"), [("1", "swap"), ("0", "recompute")])
+@pytest.mark.parametrize("layout", ["unified", "split"])
+def test_draws_go_on(oracle: Oracle, layout: str, swap_space: str, how: str) -> None:
+    with serve("-np", "2", "-c", "512", "-t", "2", "--kv-layout", layout, "--swap-space", swap_space) as served:
+        outputs, preemptions = asyncio.run(interrupted(served))
+    assert preemptions.pop(how) >= 3
+    assert not any(preemptions.values())
+    prompts = LOW | {seed + 100 * number: prompt for seed, prompt in HIGH.items() for number in range(3)}
+    for seed, output in outputs.items():
+        check_draws(oracle, prompts[seed], seed, output)
