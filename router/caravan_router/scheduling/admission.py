@@ -1,8 +1,10 @@
 """Whether a shard has the cells for one more sequence."""
 
+from collections.abc import Collection
+
 from caravan_router.scheduling.output_length import OutputLengths
 from caravan_router.scheduling.peak import peak_cells
-from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.sequence import Resident, Sequence
 from caravan_router.scheduling.shard_state import ShardState
 
 # Cells that each sequence should still be able to take after an admission, lest the next pass preempts.
@@ -16,16 +18,20 @@ class CellForecast:
     preempted. ``watermark``: part of the cells that is left free for that.
     """
 
-    def __init__(self, shard: ShardState, lengths: OutputLengths, watermark: float) -> None:
+    def __init__(
+        self, shard: ShardState, lengths: OutputLengths, watermark: float, without: Collection[Resident] = ()
+    ) -> None:
+        """As if the residents ``without`` were gone."""
         self._lengths = lengths
         self._limit = shard.capacity * (1 - watermark)
-        residents = shard.residents.values()
+        residents = [resident for resident in shard.residents.values() if resident not in without]
+        available = shard.available_cells + sum(resident.own_cells for resident in without)
         # A lone sequence fits by itself: that was seen at the door.
         self._always_fits = not residents or shard.is_bounded_by_sequence
-        self._available = shard.available_cells - GROWTH_CELLS * (len(residents) + 1)
+        self._available = available - GROWTH_CELLS * (len(residents) + 1)
         # What each holds alone comes back when it ends; what several hold, when the last of them does.
-        self._entries = [(max(r.target, r.computed) - r.shared, self._to_come(r.sequence)) for r in residents]
-        self._base = shard.capacity - shard.available_cells - sum(held for held, _ in self._entries)
+        self._entries = [(resident.own_cells, self._to_come(resident.sequence)) for resident in residents]
+        self._base = shard.capacity - available - sum(held for held, _ in self._entries)
 
     def has_room(self, sequence: Sequence, known_live: int) -> bool:
         """Whether ``sequence`` fits too; ``known_live``: tokens of it in cells that running sequences hold anyway."""

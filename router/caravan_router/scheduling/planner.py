@@ -1,8 +1,10 @@
 """Decides what every shard does next: who is preempted, who is let in, what the next pass carries."""
 
+import functools
 import math
 
 from caravan_router.scheduling.actions import Action, Preempt, Preemption, Start, SwapOut, SwapOutEntry
+from caravan_router.scheduling.admission import CellForecast
 from caravan_router.scheduling.draft import Draft
 from caravan_router.scheduling.in_flight import InFlight, Kind
 from caravan_router.scheduling.placement import Place, choose
@@ -118,7 +120,8 @@ class Planner:
         for shard in shards:
             if all(resident.priority >= sequence.request.priority for resident in shard.residents.values()):
                 continue
-            victims = victims_of_priority(shard, sequence, shard.match(sequence).live_length)
+            forecast = functools.partial(CellForecast, shard, self._state.lengths, self._state.config.watermark)
+            victims = victims_of_priority(shard, sequence, shard.match(sequence).live_length, forecast)
             if victims and (best is None or len(victims) < best[0]):
                 best = (len(victims), shard, victims)
         if best is None:

@@ -1,7 +1,9 @@
 """Who gives up cells for others, and whether what it computed is saved or computed again."""
 
+from collections.abc import Callable
+
 from caravan_router.scheduling.actions import Preemption
-from caravan_router.scheduling.admission import GROWTH_CELLS
+from caravan_router.scheduling.admission import GROWTH_CELLS, CellForecast
 from caravan_router.scheduling.sequence import Resident, Sequence
 from caravan_router.scheduling.shard_state import ShardState
 
@@ -25,20 +27,23 @@ def victims_of_growth(shard: ShardState) -> list[Resident]:
     return _cover(shard, _by_rank(shard)[:-1], needed * GROWTH_CELLS)
 
 
-def victims_of_priority(shard: ShardState, sequence: Sequence, known_live: int) -> list[Resident]:
-    """Those of lower priority to preempt so that ``sequence`` can start here; none if that would not be enough."""
+def victims_of_priority(
+    shard: ShardState, sequence: Sequence, known_live: int, forecast: Callable[[list[Resident]], CellForecast]
+) -> list[Resident]:
+    """Those of lower priority to preempt so that ``sequence`` can start here; none if nothing helps or is needed.
+
+    ``forecast``: of the shard without some residents. ``known_live``: tokens of ``sequence`` in cells of residents.
+    """
     if shard.draining or not shard.could_ever_hold(sequence):
         return []
-    lower = [resident for resident in _by_rank(shard) if resident.priority < sequence.request.priority]
-    needed = sequence.known_tokens - known_live + GROWTH_CELLS * (len(shard.residents) + 1)
-    victims = [] if shard.is_bounded_by_sequence else _cover(shard, lower, needed)
-    if shard.free_sequences <= 0 and not victims:
-        victims = lower[:1]
-    stays = len(shard.residents) - len(victims)
-    enough = (
-        not stays or shard.is_bounded_by_sequence or shard.available_cells + sum(map(_cells_back, victims)) >= needed
-    )
-    return victims if enough else []
+    victims: list[Resident] = []
+    for resident in _by_rank(shard):
+        if shard.free_sequences + len(victims) > 0 and forecast(victims).has_room(sequence, known_live):
+            return victims
+        if resident.priority >= sequence.request.priority:
+            return []
+        victims.append(resident)
+    return victims
 
 
 def _cover(shard: ShardState, candidates: list[Resident], needed: int) -> list[Resident]:
@@ -48,14 +53,9 @@ def _cover(shard: ShardState, candidates: list[Resident], needed: int) -> list[R
     for resident in candidates:
         if available >= needed:
             break
-        available += _cells_back(resident)
+        available += resident.own_cells
         victims.append(resident)
     return victims
-
-
-def _cells_back(resident: Resident) -> int:
-    """Cells that are had by preempting it: at least, since shared ones may come back too."""
-    return max(resident.target, resident.computed) - resident.shared
 
 
 def choose_how(shard: ShardState, resident: Resident, kept_length: int) -> Preemption:

@@ -109,3 +109,8 @@ class Resident:
     @property
     def prefilling(self) -> bool:
         return self.computed < self.target
+
+    @property
+    def own_cells(self) -> int:
+        """Cells that nobody else needed for it, those of its prompt still to come with them."""
+        return max(self.target, self.computed) - self.shared
