@@ -4,12 +4,13 @@ DEMO_MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO_MODEL)
 SHARDS ?= 1
 ARGS ?=
+MINUTES ?= 20
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # A client whose pins collide with ours has an environment of its own.
 CLIENT := .cache/clients/text-generation/.installed
 
-.PHONY: help run test check lint format proto openapi bench clean
+.PHONY: help run test check lint format proto openapi bench soak clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +46,9 @@ openapi: $(INSTALLED) ## generate openapi.json from the request and response typ
 bench: $(INSTALLED) $(MODEL) ## build llama-server and llama-batched-bench (once) and measure side by side; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m bench.build_peers
 	PYTHONPATH=tests $(BIN)/python -m bench.compare --model $(MODEL) $(ARGS)
+
+soak: $(INSTALLED) $(DEMO_MODEL) ## random load with too few cells for MINUTES: no error, nothing grows; ARGS: more flags
+	PYTHONPATH=tests $(BIN)/python -m soak.soak --minutes $(MINUTES) $(ARGS)
 
 clean: ## remove the environment and everything downloaded or built here
 	rm -rf .venv .cache

@@ -85,7 +85,7 @@ def test_openai_completions_with_several_prompts_and_stop(served: Served) -> Non
         ]
         assert seeded[0] == seeded[1]
         with pytest.raises(BadRequestError, match="best_of"):
-            client.completions.create(model="any", prompt=PROMPT, best_of=3)
+            client.completions.create(model="any", prompt=PROMPT, n=3, best_of=2)
 
 
 def test_text_generation(served: Served) -> None:

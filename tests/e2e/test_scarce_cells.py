@@ -15,8 +15,11 @@ from caravan_testing.serve_process import Served, serve
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(400)]
 
 CELLS = 320
-# Both runs round in their own way, in some thousand choices. Seen: 0.35, and 184 of 200 texts equal.
-TIE_LOGITS = 0.5
+# Both runs round in their own way (cells reused out of order are summed in another order, and flash attention sums in
+# half precision), in some thousand choices. The gap between the two likeliest tokens in 1,034 places of these texts,
+# with flash attention and without it: differs by 0.09 in the median, 0.47 in one place of a hundred, 0.95 at most.
+# Choices seen to differ: 0.61 and less, and 184 of 200 texts equal.
+TIE_LOGITS = 1.0
 WORDS = ("sun", "moon", "star", "sea", "tree", "house", "red", "blue", "one", "two", "king", "queen", "river", "road")
 
 

@@ -1,0 +1,110 @@
+"""Random load on the demo model with too few cells, for as long as you like: no error, and nothing grows.
+
+PYTHONPATH=tests python -m soak.soak --minutes 20
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from caravan_testing.serve_process import Served, serve
+from soak.load import RandomLoad
+from soak.watch import Sample, growth, line, take
+
+FLAGS = ("-np", "160", "-c", "3072", "-t", "2", "--swap-space", "0.1")
+CLIENTS = 5
+BURST_EVERY_S = 150.0
+LEAST_CACHE_USE = 0.95
+_SAMPLES = 240
+_REST_S = 60.0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def _watch(served: Served, load: RandomLoad, seconds: float, report_s: float) -> list[Sample]:
+    """Sample until the time is over."""
+    samples: list[Sample] = []
+    began = time.monotonic()
+    reported = began
+    while (now := time.monotonic()) < began + seconds:
+        samples.append(await asyncio.to_thread(take, served))
+        if now - reported >= report_s:
+            reported = now
+            tally = load.tally
+            _say(
+                f"{now - began:6.0f} s  requests {tally.requests} ({tally.left} left), errors {len(tally.errors)}  "
+                f"{line(samples[-1])}"
+            )
+        await asyncio.sleep(seconds / _SAMPLES)
+    return samples
+
+
+async def _at_rest(served: Served, descriptors: int | None = None) -> Sample:
+    """When nothing runs or waits any more, and as few ``descriptors`` are open; the last sample if that never comes."""
+    ends = time.monotonic() + _REST_S
+    while True:
+        sample = await asyncio.to_thread(take, served)
+        quiet = sample.used_cells == sample.queued == sample.swapped == 0
+        if (quiet and (descriptors is None or sample.descriptors <= descriptors)) or time.monotonic() > ends:
+            return sample
+        await asyncio.sleep(0.2)
+
+
+async def soak(served: Served, load: RandomLoad, *, seconds: float, report_s: float) -> tuple[list[str], list[Sample]]:
+    """Load ``served``; what was wrong, and what it used meanwhile, last at rest."""
+    before = await _at_rest(served)
+    loading = asyncio.create_task(load.run())
+    samples = await _watch(served, load, seconds, report_s)
+    load.stop.set()
+    await loading
+    after = await _at_rest(served, before.descriptors)
+    _say(f"at rest: {line(after)}")
+    complaints = list(load.tally.errors)
+    if after.used_cells or after.queued or after.swapped:
+        complaints.append("not at rest")
+    if after.failures:
+        complaints.append(f"{after.failures:.0f} failed requests in the metrics")
+    if after.descriptors > before.descriptors:
+        complaints.append(f"{after.descriptors} descriptors at rest, {before.descriptors} before")
+    return complaints, [*samples, after]
+
+
+def judge(samples: Sequence[Sample]) -> list[str]:
+    """What was wrong over the whole time."""
+    complaints = growth(samples)
+    use = statistics.median(sample.cache_use for sample in samples[len(samples) // 4 :])
+    _say(f"cache use after the first quarter: {use:.1%}")
+    if use < LEAST_CACHE_USE:
+        complaints.append(f"only {use:.1%} of the cache was in use")
+    if samples[-1].swaps + samples[-1].recomputes == 0:
+        complaints.append("nobody was preempted")
+    return complaints
+
+
+def main() -> int:
+    """The exit code is 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    arguments = parser.parse_args()
+    _say(f"seed {arguments.seed}, flags {' '.join(FLAGS)}")
+    seconds = arguments.minutes * 60
+    with serve(*FLAGS) as served:
+        load = RandomLoad(served.url, clients=CLIENTS, burst_every_s=BURST_EVERY_S, seed=arguments.seed)
+        complaints, samples = asyncio.run(soak(served, load, seconds=seconds, report_s=min(30.0, seconds / 10)))
+    complaints += judge(samples)
+    for complaint in complaints:
+        _say(f"WRONG: {complaint}")
+    _say("failed" if complaints else "passed")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What a running server uses, sample by sample, and whether that grew."""
+
+import os
+import re
+import statistics
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caravan_testing.serve_process import Served
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Bytes of memory, open descriptors and threads of the router and its shards; cells by use; counters so far."""
+
+    router_bytes: int
+    shard_bytes: int
+    descriptors: int
+    threads: int
+    used_cells: float
+    cached_cells: float
+    total_cells: float
+    queued: float
+    swapped: float
+    swaps: float
+    recomputes: float
+    failures: float
+
+    @property
+    def cache_use(self) -> float:
+        """Part of the cells that hold something."""
+        return (self.used_cells + self.cached_cells) / self.total_cells
+
+
+def take(served: Served) -> Sample:
+    """A sample of now."""
+    with urllib.request.urlopen(f"{served.url}/metrics", timeout=30) as response:
+        metrics = response.read().decode()
+
+    def total(name: str, labels: str = "") -> float:
+        values = re.findall(rf"^{name}(?:{{[^}}]*{labels}[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
+        return sum(map(float, values))
+
+    dropped = total("tgi_request_failure", 'err="dropped"')
+    return Sample(
+        router_bytes=_resident_bytes(served.process.pid),
+        shard_bytes=sum(map(_resident_bytes, served.shard_pids())),
+        descriptors=served.descriptors(),
+        threads=sum(len(os.listdir(f"/proc/{pid}/task")) for pid in [served.process.pid, *served.shard_pids()]),
+        used_cells=total("caravan_kv_cells_used"),
+        cached_cells=total("caravan_kv_cells_cached"),
+        total_cells=total("caravan_kv_cells_total"),
+        queued=total("tgi_queue_size"),
+        swapped=total("caravan_sequences_swapped"),
+        swaps=total("caravan_preemptions", 'how="swap"'),
+        recomputes=total("caravan_preemptions", 'how="recompute"'),
+        failures=total("tgi_request_failure") - dropped,
+    )
+
+
+def _resident_bytes(pid: int) -> int:
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None, pid
+    return int(found[1]) * 1024
+
+
+def line(sample: Sample) -> str:
+    """For a person."""
+    return (
+        f"rss {sample.router_bytes / _MIB:.1f} + {sample.shard_bytes / _MIB:.1f} MiB  fds {sample.descriptors}  "
+        f"threads {sample.threads}  cells {sample.used_cells:.0f} + {sample.cached_cells:.0f} of "
+        f"{sample.total_cells:.0f}  queued {sample.queued:.0f}, swapped {sample.swapped:.0f}  "
+        f"preemptions {sample.swaps:.0f} swap, {sample.recomputes:.0f} recompute"
+    )
+
+
+# What may grow by how much: a part of it, and an amount. Descriptors come and go with the clients.
+_LIMITS: tuple[tuple[str, Callable[[Sample], float], float, float], ...] = (
+    ("memory of the router", lambda sample: sample.router_bytes, 0.03, 10 * _MIB),
+    ("memory of the shards", lambda sample: sample.shard_bytes, 0.03, 10 * _MIB),
+    ("descriptors", lambda sample: sample.descriptors, 0.1, 4),
+    ("threads", lambda sample: sample.threads, 0, 1),
+)
+
+
+def growth(samples: Sequence[Sample]) -> list[str]:
+    """What grew from the second quarter to the last, by their medians; the first is for warming up."""
+    quarter = len(samples) // 4
+    complaints = []
+    for name, value, part, amount in _LIMITS:
+        before = statistics.median(map(value, samples[quarter : 2 * quarter]))
+        after = statistics.median(map(value, samples[-quarter:]))
+        if after > before * (1 + part) + amount:
+            complaints.append(f"{name}: {before:.0f} in the second quarter, {after:.0f} in the last")
+    return complaints
