@@ -15,7 +15,7 @@ from caravan_shard.engine import Engine
 from caravan_shard.health import Watch
 from caravan_shard.lease import LeaseBook, LeaseChange
 from caravan_shard.replies import Replies
-from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut
+from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, bad_request
 from caravan_shard.sampling_check import MAX_TOP_N_TOKENS
 from caravan_shard.text import TextService
 from caravan_shard.worker import Worker
@@ -135,6 +135,14 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         if isinstance(text, Refusal):
             await _abort(context, text)
         return shard_pb2.DetokenizeResponse(text=text)
+
+    async def CompileConstraint(
+        self, request: shard_pb2.CompileConstraintRequest, context: Context
+    ) -> shard_pb2.CompileConstraintResponse:
+        return shard_pb2.CompileConstraintResponse(problem="constraints are not served yet")
+
+    async def Embed(self, request: shard_pb2.EmbedRequest, context: Context) -> shard_pb2.EmbedResponse:
+        await _abort(context, bad_request("embeddings are not served yet"))
 
     async def _submit(self, command: Command, epoch: int, context: Context) -> Replies:
         """Queue a command of the router that holds the lease; awaits only to refuse, so that order is kept."""

@@ -18,14 +18,14 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from caravan_router.engine.interface import GenerationSpec, ModelFacts, TokenizedText
+from caravan_router.engine.interface import GenerationSpec
 from caravan_router.engine.streams import RequestStream
 from caravan_router.http.application import build_app
 from caravan_router.http.limits import Limits
 from caravan_router.metrics import Metrics
 from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.tokens import GeneratedToken
-from caravan_testing.scripted_engine import MODEL
+from caravan_testing.scripted_engine import MODEL, ScriptedEngine
 
 STREAMS, TOKENS, STEP_S = 32, 2000, 0.002
 STOPS = ["\n\nUser:", "</s>"]
@@ -37,22 +37,17 @@ REQUESTS = {
 }
 
 
-class SteppedEngine:
+class SteppedEngine(ScriptedEngine):
     """Gives every stream a token each step, as one shard's batch would."""
 
-    model: ModelFacts | None = replace(MODEL, max_sequence_tokens=2 * TOKENS)
-    healthy = True
-
     def __init__(self) -> None:
-        self.streams: list[RequestStream] = []
+        super().__init__(model=replace(MODEL, max_sequence_tokens=2 * TOKENS))
+        self.real_streams: list[RequestStream] = []
 
-    def submit(self, spec: GenerationSpec) -> RequestStream:
+    def submit(self, spec: GenerationSpec) -> RequestStream:  # type: ignore[override]
         stream = RequestStream(lambda: None)
-        self.streams.append(stream)
+        self.real_streams.append(stream)
         return stream
-
-    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
-        return TokenizedText((1,), (text.encode(),), (False,))
 
     async def run(self) -> float:
         """Seconds of CPU of this process while all streams get all their tokens."""
@@ -60,7 +55,7 @@ class SteppedEngine:
         for number in range(TOKENS):
             finish = FinishReason.LENGTH if number == TOKENS - 1 else None
             token = GeneratedToken(1234, b" word", False, -1.25, (), finish)
-            for stream in self.streams:
+            for stream in self.real_streams:
                 stream.push(token)
             await asyncio.sleep(STEP_S)
         await asyncio.sleep(0.2)
@@ -95,7 +90,7 @@ async def measure(path: str, body: bytes) -> float:
         target=read_all, args=(runner.addresses[0][1], path, body), daemon=True
     )
     reader.start()
-    while len(engine.streams) < STREAMS:  # noqa: ASYNC110 - the engine sets no event
+    while len(engine.real_streams) < STREAMS:  # noqa: ASYNC110 - the engine sets no event
         await asyncio.sleep(0.01)
     used_s = await engine.run()
     await asyncio.to_thread(reader.join)

@@ -14,8 +14,9 @@ from caravan_router.engine.interface import (
     TextTooLongError,
     TokenizedText,
 )
+from caravan_router.scheduling.constraint import Constraint
 from caravan_router.scheduling.params import FinishReason
-from caravan_router.scheduling.tokens import Alternative, GeneratedToken
+from caravan_router.scheduling.tokens import Alternative, GeneratedToken, PromptToken
 
 BOS, EOS = 1, 2
 
@@ -30,6 +31,9 @@ MODEL = ModelFacts(
     max_top_n_tokens=5,
     max_tokenize_bytes=10_000,
     total_cells=4096,
+    adapters=("pirate",),
+    embedding_size=8,
+    max_embed_tokens=64,
 )
 
 
@@ -80,6 +84,10 @@ def count_up(spec: GenerationSpec) -> list[Step]:
     return tokens
 
 
+def no_problem(_: Constraint) -> str | None:
+    return None
+
+
 def nothing_cached(_: GenerationSpec) -> int:
     return 0
 
@@ -102,6 +110,18 @@ class ScriptedStream:
     def cached_tokens(self) -> int:
         assert self.sent, "known from the first token on"
         return self._engine.cached_tokens(self.spec)
+
+    @property
+    def prompt_tokens(self) -> list[PromptToken]:
+        assert self.sent, "complete from the first token on"
+        if not self.spec.prompt_logprobs:
+            return []
+        alternatives = [
+            Alternative(30 + rank, f" p{rank}".encode(), False, -2.0 - rank)
+            for rank in range(self.spec.sampling.top_n_tokens)
+        ]
+        scored = [PromptToken(-0.25, tuple(alternatives)) for _ in self.spec.prompt[1:]]
+        return [PromptToken(None, ()), *scored]
 
     async def __aiter__(self) -> AsyncIterator[GeneratedToken]:
         for step in self._steps:
@@ -133,6 +153,8 @@ class ScriptedEngine:
     streams: list[ScriptedStream] = field(default_factory=list)
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: asyncio.Event | None = None
+    # What is wrong with a constraint.
+    problem: Callable[[Constraint], str | None] = no_problem
 
     def submit(self, spec: GenerationSpec) -> ScriptedStream:
         stream = ScriptedStream(self, spec)
@@ -152,6 +174,23 @@ class ScriptedEngine:
         if add_special:
             ids, pieces, specials = [BOS, *ids], [b"<s>", *pieces], [True, *specials]
         return TokenizedText(tuple(ids), tuple(pieces), tuple(specials))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        special = {BOS: b"<s>", EOS: b"</s>"}
+        pieces = [special.get(token_id) or chr((token_id - 100) % 800).encode() for token_id in token_ids]
+        return TokenizedText(tuple(token_ids), tuple(pieces), tuple(token_id in special for token_id in token_ids))
+
+    async def compile_constraint(self, constraint: Constraint) -> str | None:
+        if self.model is None:
+            raise NoShardError("none")
+        return self.problem(constraint)
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """Texts of equal length have equal vectors."""
+        if self.model is None:
+            raise NoShardError("none")
+        size = self.model.embedding_size
+        return [tuple(1.0 if index == len(text) % size else 0.0 for index in range(size)) for text in texts]
 
     @property
     def spec(self) -> GenerationSpec:

@@ -12,6 +12,7 @@ from caravan_router.scheduling.actions import (
     FilterBatch,
     Preempt,
     Prefill,
+    ScorePrompt,
     Start,
     SwapIn,
     SwapOut,
@@ -61,7 +62,7 @@ class Simulation:
             case Fail():
                 self._assert_open(action.request_id)
                 self.failed[action.request_id] = action.reason
-            case Start() | Preempt():
+            case Start() | Preempt() | ScorePrompt():
                 assert action.request_id in self.requests
 
     def _assert_open(self, request_id: int) -> None:

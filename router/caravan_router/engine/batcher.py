@@ -1,10 +1,11 @@
 """Feeds the scheduler with what happens and carries out what it decides. The one owner of requests and shard links."""
 
 import asyncio
+import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar, assert_never
 
 from caravan_proto.errors import ShardError
 from caravan_router.engine.fleet import Fleet
@@ -20,7 +21,7 @@ from caravan_router.engine.interface import (
     TokenizedText,
 )
 from caravan_router.engine.observer import EngineObserver, ShardUse
-from caravan_router.engine.shard_client import ShardRpcError
+from caravan_router.engine.shard_client import ShardClient, ShardRpcError
 from caravan_router.engine.shard_link import LinkConfig, ShardLink
 from caravan_router.engine.streams import RequestStream
 from caravan_router.scheduling.actions import (
@@ -32,10 +33,12 @@ from caravan_router.scheduling.actions import (
     FilterBatch,
     Preempt,
     Prefill,
+    ScorePrompt,
     Start,
     SwapIn,
     SwapOut,
 )
+from caravan_router.scheduling.constraint import Constraint
 from caravan_router.scheduling.events import Cancelled, Event, Submitted, Tick
 from caravan_router.scheduling.policy import SchedulerConfig
 from caravan_router.scheduling.scheduler import Scheduler
@@ -44,8 +47,11 @@ from caravan_router.scheduling.sequence import Request
 # Deadlines of the scheduler are seconds; it needs no finer clock when nothing happens.
 _TICK_S = 0.5
 
+_T = TypeVar("_T")
+_NO_SHARD = "no shard is up"
+
 _FAILURES: dict[FailureReason, Callable[[], EngineError]] = {
-    FailureReason.NO_SHARD: lambda: NoShardError("no shard is up"),
+    FailureReason.NO_SHARD: lambda: NoShardError(_NO_SHARD),
     FailureReason.NO_PROGRESS: lambda: GenerationError("its shard was lost several times before the next token"),
     FailureReason.DOES_NOT_FIT: lambda: GenerationError("no shard has a cache large enough for it"),
     FailureReason.QUEUE_TIMEOUT: lambda: QueueTimeoutError("it waited too long for its turn"),
@@ -131,6 +137,9 @@ class Batcher:
                 if (stream := self._streams.get(action.request_id)) is not None:
                     stream.start(action.cached_tokens)
                 self._observer.started(action.prompt_tokens, action.cached_tokens)
+            case ScorePrompt():
+                if (stream := self._streams.get(action.request_id)) is not None:
+                    stream.score(action.tokens)
             case Preempt():
                 self._observer.preempted(action.how)
             case Emit():
@@ -179,6 +188,9 @@ class Batcher:
             priority=spec.priority,
             tenant=spec.tenant,
             namespace=spec.namespace,
+            constraint=spec.constraint,
+            adapter=spec.adapter,
+            prompt_logprobs=spec.prompt_logprobs,
             arrived_s=now,
             start_by_s=now + self._queue_timeout_s,
             end_by_s=now + spec.timeout_s,
@@ -187,15 +199,49 @@ class Batcher:
         return stream
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
-        """Text to tokens on any shard that is up; the next is tried if one goes away meanwhile."""
-        failure = "no shard is up"
-        for link in self._links.values():
+        """Text to tokens."""
+        return await self._ask_any(lambda client: client.tokenize(text, add_special=add_special))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        """Tokens to pieces."""
+        return await self._ask_any(lambda client: client.detokenize(token_ids))
+
+    async def compile_constraint(self, constraint: Constraint) -> str | None:
+        """On every shard that is up: the sequence may go to any."""
+        clients = [link.client for link in self._links.values() if link.client is not None]
+        if not clients:
+            raise NoShardError(_NO_SHARD)
+        results = await asyncio.gather(
+            *(client.compile_constraint(constraint) for client in clients), return_exceptions=True
+        )
+        problems = [result for result in results if not isinstance(result, BaseException)]
+        if not problems:
+            raise NoShardError(str(results[0]))
+        return next((problem for problem in problems if problem is not None), None)
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """One command a text: streams that decode meanwhile wait for a single text at most."""
+        vectors: list[tuple[float, ...]] = []
+        for text in texts:
+            vectors += await self._ask_any(functools.partial(ShardClient.embed, texts=[text]))
+        return vectors
+
+    async def _ask_any(self, call: Callable[[ShardClient], Awaitable[_T]]) -> _T:
+        """Any shard that is up, those with the fewest sequences first; the next if one goes away meanwhile."""
+        failure = _NO_SHARD
+        for link in sorted(self._links.values(), key=self._sequences_on):
             if link.client is None:
                 continue
             try:
-                return await link.client.tokenize(text, add_special=add_special)
+                return await call(link.client)
             except ShardRpcError as error:
                 if error.error is ShardError.TEXT_TOO_LONG:
                     raise TextTooLongError(str(error)) from None
+                if error.error is not None and error.error is not ShardError.DRAINING:
+                    raise GenerationError(str(error)) from None
                 failure = str(error)
         raise NoShardError(failure)
+
+    def _sequences_on(self, link: ShardLink) -> int:
+        shard = self.scheduler.shards.get(link.address)
+        return 0 if shard is None else len(shard.residents)

@@ -14,10 +14,11 @@ from caravan_router.scheduling.actions import (
     SwapIn,
     SwapOut,
 )
-from caravan_router.scheduling.events import Row, ShardLimits, StepOutcome
+from caravan_router.scheduling.constraint import Constraint, ConstraintKind
+from caravan_router.scheduling.events import PromptRow, Row, ShardLimits, StepOutcome
 from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.sequence import Request
-from caravan_router.scheduling.tokens import Alternative, GeneratedToken
+from caravan_router.scheduling.tokens import Alternative, GeneratedToken, PromptToken
 
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -40,6 +41,7 @@ class StepReply:
     forward_s: float
     sample_s: float
     total_s: float
+    prompt_rows: tuple[PromptRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,26 @@ class ShardInfo:
     model: shard_pb2.ModelInfo
     max_top_n_tokens: int
     max_tokenize_bytes: int
+    embedding_size: int
+    max_embed_tokens: int
 
 
-def _sequence_parameters(request: Request) -> types_pb2.SequenceParameters:
+_CONSTRAINT_FIELDS = {
+    ConstraintKind.JSON_SCHEMA: "json_schema",
+    ConstraintKind.REGEX: "regex",
+    ConstraintKind.LARK: "lark",
+    ConstraintKind.GBNF: "gbnf",
+}
+
+
+def constraint_message(constraint: Constraint) -> types_pb2.Constraint:
+    """The message of ``constraint``."""
+    message = types_pb2.Constraint()
+    setattr(message, _CONSTRAINT_FIELDS[constraint.kind], constraint.source)
+    return message
+
+
+def _sequence_parameters(request: Request, *, scores: bool) -> types_pb2.SequenceParameters:
     sampling = request.sampling
     return types_pb2.SequenceParameters(
         sampling=types_pb2.SamplingParameters(
@@ -80,10 +99,15 @@ def _sequence_parameters(request: Request) -> types_pb2.SequenceParameters:
             seed=sampling.seed,
             logprobs=sampling.logprobs,
             top_n_tokens=sampling.top_n_tokens,
+            bias_token_ids=[token_id for token_id, _ in sampling.biases],
+            biases=[bias for _, bias in sampling.biases],
         ),
         prompt_length=len(request.prompt),
         max_length=request.max_length,
         ignore_eos=request.stopping.ignore_eos,
+        constraint=None if request.constraint is None else constraint_message(request.constraint),
+        adapter=request.adapter,
+        prompt_logprobs=scores,
     )
 
 
@@ -93,7 +117,7 @@ def _chunk(chunk: Chunk) -> types_pb2.PrefillChunk:
         start=chunk.start,
         token_ids=chunk.token_ids,
         last=chunk.last,
-        parameters=_sequence_parameters(chunk.setup) if chunk.setup is not None else None,
+        parameters=_sequence_parameters(chunk.setup, scores=chunk.scores) if chunk.setup is not None else None,
         copy=_copy(chunk.copy),
     )
 
@@ -169,7 +193,20 @@ def step_reply(message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse) ->
         forward_s=timings.forward_ns / 1e9,
         sample_s=timings.sample_ns / 1e9,
         total_s=timings.total_ns / 1e9,
+        prompt_rows=_prompt_rows(message.prompt) if isinstance(message, shard_pb2.PrefillResponse) else (),
     )
+
+
+def _prompt_rows(columns: types_pb2.PromptColumns) -> tuple[PromptRow, ...]:
+    tokens = [
+        PromptToken(None if math.isnan(logprob) else logprob, top)
+        for logprob, top in zip(columns.logprobs, _alternatives(columns), strict=True)
+    ]
+    rows, start = [], 0
+    for sequence_id, count in zip(columns.sequence_ids, columns.counts, strict=True):
+        rows.append(PromptRow(sequence_id, tuple(tokens[start : start + count])))
+        start += count
+    return tuple(rows)
 
 
 def _rows(columns: types_pb2.TokenColumns) -> tuple[Row, ...]:
@@ -194,7 +231,7 @@ def _rows(columns: types_pb2.TokenColumns) -> tuple[Row, ...]:
     )
 
 
-def _alternatives(columns: types_pb2.TokenColumns) -> tuple[tuple[Alternative, ...], ...]:
+def _alternatives(columns: types_pb2.TokenColumns | types_pb2.PromptColumns) -> tuple[tuple[Alternative, ...], ...]:
     flat = [
         Alternative(*fields)
         for fields in zip(
@@ -224,8 +261,11 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             shares_cells=limits.kv_layout != shard_pb2.KV_LAYOUT_SPLIT,
             whole_only=limits.prefix_sharing != shard_pb2.PREFIX_SHARING_ANY,
             swap_bytes=limits.swap_bytes,
+            max_prompt_logprob_tokens=max(1, limits.max_prompt_logprob_tokens),
         ),
         model=message.model,
         max_top_n_tokens=limits.max_top_n_tokens,
         max_tokenize_bytes=limits.max_tokenize_bytes,
+        embedding_size=limits.embedding_size,
+        max_embed_tokens=limits.max_embed_tokens,
     )

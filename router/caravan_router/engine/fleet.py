@@ -38,4 +38,8 @@ class Fleet:
             max_top_n_tokens=min(info.max_top_n_tokens for info in infos),
             max_tokenize_bytes=min(info.max_tokenize_bytes for info in infos),
             total_cells=sum(info.limits.cells for info in infos),
+            tool_template=model.tool_template,
+            adapters=tuple(name for name in model.adapters if all(name in info.model.adapters for info in infos)),
+            embedding_size=min(info.embedding_size for info in infos),
+            max_embed_tokens=min(info.max_embed_tokens for info in infos),
         )

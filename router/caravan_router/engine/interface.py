@@ -1,13 +1,14 @@
 """What the HTTP layer may ask of the engine."""
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from caravan_router.scheduling.constraint import Constraint
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
 from caravan_router.scheduling.tenant import ANYONE, Tenant
-from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.scheduling.tokens import GeneratedToken, PromptToken
 
 
 class EngineError(Exception):
@@ -46,8 +47,9 @@ class DeadlineError(EngineError):
 class GenerationSpec:
     """One sequence to generate: non-empty ``prompt`` of token ids; with the new tokens it fits a shard.
 
-    Specs with the same prompt and ``namespace`` that are submitted together compute the prompt once. ``timeout_s``:
-    from submission to the last token.
+    Specs with the same prompt and ``namespace`` that are submitted together compute the prompt once. ``constraint``:
+    one that `Engine.compile_constraint` found no problem with. ``adapter``: one of `ModelFacts.adapters`, or empty.
+    ``timeout_s``: from submission to the last token.
     """
 
     prompt: tuple[int, ...]
@@ -56,6 +58,9 @@ class GenerationSpec:
     priority: int = 0
     tenant: Tenant = ANYONE
     namespace: str = ""
+    constraint: Constraint | None = None
+    adapter: str = ""
+    prompt_logprobs: bool = False
     timeout_s: float = math.inf
 
 
@@ -83,6 +88,11 @@ class TokenStream(Protocol):
         """Prompt tokens it started with that had been computed before; known from the first token on."""
         ...
 
+    @property
+    def prompt_tokens(self) -> Sequence[PromptToken]:
+        """Of a spec with ``prompt_logprobs``: one for each token of the prompt; complete from the first token on."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[GeneratedToken]: ...
 
     def close(self) -> None: ...
@@ -99,7 +109,11 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the shards said of the model they serve, the smallest limits among them."""
+    """What the shards said of the model they serve, the smallest limits among them.
+
+    ``tool_template``: for prompts with tools, where the file has one beside ``chat_template``. ``adapters``: those that
+    all shards have. ``embedding_size``: 0 if vectors are not served.
+    """
 
     name: str
     fingerprint: str
@@ -111,6 +125,10 @@ class ModelFacts:
     max_top_n_tokens: int
     max_tokenize_bytes: int
     total_cells: int
+    tool_template: str = ""
+    adapters: tuple[str, ...] = ()
+    embedding_size: int = 0
+    max_embed_tokens: int = 0
 
 
 class Engine(Protocol):
@@ -129,3 +147,19 @@ class Engine(Protocol):
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
         """Text to tokens, on a shard. Raises NoShardError, TextTooLongError."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        """The pieces of tokens below the vocabulary's size. Raises NoShardError."""
+        ...
+
+    async def compile_constraint(self, constraint: Constraint) -> str | None:
+        """What is wrong with it; None if the shards can keep to it, and now have it ready. Raises NoShardError."""
+        ...
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """A vector of length 1 for each text of 1 to ``max_embed_tokens`` tokens.
+
+        Raises NoShardError, GenerationError.
+        """
+        ...

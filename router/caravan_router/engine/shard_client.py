@@ -1,7 +1,7 @@
 """One gRPC channel to one shard: typed calls with deadlines, and every failure as ShardRpcError."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Protocol, TypeVar
 
 import grpc
@@ -13,12 +13,15 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_router.engine import codec
 from caravan_router.engine.interface import TokenizedText
 from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Prefill, SwapIn, SwapOut
+from caravan_router.scheduling.constraint import Constraint
 
 Reply = TypeVar("Reply", covariant=True)
 
 _CONTROL_TIMEOUT_S = 5.0
 # Tokenizing the longest text that is let through takes seconds.
 _TOKENIZE_TIMEOUT_S = 30.0
+
+_COMPILE_TIMEOUT_S = 30.0
 
 
 class ShardRpcError(Exception):
@@ -131,3 +134,24 @@ class ShardClient:
         request = shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=True)
         message = await _checked(self._stub.Tokenize(request), _TOKENIZE_TIMEOUT_S)
         return TokenizedText(tuple(message.token_ids), tuple(message.pieces), tuple(message.specials))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        """The pieces of ``token_ids``."""
+        request = shard_pb2.DetokenizeRequest(token_ids=token_ids)
+        message = await _checked(self._stub.Detokenize(request), _TOKENIZE_TIMEOUT_S)
+        return TokenizedText(tuple(token_ids), tuple(message.pieces), tuple(message.specials))
+
+    async def compile_constraint(self, constraint: Constraint) -> str | None:
+        """What is wrong with it, or None."""
+        request = shard_pb2.CompileConstraintRequest(constraint=codec.constraint_message(constraint))
+        message = await _checked(self._stub.CompileConstraint(request), _COMPILE_TIMEOUT_S)
+        return message.problem or None
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """A vector for each text."""
+        request = shard_pb2.EmbedRequest(
+            token_ids=[token_id for text in texts for token_id in text], counts=[len(text) for text in texts]
+        )
+        message = await _checked(self._stub.Embed(request), self._step_timeout_s)
+        values, size = tuple(message.values), len(message.values) // len(texts)
+        return [values[start : start + size] for start in range(0, len(values), size)]

@@ -180,6 +180,7 @@ class ShardLink:
                     outcome=reply.outcome,
                     rows=reply.rows,
                     seconds=reply.total_s,
+                    prompt_rows=reply.prompt_rows,
                 )
             )
         if isinstance(command, FilterBatch):

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from caravan_router.engine.interface import EngineError, StreamTimes
-from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.scheduling.tokens import GeneratedToken, PromptToken
 
 
 class RequestStream:
@@ -23,6 +23,7 @@ class RequestStream:
         self._started: float | None = None
         self._first_token: float | None = None
         self.cached_tokens = 0
+        self.prompt_tokens: list[PromptToken] = []
 
     @property
     def times(self) -> StreamTimes:
@@ -33,6 +34,10 @@ class RequestStream:
         """A shard begins with it, at the token after the cached ones."""
         self._started = time.monotonic()
         self.cached_tokens = cached_tokens
+
+    def score(self, tokens: Iterable[PromptToken]) -> None:
+        """The next tokens of the prompt."""
+        self.prompt_tokens.extend(tokens)
 
     def push(self, token: GeneratedToken) -> None:
         """Hand over a token; one with ``finish`` ends the stream."""

@@ -5,7 +5,7 @@ from enum import Enum
 
 from caravan_router.scheduling.policy import JoinReason
 from caravan_router.scheduling.sequence import Request
-from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.scheduling.tokens import GeneratedToken, PromptToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,10 @@ class PrefixCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A run of tokens to compute at ``start``. ``setup`` is set on a sequence's first chunk, ``last`` on its last."""
+    """A run of tokens to compute at ``start``. ``setup`` is set on a sequence's first chunk, ``last`` on its last.
+
+    ``scores``: with ``setup``, whether the log probabilities of the prompt are to be told.
+    """
 
     sequence_id: int
     start: int
@@ -38,6 +41,7 @@ class Chunk:
     last: bool
     setup: Request | None
     copy: PrefixCopy | None = None
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class ScorePrompt:
+    """The next of a prompt's tokens, before the request's first Emit."""
+
+    request_id: int
+    tokens: tuple[PromptToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """New tokens, in order; one with ``finish`` is its request's last."""
 
@@ -162,4 +174,4 @@ class Preempt:
 
 
 Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn
-Action = Command | Start | Emit | Fail | Preempt
+Action = Command | Start | ScorePrompt | Emit | Fail | Preempt

@@ -65,6 +65,8 @@ class Draft:
 
     def _add_chunk(self, resident: Resident) -> None:
         tokens = min(self._budget, resident.target - resident.computed)
+        if resident.sequence.needs_scores:
+            tokens = min(tokens, self.shard.limits.max_prompt_logprob_tokens)
         if tokens > 0:
             self._budget -= tokens
             self._chunks.append((resident, tokens))
@@ -111,7 +113,7 @@ class Draft:
             keep = self._sources if source is None else self._sources | {source}
             resident.sequence_id = shard.acquire_id(keep)
             if source is None:
-                shard.tree.insert(resident.sequence_id, sequence.request.namespace)
+                shard.tree.insert(resident.sequence_id, sequence.request.prefix_namespace)
             else:
                 self._sources.add(source)
                 shard.touch(source)
@@ -187,7 +189,7 @@ class Draft:
         resident.source_id = source
         resident.shared = resident.computed = resident.indexed = ticket.start
         if source is None:
-            shard.tree.insert(resident.sequence_id, sequence.request.namespace)
+            shard.tree.insert(resident.sequence_id, sequence.request.prefix_namespace)
         else:
             self._sources.add(source)
             shard.touch(source)
@@ -292,4 +294,5 @@ def _chunk(resident: Resident, tokens: int) -> Chunk:
         last=end == resident.target,
         setup=None if resident.begun else sequence.request,
         copy=copy,
+        scores=not resident.begun and sequence.needs_scores,
     )

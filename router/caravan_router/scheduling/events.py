@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from caravan_router.scheduling.sequence import Request
-from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.scheduling.tokens import GeneratedToken, PromptToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +13,7 @@ class ShardLimits:
 
     ``shares_cells``: sequences with a common prefix hold its cells once (the unified layout), else each has a copy.
     ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory).
+    ``max_prompt_logprob_tokens``: of one sequence in a pass that tells of its prompt.
     """
 
     cells: int
@@ -22,6 +23,7 @@ class ShardLimits:
     shares_cells: bool = True
     whole_only: bool = False
     swap_bytes: int = 0
+    max_prompt_logprob_tokens: int = 1
 
 
 class StepOutcome(Enum):
@@ -38,6 +40,14 @@ class Row:
 
     sequence_id: int
     token: GeneratedToken
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """What a pass tells of a chunk's tokens."""
+
+    sequence_id: int
+    tokens: tuple[PromptToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,7 @@ class Stepped:
     outcome: StepOutcome
     rows: tuple[Row, ...]
     seconds: float
+    prompt_rows: tuple[PromptRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,10 @@ class FinishReason(Enum):
 class SamplingParams:
     """How tokens are chosen. A filter at its default is off.
 
-    ``temperature`` 0 is greedy. Order: penalties, temperature, top_k, typical_p, top_p, min_p. ``repetition_penalty``
-    counts prompt and output, ``frequency_penalty`` and ``presence_penalty`` the output alone (as vLLM does).
+    ``temperature`` 0 is greedy. Order: biases, penalties, temperature, top_k, typical_p, top_p, min_p.
+    ``repetition_penalty`` counts prompt and output, ``frequency_penalty`` and ``presence_penalty`` the output alone (as
+    vLLM does).
+    ``biases``: token ids, each once, and what is added to their logits.
     """
 
     temperature: float = 1.0
@@ -31,6 +33,7 @@ class SamplingParams:
     seed: int = 0
     logprobs: bool = False
     top_n_tokens: int = 0
+    biases: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

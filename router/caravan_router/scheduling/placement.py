@@ -89,7 +89,7 @@ def _waits_for_prefix(shard: ShardState, sequence: Sequence, cost: int, best: Pl
 def _common(leader: Resident, sequence: Sequence) -> int:
     """Tokens at the start of both, less the last of ``sequence``; compared once."""
     other = leader.sequence
-    if other.request.namespace != sequence.request.namespace:
+    if other.request.prefix_namespace != sequence.request.prefix_namespace or sequence.needs_scores:
         return 0
     key = other.request.request_id
     found = sequence.common.get(key)

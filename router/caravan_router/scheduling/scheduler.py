@@ -7,7 +7,7 @@ Plan, execute (the shell), apply (the next events).
 from collections.abc import Iterable
 from typing import assert_never
 
-from caravan_router.scheduling.actions import Action, Emit, Fail, FailureReason, Preempt, Preemption
+from caravan_router.scheduling.actions import Action, Emit, Fail, FailureReason, Preempt, Preemption, ScorePrompt
 from caravan_router.scheduling.events import (
     Cancelled,
     CommandEnded,
@@ -92,7 +92,10 @@ class Scheduler:
                 case _:
                     assert_never(event)
         if emitted:
-            actions.insert(0, Emit(tuple(emitted)))  # before a failure of the same request
+            # After what is told of its prompt, before a failure of the same request.
+            scores = sum(isinstance(action, ScorePrompt) for action in actions)
+            actions.sort(key=lambda action: not isinstance(action, ScorePrompt))
+            actions.insert(scores, Emit(tuple(emitted)))
         self._fail_late(now, actions)
         self._fail_hopeless(now, actions)
         self._planner.plan(now, actions, preempted=preempted)
@@ -201,6 +204,7 @@ class Scheduler:
             has_riders = len(command.chunk_tokens) < len(command.residents)
             cost = shard.mixed_cost if has_riders else shard.idle_cost
             cost.observe_chunk(sum(command.chunk_tokens.values()), event.seconds)
+            self._apply_scores(command, event, actions)
             for sequence_id, tokens in command.chunk_tokens.items():
                 shard.advance(command.residents[sequence_id], tokens)
         else:
@@ -209,6 +213,16 @@ class Scheduler:
         for row in event.rows:
             self._apply_row(shard, command, row, emitted)
         return False
+
+    def _apply_scores(self, command: InFlight, event: Stepped, actions: list[Action]) -> None:
+        """Hand on what was not told before: a prompt that lost its cells halfway begins anew."""
+        for row in event.prompt_rows:
+            resident = command.residents[row.sequence_id]
+            if resident.live:
+                sequence = resident.sequence
+                new = row.tokens[max(0, sequence.scored - resident.computed) :]
+                sequence.scored += len(new)
+                actions.append(ScorePrompt(sequence.request.request_id, new))
 
     def _apply_row(
         self, shard: ShardState, command: InFlight, row: Row, emitted: list[tuple[int, GeneratedToken]]

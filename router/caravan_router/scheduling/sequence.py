@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from caravan_router.scheduling.constraint import Constraint
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
 from caravan_router.scheduling.tenant import ANYONE, Tenant
 
@@ -11,7 +12,9 @@ from caravan_router.scheduling.tenant import ANYONE, Tenant
 class Request:
     """What a client asked for. ``request_id`` grows with arrival; ``prompt`` is not empty.
 
-    ``priority``: higher goes first, and may take the place of lower ones. ``namespace``: prefixes are shared within it.
+    ``priority``: higher goes first, and may take the place of lower ones. ``namespace``: prefixes are shared within it,
+    by requests with the same ``adapter`` (empty: none). ``prompt_logprobs``: its prompt's are told, so all of it is
+    computed.
     ``arrived_s``, and ``start_by_s`` and ``end_by_s``, after which it fails if it has not started or ended, are on the
     scheduler's clock.
     """
@@ -23,9 +26,18 @@ class Request:
     priority: int = 0
     tenant: Tenant = ANYONE
     namespace: str = ""
+    constraint: Constraint | None = None
+    adapter: str = ""
+    prompt_logprobs: bool = False
     arrived_s: float = 0.0
     start_by_s: float = math.inf
     end_by_s: float = math.inf
+
+    @property
+    def prefix_namespace(self) -> str:
+        """Within it equal tokens have equal cells."""
+        # Neither part has a line break: no name makes one namespace another.
+        return f"{self.adapter}\n{self.namespace}" if self.adapter else self.namespace
 
     @property
     def max_length(self) -> int:
@@ -66,6 +78,8 @@ class Sequence:
     # Its tenant was charged for the tokens before this position: computing them again costs nothing.
     charged: int = 0
     ticket: SwapTicket | None = None
+    # Prompt tokens whose log probabilities were told.
+    scored: int = 0
     # Tokens it has in common with others, by their request id, as found while waiting.
     common: dict[int, int] = field(default_factory=dict)
 
@@ -73,6 +87,11 @@ class Sequence:
     def known_tokens(self) -> int:
         """Prompt and output so far."""
         return len(self.request.prompt) + len(self.output)
+
+    @property
+    def needs_scores(self) -> bool:
+        """Its prompt has to be computed whole."""
+        return self.request.prompt_logprobs and self.scored < len(self.request.prompt)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Known tokens at positions [start, stop)."""

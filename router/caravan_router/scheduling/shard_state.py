@@ -130,8 +130,10 @@ class ShardState:
 
     def match(self, sequence: Sequence) -> Match:
         """What is there of its prompt and output so far; the last token is always computed. Sources can be copied."""
+        if sequence.needs_scores:
+            return NO_MATCH
         tokens = sequence.tokens(0, sequence.known_tokens)
-        namespace, most = sequence.request.namespace, len(tokens) - 1
+        namespace, most = sequence.request.prefix_namespace, len(tokens) - 1
         find = self.tree.match_whole if self.limits.whole_only else self.tree.match
         found = find(namespace, tokens, most)
         sources = tuple(key for key in found.sources if key in self.parked or self._is_begun(key))

@@ -16,6 +16,14 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """How likely a token of the prompt was after those before it; None for the first, which follows nothing."""
+
+    logprob: float | None
+    alternatives: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedToken:
     """A sampled token. ``piece`` is raw bytes: a character may be split over tokens. Control tokens are ``special``.
 

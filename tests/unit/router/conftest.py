@@ -2,10 +2,17 @@
 
 from collections.abc import Iterator
 
+import grpc.aio
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from caravan_router.http.routes_ops import openapi_document
+
+
+@pytest.fixture(autouse=True, scope="session")
+def grpc_stays_up() -> None:
+    """Else the last channel to be collected, whenever that is, has gRPC wait for its poller's thread."""
+    grpc.aio.init_grpc_aio()
 
 
 @pytest.fixture(autouse=True)

@@ -128,6 +128,8 @@ class ModelInfo(_message.Message):
     EOS_TEXT_FIELD_NUMBER: _builtins.int
     EOG_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
+    TOOL_TEMPLATE_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """File name without directories."""
     fingerprint: _builtins.str
@@ -142,8 +144,14 @@ class ModelInfo(_message.Message):
     eos_text: _builtins.str
     architecture: _builtins.str
     """Architecture as the file names it, such as "llama"."""
+    tool_template: _builtins.str
+    """Jinja source for prompts with tools, where the file has one beside chat_template."""
     @_builtins.property
     def eog_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What SequenceParameters.adapter may name."""
+
     def __init__(
         self,
         *,
@@ -156,10 +164,12 @@ class ModelInfo(_message.Message):
         eos_text: _builtins.str = ...,
         eog_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         architecture: _builtins.str = ...,
+        tool_template: _builtins.str = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fingerprint", b"fingerprint", "name", b"name", "trained_context", b"trained_context", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fingerprint", b"fingerprint", "name", b"name", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,6 +188,9 @@ class Limits(_message.Message):
     MAX_TOKENIZE_BYTES_FIELD_NUMBER: _builtins.int
     PREFIX_SHARING_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_LOGPROB_TOKENS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
+    MAX_EMBED_TOKENS_FIELD_NUMBER: _builtins.int
     cells: _builtins.int
     """KV cells in all."""
     cells_per_sequence: _builtins.int
@@ -193,6 +206,12 @@ class Limits(_message.Message):
     prefix_sharing: Global___PrefixSharing.ValueType
     swap_bytes: _builtins.int
     """Bytes of host memory and disk for swapped sequences; 0 when there are none."""
+    max_prompt_logprob_tokens: _builtins.int
+    """Tokens of a sequence with prompt_logprobs in one pass."""
+    embedding_size: _builtins.int
+    """Length of a vector of Embed; 0 when it is not served."""
+    max_embed_tokens: _builtins.int
+    """Longest text that Embed takes, in tokens."""
     def __init__(
         self,
         *,
@@ -205,10 +224,13 @@ class Limits(_message.Message):
         max_tokenize_bytes: _builtins.int = ...,
         prefix_sharing: Global___PrefixSharing.ValueType = ...,
         swap_bytes: _builtins.int = ...,
+        max_prompt_logprob_tokens: _builtins.int = ...,
+        embedding_size: _builtins.int = ...,
+        max_embed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "kv_layout", b"kv_layout", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "prefix_sharing", b"prefix_sharing", "swap_bytes", b"swap_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "embedding_size", b"embedding_size", "kv_layout", b"kv_layout", "max_batch_tokens", b"max_batch_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "prefix_sharing", b"prefix_sharing", "swap_bytes", b"swap_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -310,6 +332,7 @@ class PrefillResponse(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     outcome: _types_pb2.StepOutcome.ValueType
     @_builtins.property
     def tokens(self) -> _types_pb2.TokenColumns:
@@ -317,16 +340,21 @@ class PrefillResponse(_message.Message):
 
     @_builtins.property
     def timings(self) -> _types_pb2.StepTimings: ...
+    @_builtins.property
+    def prompt(self) -> _types_pb2.PromptColumns:
+        """Of the chunks whose sequences asked for it."""
+
     def __init__(
         self,
         *,
         outcome: _types_pb2.StepOutcome.ValueType = ...,
         tokens: _types_pb2.TokenColumns | None = ...,
         timings: _types_pb2.StepTimings | None = ...,
+        prompt: _types_pb2.PromptColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "prompt", b"prompt", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,6 +636,96 @@ class SwapInResponse(_message.Message):
 Global___SwapInResponse: _TypeAlias = SwapInResponse  # noqa: Y015
 
 @_typing.final
+class CompileConstraintRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def constraint(self) -> _types_pb2.Constraint: ...
+    def __init__(
+        self,
+        *,
+        constraint: _types_pb2.Constraint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompileConstraintRequest: _TypeAlias = CompileConstraintRequest  # noqa: Y015
+
+@_typing.final
+class CompileConstraintResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    problem: _builtins.str
+    """What is wrong with it, for the client; empty when it can be kept to."""
+    def __init__(
+        self,
+        *,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompileConstraintResponse: _TypeAlias = CompileConstraintResponse  # noqa: Y015
+
+@_typing.final
+class EmbedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Texts one after another."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of each text."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
+
+@_typing.final
+class EmbedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Vectors one after another, each of length 1 (Euclidean)."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
 class TokenizeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -693,15 +811,25 @@ class DetokenizeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    SPECIALS_FIELD_NUMBER: _builtins.int
     text: _builtins.bytes
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Raw bytes and kind of each token that was not left out."""
+
+    @_builtins.property
+    def specials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
     def __init__(
         self,
         *,
         text: _builtins.bytes = ...,
+        pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+        specials: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces", "specials", b"specials", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -73,6 +73,16 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.FromString,
                 _registered_method=True)
+        self.CompileConstraint = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/CompileConstraint',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.CompileConstraintRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.CompileConstraintResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/Embed',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/Tokenize',
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeRequest.SerializeToString,
@@ -143,6 +153,20 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CompileConstraint(self, request, context):
+        """Whether a constraint can be kept to; the sequences that follow find it compiled. Needs no lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Vectors for texts. Touches no sequence and needs no lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -192,6 +216,16 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.SwapIn,
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.SerializeToString,
+            ),
+            'CompileConstraint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompileConstraint,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.CompileConstraintRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.CompileConstraintResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EmbedRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EmbedResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -397,6 +431,60 @@ class ShardService:
             '/caravan.shard.v1.ShardService/SwapIn',
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.SerializeToString,
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompileConstraint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/CompileConstraint',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.CompileConstraintRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.CompileConstraintResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/Embed',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EmbedRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

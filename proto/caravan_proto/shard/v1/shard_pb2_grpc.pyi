@@ -54,6 +54,10 @@ class ShardServiceStub:
     """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
     SwapIn: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SwapInRequest, _shard_pb2.SwapInResponse]
     """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+    CompileConstraint: _grpc.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]
+    """Whether a constraint can be kept to; the sequences that follow find it compiled. Needs no lease."""
+    Embed: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]
+    """Vectors for texts. Touches no sequence and needs no lease."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]
 
@@ -83,6 +87,10 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
     SwapIn: _aio.UnaryUnaryMultiCallable[_shard_pb2.SwapInRequest, _shard_pb2.SwapInResponse]  # type: ignore[assignment]
     """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+    CompileConstraint: _aio.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]  # type: ignore[assignment]
+    """Whether a constraint can be kept to; the sequences that follow find it compiled. Needs no lease."""
+    Embed: _aio.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Vectors for texts. Touches no sequence and needs no lease."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
@@ -151,6 +159,22 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.SwapInResponse, _abc.Awaitable[_shard_pb2.SwapInResponse]]:
         """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+
+    @_abc_1.abstractmethod
+    def CompileConstraint(
+        self,
+        request: _shard_pb2.CompileConstraintRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.CompileConstraintResponse, _abc.Awaitable[_shard_pb2.CompileConstraintResponse]]:
+        """Whether a constraint can be kept to; the sequences that follow find it compiled. Needs no lease."""
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _shard_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.EmbedResponse, _abc.Awaitable[_shard_pb2.EmbedResponse]]:
+        """Vectors for texts. Touches no sequence and needs no lease."""
 
     @_abc_1.abstractmethod
     def Tokenize(
