@@ -81,6 +81,8 @@ def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int,
             rates += _engine(setting, profile.batches, idle_limit_s)
         for group in profile.groups:
             for contender in _rotated(contenders, number):
+                if contender.layout not in group.layouts:
+                    continue
                 reports = turn(contender, group, seed=number, idle_limit_s=idle_limit_s)
                 results.setdefault((group.name, contender), []).append(reports)
         if number % 2 == 1:

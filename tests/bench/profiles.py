@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.rows import SHARED_PREFIX, STALL, Group, N, decode, overload, plain
-from bench.servers import Setting
+from bench.servers import Layout, Setting
 
 _CELLS = 24576
-# A quarter of what eight 600-word prompts (600 tokens) with 64 tokens out want at once.
+# A quarter of what eight 600-word prompts (600 tokens) with 64 tokens out want at once; split, none would fit.
 _SCARCE_CELLS = 1280
 
 
@@ -44,7 +44,7 @@ def pool(model: Path, threads: int) -> Profile:
         rounds=1,
         groups=(
             Group("8 slots", main, (plain(8, 16), SHARED_PREFIX, N, overload("ample cells"))),
-            Group("8 slots, 1,280 cells", scarce, (overload("scarce cells"),)),
+            Group("8 slots, 1,280 cells", scarce, (overload("scarce cells"),), (Layout.UNIFIED,)),
         ),
         batches=(),
     )
@@ -75,6 +75,6 @@ def full(model: Path, threads: int) -> Profile:
                 ),
             ),
             Group("32 slots", wide, (plain(32, 64), decode(32))),
-            Group("8 slots, 1,280 cells", scarce, (overload("scarce cells"),)),
+            Group("8 slots, 1,280 cells", scarce, (overload("scarce cells"),), (Layout.UNIFIED,)),
         ),
     )

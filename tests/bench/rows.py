@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from bench.servers import Setting
+from bench.servers import Layout, Setting
 
 Report = dict[str, Any]
 
@@ -37,11 +37,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs against servers of one setting, started once for all of them."""
+    """Runs against servers of one setting, started once for all of them, in each of ``layouts``."""
 
     name: str
     setting: Setting
     runs: tuple[Run, ...]
+    layouts: tuple[Layout, ...] = tuple(Layout)
 
 
 def _phase(report: Report, phase: int) -> Report | None:

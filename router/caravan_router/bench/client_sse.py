@@ -85,6 +85,8 @@ def _result(request: BenchRequest, record: StreamRecord, start: float, failure: 
         output_tokens, source = record.event_tokens, TokenSource.EVENTS
     else:
         output_tokens, source = record.usage_tokens, TokenSource.USAGE
+        if record.event_tokens > output_tokens:
+            output_tokens *= request.n  # llama-server counts one choice alone, and all are of one length
     asked = request.max_tokens * request.n
     if failure is None and output_tokens < asked:
         failure = Failure(ErrorKind.SHORT, f"{output_tokens} of {asked} tokens")
