@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from caravan_router.scheduling.actions import (
@@ -17,6 +18,7 @@ from caravan_router.scheduling.actions import (
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
+    PromptRow,
     Row,
     ShardLimits,
     StepOutcome,
@@ -26,14 +28,14 @@ from caravan_router.scheduling.events import (
 )
 from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.sequence import Request
-from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.scheduling.tokens import GeneratedToken, PromptToken
 
 _VOCABULARY = 97
 
 
-def next_token(tokens: list[int]) -> int:
-    """The toy model: depends on every token and its place."""
-    state = 7
+def next_token(tokens: list[int], adapter: str = "") -> int:
+    """The toy model: depends on every token and its place, and on the adapter."""
+    state = 7 + sum(adapter.encode())
     for position, token in enumerate(tokens):
         state = (state * 31 + token * 17 + position) % 1_000_003
     return state % _VOCABULARY
@@ -43,10 +45,15 @@ def expected_output(request: Request) -> list[int]:
     """What ``request`` must yield, however it was scheduled. Token 0 ends it early unless ignored."""
     tokens = list(request.prompt)
     while len(tokens) < request.max_length:
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, request.adapter))
         if tokens[-1] == 0 and not request.stopping.ignore_eos:
             break
     return tokens[len(request.prompt) :]
+
+
+def expected_scores(request: Request) -> tuple[PromptToken, ...]:
+    """What must be told of its prompt, once."""
+    return tuple(PromptToken(-float(place) if place else None, ()) for place in range(len(request.prompt)))
 
 
 @dataclass
@@ -56,6 +63,7 @@ class _Held:
     # One number a cell: sequences that share a prefix have the same.
     cells: list[int] = field(default_factory=list)
     ended: bool = False
+    scores: bool = False
 
     @property
     def pending(self) -> bool:
@@ -138,7 +146,9 @@ class ModelShard:
         for handle in command.header.drop_handles:
             self.swapped.pop(handle, None)
 
-    def _stepped(self, command: Command, rows: list[Row], tokens: int) -> Stepped:
+    def _stepped(
+        self, command: Command, rows: list[Row], tokens: int, prompt_rows: tuple[PromptRow, ...] = ()
+    ) -> Stepped:
         outcome, self.fail_next_pass = self.fail_next_pass or StepOutcome.OK, None
         assert self.used_cells <= self.limits.cells, f"{self.used_cells} cells of {self.limits.cells}"
         return Stepped(
@@ -147,6 +157,7 @@ class ModelShard:
             outcome=outcome,
             rows=tuple(rows),
             seconds=0.005 + 0.001 * tokens,
+            prompt_rows=prompt_rows,
         )
 
     def _copied(self, copy: PrefixCopy, own_id: int, request: Request) -> _Held:
@@ -154,6 +165,7 @@ class ModelShard:
         source = self.held[copy.source_id]
         assert 1 <= copy.length <= len(source.cells), f"{copy.length} of {len(source.cells)} cells"
         assert not self.limits.whole_only or copy.length == len(source.cells)
+        assert source.request.adapter == request.adapter, "cells of another adapter"
         cells = source.cells[: copy.length]
         if copy.source_id != own_id and not self.limits.shares_cells:
             cells = [next(self._cells) for _ in cells]
@@ -180,6 +192,8 @@ class ModelShard:
                     self.held[chunk.sequence_id].ended = True
             return self._stepped(command, [], tokens)
         self.held |= new
+        self._check_adapter(ids)
+        scored = tuple(self._scores(chunk) for chunk in command.chunks if self.held[chunk.sequence_id].scores)
         rows = [row for sequence_id in command.ride if (row := self._step(sequence_id)) is not None]
         for chunk in command.chunks:
             held = self.held[chunk.sequence_id]
@@ -192,7 +206,16 @@ class ModelShard:
             if chunk.last:
                 rows.append(self._sample(chunk.sequence_id, held))
         self.max_pass_tokens = max(self.max_pass_tokens, tokens)
-        return self._stepped(command, rows, tokens)
+        return self._stepped(command, rows, tokens, scored)
+
+    def _check_adapter(self, ids: Iterable[int]) -> None:
+        adapters = {self.held[sequence_id].request.adapter for sequence_id in ids}
+        assert len(adapters) == 1, f"a pass with the adapters {adapters}"
+
+    def _scores(self, chunk: Chunk) -> PromptRow:
+        assert len(chunk.token_ids) <= self.limits.max_prompt_logprob_tokens
+        scores = expected_scores(self.held[chunk.sequence_id].request)
+        return PromptRow(chunk.sequence_id, scores[chunk.start : chunk.start + len(chunk.token_ids)])
 
     def _check_chunk(self, chunk: Chunk, taken_over: set[int]) -> None:
         assert chunk.sequence_id < self.limits.max_sequences
@@ -215,7 +238,8 @@ class ModelShard:
     def _new(self, chunk: Chunk) -> _Held:
         assert chunk.setup is not None
         if chunk.copy is None:
-            return _Held(chunk.setup)
+            return _Held(chunk.setup, scores=chunk.scores)
+        assert not chunk.scores, "scores of a prompt that is not computed whole"
         return self._copied(chunk.copy, chunk.sequence_id, chunk.setup)
 
     def _overflows(self, new: dict[int, _Held], command: Prefill) -> bool:
@@ -230,6 +254,7 @@ class ModelShard:
     def _decode(self, command: Decode) -> list[Event]:
         assert command.sequence_ids
         assert command.max_steps > 0
+        self._check_adapter(command.sequence_ids)
         running = sum(not self.held[key].ended for key in command.sequence_ids)
         if self.fail_next_pass is None and self.used_cells + running > self.limits.cells:
             self.fail_next_pass = StepOutcome.NO_KV
@@ -252,7 +277,7 @@ class ModelShard:
         return self._sample(sequence_id, held)
 
     def _sample(self, sequence_id: int, held: _Held) -> Row:
-        token = next_token(held.tokens)
+        token = next_token(held.tokens, held.request.adapter)
         held.tokens.append(token)
         finish = None
         if token == 0 and not held.request.stopping.ignore_eos:

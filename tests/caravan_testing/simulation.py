@@ -1,6 +1,7 @@
 """The scheduler and model shards, one event at a time, with every invariant checked after each."""
 
 import itertools
+from typing import TYPE_CHECKING
 
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.actions import (
@@ -23,7 +24,10 @@ from caravan_router.scheduling.policy import SchedulerConfig
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
 from caravan_router.scheduling.tenant import ANYONE, Tenant
-from caravan_testing.model_shard import ModelShard, expected_output
+from caravan_testing.model_shard import ModelShard, expected_output, expected_scores
+
+if TYPE_CHECKING:
+    from caravan_router.scheduling.tokens import PromptToken
 
 
 class Simulation:
@@ -34,6 +38,7 @@ class Simulation:
         self.shards: dict[str, ModelShard] = {}
         self.requests: dict[int, Request] = {}
         self.received: dict[int, list[int]] = {}
+        self.scored: dict[int, tuple[PromptToken, ...]] = {}
         self.finished: set[int] = set()
         self.failed: dict[int, FailureReason] = {}
         self.cancelled: set[int] = set()
@@ -62,7 +67,11 @@ class Simulation:
             case Fail():
                 self._assert_open(action.request_id)
                 self.failed[action.request_id] = action.reason
-            case Start() | Preempt() | ScorePrompt():
+            case ScorePrompt():
+                self._assert_open(action.request_id)
+                self.scored[action.request_id] = self.scored.get(action.request_id, ()) + action.tokens
+                assert not self.received[action.request_id], "scored after its first token"
+            case Start() | Preempt():
                 assert action.request_id in self.requests
 
     def _assert_open(self, request_id: int) -> None:
@@ -86,6 +95,8 @@ class Simulation:
         priority: int = 0,
         tenant: Tenant = ANYONE,
         namespace: str = "",
+        adapter: str = "",
+        prompt_logprobs: bool = False,
     ) -> int:
         request_id = next(self._ids)
         stopping = StoppingParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
@@ -97,6 +108,8 @@ class Simulation:
             priority=priority,
             tenant=tenant,
             namespace=namespace,
+            adapter=adapter,
+            prompt_logprobs=prompt_logprobs,
             arrived_s=self.now,
         )
         self.requests[request_id] = request
@@ -136,6 +149,8 @@ class Simulation:
             received = self.received[request_id]
             if request_id in self.finished:
                 assert received == expected
+                scores = expected_scores(request) if request.prompt_logprobs else ()
+                assert self.scored.get(request_id, ()) == scores
             else:
                 assert request_id in self.cancelled or request_id in self.failed, f"request {request_id} was forgotten"
                 assert received == expected[: len(received)]

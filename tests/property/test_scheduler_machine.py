@@ -1,6 +1,7 @@
 """Any interleaving of arrivals, cancellations, passes, failures and losses keeps every promise of the scheduler."""
 
 import math
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ _LIMITS = st.builds(
         shares_cells=not split,
         whole_only=whole_only,
         swap_bytes=1 if swap else 0,
+        max_prompt_logprob_tokens=16,
     ),
     ids=st.integers(1, 4),
     per_sequence=st.integers(24, 80),
@@ -87,15 +89,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         tenant=st.sampled_from([Tenant(name="x"), Tenant(name="y", weight=2.0)]),
         copies=st.sampled_from([1, 1, 1, 3]),
-        namespace=st.sampled_from(["", "", "salt"]),
+        kind=st.sampled_from(
+            [{}, {}, {"namespace": "salt"}, {"adapter": "x"}, {"adapter": "y"}, {"prompt_logprobs": True}]
+        ),
     )
     def submit(
-        self, prompt: list[int], new: int, eos: bool, priority: int, tenant: Tenant, copies: int, namespace: str
+        self, prompt: list[int], new: int, eos: bool, priority: int, tenant: Tenant, copies: int, kind: dict[str, Any]
     ) -> None:
         for _ in range(copies):
-            self.simulation.submit(
-                tuple(prompt), new, ignore_eos=not eos, priority=priority, tenant=tenant, namespace=namespace
-            )
+            self.simulation.submit(tuple(prompt), new, ignore_eos=not eos, priority=priority, tenant=tenant, **kind)
 
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data())

@@ -1,5 +1,7 @@
 """The next command of one shard while it is being planned."""
 
+from dataclasses import dataclass
+
 from caravan_router.scheduling.actions import (
     Chunk,
     Command,
@@ -26,34 +28,49 @@ _CELLS_PER_TOKEN = 256
 _LEAST_COPY = 16
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What a draft must know beside its shard: how many requests wait, and the first one's adapter, if any does."""
+
+    waiting: int
+    adapter: str | None
+    now: float
+
+
 class Draft:
     """Collects what the next pass of ``shard`` carries, within its token budget; ``finish`` turns it into a command.
 
     Prompts already begun come first; what is left of the budget admits waiting requests. Swapped sequences that come
-    back do so by a command of their own, ahead of the pass.
+    back do so by a command of their own, ahead of the pass. All in it have one ``adapter``.
     """
 
-    def __init__(
-        self, shard: ShardState, config: SchedulerConfig, lengths: OutputLengths, *, waiting: int, now: float
-    ) -> None:
+    def __init__(self, shard: ShardState, config: SchedulerConfig, lengths: OutputLengths, outside: Outside) -> None:
         self.shard = shard
+        wanted = shard.adapters
+        self._has_rivals = len(wanted) > 1
+        if outside.adapter is not None:
+            wanted.add(outside.adapter)
+        self.adapter = shard.turn.next(wanted)
         self._config = config
         self._lengths = lengths
-        self._now = now
+        self._now = outside.now
         self._forecast: CellForecast | None = None
         self._chunks: list[tuple[Resident, int]] = []
         self._restored: list[tuple[Resident, SwapTicket]] = []
         # Sequences whose cells this command copies: they must not go before it ran.
         self._sources: set[int] = set()
-        self._riders = shard.decoding
+        self._decoding = [resident for resident in shard.decoding if resident.adapter == self.adapter]
+        self._riders = self._decoding
         self._joins_others = False
+        waiting = outside.waiting
+        prefilling = [resident for resident in shard.prefilling if resident.adapter == self.adapter]
         self._join_reason = join_reason(
             config, waiting=waiting, running=len(self._riders), steps_since_prefill=shard.steps_since_prefill
         )
-        if config.mode is PrefillMode.PAUSE and (shard.prefilling or self._join_reason):
+        if config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
             self._riders = []  # decodes wait
-        self._budget = self._token_budget(prompts=len(shard.prefilling) + max(0, min(waiting, shard.free_sequences)))
-        for resident in shard.prefilling:
+        self._budget = self._token_budget(prompts=len(prefilling) + max(0, min(waiting, shard.free_sequences)))
+        for resident in prefilling:
             self._add_chunk(resident)
 
     def _token_budget(self, prompts: int) -> int:
@@ -87,8 +104,15 @@ class Draft:
             return True
         return any(sequence_id not in self._sources and sequence_id != source for sequence_id in shard.parked)
 
+    @property
+    def is_idle(self) -> bool:
+        """It carries nothing, though the shard has residents: they have other adapters."""
+        return not (self._chunks or self._decoding or self._restored) and bool(self.shard.residents)
+
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very pass with the prefix that ``match`` found."""
+        if sequence.request.adapter != self.adapter:
+            return False
         return self.shard.could_ever_hold(sequence) and self._has_cells(sequence, match.live_length)
 
     def _has_cells(self, sequence: Sequence, known_live: int) -> bool:
@@ -211,7 +235,7 @@ class Draft:
             return self._prefill(command_id)
         if shard.in_flight and not shard.release_now:
             return None  # a Decode is running and nothing is to change
-        if shard.residents:
+        if self._decoding:
             return self._decode(command_id)
         if shard.has_header:
             shard.in_flight.append(InFlight(command_id=command_id, kind=Kind.FILTER, residents={}))
@@ -248,6 +272,7 @@ class Draft:
             )
         )
         shard.steps_since_prefill = 0
+        shard.turn.take(self.adapter)
         return Prefill(
             shard=shard.name,
             command_id=command_id,
@@ -259,8 +284,11 @@ class Draft:
 
     def _decode(self, command_id: int) -> Decode:
         shard = self.shard
-        residents = shard.decoding
+        residents = self._decoding
         steps = self._config.run_ahead_steps
+        shard.turn.take(self.adapter)
+        if self._has_rivals:
+            steps = min(steps, shard.turn.passes_left)
         shard.make_free(len(residents) * min(steps, _CLEARED_STEPS))
         if shard.limits.shares_cells:
             steps = max(1, min(steps, shard.free_cells // len(residents)))

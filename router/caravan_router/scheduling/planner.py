@@ -5,7 +5,7 @@ import math
 
 from caravan_router.scheduling.actions import Action, Preempt, Preemption, Start, SwapOut, SwapOutEntry
 from caravan_router.scheduling.admission import CellForecast
-from caravan_router.scheduling.draft import Draft
+from caravan_router.scheduling.draft import Draft, Outside
 from caravan_router.scheduling.in_flight import InFlight, Kind
 from caravan_router.scheduling.placement import Place, choose
 from caravan_router.scheduling.policy import PrefillMode
@@ -45,7 +45,7 @@ class Planner:
         if not preempted and len(self._state.waiting):
             preempted = self._admit(shards, now, actions)
         else:
-            self._send(self._drafts(shards, now), actions)
+            self._send(self._drafts(shards, now), now, actions)
 
     def _needs_plan(self, shard: ShardState) -> bool:
         """Cheap, since it is asked for every shard after every pass of any."""
@@ -53,18 +53,20 @@ class Planner:
             not shard.in_flight or shard.release_now or (self._state.queue_is_due and len(self._state.waiting) > 0)
         )
 
-    def _drafts(self, shards: list[ShardState], now: float) -> list[Draft]:
-        waiting = len(self._state.waiting)
-        return [
-            Draft(shard, self._state.config, self._state.lengths, waiting=waiting, now=now)
-            for shard in shards
-            if shard.can_command
-        ]
+    def _drafts(self, shards: list[ShardState], now: float, first: Sequence | None = None) -> list[Draft]:
+        """``first``: of those that wait."""
+        adapter = None if first is None else first.request.adapter
+        outside = Outside(waiting=len(self._state.waiting), adapter=adapter, now=now)
+        return [self._draft(shard, outside) for shard in shards if shard.can_command]
+
+    def _draft(self, shard: ShardState, outside: Outside) -> Draft:
+        return Draft(shard, self._state.config, self._state.lengths, outside)
 
     def _admit(self, shards: list[ShardState], now: float, actions: list[Action]) -> bool:
         """Let in whom the shards can take, then send their commands; whether somebody was preempted instead."""
         self._state.queue_is_due = False
-        drafts = self._drafts(shards, now)
+        first = self._state.waiting.ordered(now)[0]
+        drafts = self._drafts(shards, now, first)
         blocked = -math.inf
 
         def place_for(sequence: Sequence) -> Place | Hold | None:
@@ -76,18 +78,18 @@ class Planner:
                 blocked = max(blocked, sequence.request.priority)
             return place
 
-        first = self._state.waiting.ordered(now)[0]
-        if place_for(first) is None and self._preempt_for(first, shards, actions):
-            drafts = self._drafts(shards, now)
+        open_to_first = [draft.shard for draft in drafts if draft.adapter == first.request.adapter]
+        if place_for(first) is None and self._preempt_for(first, open_to_first, actions):
+            drafts = self._drafts(shards, now, first)
             place = choose(drafts, self._state.shards.values(), first)
             if isinstance(place, Place):  # nothing needs to be saved before it begins
                 self._state.waiting.remove(first)
                 self._start(first, place, actions)
-            self._send(drafts, actions)
+            self._send(drafts, now, actions)
             return True
         while (placed := self._state.waiting.pop_fitting(place_for, now)) is not None:
             self._start(*placed, actions)
-        self._send(drafts, actions)
+        self._send(drafts, now, actions)
         return False
 
     def _start(self, sequence: Sequence, place: Place, actions: list[Action]) -> None:
@@ -105,8 +107,10 @@ class Planner:
             sequence.started = True
             actions.append(Start(request.request_id, len(request.prompt), cached_tokens=resident.shared))
 
-    def _send(self, drafts: list[Draft], actions: list[Action]) -> None:
+    def _send(self, drafts: list[Draft], now: float, actions: list[Action]) -> None:
         for draft in drafts:
+            if draft.is_idle:  # nobody could be let in for whom the pass was kept
+                draft = self._draft(draft.shard, Outside(waiting=0, adapter=None, now=now))
             command = draft.finish(self._last_command_id + 1)
             if command is not None:
                 self._last_command_id += 1

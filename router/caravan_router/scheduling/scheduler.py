@@ -199,6 +199,8 @@ class Scheduler:
         if event.outcome is not StepOutcome.OK:
             return self._fail_pass(shard, command, event.outcome, actions)
         command.steps_left -= 1
+        if shard.turn.count_pass():
+            self._state.queue_is_due = True  # for whoever waits for another adapter
         if command.chunk_tokens:
             self._state.queue_is_due = True
             has_riders = len(command.chunk_tokens) < len(command.residents)

@@ -126,6 +126,10 @@ class Resident:
     live: bool = True
 
     @property
+    def adapter(self) -> str:
+        return self.sequence.request.adapter
+
+    @property
     def prefilling(self) -> bool:
         return self.computed < self.target
 

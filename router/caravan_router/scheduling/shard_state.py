@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from caravan_router.scheduling.actions import Header
+from caravan_router.scheduling.adapter_turn import AdapterTurn
 from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.policy import SchedulerConfig
 from caravan_router.scheduling.prefix_tree import NO_MATCH, Match, PrefixTree
@@ -43,6 +44,7 @@ class ShardState:
         self.release_now = False
         self.draining = False
         self.steps_since_prefill = 0
+        self.turn = AdapterTurn()
         self.mixed_cost = StepCost()
         self.idle_cost = StepCost()
         self.swap_cost = SwapCost()
@@ -111,6 +113,11 @@ class ShardState:
         """Residents whose prompt is not complete: higher priority first, then in the order they came."""
         found = [resident for resident in self.residents.values() if resident.prefilling]
         return sorted(found, key=lambda resident: -resident.priority)
+
+    @property
+    def adapters(self) -> set[str]:
+        """Those of its residents."""
+        return {resident.adapter for resident in self.residents.values()}
 
     @property
     def decoding(self) -> list[Resident]:
