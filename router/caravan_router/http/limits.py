@@ -22,6 +22,10 @@ class Limits:
     """Of one prompt, in UTF-8, checked before it is tokenized."""
     max_client_batch_size: int = 32
     """Prompts of one request."""
+    max_logit_biases: int = 300
+    """Entries of one ``logit_bias``; OpenAI's limit."""
+    max_constraint_bytes: int = 65_536
+    """Of a JSON schema, a regular expression, a grammar or a list of choices, in UTF-8."""
     max_cache_salt_bytes: int = 256
     """In UTF-8."""
     payload_limit: int = 2_000_000

@@ -13,7 +13,7 @@ from caravan_router.http.schema_openai import Model, ModelList
 from caravan_router.http.schema_tgi import Info, TokenizedToken, TokenizeRequest
 from caravan_router.http.state import CLIENT, STATE
 from caravan_router.http.validation import bounds_of, model_of
-from caravan_router.http.validation_errors import EmptyPromptError, PromptTooManyBytesError
+from caravan_router.http.validation_errors import EmptyPromptError, TooManyBytesError
 from caravan_router.metrics import CONTENT_TYPE
 from caravan_router.text.offsets import token_spans
 
@@ -77,7 +77,7 @@ async def tokenize(request: web.Request) -> web.Response:
         raise EmptyPromptError("inputs")
     size = len(body.inputs.encode())
     if size > limit:
-        raise PromptTooManyBytesError("inputs", limit, size)
+        raise TooManyBytesError("inputs", limit, size)
     tokenized = await state.engine.tokenize(body.inputs, add_special=body.add_special_tokens is not False)
     spans = token_spans(body.inputs, tokenized)
     return _json([TokenizedToken(span.token_id, span.text, span.start, span.stop) for span in spans])

@@ -1,8 +1,10 @@
 """How OpenAI's clients say that tokens be chosen, with vLLM's extra parameters; for all choices and for each."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from caravan_router.engine.interface import ModelFacts
+from caravan_router.http.limits import Limits
 from caravan_router.http.schema_openai import CompletionRequest, SamplingFields
 from caravan_router.http.seeds import MAX_SEED, choice_seed, draw_seed
 from caravan_router.http.validation import (
@@ -12,10 +14,20 @@ from caravan_router.http.validation import (
     check_temperature,
     effective_temperature,
 )
-from caravan_router.http.validation_errors import ChoiceParametersError, NotAProbabilityError
+from caravan_router.http.validation_errors import (
+    BiasedTokenError,
+    ChoiceParametersError,
+    NotAProbabilityError,
+    TooManyBiasesError,
+)
 from caravan_router.scheduling.params import SamplingParams
 
 MIN_SEED = -(2**63)
+MAX_BIAS = 100.0
+# One way to write each: an object's keys then name each token once.
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+
+Biases = tuple[tuple[int, float], ...]
 
 
 def check_choice_parameters(choices: Sequence[SamplingFields] | None, candidates: int) -> None:
@@ -42,8 +54,24 @@ def check_sampling(fields: SamplingFields, prefix: str = "") -> None:
     check_range(f"{prefix}seed", fields.seed, MIN_SEED, MAX_SEED)
 
 
+def biases_of(logit_bias: Mapping[str, float] | None, limits: Limits, model: ModelFacts) -> Biases:
+    """What is added to which logits. Raises ValidationError."""
+    if logit_bias is None:
+        return ()
+    if len(logit_bias) > limits.max_logit_biases:
+        raise TooManyBiasesError(limits.max_logit_biases, len(logit_bias))
+    biases = []
+    for key, bias in logit_bias.items():
+        if not _TOKEN_ID.fullmatch(key) or (token_id := int(key)) >= model.vocabulary_size:
+            raise BiasedTokenError(model.vocabulary_size, key)
+        check_range(f"logit_bias[{token_id}]", bias, -MAX_BIAS, MAX_BIAS)
+        if bias:
+            biases.append((token_id, bias))
+    return tuple(biases)
+
+
 def samplings_of(
-    request: CompletionRequest, candidates: int, model: ModelFacts, *, ranked: bool
+    request: CompletionRequest, candidates: int, model: ModelFacts, *, ranked: bool, biases: Biases
 ) -> list[SamplingParams]:
     """One for each candidate of a prompt. ``ranked``: their logprobs are needed, whether or not the client's are."""
     seed = draw_seed() if request.seed is None else request.seed
@@ -66,6 +94,7 @@ def samplings_of(
                 seed=drawn_from if temperature > 0 else 0,
                 logprobs=request.logprobs is not None or ranked,
                 top_n_tokens=request.logprobs or 0,
+                biases=biases,
             )
         )
     return samplings

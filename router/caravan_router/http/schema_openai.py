@@ -1,9 +1,10 @@
 """Bodies of OpenAI's routes, with vLLM's extra parameters."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
+from caravan_router.http.schema_constraints import Format, Schema, StructuredOutputs
 from caravan_router.http.schema_serving import CacheSalt, Priority, Timeout
 
 
@@ -16,6 +17,12 @@ Prompt = Annotated[
     msgspec.Meta(
         description="A text, a list of texts, the token ids of one prompt, or a list of such lists; not mixed.",
     ),
+]
+
+
+LogitBias = Annotated[
+    dict[str, float] | None,
+    msgspec.Meta(description="Token ids to what is added to their logits, -100 to 100, before anything else is done."),
 ]
 
 
@@ -32,7 +39,23 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float | None = None
 
 
-class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the output must match: at most one of OpenAI's field, vLLM's, and llama-server's (the last two).
+
+    ``guided_grammar``: GBNF if a line has ``::=``, else Lark as llguidance reads it; so ``grammar``.
+    """
+
+    response_format: Format | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: Schema | None = None
+
+
+class CompletionRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``model`` may be anything: there is one. ``max_tokens`` is 16 by default, as OpenAI has it.
 
     ``choice_parameters``: one entry a choice (a candidate, with ``best_of``); what it sets differs from the request.
@@ -57,7 +80,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     cache_salt: CacheSalt = None
     echo: bool | None = None
     suffix: str | None = None
-    logit_bias: Any = None
+    logit_bias: LogitBias = None
 
 
 class Logprobs(msgspec.Struct, frozen=True):

@@ -1,9 +1,8 @@
 """Bodies of TGI's routes. Fields that are None-able accept an explicit null, as TGI's clients send it."""
 
-from typing import Any
-
 import msgspec
 
+from caravan_router.http.schema_constraints import Format
 from caravan_router.http.schema_serving import ServingFields
 
 
@@ -27,7 +26,7 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     decoder_input_details: bool | None = None
     seed: int | None = None
     top_n_tokens: int | None = None
-    grammar: Any = None
+    grammar: Format | None = None
     adapter_id: str | None = None
 
 

@@ -16,6 +16,7 @@ from caravan_router.http.validation_errors import (
     HeaderError,
     PriorityError,
 )
+from caravan_router.scheduling.constraint import Constraint
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
 from caravan_router.scheduling.tenant import Tenant
 
@@ -28,6 +29,16 @@ _DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What few requests ask for; see `GenerationSpec`."""
+
+    constraint: Constraint | None = None
+
+
+NO_EXTRAS = Extras()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """``timeout_s``: from submission to the last token. ``namespace``: within it prompts share what is computed."""
 
@@ -36,7 +47,13 @@ class Serving:
     namespace: str
     timeout_s: float
 
-    def spec(self, prompt: tuple[int, ...], sampling: SamplingParams, stopping: StoppingParams) -> GenerationSpec:
+    def spec(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        stopping: StoppingParams,
+        extras: Extras = NO_EXTRAS,
+    ) -> GenerationSpec:
         """A generation served so."""
         return GenerationSpec(
             prompt=prompt,
@@ -45,6 +62,7 @@ class Serving:
             priority=self.priority,
             tenant=self.tenant,
             namespace=self.namespace,
+            constraint=extras.constraint,
             timeout_s=self.timeout_s,
         )
 

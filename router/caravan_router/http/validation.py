@@ -12,8 +12,8 @@ from caravan_router.http.validation_errors import (
     NotStrictlyPositiveError,
     OutOfRangeError,
     PromptTooLongError,
-    PromptTooManyBytesError,
     StopTooLongError,
+    TooManyBytesError,
     TooManyStopsError,
     TotalTooLongError,
 )
@@ -112,7 +112,7 @@ async def tokenize_prompt(engine: Engine, field: str, text: str, bounds: Bounds)
         raise EmptyPromptError(field)
     size = len(text.encode())
     if size > bounds.max_prompt_bytes:
-        raise PromptTooManyBytesError(field, bounds.max_prompt_bytes, size)
+        raise TooManyBytesError(field, bounds.max_prompt_bytes, size)
     return (await engine.tokenize(text)).token_ids
 
 

@@ -3,6 +3,7 @@
 from caravan_router.http.errors import ValidationError
 
 _SHOWN_CHARACTERS = 80
+_REASON_CHARACTERS = 300
 
 
 def _shown(value: object) -> str:
@@ -75,6 +76,17 @@ class ChoiceParametersError(ValidationError):
         super().__init__("choice_parameters", message)
 
 
+class TooManyBiasesError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__("logit_bias", f"`logit_bias` must have at most {limit} entries. Given: {given}")
+
+
+class BiasedTokenError(ValidationError):
+    def __init__(self, vocabulary_size: int, given: str) -> None:
+        message = f"`logit_bias` keys must be token ids >= 0 and < {vocabulary_size}. Given: {_shown(given)}"
+        super().__init__("logit_bias", message)
+
+
 class BestOfWithoutSamplingError(ValidationError):
     def __init__(self, given: int) -> None:
         super().__init__("best_of", f"you must use sampling when `best_of` is > 1. Given: {given}")
@@ -132,7 +144,7 @@ class EmptyPromptError(ValidationError):
         super().__init__(field, f"`{field}` cannot be empty")
 
 
-class PromptTooManyBytesError(ValidationError):
+class TooManyBytesError(ValidationError):
     def __init__(self, field: str, limit: int, given: int) -> None:
         super().__init__(field, f"`{field}` must have at most {limit} bytes. Given: {given}")
 
@@ -151,6 +163,24 @@ class TotalTooLongError(ValidationError):
             f"Given: {given} `{field}` tokens and {given_new} `{new_field}`"
         )
         super().__init__(field, message)
+
+
+class InvalidGrammarError(ValidationError):
+    """TGI's words, with our field's name."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(field, f"{field} is not valid: {problem[:_REASON_CHARACTERS]}")
+
+
+class TwoConstraintsError(ValidationError):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(second, f"`{first}` and `{second}` cannot be used together: an output keeps to one of them")
+
+
+class IgnoreEosError(ValidationError):
+    def __init__(self, field: str) -> None:
+        message = f"`ignore_eos` cannot be used with `{field}`: what matches it ends where it is complete"
+        super().__init__("ignore_eos", message)
 
 
 class MixedPromptError(ValidationError):

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from caravan_router.engine.interface import Engine, ModelFacts
 from caravan_router.http.candidates import Choices
+from caravan_router.http.constraints import compiled, constraint_of_fields
 from caravan_router.http.limits import Limits
-from caravan_router.http.sampling_openai import check_choice_parameters, check_sampling, samplings_of
+from caravan_router.http.sampling_openai import biases_of, check_choice_parameters, check_sampling, samplings_of
 from caravan_router.http.schema_openai import CompletionRequest
-from caravan_router.http.serving import Serving
+from caravan_router.http.serving import Extras, Serving
 from caravan_router.http.validation import (
     Bounds,
     ValidRequest,
@@ -22,6 +23,7 @@ from caravan_router.http.validation import (
 )
 from caravan_router.http.validation_errors import (
     EmptyPromptError,
+    IgnoreEosError,
     MixedPromptError,
     PromptTooLongError,
     StreamOptionsError,
@@ -89,21 +91,27 @@ async def validate_completion(
     _refuse_unbuilt(request)
     check_sampling(request)
     check_choice_parameters(request.choice_parameters, plan.choices.candidates)
+    biases = biases_of(request.logit_bias, limits, model)
     check_range("logprobs", request.logprobs, 0, bounds.max_top_n_tokens)
     check_positive("max_tokens", request.max_tokens)
     stops = check_stops([request.stop] if isinstance(request.stop, str) else request.stop or (), limits)
+    asked = constraint_of_fields(request, limits)
+    if asked is not None and request.ignore_eos:
+        raise IgnoreEosError(asked.field)
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    valid = []
+    fitted = []
     for prompt in plan.prompts:
         token_ids = await _token_ids(engine, model, prompt, bounds)
-        samplings = samplings_of(request, plan.choices.candidates, model, ranked=plan.choices.ranked)
-        stopping = StoppingParams(
-            max_new_tokens=fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens")),
-            ignore_eos=bool(request.ignore_eos),
-        )
+        fitted.append((prompt, token_ids, fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens"))))
+    # Last, since it costs most.
+    extras = Extras(constraint=await compiled(engine, asked))
+    valid = []
+    for prompt, token_ids, max_new in fitted:
+        samplings = samplings_of(request, plan.choices.candidates, model, ranked=plan.choices.ranked, biases=biases)
+        stopping = StoppingParams(max_new_tokens=max_new, ignore_eos=bool(request.ignore_eos))
         valid.append(
             ValidRequest(
-                specs=tuple(plan.serving.spec(token_ids, sampling, stopping) for sampling in samplings),
+                specs=tuple(plan.serving.spec(token_ids, sampling, stopping, extras) for sampling in samplings),
                 stops=stops,
                 characters=len(prompt.text) if isinstance(prompt, TextPrompt) else 0,
             )
@@ -116,8 +124,6 @@ def _refuse_unbuilt(request: CompletionRequest) -> None:
         raise UnsupportedFieldError("echo", "set it to false", request.echo)
     if request.suffix:
         raise UnsupportedFieldError("suffix", 'set it to ""', request.suffix)
-    if request.logit_bias:
-        raise UnsupportedFieldError("logit_bias", "set it to {}", request.logit_bias)
     if request.stream_options is not None and not request.stream:
         raise StreamOptionsError
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from caravan_router.engine.interface import Engine, ModelFacts
 from caravan_router.http.candidates import check_candidates
+from caravan_router.http.constraints import compiled, constraint_of_format
 from caravan_router.http.limits import Limits
 from caravan_router.http.schema_tgi import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from caravan_router.http.seeds import MAX_SEED, choice_seed, draw_seed
-from caravan_router.http.serving import Serving
+from caravan_router.http.serving import Extras, Serving
 from caravan_router.http.validation import (
     MAX_TOP_K,
     Bounds,
@@ -62,10 +63,11 @@ async def validate_generate(
     _refuse_unbuilt(parameters)
     prompt = await _prompt(engine, request.inputs, parameters.truncate, bounds)
     max_new = fit(prompt, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
+    extras = Extras(constraint=await compiled(engine, constraint_of_format("grammar", parameters.grammar, limits)))
     stopping = StoppingParams(max_new_tokens=max_new)
     samplings = _samplings(parameters, model, stream=stream)
     return ValidRequest(
-        specs=tuple(serving.spec(prompt, sampling, stopping) for sampling in samplings),
+        specs=tuple(serving.spec(prompt, sampling, stopping, extras) for sampling in samplings),
         stops=stops,
         characters=len(request.inputs),
     )
@@ -132,9 +134,8 @@ def _refuse_unbuilt(parameters: GenerateParameters) -> None:
     ):
         if flag:
             raise UnsupportedFieldError(field, "set it to false", flag)
-    for field, value in (("grammar", parameters.grammar), ("adapter_id", parameters.adapter_id)):
-        if value is not None:
-            raise UnsupportedFieldError(field, "set it to null", value)
+    if parameters.adapter_id is not None:
+        raise UnsupportedFieldError("adapter_id", "set it to null", parameters.adapter_id)
 
 
 async def _prompt(engine: Engine, text: str, truncate: int | None, bounds: Bounds) -> tuple[int, ...]:

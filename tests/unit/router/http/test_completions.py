@@ -68,6 +68,11 @@ async def test_parameters_reach_the_engine(service: Service) -> None:
     assert service.engine.spec.stopping.ignore_eos
 
 
+async def test_biases_reach_the_engine_for_every_choice(service: Service) -> None:
+    await complete(service, prompt=["hi", "ho"], n=2, logit_bias={"0": -100, "999": 1.5, "7": 0})
+    assert [stream.spec.sampling.biases for stream in service.engine.streams] == [((0, -100.0), (999, 1.5))] * 4
+
+
 @pytest.mark.parametrize(("temperature", "expected"), [(None, 1.0), (0, 0.0)])
 async def test_temperature_is_one_by_default_and_zero_is_greedy(
     service: Service, temperature: float | None, expected: float

@@ -42,9 +42,25 @@ TGI_RULES = [
         "`decoder_input_details` is not supported: leave it out, or set it to false. Given: True",
     ),
     ({"adapter_id": "x"}, "`adapter_id` is not supported: leave it out, or set it to null. Given: 'x'"),
+    ({"grammar": {"type": "regex"}}, "Object missing required field `value` - at `$.parameters.grammar`"),
+    ({"grammar": {"type": "lark", "value": "x"}}, "Invalid value 'lark' - at `$.parameters.grammar.type`"),
+    ({"grammar": {"value": "x"}}, "Object missing required field `type` - at `$.parameters.grammar`"),
+    ({"grammar": {"type": "json", "value": 5}}, "Expected `str | object`, got `int` - at `$.parameters.grammar.value`"),
+    ({"grammar": {"type": "json", "value": "{"}}, "grammar is not valid: Input data was truncated"),
+    ({"grammar": {"type": "json", "value": "5"}}, "grammar is not valid: Expected `object`, got `int`"),
     (
-        {"grammar": {"type": "regex"}},
-        "`grammar` is not supported: leave it out, or set it to null. Given: {'type': 'regex'}",
+        {"grammar": {"type": "json", "value": '{"a":' * 5000 + "1" + "}" * 5000}},
+        "grammar is not valid: it is nested too deeply",
+    ),
+    (
+        {"grammar": {"type": "json_schema"}},
+        "grammar is not valid: it must have either `json_schema` or `value`",
+    ),
+    ({"grammar": {"type": "regex", "value": "é" * 32769}}, "`grammar` must have at most 65536 bytes. Given: 65538"),
+    # The grammar is the last that is looked at.
+    (
+        {"grammar": {"type": "json", "value": "{"}, "max_new_tokens": 254},
+        "`inputs` tokens + `max_new_tokens` must be <= 256. Given: 3 `inputs` tokens and 254 `max_new_tokens`",
     ),
     ({"nope": 1}, "Object contains unknown field `nope` - at `$.parameters`"),
     ({"top_k": 1.5}, "Expected `int | null`, got `float` - at `$.parameters.top_k`"),
@@ -137,10 +153,59 @@ OPENAI_RULES = [
     ({"echo": True}, "echo", "`echo` is not supported: leave it out, or set it to false. Given: True"),
     ({"suffix": "x"}, "suffix", "`suffix` is not supported: leave it out, or set it to \"\". Given: 'x'"),
     (
-        {"logit_bias": {"5": 1}},
+        {"logit_bias": {str(token_id): 1 for token_id in range(301)}},
         "logit_bias",
-        "`logit_bias` is not supported: leave it out, or set it to {}. Given: {'5': 1}",
+        "`logit_bias` must have at most 300 entries. Given: 301",
     ),
+    *(
+        ({"logit_bias": {key: 1}}, "logit_bias", f"`logit_bias` keys must be token ids >= 0 and < 1000. Given: '{key}'")
+        for key in ("1000", "-1", "05", "", "x", "1_0", "٣", "9" * 12)
+    ),
+    (
+        {"logit_bias": {"5": 100.5}},
+        "logit_bias[5]",
+        "`logit_bias[5]` must be >= -100.0 and <= 100.0. Given: 100.5",
+    ),
+    ({"logit_bias": [5]}, "logit_bias", "Expected `object | null`, got `array` - at `$.logit_bias`"),
+    (
+        {"guided_json": {}, "guided_regex": "a"},
+        "guided_regex",
+        "`guided_json` and `guided_regex` cannot be used together: an output keeps to one of them",
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}},
+        "structured_outputs.choice",
+        "`response_format` and `structured_outputs.choice` cannot be used together: an output keeps to one of them",
+    ),
+    (
+        {"structured_outputs": {"json_object": False}},
+        "structured_outputs",
+        "structured_outputs is not valid: it must have one of its fields",
+    ),
+    (
+        {"structured_outputs": {"structural_tag": "x"}},
+        "structured_outputs.structural_tag",
+        "Object contains unknown field `structural_tag` - at `$.structured_outputs`",
+    ),
+    *(
+        (
+            {"guided_choice": choices},
+            "guided_choice",
+            "guided_choice is not valid: it must have entries, none of them empty",
+        )
+        for choices in ([], ["a", ""])
+    ),
+    (
+        {"guided_choice": ["a" * 32768, "b" * 32768]},
+        "guided_choice",
+        "`guided_choice` must have at most 65536 bytes. Given: 65537",
+    ),
+    (
+        {"grammar": "root ::= x", "ignore_eos": True},
+        "ignore_eos",
+        "`ignore_eos` cannot be used with `grammar`: what matches it ends where it is complete",
+    ),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "Invalid value 'xml' - at `$.response_format.type`"),
     ({"stream_options": {}}, "stream_options", "`stream_options` may be set only when `stream` is true"),
     ({"temperature": -1}, "temperature", "`temperature` must be strictly positive. Given: -1.0"),
     ({"top_p": 0}, "top_p", "`top_p` must be > 0.0 and <= 1.0. Given: 0.0"),

@@ -1,0 +1,85 @@
+"""What the output must match: every way to say it, as it reaches the engine."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from caravan_router.scheduling.constraint import Constraint, ConstraintKind
+from caravan_testing.http_server import Service
+
+JSON, REGEX, LARK, GBNF = ConstraintKind
+SCHEMA = {"type": "object", "properties": {"ä": {"enum": [1.5, None]}}, "$defs": {}}
+TEXT = msgspec.json.encode(SCHEMA).decode()
+
+FORMATS: list[tuple[Any, ConstraintKind, str]] = [
+    ({"type": "json", "value": SCHEMA}, JSON, TEXT),
+    ({"type": "json", "value": '{"a": 1}'}, JSON, '{"a": 1}'),
+    ({"type": "json_object", "value": SCHEMA}, JSON, TEXT),
+    ({"type": "json_object"}, JSON, '{"type":"object"}'),
+    ({"type": "json_schema", "value": {"schema": SCHEMA}}, JSON, TEXT),
+    ({"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, JSON, TEXT),
+    ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}, JSON, TEXT),
+    ({"type": "regex", "value": "a+"}, REGEX, "a+"),
+]
+FIELDS: list[tuple[dict[str, Any], ConstraintKind, str]] = [
+    *(({"response_format": asked}, kind, source) for asked, kind, source in FORMATS),
+    ({"guided_json": SCHEMA}, JSON, TEXT),
+    ({"guided_json": TEXT}, JSON, TEXT),
+    ({"guided_regex": ""}, REGEX, ""),
+    ({"guided_choice": ["yes", "no. (not)"]}, REGEX, r"yes|no\. \(not\)"),
+    ({"guided_grammar": 'start: "::="'}, LARK, 'start: "::="'),
+    ({"guided_grammar": 'root ::= "a"'}, GBNF, 'root ::= "a"'),
+    ({"structured_outputs": {"json": SCHEMA}}, JSON, TEXT),
+    ({"structured_outputs": {"json_object": True}}, JSON, '{"type":"object"}'),
+    ({"structured_outputs": {"regex": "a|b"}}, REGEX, "a|b"),
+    ({"structured_outputs": {"choice": ["a"]}}, REGEX, "a"),
+    ({"structured_outputs": {"grammar": "start: /a/"}}, LARK, "start: /a/"),
+    ({"grammar": "# x\n root ::= y\ny ::= [a]"}, GBNF, "# x\n root ::= y\ny ::= [a]"),
+    ({"json_schema": {}}, JSON, "{}"),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind", "source"), FIELDS)
+async def test_completions(service: Service, fields: dict[str, Any], kind: ConstraintKind, source: str) -> None:
+    response = await service.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, **fields})
+    assert response.status == 200, await response.text()
+    assert [stream.spec.constraint for stream in service.engine.streams] == [Constraint(kind, source)] * 4
+
+
+@pytest.mark.parametrize(("asked", "kind", "source"), FORMATS)
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
+async def test_tgi(service: Service, path: str, asked: Any, kind: ConstraintKind, source: str) -> None:
+    response = await service.post(path, {"inputs": "a", "parameters": {"grammar": asked}})
+    assert response.status == 200, await response.text()
+    await response.text()
+    assert service.engine.spec.constraint == Constraint(kind, source)
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"grammar": ""}])
+async def test_anything_goes(service: Service, fields: dict[str, Any]) -> None:
+    service.engine.problem = lambda _: "nothing should be compiled"
+    assert (await service.post("/v1/completions", {"prompt": "a", **fields})).status == 200
+    assert (await service.post("/generate", {"inputs": "a", "parameters": {"grammar": None}})).status == 200
+    assert {stream.spec.constraint for stream in service.engine.streams} == {None}
+
+
+async def test_what_the_shards_find_wrong_is_told_and_nothing_starts(service: Service) -> None:
+    service.engine.problem = lambda constraint: f"bad {constraint.kind.value}" + "!" * 1000
+    tgi = await service.post("/generate", {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "("}}})
+    assert tgi.status == 422
+    told = await tgi.json()
+    assert told["error"].startswith("Input validation error: grammar is not valid: bad regex!!!")
+    assert len(told["error"]) < 400
+    openai = await service.post("/v1/completions", {"prompt": "a", "structured_outputs": {"json": {}}})
+    assert openai.status == 400
+    error = (await openai.json())["error"]
+    assert (error["param"], error["type"]) == ("structured_outputs.json", "invalid_request_error")
+    assert error["message"].startswith("Input validation error: structured_outputs.json is not valid: bad json_schema!")
+    assert not service.engine.streams
+
+
+async def test_a_bad_prompt_costs_no_compiling(service: Service) -> None:
+    service.engine.problem = lambda _: "it was compiled"
+    response = await service.post("/v1/completions", {"prompt": [1] * 300, "guided_regex": "a"})
+    assert (await response.json())["error"]["param"] == "prompt"
