@@ -35,6 +35,15 @@ class ChunkCheck:
             return Refusal(ShardError.WRONG_POSITION, f"the prompt of sequence {chunk.sequence_id} is complete already")
         return self._place(chunk, sequence.computed, sequence.parameters)
 
+    def told_tokens(self, chunk: Chunk) -> int:
+        """Prompt tokens of a sound chunk whose log probabilities are to be told."""
+        parameters = chunk.parameters
+        if parameters is None:
+            sequence = self._outlook.find(chunk.sequence_id)
+            assert sequence is not None
+            parameters = sequence.parameters
+        return parameters.told_tokens(chunk.start, len(chunk.tokens))
+
     def _first(self, chunk: Chunk) -> Refusal | None:
         if chunk.parameters is None:
             return Refusal(
@@ -45,6 +54,8 @@ class ChunkCheck:
             return Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
         start = 0
         if chunk.copy is not None:
+            if chunk.parameters.prompt_logprobs:
+                return bad_request("prompt_logprobs needs the whole prompt computed and cannot be had with a copy")
             start = chunk.copy.length
             refusal = self._outlook.check_prefix(chunk.copy)
             if refusal is not None:

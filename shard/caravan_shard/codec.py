@@ -21,6 +21,7 @@ from caravan_shard.parameters import SamplingParameters, SequenceParameters
 from caravan_shard.results import (
     FinishReason,
     Holdings,
+    PromptRows,
     StepOutcome,
     StepResult,
     SwappedIn,
@@ -130,6 +131,7 @@ def _parameters(message: types_pb2.SequenceParameters) -> SequenceParameters:
         prompt_length=message.prompt_length,
         max_length=message.max_length,
         ignore_eos=message.ignore_eos,
+        prompt_logprobs=message.prompt_logprobs,
     )
 
 
@@ -163,6 +165,19 @@ def _columns(rows: TokenRows) -> types_pb2.TokenColumns:
     return columns
 
 
+def _prompt_columns(rows: PromptRows) -> types_pb2.PromptColumns:
+    return types_pb2.PromptColumns(
+        sequence_ids=rows.sequence_ids,
+        counts=rows.counts,
+        logprobs=rows.logprobs,
+        top_counts=rows.top_counts,
+        top_token_ids=rows.top_token_ids,
+        top_logprobs=rows.top_logprobs,
+        top_pieces=rows.top_pieces,
+        top_specials=rows.top_specials,
+    )
+
+
 def _timings(timings: Timings) -> types_pb2.StepTimings:
     return types_pb2.StepTimings(forward_ns=timings.forward_ns, sample_ns=timings.sample_ns, total_ns=timings.total_ns)
 
@@ -170,7 +185,10 @@ def _timings(timings: Timings) -> types_pb2.StepTimings:
 def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
     """The reply to Prefill."""
     return shard_pb2.PrefillResponse(
-        outcome=_outcome(result.outcome), tokens=_columns(result.rows), timings=_timings(result.timings)
+        outcome=_outcome(result.outcome),
+        tokens=_columns(result.rows),
+        timings=_timings(result.timings),
+        prompt=_prompt_columns(result.prompt) if result.prompt is not None else None,
     )
 
 
@@ -225,6 +243,16 @@ def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int
         max_tokenize_bytes=max_tokenize_bytes,
         prefix_sharing=_SHARINGS[capacity.sharing],
         swap_bytes=swap_bytes,
+        max_prompt_logprob_tokens=capacity.max_prompt_logprob_tokens,
+    )
+
+
+def detokenize_response(pieces: Sequence[Piece]) -> shard_pb2.DetokenizeResponse:
+    """The reply to Detokenize."""
+    return shard_pb2.DetokenizeResponse(
+        text=b"".join(piece.data for piece in pieces),
+        pieces=[piece.data for piece in pieces],
+        specials=[piece.special for piece in pieces],
     )
 
 

@@ -13,8 +13,10 @@ from caravan_shard.backends.base import Backend, DecodeOutcome, Saving
 from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill, SwapIn, SwapOut
 from caravan_shard.forward import Part, assemble
 from caravan_shard.pool import SequencePool
+from caravan_shard.prompt_rows import tell_prompts
 from caravan_shard.results import (
     Holdings,
+    PromptRows,
     Refusal,
     StepOutcome,
     StepResult,
@@ -173,9 +175,9 @@ class Engine:
         forward_ns = perf_counter_ns() - forward_from
         if outcome is DecodeOutcome.OK:
             sampling_from = perf_counter_ns()
-            rows = self._commit(parts)
+            rows, prompt = self._commit(parts)
             sample_ns = perf_counter_ns() - sampling_from
-            return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns))
+            return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns), prompt)
         for part in parts:
             self._pool.cut_back(part.sequence.sequence_id, part.start)
         if outcome in _UNFINISHED:
@@ -184,7 +186,7 @@ class Engine:
         _log.error("a forward pass failed", extra={"outcome": outcome.value, "in_a_row": self.failures_in_a_row})
         return Refusal(ShardError.FORWARD_FAILED, f"the forward pass failed ({outcome.value})")
 
-    def _commit(self, parts: list[Part]) -> TokenRows:
+    def _commit(self, parts: list[Part]) -> tuple[TokenRows, PromptRows | None]:
         self.step_count += 1
         self.failures_in_a_row = 0
         for part in parts:
@@ -193,8 +195,15 @@ class Engine:
             if part.prompt:
                 part.sequence.extend(part.tokens)
             part.sequence.computed += len(part.tokens)
+        output_count = sum(part.output_count for part in parts)
+        if output_count == 0:
+            return TokenRows(), None
+        logits = self.backend.logits(output_count)
+        prompt = None
+        if any(part.told_tokens for part in parts):
+            prompt, logits = tell_prompts(parts, logits, self.backend.vocabulary)
         sampled = [part.sequence for part in parts if part.samples]
-        return sample_rows(sampled, self.backend, self._sampler) if sampled else TokenRows()
+        return (sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()), prompt
 
 
 def _takes_over(chunk: Chunk) -> bool:

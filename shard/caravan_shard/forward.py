@@ -23,6 +23,17 @@ class Part:
     prompt: bool = False
     new: bool = False
 
+    @property
+    def told_tokens(self) -> int:
+        """How many of its tokens, the first ones, have their log probabilities told."""
+        return self.sequence.parameters.told_tokens(self.start, len(self.tokens)) if self.prompt else 0
+
+    @property
+    def output_count(self) -> int:
+        """Logits it needs: after every token that is told, and after its last if it samples."""
+        told = self.told_tokens
+        return told + (self.samples and told < len(self.tokens))
+
 
 def assemble(parts: Sequence[Part]) -> TokenBatch:
     """The arrays of a pass over ``parts``, which are in ascending order of sequence id.
@@ -34,13 +45,14 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
             np.array([part.tokens[0] for part in parts], np.int32),
             np.array([part.start for part in parts], np.int32),
             np.array([part.sequence.sequence_id for part in parts], np.int32),
-            np.array([part.samples for part in parts], np.int8),
+            np.array([part.samples or part.told_tokens > 0 for part in parts], np.int8),
         )
     outputs = np.zeros(sum(len(part.tokens) for part in parts), np.int8)
     end = 0
     for part in parts:
-        end += len(part.tokens)
-        outputs[end - 1] = part.samples
+        start, end = end, end + len(part.tokens)
+        outputs[start : start + part.told_tokens] = 1
+        outputs[end - 1] |= part.samples
     return TokenBatch(
         np.concatenate([np.array(part.tokens, np.int32) for part in parts]),
         np.concatenate([np.arange(part.start, part.start + len(part.tokens), dtype=np.int32) for part in parts]),

@@ -35,9 +35,17 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParameters:
-    """Tokens [0, prompt_length) are the client's prompt; the sequence ends at ``max_length`` tokens in all."""
+    """Tokens [0, prompt_length) are the client's prompt; the sequence ends at ``max_length`` tokens in all.
+
+    ``prompt_logprobs``: the log probabilities of the prompt's tokens are told.
+    """
 
     sampling: SamplingParameters
     prompt_length: int
     max_length: int
     ignore_eos: bool = False
+    prompt_logprobs: bool = False
+
+    def told_tokens(self, start: int, count: int) -> int:
+        """How many of ``count`` tokens from ``start`` on have their log probabilities told: the first ones."""
+        return max(0, min(count, self.prompt_length - start)) if self.prompt_logprobs else 0

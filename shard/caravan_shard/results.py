@@ -55,6 +55,23 @@ class TokenRows:
     top_specials: list[bool] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class PromptRows:
+    """Columns: of each sequence ``counts`` prompt tokens, in order; ``logprobs`` and ``top_counts`` are a token's.
+
+    NaN and no alternatives for the first token of a prompt: nothing comes before it.
+    """
+
+    sequence_ids: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_counts: list[int] = field(default_factory=list)
+    top_token_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+    top_pieces: list[bytes] = field(default_factory=list)
+    top_specials: list[bool] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """Nanoseconds of one pass; ``total_ns`` starts when the command was taken or the previous pass ended."""
@@ -66,11 +83,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One pass."""
+    """One pass; ``prompt`` if prompt tokens were told of."""
 
     outcome: StepOutcome
     rows: TokenRows
     timings: Timings
+    prompt: PromptRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from caravan_shard.sequences import Phase
 from caravan_shard.sequences import Sequence as ShardSequence
 
 
-def sample_rows(sequences: Sequence[ShardSequence], backend: Backend, sampler: Sampler) -> TokenRows:
-    """Give each sequence its next token, from the outputs of the pass just made, and tell about it."""
-    logits = backend.logits(len(sequences))
+def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler) -> TokenRows:
+    """Give each sequence its next token, from its row of ``logits`` [sequences, vocabulary], and tell about it."""
     choices = [Choice(sequence.parameters.sampling, len(sequence.tokens), sequence.penalties) for sequence in sequences]
     tokens = sampler.choose(logits, choices)
     rows = TokenRows(token_ids=tokens)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from caravan_shard.backends.base import KvLayout
+from caravan_shard.backends.base import Floats, KvLayout
 from caravan_shard.parameters import SequenceParameters
 from caravan_shard.penalties import PenaltyCounts
 
@@ -35,6 +35,8 @@ class Sequence:
 
     ``tokens`` are all that is known; the cache holds [0, computed). A RUNNING sequence has one pending token, sampled
     and not yet computed; so has an ENDED one, whose pending token is the last of it, unless it was parked.
+
+    ``last_logits`` [vocabulary] are those after the last computed token, where the next prompt token is to be told.
     """
 
     sequence_id: int
@@ -46,6 +48,7 @@ class Sequence:
     computed: int = 0
     phase: Phase = Phase.PREFILLING
     penalties: PenaltyCounts | None = None
+    last_logits: Floats | None = None
 
     def extend(self, tokens: Iterable[int]) -> None:
         """More tokens are known."""
@@ -63,6 +66,7 @@ class Sequence:
         self.own_start = self.computed = length
         del self.tokens[length:]
         self.penalties = None
+        self.last_logits = None
         self.phase = Phase.ENDED
 
     def runs(self) -> tuple[CellRun, ...]:

@@ -131,10 +131,10 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return codec.tokenize_response(tokens.token_ids, tokens.pieces)
 
     async def Detokenize(self, request: shard_pb2.DetokenizeRequest, context: Context) -> shard_pb2.DetokenizeResponse:
-        text = await self._text.detokenize(list(request.token_ids), skip_special=request.skip_special)
-        if isinstance(text, Refusal):
-            await _abort(context, text)
-        return shard_pb2.DetokenizeResponse(text=text)
+        pieces = await self._text.detokenize(list(request.token_ids), skip_special=request.skip_special)
+        if isinstance(pieces, Refusal):
+            await _abort(context, pieces)
+        return codec.detokenize_response(pieces)
 
     async def CompileConstraint(
         self, request: shard_pb2.CompileConstraintRequest, context: Context

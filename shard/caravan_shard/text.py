@@ -42,8 +42,8 @@ class TextService:
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)
 
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool) -> bytes | Refusal:
-        """The pieces of the tokens, joined; at most as many tokens as a text may have bytes."""
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool) -> list[Piece] | Refusal:
+        """The pieces of the tokens; at most as many tokens as a text may have bytes."""
         if len(token_ids) > self._max_bytes:
             return Refusal(
                 ShardError.TEXT_TOO_LONG, f"there must be <= {self._max_bytes} tokens. Given: {len(token_ids)}"
@@ -53,9 +53,9 @@ class TextService:
                 ShardError.BAD_REQUEST, f"token ids must be < {self._vocabulary_size}. Given: {max(token_ids)}"
             )
 
-        def run() -> bytes:
+        def run() -> list[Piece]:
             pieces = map(self._vocabulary.piece, token_ids)
-            return b"".join(piece.data for piece in pieces if not (skip_special and piece.special))
+            return [piece for piece in pieces if not (skip_special and piece.special)]
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)
 

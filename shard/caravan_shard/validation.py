@@ -33,7 +33,8 @@ class CommandCheck:
         for chunk in command.chunks:
             refusal = refusal or chunks.check(chunk)
         refusal = refusal or self._advance(command.rider_ids)
-        return refusal or self._pass_size(sum(len(chunk.tokens) for chunk in command.chunks), command.rider_ids)
+        refusal = refusal or self._pass_size(sum(len(chunk.tokens) for chunk in command.chunks), command.rider_ids)
+        return refusal or self._told(sum(chunks.told_tokens(chunk) for chunk in command.chunks))
 
     def decode(self, command: Decode) -> Refusal | None:
         """Passes without prompt chunks."""
@@ -80,6 +81,14 @@ class CommandCheck:
             return Refusal(
                 ShardError.TOO_MANY_TOKENS,
                 f"a pass takes {most} tokens. Given: {chunk_tokens} of prompts and {advancing} decoding",
+            )
+        return None
+
+    def _told(self, tokens: int) -> Refusal | None:
+        most = self._capacity.max_prompt_logprob_tokens
+        if tokens > most:
+            return Refusal(
+                ShardError.TOO_MANY_TOKENS, f"a pass tells the log probabilities of {most} tokens. Given: {tokens}"
             )
         return None
 

@@ -1,6 +1,7 @@
 """Short ways to say what a shard's engine is asked."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -59,6 +60,12 @@ def first_chunk(
         ),
         copy=copy,
     )
+
+
+def with_parameters(chunk: Chunk, **fields: Any) -> Chunk:
+    """A first chunk with other fields of SequenceParameters."""
+    assert chunk.parameters is not None
+    return replace(chunk, parameters=replace(chunk.parameters, **fields))
 
 
 def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: bool = True) -> Chunk:

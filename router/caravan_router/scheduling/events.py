@@ -13,7 +13,7 @@ class ShardLimits:
 
     ``shares_cells``: sequences with a common prefix hold its cells once (the unified layout), else each has a copy.
     ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory).
-    ``max_prompt_logprob_tokens``: of one sequence in a pass that tells of its prompt.
+    ``max_prompt_logprob_tokens``: of all sequences together in a pass that tells of their prompts.
     """
 
     cells: int

@@ -74,7 +74,10 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What fits: cells and tokens are counts, not bytes."""
+    """What fits: cells and tokens are counts, not bytes.
+
+    ``max_prompt_logprob_tokens``: of all sequences of a pass together. Outputs of a pass beyond one per sequence.
+    """
 
     cells: int
     cells_per_sequence: int
@@ -83,6 +86,7 @@ class Capacity:
     layout: KvLayout
     sharing: PrefixSharing
     saving: Saving
+    max_prompt_logprob_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

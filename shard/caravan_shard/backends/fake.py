@@ -44,6 +44,7 @@ class FakeBackend:
         max_batch_tokens: int = 2048,
         layout: KvLayout = KvLayout.UNIFIED,
         sharing: PrefixSharing = PrefixSharing.ANY,
+        max_prompt_logprob_tokens: int = 64,
         step_s: float = 0.0,
         token_s: float = 0.0,
         hook: DecodeHook | None = None,
@@ -61,6 +62,7 @@ class FakeBackend:
             layout=layout,
             sharing=sharing,
             saving=Saving.SUFFIXES if saves_suffixes else Saving.WHOLE_ONLY,
+            max_prompt_logprob_tokens=max_prompt_logprob_tokens,
         )
         self.cache = ToyCache(cells, per_sequence, layout)
         self.hook = hook

@@ -25,6 +25,11 @@ _CACHE_TYPES = {
 }
 
 
+# Logits of prompt tokens that are told of have their place in llama.cpp's buffers whether any are asked for or not.
+_TOLD_LOGITS_BYTES = 64 << 20
+_LEAST_TOLD_TOKENS = 16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenContext:
     """A context, and all that was decided with it."""
@@ -68,7 +73,12 @@ def open_context(model: Any, config: ShardConfig, trained_context: int) -> OpenC
             f"trained with {cells}: pass -c {config.parallel * CELL_BLOCK} or --kv-layout unified"
         )
     traits = _traits(model, config, cells)
-    context = llama_cpp.llama_init_from_model(model, _parameters(config, cells, traits))
+    parameters = _parameters(config, cells, traits)
+    told_tokens = _told_tokens(model, parameters.n_batch)
+    # One output per sequence and pass besides; llama.cpp reserves memory for as many as it is told, and wants one for
+    # each id.
+    parameters.n_outputs_max = parameters.n_seq_max + told_tokens
+    context = llama_cpp.llama_init_from_model(model, parameters)
     if not context:
         raise StartupError(
             f"llama.cpp cannot make a context of {cells} cells: pass a smaller -c, other -ctk/-ctv, or -fa on "
@@ -76,9 +86,15 @@ def open_context(model: Any, config: ShardConfig, trained_context: int) -> OpenC
         )
     return OpenContext(
         context=context,
-        capacity=_capacity(context, config, traits, trained_context),
+        capacity=_capacity(context, config, traits, trained_context, told_tokens),
         memory=_memory(context, config, traits),
     )
+
+
+def _told_tokens(model: Any, batch_tokens: int) -> int:
+    """How many prompt tokens a pass may tell of."""
+    vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
+    return min(batch_tokens, max(_LEAST_TOLD_TOKENS, _TOLD_LOGITS_BYTES // (4 * vocabulary_size)))
 
 
 def _traits(model: Any, config: ShardConfig, cells: int) -> _Traits:
@@ -104,8 +120,6 @@ def _parameters(config: ShardConfig, cells: int, traits: _Traits) -> Any:
     if traits.has_twins:
         parameters.n_seq_max = ids_needed(config.parallel)
         parameters.n_batch = parameters.n_ubatch = max(parameters.n_ubatch, config.parallel)
-    # One output per sequence and pass; llama.cpp reserves memory for as many as it is told, and wants one for each id.
-    parameters.n_outputs_max = parameters.n_seq_max
     parameters.n_threads = config.decode_threads
     parameters.n_threads_batch = config.batch_threads
     parameters.flash_attn_type = _FLASH_ATTENTION[config.flash_attn]
@@ -119,7 +133,7 @@ def _parameters(config: ShardConfig, cells: int, traits: _Traits) -> Any:
     return parameters
 
 
-def _capacity(context: Any, config: ShardConfig, traits: _Traits, trained_context: int) -> Capacity:
+def _capacity(context: Any, config: ShardConfig, traits: _Traits, trained_context: int, told_tokens: int) -> Capacity:
     per_sequence = int(llama_cpp.llama_n_ctx_seq(context))
     return Capacity(
         cells=int(llama_cpp.llama_n_ctx(context)),
@@ -129,6 +143,7 @@ def _capacity(context: Any, config: ShardConfig, traits: _Traits, trained_contex
         layout=config.layout,
         sharing=traits.sharing,
         saving=traits.saving,
+        max_prompt_logprob_tokens=told_tokens,
     )
 
 

@@ -89,7 +89,8 @@ class LlamaCppBackend:
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """llama_decode, until its logits are there."""
         outputs = int(np.count_nonzero(batch.outputs))
-        assert outputs <= self.capacity.max_sequences, f"{outputs} outputs of {self.capacity.max_sequences}"
+        most = self.capacity.max_sequences + self.capacity.max_prompt_logprob_tokens
+        assert outputs <= most, f"{outputs} outputs of {most}"
         outcome = _outcome(llama_cpp.llama_decode(self._context, self._batch.fill(batch)))
         llama_cpp.llama_synchronize(self._context)
         if outcome is DecodeOutcome.OK:
@@ -101,9 +102,9 @@ class LlamaCppBackend:
         pointer = llama_cpp.llama_get_logits(self._context)
         address = ctypes.cast(pointer, ctypes.c_void_p).value
         assert address, "the last pass had no outputs"
-        if address != self._logits_address:
-            # The buffer has room for n_seq_max rows at least.
-            shape = (self.capacity.max_sequences, self.vocabulary.size)
+        if address != self._logits_address or rows > len(self._logits):
+            # The buffer has room for n_seq_max rows at least, and never shrinks.
+            shape = (max(rows, self.capacity.max_sequences), self.vocabulary.size)
             self._logits = np.ctypeslib.as_array(pointer, shape)
             self._logits_address = address
         return self._logits[:rows]

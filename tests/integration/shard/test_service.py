@@ -46,6 +46,23 @@ async def refused(call: object) -> ShardError | None:
     return error_code(caught.value)
 
 
+async def test_a_prompt_is_told_of_beside_one_that_is_not() -> None:
+    async with running_shard() as shard:
+        assert (await shard.stub.Info(shard_pb2.InfoRequest())).limits.max_prompt_logprob_tokens == 64
+        await shard.take()
+        asked = prompt_chunk(1, b"cd", logprobs=True, top_n_tokens=3)
+        asked.parameters.prompt_logprobs = True
+        reply = await shard.prefill(prompt_chunk(0, b"ab"), asked)
+        columns = reply.prompt
+        assert (list(columns.sequence_ids), list(columns.counts), list(columns.top_counts)) == ([1], [2], [0, 3])
+        assert columns.logprobs[0] != columns.logprobs[0]  # NaN
+        assert columns.logprobs[1] < 0
+        assert columns.top_logprobs[0] == max(columns.top_logprobs)
+        assert list(columns.top_pieces) == [bytes([token]) for token in columns.top_token_ids]
+        assert list(columns.top_specials) == [False] * 3
+        assert not (await shard.prefill(prompt_chunk(2, b"ef"))).HasField("prompt")
+
+
 async def test_prompts_are_answered_and_released() -> None:
     prompts = {key: list(f"prompt {key}".encode()) for key in range(3)}
     async with running_shard() as shard:
@@ -183,6 +200,11 @@ async def test_health_and_tokenizing_and_leases_answer_during_a_pass() -> None:
         assert list(tokens.specials) == [True, False, False, False, True]
         text = await shard.stub.Detokenize(shard_pb2.DetokenizeRequest(token_ids=tokens.token_ids, skip_special=True))
         assert text.text.decode() == "hé"
+        assert list(text.pieces) == [b"h", b"\xc3", b"\xa9"]
+        assert list(text.specials) == [False] * 3
+        text = await shard.stub.Detokenize(shard_pb2.DetokenizeRequest(token_ids=tokens.token_ids))
+        assert list(text.pieces) == list(tokens.pieces)
+        assert list(text.specials) == list(tokens.specials)
         lease = await shard.take()
         assert (lease.busy, lease.steps) == (True, 0)
         leave.set()

@@ -25,7 +25,7 @@ from caravan_shard.commands import (
 )
 from caravan_shard.engine import Engine
 from caravan_shard.results import Refusal, Result, StepResult
-from caravan_testing.shard_builders import EngineDriver, first_chunk, header, next_chunk, toy_prompt
+from caravan_testing.shard_builders import EngineDriver, first_chunk, header, next_chunk, toy_prompt, with_parameters
 
 RUNNING, PARTIAL = 0, 1
 # A swapped sequence that began like RUNNING, and where its state starts.
@@ -59,6 +59,12 @@ def shape(**fields: Any) -> Prefill:
     chunk = first_chunk(3, toy_prompt("new"))
     assert chunk.parameters is not None
     return Prefill(chunks=[replace(chunk, parameters=replace(chunk.parameters, **fields))])
+
+
+def told(*prompts: str, copy: Prefix | None = None) -> Prefill:
+    """Prompts whose log probabilities are asked for."""
+    chunks = [first_chunk(key, toy_prompt(prompt), copy=copy) for key, prompt in enumerate(prompts, start=2)]
+    return Prefill(chunks=[with_parameters(chunk, prompt_logprobs=True) for chunk in chunks])
 
 
 def sampling(**fields: Any) -> Prefill:
@@ -221,6 +227,9 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "repetition_penalty 0": (sampling(repetition_penalty=0.0), ShardError.BAD_REQUEST),
     "frequency_penalty infinite": (sampling(frequency_penalty=-math.inf), ShardError.BAD_REQUEST),
     "presence_penalty nan": (sampling(presence_penalty=math.nan), ShardError.BAD_REQUEST),
+    "prompt logprobs of a copy": (told("new", copy=Prefix(source_id=RUNNING, length=4)), ShardError.BAD_REQUEST),
+    "prompt logprobs of too many tokens": (told("x" * 21), ShardError.TOO_MANY_TOKENS),
+    "prompt logprobs of too many tokens together": (told("x" * 11, "y" * 10), ShardError.TOO_MANY_TOKENS),
     "too many alternatives": (sampling(logprobs=True, top_n_tokens=33), ShardError.BAD_REQUEST),
     "alternatives without logprobs": (sampling(top_n_tokens=1), ShardError.BAD_REQUEST),
 }
@@ -229,7 +238,7 @@ CASES: dict[str, tuple[Command, ShardError]] = {
 @pytest.fixture
 def driver() -> EngineDriver:
     """One sequence that runs, one in the middle of its prompt, and one that is swapped."""
-    driver = EngineDriver(FakeBackend(cells=200, max_batch_tokens=64))
+    driver = EngineDriver(FakeBackend(cells=200, max_batch_tokens=64, max_prompt_logprob_tokens=20))
     driver.prefill(first_chunk(2, PROMPT, ignore_eos=True))
     driver.swap_out(SwapOutEntry(sequence_id=2, handle=HANDLE, start=SUFFIX_START))
     driver.prefill(

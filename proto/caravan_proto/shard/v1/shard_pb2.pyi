@@ -207,7 +207,7 @@ class Limits(_message.Message):
     swap_bytes: _builtins.int
     """Bytes of host memory and disk for swapped sequences; 0 when there are none."""
     max_prompt_logprob_tokens: _builtins.int
-    """Tokens of a sequence with prompt_logprobs in one pass."""
+    """Prompt tokens of sequences with prompt_logprobs in one pass, all of them together."""
     embedding_size: _builtins.int
     """Length of a vector of Embed; 0 when it is not served."""
     max_embed_tokens: _builtins.int

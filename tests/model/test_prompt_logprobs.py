@@ -1,0 +1,98 @@
+"""What real models think of prompts: llama-cpp-python's Llama tells the logits of all tokens of one text."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caravan_shard.backends.base import KvLayout
+from caravan_testing.shard_builders import first_chunk, next_chunk, with_parameters
+from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
+from caravan_testing.shard_tiny_mamba import write_tiny_mamba
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+TEXT = "The capital of France is Paris, and the capital of Italy is a city that was not built in a day."
+LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
+
+
+def told(driver: ModelDriver, tokens: Sequence[int], size: int, **sampling: Any) -> tuple[list[float], list[int]]:
+    """Log probabilities of the tokens, told in chunks of ``size`` beside a sequence that decodes; the top ids."""
+    driver.engine.release_all()
+    driver.prefill(first_chunk(0, driver.tokens("A neighbour says"), ignore_eos=True))
+    logprobs: list[float] = []
+    top_ids: list[int] = []
+    for start in range(0, len(tokens), size):
+        part, last = tokens[start : start + size], start + size >= len(tokens)
+        chunk = next_chunk(2, start, part, last=last)
+        if start == 0:
+            chunk = first_chunk(2, part, total=len(tokens), last=last, logprobs=True, **sampling)
+            chunk = with_parameters(chunk, prompt_logprobs=True)
+        rows = driver.prefill(chunk, riders=[0]).prompt
+        assert rows is not None
+        assert (rows.sequence_ids, rows.counts) == ([2], [len(part)])
+        logprobs += rows.logprobs
+        top_ids += rows.top_token_ids
+    return logprobs, top_ids
+
+
+def exact_logprobs(model: Path, tokens: Sequence[int]) -> Any:
+    """[tokens - 1, vocabulary]."""
+    from llama_cpp import Llama
+
+    llama = Llama(
+        str(model), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, logits_all=True, verbose=False
+    )
+    llama.eval(list(tokens))
+    logits = np.array(llama.scores[: len(tokens) - 1], np.float64)
+    llama.close()
+    return (
+        logits
+        - np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True))
+        - logits.max(axis=1, keepdims=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_mamba(tmp_path_factory.mktemp("model") / "tiny-mamba.gguf")
+
+
+@pytest.fixture(params=["demo", "mamba"])
+def model(request: pytest.FixtureRequest, mamba: Path) -> Path:
+    """A model of either kind of memory."""
+    return DEMO_MODEL if request.param == "demo" else mamba
+
+
+@LAYOUTS
+def test_what_is_told_is_what_llama_tells(model: Path, layout: KvLayout) -> None:
+    driver = ModelDriver(model, ctx_size=1024, kv_layout=layout.value)
+    tokens = driver.tokens(TEXT)
+    exact = exact_logprobs(model, tokens)
+    expected = exact[np.arange(len(tokens) - 1), tokens[1:]]
+    for size in (len(tokens), 5):
+        logprobs, top_ids = told(driver, tokens, size, top_n_tokens=1)
+        assert np.isnan(logprobs[0])
+        # Different batch shapes round differently.
+        np.testing.assert_allclose(logprobs[1:], expected, atol=0.25)
+        assert np.abs(np.array(logprobs[1:]) - expected).mean() < 0.05
+        ties = exact.max(axis=1) - exact[np.arange(len(top_ids)), top_ids]
+        assert ties.max() < 0.25
+    driver.engine.close()
+
+
+def test_prompts_longer_than_a_window_are_told(record_property: Callable[[str, object], None]) -> None:
+    driver = ModelDriver(fetched(WINDOW_MODEL), ctx_size=2048)
+    size = driver.backend.capacity.max_prompt_logprob_tokens
+    tokens = driver.tokens(TEXT * 25)[:560]
+    logprobs, _ = told(driver, tokens, size)
+    for length in (7, 300, 555):
+        driver.engine.release_all()
+        driver.prefill_long(0, tokens[:length], max_new=1)
+        logits = driver.backend.logits(1)[0].astype(np.float64)
+        expected = logits[tokens[length]] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        record_property(f"error_{length}", abs(logprobs[length] - expected))
+        assert logprobs[length] == pytest.approx(expected, abs=0.5), length
+    driver.engine.close()

@@ -1,0 +1,143 @@
+"""What is told of prompts on the toy model, however they are cut and whoever is beside them."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from caravan_shard.backends.base import DecodeOutcome, KvLayout
+from caravan_shard.backends.fake import FakeBackend, expected_output
+from caravan_shard.backends.toy_cache import EMPTY_STATE, next_state
+from caravan_shard.backends.toy_model import ToyVocabulary, toy_logits
+from caravan_shard.commands import Chunk, SwapInEntry, SwapOutEntry
+from caravan_shard.results import PromptRows, Refusal, StepOutcome, StepResult
+from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
+
+PROMPT = toy_prompt("a prompt whose tokens are told of")
+TOP = 3
+VOCABULARY = ToyVocabulary()
+
+
+def asked(sequence_id: int, tokens: list[int], *, prompt: list[int] = PROMPT, last: bool = True) -> Chunk:
+    """The first chunk of ``prompt``, whose log probabilities are asked for."""
+    chunk = first_chunk(
+        sequence_id, tokens, total=len(prompt), last=last, logprobs=True, top_n_tokens=TOP, ignore_eos=True
+    )
+    return with_parameters(chunk, prompt_logprobs=True)
+
+
+def expected_logprobs(prompt: list[int]) -> list[NDArray[np.float64]]:
+    """[vocabulary] before each token but the first."""
+    state, rows = EMPTY_STATE, []
+    for position, token in enumerate(prompt[:-1]):
+        state = next_state(state, token, position)
+        logits = toy_logits(np.array([state], np.uint64))[0].astype(np.float64)
+        rows.append(logits - np.log(np.exp(logits).sum()))
+    return rows
+
+
+def check(told: list[PromptRows], sequence_id: int, prompt: list[int] = PROMPT) -> None:
+    """What was told of one sequence, chunk after chunk, is what the model gives."""
+    logprobs, top_counts, top_ids, top_logprobs = [], [], [], []
+    for rows in told:
+        at = rows.sequence_ids.index(sequence_id)
+        start = sum(rows.counts[:at])
+        stop = start + rows.counts[at]
+        logprobs += rows.logprobs[start:stop]
+        top_counts += rows.top_counts[start:stop]
+        first, end = sum(rows.top_counts[:start]), sum(rows.top_counts[:stop])
+        top_ids += rows.top_token_ids[first:end]
+        top_logprobs += rows.top_logprobs[first:end]
+        pieces = [VOCABULARY.piece(token) for token in rows.top_token_ids[first:end]]
+        assert rows.top_pieces[first:end] == [piece.data for piece in pieces]
+        assert rows.top_specials[first:end] == [piece.special for piece in pieces]
+    expected = expected_logprobs(prompt)
+    assert np.isnan(logprobs[0])
+    assert logprobs[1:] == pytest.approx(
+        [row[token] for row, token in zip(expected, prompt[1:], strict=True)], abs=1e-4
+    )
+    assert top_counts == [0] + [TOP] * len(expected)
+    assert top_ids == [token for row in expected for token in np.argsort(-row, kind="stable")[:TOP]]
+    assert top_logprobs == pytest.approx([value for row in expected for value in np.sort(row)[::-1][:TOP]], abs=1e-4)
+
+
+def told(result: StepResult | Refusal) -> PromptRows:
+    assert isinstance(result, StepResult), result
+    assert result.prompt is not None
+    return result.prompt
+
+
+@pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
+@pytest.mark.parametrize("size", [1, 2, 7, len(PROMPT) - 1, len(PROMPT)])
+def test_chunks_of_any_size_tell_the_same(layout: KvLayout, size: int) -> None:
+    driver = EngineDriver(FakeBackend(layout=layout))
+    driver.prefill(first_chunk(0, toy_prompt("rider"), ignore_eos=True))
+    rows = []
+    for start in range(0, len(PROMPT), size):
+        part, last = PROMPT[start : start + size], start + size >= len(PROMPT)
+        chunk = next_chunk(1, start, part, last=last) if start else asked(1, part, last=last)
+        result = driver.prefill(chunk, riders=[0])
+        assert result.rows.sequence_ids == ([0, 1] if last else [0])
+        rows.append(told(result))
+    check(rows, 1)
+    assert driver.engine._pool.held[1].last_logits is None
+    driver.decode([0, 1])
+    assert driver.output[1] == expected_output(PROMPT, 50, ignore_eos=True)
+    assert driver.output[0] == expected_output(toy_prompt("rider"), 50, ignore_eos=True)
+
+
+def test_prompts_of_one_pass_are_told_apart() -> None:
+    other = toy_prompt("another")
+    driver = EngineDriver()
+    result = driver.prefill(
+        asked(1, PROMPT), asked(4, other, prompt=other), first_chunk(0, PROMPT), first_chunk(2, other, ignore_eos=True)
+    )
+    rows = told(result)
+    assert (rows.sequence_ids, rows.counts) == ([1, 4], [len(PROMPT), len(other)])
+    check([rows], 1)
+    check([rows], 4, other)
+    driver.decode([0, 1, 2, 4])
+    assert driver.output[0] == expected_output(PROMPT, 50)
+    assert driver.output[4] == driver.output[2] == expected_output(other, 50, ignore_eos=True)
+
+
+def test_nothing_is_told_where_nobody_asked() -> None:
+    driver = EngineDriver()
+    assert driver.prefill(first_chunk(0, PROMPT, logprobs=True)).prompt is None
+
+
+def test_earlier_output_is_not_told() -> None:
+    driver = EngineDriver()
+    earlier = expected_output(PROMPT, 8, ignore_eos=True)
+    tokens = PROMPT + earlier
+    chunk = with_parameters(asked(0, tokens[:-3], prompt=tokens, last=False), prompt_length=len(PROMPT))
+    result = driver.prefill(chunk)
+    check([told(result)], 0)
+    result = driver.prefill(next_chunk(0, len(tokens) - 3, tokens[-3:]))
+    assert result.prompt is None
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True, earlier_output=earlier)
+
+
+@pytest.mark.parametrize("outcome", [DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, DecodeOutcome.FAILED])
+def test_a_failed_pass_changes_nothing(outcome: DecodeOutcome) -> None:
+    driver = EngineDriver()
+    rows = [told(driver.prefill(asked(0, PROMPT[:10], last=False)))]
+    driver.backend.hook = lambda _batch: outcome
+    answer = driver.try_prefill(next_chunk(0, 10, PROMPT[10:20], last=False))
+    assert isinstance(answer, Refusal) or (answer.outcome is not StepOutcome.OK and answer.prompt is None)
+    driver.backend.hook = None
+    rows.append(told(driver.prefill(next_chunk(0, 10, PROMPT[10:25], last=False))))
+    rows.append(told(driver.prefill(next_chunk(0, 25, PROMPT[25:]))))
+    check(rows, 0)
+
+
+def test_a_swapped_prompt_goes_on() -> None:
+    driver = EngineDriver()
+    rows = [told(driver.prefill(asked(0, PROMPT[:10], last=False)))]
+    assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=1)).saved == [True]
+    driver.prefill(first_chunk(0, toy_prompt("another")))
+    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=3)) == [True]
+    driver.output[3] = []
+    rows.append(told(driver.prefill(next_chunk(3, 10, PROMPT[10:]))))
+    rows[0].sequence_ids = [3]
+    check(rows, 3)
