@@ -1,9 +1,10 @@
 """What a completion's choice is made of, built up token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from caravan_router.http.schema_openai import CompletionChoice, Logprobs
 from caravan_router.scheduling.params import FinishReason
+from caravan_router.scheduling.tokens import Alternative
 from caravan_router.text.assembler import Piece
 from caravan_router.text.detokenize import display_text
 
@@ -16,8 +17,11 @@ _FINISH_WORDS = {
 
 
 def choice_of(index: int, pieces: Sequence[Piece], offset: int, logprobs: int | None) -> CompletionChoice:
-    """``pieces``, or a stream's next of them; ``offset``: characters of the choice before. ``logprobs``: as asked."""
-    finish = pieces[-1].finish
+    """``pieces``, or a stream's next of them; ``offset``: characters of the choice before. ``logprobs``: as asked.
+
+    Without pieces: of a request for no tokens.
+    """
+    finish = pieces[-1].finish if pieces else FinishReason.LENGTH
     return CompletionChoice(
         index=index,
         text="".join([piece.text for piece in pieces]),
@@ -38,13 +42,18 @@ def _logprobs(pieces: Sequence[Piece], offset: int, top: int) -> Logprobs:
     return Logprobs(
         tokens=[piece.text for piece in pieces],
         token_logprobs=[piece.token.logprob for piece in pieces],
-        top_logprobs=[_top(piece) for piece in pieces] if top else None,
+        top_logprobs=[
+            top_logprobs(piece.token.piece, piece.token.logprob, piece.token.alternatives) for piece in pieces
+        ]
+        if top
+        else None,
         text_offset=offsets,
     )
 
 
-def _top(piece: Piece) -> dict[str, float]:
-    top = {display_text(other.piece): other.logprob for other in piece.token.alternatives}
-    if piece.token.logprob is not None:
-        top.setdefault(display_text(piece.token.piece), piece.token.logprob)
+def top_logprobs(token: bytes, logprob: float | None, alternatives: Iterable[Alternative]) -> dict[str, float]:
+    """The likeliest tokens and the one that is there."""
+    top = {display_text(other.piece): other.logprob for other in alternatives}
+    if logprob is not None:
+        top.setdefault(display_text(token), logprob)
     return top

@@ -19,6 +19,7 @@ from caravan_router.http.schema_tgi import (
     Details,
     GenerateRequest,
     GenerateResponse,
+    PrefillToken,
     StreamDetails,
     StreamEvent,
     Token,
@@ -27,10 +28,11 @@ from caravan_router.http.serving import serving_of
 from caravan_router.http.sse import EventStream, event
 from caravan_router.http.state import CLIENT, STATE
 from caravan_router.http.validation import ValidRequest
-from caravan_router.http.validation_tgi import WITHOUT_PARAMETERS, candidates_of, validate_generate
+from caravan_router.http.validation_tgi import WITHOUT_PARAMETERS, candidates_of, validate_generate, wants_details
 from caravan_router.scheduling.tokens import GeneratedToken
 from caravan_router.text.assembler import Piece
 from caravan_router.text.detokenize import display_text
+from caravan_router.text.prompt_text import PromptText
 
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _COMPAT = msgspec.json.Decoder(CompatGenerateRequest)
@@ -86,14 +88,17 @@ async def _whole(request: web.Request, body: Body, arrived: float) -> tuple[Gene
         with started(state, [valid], arrived) as runs:
             collected = await collect(runs)
         best = best_first(collected)[0] if len(runs) > 1 else 0
-        return _reply(body, runs, collected, best), timing_headers(state, [valid], runs)
+        headers = timing_headers(state, [valid], runs)
+        if not wants_details(body.parameters or WITHOUT_PARAMETERS):
+            return GenerateResponse(_text(body, collected[best])), headers
+        return _detailed(body, valid, runs, collected, best), headers
 
 
-def _reply(body: Body, runs: list[Run], collected: list[list[Piece]], best: int) -> GenerateResponse:
-    parameters = body.parameters or WITHOUT_PARAMETERS
-    if not parameters.details:
-        return GenerateResponse(_text(body, collected[best]))
-    others = [_sequence(body, run, pieces) for run, pieces in zip(runs, collected, strict=True)]
+def _detailed(
+    body: Body, valid: ValidRequest, runs: list[Run], collected: list[list[Piece]], best: int
+) -> GenerateResponse:
+    prefill = _prefill(valid.prompt_text, runs[0])
+    others = [_sequence(body, run, pieces, prefill) for run, pieces in zip(runs, collected, strict=True)]
     chosen = others.pop(best)
     return GenerateResponse(
         chosen.generated_text,
@@ -116,7 +121,18 @@ def _text(body: Body, pieces: list[Piece]) -> str:
     return "".join([body.inputs if parameters.return_full_text else "", *(piece.text for piece in pieces)])
 
 
-def _sequence(body: Body, run: Run, pieces: list[Piece]) -> BestOfSequence:
+def _prefill(prompt: PromptText | None, run: Run) -> list[PrefillToken]:
+    """The prompt's tokens as the model saw them: what ``truncate`` cut off is not among them."""
+    if prompt is None:
+        return []
+    columns = (prompt.tokenized.token_ids, prompt.tokenized.pieces, run.pieces.prompt_tokens)
+    return [
+        PrefillToken(token_id, display_text(piece), score.logprob)
+        for token_id, piece, score in zip(*columns, strict=True)
+    ]
+
+
+def _sequence(body: Body, run: Run, pieces: list[Piece], prefill: list[PrefillToken]) -> BestOfSequence:
     parameters = body.parameters or WITHOUT_PARAMETERS
     finish = pieces[-1].finish
     assert finish is not None
@@ -125,7 +141,7 @@ def _sequence(body: Body, run: Run, pieces: list[Piece]) -> BestOfSequence:
         finish_reason=finish.value,
         generated_tokens=run.tokens,
         seed=run.seed,
-        prefill=[],
+        prefill=prefill,
         tokens=[_token(piece) for piece in pieces],
         top_tokens=[_top_tokens(piece.token) for piece in pieces] if parameters.top_n_tokens else msgspec.UNSET,
     )

@@ -12,6 +12,7 @@ from caravan_router.http.admission import admitted, validating
 from caravan_router.http.body import read_body
 from caravan_router.http.candidates import Choices, best_first, choices_of
 from caravan_router.http.completion_text import choice_of
+from caravan_router.http.echo import Echo, echo_of, first_choice
 from caravan_router.http.errors import openai_body
 from caravan_router.http.headers import compute_headers, timing_headers
 from caravan_router.http.run import Run
@@ -22,6 +23,7 @@ from caravan_router.http.sse import DONE, EventStream, event
 from caravan_router.http.state import CLIENT, STATE, AppState
 from caravan_router.http.validation import ValidRequest, model_of
 from caravan_router.http.validation_openai import CompletionPlan, split_prompts, validate_completion
+from caravan_router.text.assembler import Piece
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
 _ENCODER = msgspec.json.Encoder()
@@ -35,6 +37,15 @@ class _Asked:
     choices: Choices
     valid: Sequence[ValidRequest]
     arrived: float
+
+    def shown(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Without the one that comes along where none was asked for."""
+        return () if self.body.max_tokens == 0 else pieces
+
+    def echo(self, index: int, run: Run) -> Echo | None:
+        """What goes before the ``index``-th run's text; ``run`` is one of the same prompt whose pieces have begun."""
+        prompt = self.valid[index // self.choices.candidates].prompt_text
+        return None if prompt is None else echo_of(prompt, run.pieces.prompt_tokens, self.body.logprobs)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -57,13 +68,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def _whole(state: AppState, asked: _Asked) -> web.Response:
     with started(state, asked.valid, asked.arrived) as runs:
         collected = await collect(runs)
-    reply = _envelope(state)
+    reply = _envelope(state, asked)
     per_prompt = asked.choices.candidates
     for first in range(0, len(runs), per_prompt):
         candidates = collected[first : first + per_prompt]
         order = best_first(candidates) if asked.choices.ranked else range(per_prompt)
+        echo = asked.echo(first, runs[first])
         for index in order[: asked.choices.n]:
-            reply.choices.append(choice_of(len(reply.choices), candidates[index], 0, asked.body.logprobs))
+            shown = asked.shown(candidates[index])
+            reply.choices.append(first_choice(len(reply.choices), shown, asked.body.logprobs, echo))
     reply.usage = _usage(asked, runs)
     headers = timing_headers(state, asked.valid, runs)
     return web.Response(body=_ENCODER.encode(reply), headers=headers, content_type="application/json")
@@ -73,17 +86,21 @@ async def _stream(request: web.Request, asked: _Asked) -> web.StreamResponse:
     """Chunks of several choices come as they are ready; each names its choice."""
     state, body = request.app[STATE], asked.body
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    envelope = _envelope(state)
+    envelope = _envelope(state, asked)
     if include_usage:
         envelope.usage = None
     headers = compute_headers(state, sum(one.characters for one in asked.valid))
     async with EventStream(request, headers, state.limits) as events:
 
         async def send(index: int, run: Run) -> None:
-            offset = 0
+            offset, begun = 0, False
             async for pieces in run.pieces:
-                choice = choice_of(index, pieces, offset, body.logprobs)
-                offset += len(choice.text)
+                shown = asked.shown(pieces)
+                if begun:
+                    choice = choice_of(index, shown, offset, body.logprobs)
+                else:
+                    choice = first_choice(index, shown, body.logprobs, asked.echo(index, run))
+                offset, begun = offset + len(choice.text), True
                 # Half a character, or a control token: nothing to show yet.
                 if choice.text or choice.finish_reason is not None or choice.logprobs is not None:
                     # One chunk object for all choices: it is encoded before anything can change it.
@@ -104,13 +121,13 @@ async def _stream(request: web.Request, asked: _Asked) -> web.StreamResponse:
     return events.response
 
 
-def _envelope(state: AppState) -> Completion:
+def _envelope(state: AppState, asked: _Asked) -> Completion:
     model = model_of(state.engine)
     return Completion(
         id=f"cmpl-{time.time_ns():x}",
         object="text_completion",
         created=int(time.time()),
-        model=model.name,
+        model=asked.valid[0].specs[0].adapter or model.name,
         system_fingerprint=model.fingerprint,
         choices=[],
     )
@@ -118,7 +135,7 @@ def _envelope(state: AppState) -> Completion:
 
 def _usage(asked: _Asked, runs: Sequence[Run]) -> Usage:
     prompt = sum(len(request.prompt) for request in asked.valid)
-    output = sum(run.tokens for run in runs)
+    output = 0 if asked.body.max_tokens == 0 else sum(run.tokens for run in runs)
     # Of a prompt's candidates the first is asked: what the others share with it was not there before.
     cached = sum(run.pieces.cached_tokens for run in runs[:: asked.choices.candidates])
     return Usage(prompt, output, prompt + output, PromptTokensDetails(cached))

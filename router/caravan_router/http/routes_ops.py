@@ -84,9 +84,10 @@ async def tokenize(request: web.Request) -> web.Response:
 
 
 async def models(request: web.Request) -> web.Response:
-    """The one model, under OpenAI's route."""
-    name = model_of(request.app[STATE].engine).name
-    return _json(ModelList("list", [Model(name, "model", 0, name)]))
+    """The one model and its adapters, under OpenAI's route."""
+    facts = model_of(request.app[STATE].engine)
+    adapters = [Model(adapter, "model", 0, facts.name, adapter, facts.name) for adapter in facts.adapters]
+    return _json(ModelList("list", [Model(facts.name, "model", 0, facts.name, facts.name, None), *adapters]))
 
 
 @cache

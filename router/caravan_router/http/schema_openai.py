@@ -56,7 +56,8 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown
 
 
 class CompletionRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model`` may be anything: there is one. ``max_tokens`` is 16 by default, as OpenAI has it.
+    """``model``: an adapter's name; any other stands for the model itself. ``max_tokens``: 16 by default, as OpenAI has
+    it; 0 is for ``echo`` with ``logprobs``, which then scores the prompt and nothing else.
 
     ``choice_parameters``: one entry a choice (a candidate, with ``best_of``); what it sets differs from the request.
     Choice ``i`` draws from (``seed``, ``i``), the first from ``seed`` itself, and from a seed of its own as it is.
@@ -84,11 +85,14 @@ class CompletionRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unkn
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """Columns, one entry a token; ``text_offset`` counts characters of the choice's text."""
+    """Columns, one entry a token; ``text_offset`` counts characters of the choice's text.
+
+    With ``echo`` the prompt's tokens come first. The very first follows nothing: its entries are null.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float]] | None
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -127,10 +131,14 @@ class Completion(msgspec.Struct):
 
 
 class Model(msgspec.Struct, frozen=True):
+    """``parent``: the model that an adapter belongs to; null for the model itself."""
+
     id: str
     object: str
     created: int
     owned_by: str
+    root: str
+    parent: str | None
 
 
 class ModelList(msgspec.Struct, frozen=True):

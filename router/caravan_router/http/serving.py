@@ -33,6 +33,8 @@ class Extras:
     """What few requests ask for; see `GenerationSpec`."""
 
     constraint: Constraint | None = None
+    adapter: str = ""
+    prompt_logprobs: bool = False
 
 
 NO_EXTRAS = Extras()
@@ -63,6 +65,8 @@ class Serving:
             tenant=self.tenant,
             namespace=self.namespace,
             constraint=extras.constraint,
+            adapter=extras.adapter,
+            prompt_logprobs=extras.prompt_logprobs,
             timeout_s=self.timeout_s,
         )
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_router.engine.interface import Engine, GenerationSpec, ModelFacts, NoShardError
+from caravan_router.engine.interface import Engine, GenerationSpec, ModelFacts, NoShardError, TokenizedText
 from caravan_router.http.limits import Limits
 from caravan_router.http.validation_errors import (
     EmptyPromptError,
@@ -13,10 +13,12 @@ from caravan_router.http.validation_errors import (
     OutOfRangeError,
     PromptTooLongError,
     StopTooLongError,
+    TokenIdError,
     TooManyBytesError,
     TooManyStopsError,
     TotalTooLongError,
 )
+from caravan_router.text.prompt_text import PromptText
 
 MAX_TOP_K = 2**31 - 1
 # Below it, dividing logits overflows a float32: it is greedy in all but name, and told so.
@@ -29,12 +31,13 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 class ValidRequest:
     """One prompt: a generation for each candidate, and what its reply says of the request.
 
-    ``characters``: of the prompt as the client wrote it.
+    ``characters``: of the prompt as the client wrote it. ``prompt_text``: where the reply shows the prompt's tokens.
     """
 
     specs: tuple[GenerationSpec, ...]
     stops: tuple[str, ...]
     characters: int
+    prompt_text: PromptText | None = None
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -106,14 +109,26 @@ def check_stops(stops: Sequence[str], limits: Limits) -> tuple[str, ...]:
     return tuple(stops)
 
 
-async def tokenize_prompt(engine: Engine, field: str, text: str, bounds: Bounds) -> tuple[int, ...]:
-    """Token ids of a text; its bytes are counted first, since tokenizing takes time by the byte."""
+async def tokenize_prompt(engine: Engine, field: str, text: str, bounds: Bounds) -> TokenizedText:
+    """The tokens of a text; its bytes are counted first, since tokenizing takes time by the byte."""
     if not text:
         raise EmptyPromptError(field)
     size = len(text.encode())
     if size > bounds.max_prompt_bytes:
         raise TooManyBytesError(field, bounds.max_prompt_bytes, size)
-    return (await engine.tokenize(text)).token_ids
+    return await engine.tokenize(text)
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], limit: int, model: ModelFacts) -> None:
+    """Of a prompt that comes as tokens, at most ``limit``."""
+    if not token_ids:
+        raise EmptyPromptError(field)
+    # Before each is looked at: there may be a million.
+    if len(token_ids) > limit:
+        raise PromptTooLongError(field, limit, len(token_ids))
+    for token_id in token_ids:
+        if not 0 <= token_id < model.vocabulary_size:
+            raise TokenIdError(field, model.vocabulary_size, token_id)
 
 
 def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple[str, str]) -> int:

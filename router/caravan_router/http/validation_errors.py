@@ -1,5 +1,7 @@
 """One error for each rule a request can break. Each names the field, the limit and what was given."""
 
+from collections.abc import Sequence
+
 from caravan_router.http.errors import ValidationError
 
 _SHOWN_CHARACTERS = 80
@@ -183,6 +185,27 @@ class IgnoreEosError(ValidationError):
         super().__init__("ignore_eos", message)
 
 
+class UnknownAdapterError(ValidationError):
+    def __init__(self, field: str, adapters: Sequence[str], given: str) -> None:
+        served = ", ".join(f"`{name}`" for name in adapters) or "there are none"
+        super().__init__(field, f"`{field}` must be one of the adapters served: {served}. Given: {_shown(given)}")
+
+
+class SuffixError(ValidationError):
+    """TGI's words."""
+
+    def __init__(self, given: str) -> None:
+        message = "Suffix is not supported and can be achieved by preprocessing the prompt."
+        super().__init__("suffix", f"{message} Given: {_shown(given)}")
+
+
+class PrefillDetailsStreamError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__(
+            "decoder_input_details", "`decoder_input_details` == true is not supported when streaming tokens"
+        )
+
+
 class MixedPromptError(ValidationError):
     def __init__(self) -> None:
         super().__init__(
@@ -197,9 +220,8 @@ class TooManyPromptsError(ValidationError):
 
 
 class TokenIdError(ValidationError):
-    def __init__(self, vocabulary_size: int, given: int) -> None:
-        message = f"`prompt` token ids must be >= 0 and < {vocabulary_size}. Given: {_shown(given)}"
-        super().__init__("prompt", message)
+    def __init__(self, field: str, vocabulary_size: int, given: int) -> None:
+        super().__init__(field, f"`{field}` token ids must be >= 0 and < {vocabulary_size}. Given: {_shown(given)}")
 
 
 class StreamOptionsError(ValidationError):

@@ -1,9 +1,10 @@
 """OpenAI's rules for completions, with vLLM's extra parameters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from caravan_router.engine.interface import Engine, ModelFacts
+from caravan_router.engine.interface import Engine
+from caravan_router.http.adapters import adapter_of_model
 from caravan_router.http.candidates import Choices
 from caravan_router.http.constraints import compiled, constraint_of_fields
 from caravan_router.http.limits import Limits
@@ -17,6 +18,7 @@ from caravan_router.http.validation import (
     check_positive,
     check_range,
     check_stops,
+    check_token_ids,
     fit,
     model_of,
     tokenize_prompt,
@@ -25,13 +27,12 @@ from caravan_router.http.validation_errors import (
     EmptyPromptError,
     IgnoreEosError,
     MixedPromptError,
-    PromptTooLongError,
     StreamOptionsError,
-    TokenIdError,
+    SuffixError,
     TooManyPromptsError,
-    UnsupportedFieldError,
 )
 from caravan_router.scheduling.params import StoppingParams
+from caravan_router.text.prompt_text import PromptText, as_decoded, as_written
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -88,55 +89,60 @@ async def validate_completion(
     """One entry a prompt. Raises ValidationError (one class a rule), NoShardError, TextTooLongError."""
     model = model_of(engine)
     bounds = bounds_of(limits, model)
-    _refuse_unbuilt(request)
+    if request.suffix:
+        raise SuffixError(request.suffix)
+    if request.stream_options is not None and not request.stream:
+        raise StreamOptionsError
     check_sampling(request)
     check_choice_parameters(request.choice_parameters, plan.choices.candidates)
     biases = biases_of(request.logit_bias, limits, model)
     check_range("logprobs", request.logprobs, 0, bounds.max_top_n_tokens)
-    check_positive("max_tokens", request.max_tokens)
+    if not (request.echo and request.max_tokens == 0):
+        check_positive("max_tokens", request.max_tokens)
     stops = check_stops([request.stop] if isinstance(request.stop, str) else request.stop or (), limits)
     asked = constraint_of_fields(request, limits)
     if asked is not None and request.ignore_eos:
         raise IgnoreEosError(asked.field)
-    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    # A pass over a prompt ends with a token, also where none is to be shown.
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens)
     fitted = []
     for prompt in plan.prompts:
-        token_ids = await _token_ids(engine, model, prompt, bounds)
-        fitted.append((prompt, token_ids, fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens"))))
-    # Last, since it costs most.
-    extras = Extras(constraint=await compiled(engine, asked))
-    valid = []
-    for prompt, token_ids, max_new in fitted:
-        samplings = samplings_of(request, plan.choices.candidates, model, ranked=plan.choices.ranked, biases=biases)
+        token_ids, prompt_text = await _tokens(engine, prompt, bounds, echo=bool(request.echo))
+        max_new = fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens"))
         stopping = StoppingParams(max_new_tokens=max_new, ignore_eos=bool(request.ignore_eos))
+        fitted.append((token_ids, stopping, prompt_text))
+    # Last, since it costs most.
+    extras = Extras(constraint=await compiled(engine, asked), adapter=adapter_of_model(request.model, model))
+    valid = []
+    for prompt, (token_ids, stopping, prompt_text) in zip(plan.prompts, fitted, strict=True):
+        samplings = samplings_of(request, plan.choices.candidates, model, ranked=plan.choices.ranked, biases=biases)
         valid.append(
             ValidRequest(
-                specs=tuple(plan.serving.spec(token_ids, sampling, stopping, extras) for sampling in samplings),
+                specs=tuple(
+                    plan.serving.spec(token_ids, sampling, stopping, _scoring(extras, request, index))
+                    for index, sampling in enumerate(samplings)
+                ),
                 stops=stops,
                 characters=len(prompt.text) if isinstance(prompt, TextPrompt) else 0,
+                prompt_text=prompt_text,
             )
         )
     return valid
 
 
-def _refuse_unbuilt(request: CompletionRequest) -> None:
-    if request.echo:
-        raise UnsupportedFieldError("echo", "set it to false", request.echo)
-    if request.suffix:
-        raise UnsupportedFieldError("suffix", 'set it to ""', request.suffix)
-    if request.stream_options is not None and not request.stream:
-        raise StreamOptionsError
+def _scoring(extras: Extras, request: CompletionRequest, candidate: int) -> Extras:
+    """A prompt is scored once for all its candidates, but a stream waits for no other."""
+    scores = bool(request.echo) and request.logprobs is not None and (candidate == 0 or bool(request.stream))
+    return replace(extras, prompt_logprobs=scores)
 
 
-async def _token_ids(engine: Engine, model: ModelFacts, prompt: Prompt, bounds: Bounds) -> tuple[int, ...]:
+async def _tokens(
+    engine: Engine, prompt: Prompt, bounds: Bounds, *, echo: bool
+) -> tuple[tuple[int, ...], PromptText | None]:
     match prompt:
         case TextPrompt(text):
-            return await tokenize_prompt(engine, "prompt", text, bounds)
+            tokenized = await tokenize_prompt(engine, "prompt", text, bounds)
+            return tokenized.token_ids, as_written(text, tokenized) if echo else None
         case TokensPrompt(token_ids):
-            # Before each is looked at: there may be a million.
-            if len(token_ids) > bounds.max_input_tokens:
-                raise PromptTooLongError("prompt", bounds.max_input_tokens, len(token_ids))
-            for token_id in token_ids:
-                if not 0 <= token_id < model.vocabulary_size:
-                    raise TokenIdError(model.vocabulary_size, token_id)
-            return token_ids
+            check_token_ids("prompt", token_ids, bounds.max_input_tokens, model_of(engine))
+            return token_ids, as_decoded(await engine.detokenize(token_ids)) if echo else None

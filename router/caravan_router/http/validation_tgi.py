@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from caravan_router.engine.interface import Engine, ModelFacts
+from caravan_router.engine.interface import Engine, ModelFacts, TokenizedText
+from caravan_router.http.adapters import adapter_of_id
 from caravan_router.http.candidates import check_candidates
 from caravan_router.http.constraints import compiled, constraint_of_format
 from caravan_router.http.limits import Limits
@@ -30,10 +31,12 @@ from caravan_router.http.validation_errors import (
     BestOfWithSeedError,
     NotBetweenZeroAndOneError,
     NotStrictlyPositiveError,
+    PrefillDetailsStreamError,
     TruncateError,
     UnsupportedFieldError,
 )
 from caravan_router.scheduling.params import SamplingParams, StoppingParams
+from caravan_router.text.prompt_text import as_decoded
 
 # TGI's trap: without ``parameters`` a request samples, with them it is greedy unless it says otherwise.
 WITHOUT_PARAMETERS = GenerateParameters(do_sample=True)
@@ -52,7 +55,9 @@ async def validate_generate(
     parameters = WITHOUT_PARAMETERS if request.parameters is None else request.parameters
     model = model_of(engine)
     bounds = bounds_of(limits, model)
-    _check_best_of(parameters, limits, stream=stream)
+    if stream:
+        _check_streamed(parameters)
+    _check_best_of(parameters, limits)
     _check_sampling(parameters)
     check_positive("max_new_tokens", parameters.max_new_tokens)
     stops = check_stops(parameters.stop or (), limits)
@@ -60,16 +65,26 @@ async def validate_generate(
         raise BestOfWithSeedError(parameters.seed)
     check_range("seed", parameters.seed, 0, MAX_SEED)
     check_range("top_n_tokens", parameters.top_n_tokens, 0, bounds.max_top_n_tokens)
-    _refuse_unbuilt(parameters)
-    prompt = await _prompt(engine, request.inputs, parameters.truncate, bounds)
-    max_new = fit(prompt, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
-    extras = Extras(constraint=await compiled(engine, constraint_of_format("grammar", parameters.grammar, limits)))
+    if parameters.watermark:
+        raise UnsupportedFieldError("watermark", "set it to false", parameters.watermark)
+    adapter = adapter_of_id(parameters.adapter_id, model)
+    tokens = await _prompt(engine, request.inputs, parameters.truncate, bounds)
+    max_new = fit(tokens.token_ids, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
+    constraint = await compiled(engine, constraint_of_format("grammar", parameters.grammar, limits))
+    extras = Extras(constraint=constraint, adapter=adapter)
     stopping = StoppingParams(max_new_tokens=max_new)
-    samplings = _samplings(parameters, model, stream=stream)
+    scores = bool(parameters.decoder_input_details)
     return ValidRequest(
-        specs=tuple(serving.spec(prompt, sampling, stopping, extras) for sampling in samplings),
+        specs=tuple(
+            # Once for all candidates.
+            serving.spec(
+                tokens.token_ids, sampling, stopping, replace(extras, prompt_logprobs=scores and candidate == 0)
+            )
+            for candidate, sampling in enumerate(_samplings(parameters, model, stream=stream))
+        ),
         stops=stops,
         characters=len(request.inputs),
+        prompt_text=as_decoded(tokens) if scores else None,
     )
 
 
@@ -84,8 +99,8 @@ def _samplings(parameters: GenerateParameters, model: ModelFacts, *, stream: boo
         repetition_penalty=1.0 if parameters.repetition_penalty is None else parameters.repetition_penalty,
         frequency_penalty=parameters.frequency_penalty or 0.0,
         # A stream's events always carry the logprob; a whole reply has none to show without details, but may rank.
-        logprobs=stream or bool(parameters.details) or best_of > 1,
-        top_n_tokens=(parameters.top_n_tokens or 0) if stream or parameters.details else 0,
+        logprobs=stream or wants_details(parameters) or best_of > 1,
+        top_n_tokens=(parameters.top_n_tokens or 0) if stream or wants_details(parameters) else 0,
     )
     temperature = effective_temperature(1.0 if parameters.temperature is None else parameters.temperature)
     if not _samples(parameters) or temperature == 0:
@@ -104,15 +119,20 @@ def _samples(parameters: GenerateParameters) -> bool:
     )
 
 
-def _check_best_of(parameters: GenerateParameters, limits: Limits, *, stream: bool) -> None:
+def _check_streamed(parameters: GenerateParameters) -> None:
+    if parameters.best_of not in {None, 1}:
+        raise BestOfStreamingError(parameters.best_of)
+    if parameters.decoder_input_details:
+        raise PrefillDetailsStreamError
+
+
+def _check_best_of(parameters: GenerateParameters, limits: Limits) -> None:
     best_of = 1 if parameters.best_of is None else parameters.best_of
     if best_of == 1:
         return
     check_candidates("best_of", best_of, limits)
     if not _samples(parameters):
         raise BestOfWithoutSamplingError(best_of)
-    if stream:
-        raise BestOfStreamingError(best_of)
 
 
 def _check_sampling(parameters: GenerateParameters) -> None:
@@ -127,19 +147,15 @@ def _check_sampling(parameters: GenerateParameters) -> None:
     check_range("top_k", parameters.top_k, 1, MAX_TOP_K)
 
 
-def _refuse_unbuilt(parameters: GenerateParameters) -> None:
-    for field, flag in (
-        ("watermark", parameters.watermark),
-        ("decoder_input_details", parameters.decoder_input_details),
-    ):
-        if flag:
-            raise UnsupportedFieldError(field, "set it to false", flag)
-    if parameters.adapter_id is not None:
-        raise UnsupportedFieldError("adapter_id", "set it to null", parameters.adapter_id)
+def wants_details(parameters: GenerateParameters) -> bool:
+    """Those of the prompt are among them."""
+    return bool(parameters.details or parameters.decoder_input_details)
 
 
-async def _prompt(engine: Engine, text: str, truncate: int | None, bounds: Bounds) -> tuple[int, ...]:
+async def _prompt(engine: Engine, text: str, truncate: int | None, bounds: Bounds) -> TokenizedText:
     if text and truncate is not None and not 0 < truncate <= bounds.max_input_tokens:
         raise TruncateError(bounds.max_input_tokens, truncate)
-    prompt = await tokenize_prompt(engine, "inputs", text, bounds)
-    return prompt if truncate is None else prompt[-truncate:]
+    tokens = await tokenize_prompt(engine, "inputs", text, bounds)
+    if truncate is None:
+        return tokens
+    return TokenizedText(tokens.token_ids[-truncate:], tokens.pieces[-truncate:], tokens.specials[-truncate:])

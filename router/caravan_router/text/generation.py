@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from caravan_router.engine.interface import GenerationError, StreamTimes, TokenStream
+from caravan_router.scheduling.tokens import PromptToken
 from caravan_router.text.assembler import Assembler, Piece
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class Generation:
     def cached_tokens(self) -> int:
         """Prompt tokens that had been computed before; known from the first pieces on."""
         return self._stream.cached_tokens
+
+    @property
+    def prompt_tokens(self) -> Sequence[PromptToken]:
+        """Of a prompt that is scored: one for each of its tokens; complete from the first pieces on."""
+        return self._stream.prompt_tokens
 
     def __enter__(self) -> Self:
         return self

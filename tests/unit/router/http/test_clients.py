@@ -114,4 +114,4 @@ async def test_openai_errors(openai_client: openai.OpenAI) -> None:
 
 async def test_openai_models(openai_client: openai.OpenAI) -> None:
     models = await asyncio.to_thread(lambda: list(openai_client.models.list()))
-    assert [model.id for model in models] == ["scripted"]
+    assert [model.id for model in models] == ["scripted", "pirate"]

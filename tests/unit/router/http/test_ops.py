@@ -36,7 +36,24 @@ async def test_before_a_shard_was_seen_there_is_no_model(service: Service, path:
 async def test_models(service: Service) -> None:
     assert await (await service.client.get("/v1/models")).json() == {
         "object": "list",
-        "data": [{"id": "scripted", "object": "model", "created": 0, "owned_by": "scripted"}],
+        "data": [
+            {
+                "id": "scripted",
+                "object": "model",
+                "created": 0,
+                "owned_by": "scripted",
+                "root": "scripted",
+                "parent": None,
+            },
+            {
+                "id": "pirate",
+                "object": "model",
+                "created": 0,
+                "owned_by": "scripted",
+                "root": "pirate",
+                "parent": "scripted",
+            },
+        ],
     }
 
 

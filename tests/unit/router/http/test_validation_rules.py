@@ -37,11 +37,10 @@ TGI_RULES = [
         "`inputs` tokens + `max_new_tokens` must be <= 256. Given: 3 `inputs` tokens and 254 `max_new_tokens`",
     ),
     ({"watermark": True}, "`watermark` is not supported: leave it out, or set it to false. Given: True"),
-    (
-        {"decoder_input_details": True},
-        "`decoder_input_details` is not supported: leave it out, or set it to false. Given: True",
+    *(
+        ({"adapter_id": name}, f"`adapter_id` must be one of the adapters served: `pirate`. Given: '{name}'")
+        for name in ("x", "", "scripted")
     ),
-    ({"adapter_id": "x"}, "`adapter_id` is not supported: leave it out, or set it to null. Given: 'x'"),
     ({"grammar": {"type": "regex"}}, "Object missing required field `value` - at `$.parameters.grammar`"),
     ({"grammar": {"type": "lark", "value": "x"}}, "Invalid value 'lark' - at `$.parameters.grammar.type`"),
     ({"grammar": {"value": "x"}}, "Object missing required field `type` - at `$.parameters.grammar`"),
@@ -150,8 +149,20 @@ OPENAI_RULES = [
         "choice_parameters[0].seed",
         "Expected `int | null`, got `str` - at `$.choice_parameters[0].seed`",
     ),
-    ({"echo": True}, "echo", "`echo` is not supported: leave it out, or set it to false. Given: True"),
-    ({"suffix": "x"}, "suffix", "`suffix` is not supported: leave it out, or set it to \"\". Given: 'x'"),
+    (
+        {"suffix": "x"},
+        "suffix",
+        "Suffix is not supported and can be achieved by preprocessing the prompt. Given: 'x'",
+    ),
+    (
+        {"echo": True, "max_tokens": -1},
+        "max_tokens",
+        "`max_tokens` must be strictly positive. Given: -1",
+    ),
+    ({"echo": True, "prompt": []}, "prompt", "`prompt` cannot be empty"),
+    ({"echo": True, "prompt": [[]]}, "prompt", "`prompt` cannot be empty"),
+    ({"echo": True, "prompt": [1000]}, "prompt", "`prompt` token ids must be >= 0 and < 1000. Given: 1000"),
+    ({"echo": True, "prompt": ""}, "prompt", "`prompt` cannot be empty"),
     (
         {"logit_bias": {str(token_id): 1 for token_id in range(301)}},
         "logit_bias",
