@@ -244,6 +244,8 @@ def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int
         prefix_sharing=_SHARINGS[capacity.sharing],
         swap_bytes=swap_bytes,
         max_prompt_logprob_tokens=capacity.max_prompt_logprob_tokens,
+        embedding_size=capacity.embedding_size,
+        max_embed_tokens=capacity.max_embed_tokens,
     )
 
 

@@ -103,8 +103,15 @@ class SwapIn:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """The vector of one text, checked before. Of no lease: it touches no sequence."""
+
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseAll:
     """Release every sequence and forget the swapped ones: the lease changed hands or ended."""
 
 
-Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn | ReleaseAll
+Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn | Embed | ReleaseAll

@@ -55,6 +55,16 @@ class ShardConfig:
     )
     swap_dir: str = flag("", "folder for what swap-space does not hold; its files have no names and end with the shard")
     swap_dir_space: float = flag(8.0, "GiB of files in swap-dir", low=0, high=2**20)
+    embeddings: bool = flag(
+        False,
+        "serve vectors of texts of up to ubatch-size tokens, with a second context on the same weights",
+        "--embedding",
+    )
+    pooling: str = flag(
+        "model",
+        "how one vector is made of those of a text's tokens; model: as the file says, the mean where it says nothing",
+        choices=("mean", "cls", "last", "model"),
+    )
     sampling_threads: int = flag(
         1, "threads that choose tokens; more than 1 only on a host with idle cores", low=1, high=64
     )

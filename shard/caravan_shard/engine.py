@@ -10,7 +10,7 @@ from time import perf_counter_ns
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend, DecodeOutcome, Saving
-from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill, SwapIn, SwapOut
+from caravan_shard.commands import Chunk, Decode, Embed, FilterBatch, Prefill, SwapIn, SwapOut
 from caravan_shard.forward import Part, assemble
 from caravan_shard.pool import SequencePool
 from caravan_shard.prompt_rows import tell_prompts
@@ -24,6 +24,7 @@ from caravan_shard.results import (
     SwappedOut,
     Timings,
     TokenRows,
+    Vector,
 )
 from caravan_shard.rows import sample_rows
 from caravan_shard.sampling import Sampler
@@ -139,6 +140,13 @@ class Engine:
         return SwappedIn(
             restored=restored, used_bytes=self._pool.swap.used_bytes, total_ns=perf_counter_ns() - started_ns
         )
+
+    def embed(self, command: Embed) -> Vector | Refusal:
+        """The vector of a text."""
+        vector = self.backend.embed(command.tokens)
+        if vector is None:
+            return Refusal(ShardError.FORWARD_FAILED, f"a text of {len(command.tokens)} tokens has no vector")
+        return Vector(vector)
 
     def release_all(self) -> None:
         """Forget every sequence, the swapped ones too."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +119,11 @@ class SwappedIn:
     total_ns: int
 
 
-Result = StepResult | Holdings | SwappedOut | SwappedIn | Refusal
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """[embedding_size], of length 1."""
+
+    values: Floats
+
+
+Result = StepResult | Holdings | SwappedOut | SwappedIn | Vector | Refusal

@@ -10,12 +10,13 @@ import caravan_proto
 from caravan_proto.errors import ShardError, format_error
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_shard import codec
-from caravan_shard.commands import Command
+from caravan_shard.commands import Command, Embed
+from caravan_shard.embed_check import split_texts
 from caravan_shard.engine import Engine
 from caravan_shard.health import Watch
 from caravan_shard.lease import LeaseBook, LeaseChange
 from caravan_shard.replies import Replies
-from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, bad_request
+from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, Vector
 from caravan_shard.sampling_check import MAX_TOP_N_TOKENS
 from caravan_shard.text import TextService
 from caravan_shard.worker import Worker
@@ -142,7 +143,18 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return shard_pb2.CompileConstraintResponse(problem="constraints are not served yet")
 
     async def Embed(self, request: shard_pb2.EmbedRequest, context: Context) -> shard_pb2.EmbedResponse:
-        await _abort(context, bad_request("embeddings are not served yet"))
+        backend = self._engine.backend
+        texts = split_texts(request.token_ids, request.counts, backend.capacity, backend.facts.vocabulary_size)
+        if isinstance(texts, Refusal):
+            await _abort(context, texts)
+        response = shard_pb2.EmbedResponse()
+        for text in texts:
+            # One command a text: whatever else was asked meanwhile comes between two of them.
+            result = await self._queue(Embed(text), context).next()
+            if not isinstance(result, Vector):
+                await _abort_with(context, result)
+            response.values.extend(result.values.tolist())
+        return response
 
     async def _submit(self, command: Command, epoch: int, context: Context) -> Replies:
         """Queue a command of the router that holds the lease; awaits only to refuse, so that order is kept."""
@@ -150,6 +162,9 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         refusal = self._lease.check(epoch)
         if refusal is not None:
             await _abort(context, refusal)
+        return self._queue(command, context)
+
+    def _queue(self, command: Command, context: Context) -> Replies:
         replies = self._worker.submit(command)
         context.add_done_callback(cast("Any", lambda _context: replies.cancel()))
         return replies

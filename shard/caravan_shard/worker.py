@@ -14,7 +14,7 @@ from typing import Any, TypeVar, assert_never
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend
-from caravan_shard.commands import Command, Decode, FilterBatch, Prefill, ReleaseAll, SwapIn, SwapOut
+from caravan_shard.commands import Command, Decode, Embed, FilterBatch, Prefill, ReleaseAll, SwapIn, SwapOut
 from caravan_shard.engine import Engine
 from caravan_shard.replies import Replies
 from caravan_shard.results import Refusal, StepOutcome, StepResult
@@ -82,8 +82,10 @@ class Worker:
     def release_all(self, refusal: Refusal) -> None:
         """Release every sequence at the next step boundary; what is queued and has not begun gets ``refusal``."""
         with self._changed:
-            overtaken = list(self._queue)
+            overtaken = [job for job in self._queue if not isinstance(job.command, Embed)]
+            others = [job for job in self._queue if isinstance(job.command, Embed)]
             self._queue.clear()
+            self._queue.extend(others)
         for job in overtaken:
             if not isinstance(job.command, ReleaseAll):
                 job.replies.put(refusal)
@@ -167,6 +169,8 @@ class Worker:
                 job.replies.put(engine.swap_out(command, started_ns))
             case SwapIn():
                 job.replies.put(engine.swap_in(command, started_ns))
+            case Embed():
+                job.replies.put(engine.embed(command))
             case ReleaseAll():
                 engine.release_all()
             case _:

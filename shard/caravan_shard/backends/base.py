@@ -1,5 +1,6 @@
 """What the engine needs of a model with a KV cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -77,6 +78,7 @@ class Capacity:
     """What fits: cells and tokens are counts, not bytes.
 
     ``max_prompt_logprob_tokens``: of all sequences of a pass together. Outputs of a pass beyond one per sequence.
+    ``embedding_size``: numbers of a vector; 0 if there are none to be had. ``max_embed_tokens``: of one text.
     """
 
     cells: int
@@ -87,6 +89,8 @@ class Capacity:
     sharing: PrefixSharing
     saving: Saving
     max_prompt_logprob_tokens: int
+    embedding_size: int = 0
+    max_embed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,10 @@ class Backend(Protocol):
 
         False: there was no room or the state is damaged; the id holds nothing.
         """
+        ...
+
+    def embed(self, tokens: Sequence[int]) -> Floats | None:
+        """[embedding_size], of length 1 (Euclidean); None if the pass failed. Where that size is not 0."""
         ...
 
     def close(self) -> None:

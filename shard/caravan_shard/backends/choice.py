@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 
 from caravan_shard.backends.base import Backend
-from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.backends.fake import EMBEDDING_SIZE, FakeBackend
 from caravan_shard.config import ShardConfig
 
 _log = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ def _load_fake(config: ShardConfig) -> Backend:
         max_sequences=config.parallel,
         max_batch_tokens=config.batch_size,
         layout=config.layout,
+        embedding_size=EMBEDDING_SIZE if config.embeddings else 0,
         step_s=config.fake_step_ms / 1000,
         token_s=config.fake_token_ms / 1000,
     )

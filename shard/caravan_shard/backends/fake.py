@@ -33,6 +33,10 @@ from caravan_shard.sampling import Choice, choose_token
 DecodeHook = Callable[[TokenBatch], DecodeOutcome | None]
 
 
+MAX_EMBED_TOKENS = 512
+EMBEDDING_SIZE = 16
+
+
 class FakeBackend:
     """A Backend. ``step_s`` and ``token_s`` are the time of a pass: a base and a part per token."""
 
@@ -45,6 +49,7 @@ class FakeBackend:
         layout: KvLayout = KvLayout.UNIFIED,
         sharing: PrefixSharing = PrefixSharing.ANY,
         max_prompt_logprob_tokens: int = 64,
+        embedding_size: int = 0,
         step_s: float = 0.0,
         token_s: float = 0.0,
         hook: DecodeHook | None = None,
@@ -63,6 +68,8 @@ class FakeBackend:
             sharing=sharing,
             saving=Saving.SUFFIXES if saves_suffixes else Saving.WHOLE_ONLY,
             max_prompt_logprob_tokens=max_prompt_logprob_tokens,
+            embedding_size=embedding_size,
+            max_embed_tokens=min(MAX_EMBED_TOKENS, max_batch_tokens) if embedding_size else 0,
         )
         self.cache = ToyCache(cells, per_sequence, layout)
         self.hook = hook
@@ -139,8 +146,24 @@ class FakeBackend:
             self.cache.copy(prefix.source_id, sequence_id, prefix.length)
         return True
 
+    def embed(self, tokens: Sequence[int]) -> Floats | None:
+        """See `toy_vector`; as long as a pass."""
+        if self._step_s or self._token_s:
+            time.sleep(self._step_s + self._token_s * len(tokens))
+        return toy_vector(tokens, self.capacity.embedding_size)
+
     def close(self) -> None:
         """Nothing to free."""
+
+
+def toy_vector(tokens: Sequence[int], size: int) -> Floats:
+    """[size]: what the toy backend makes of a text; depends on every token and its place."""
+    state = EMPTY_STATE
+    for position, token in enumerate(tokens):
+        state = next_state(state, token, position)
+    vector = toy_logits(np.array([state], np.uint64))[0, 32 : 32 + size]
+    normal: Floats = vector / np.linalg.norm(vector)
+    return normal
 
 
 def expected_output(

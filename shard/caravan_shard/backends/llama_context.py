@@ -10,7 +10,7 @@ from caravan_shard.backends.llama_memory import LlamaMemory
 from caravan_shard.backends.llama_window import WindowedMemory, ids_needed
 from caravan_shard.config import CELL_BLOCK, MAX_SEQUENCES, ShardConfig
 
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 # enum ggml_type; the bindings name only some of them.
 _CACHE_TYPES = {
     "f32": 0,
@@ -122,7 +122,7 @@ def _parameters(config: ShardConfig, cells: int, traits: _Traits) -> Any:
         parameters.n_batch = parameters.n_ubatch = max(parameters.n_ubatch, config.parallel)
     parameters.n_threads = config.decode_threads
     parameters.n_threads_batch = config.batch_threads
-    parameters.flash_attn_type = _FLASH_ATTENTION[config.flash_attn]
+    parameters.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
     parameters.type_k = _CACHE_TYPES[config.cache_type_k]
     parameters.type_v = _CACHE_TYPES[config.cache_type_v]
     parameters.kv_unified = config.layout is KvLayout.UNIFIED

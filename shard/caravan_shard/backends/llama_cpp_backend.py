@@ -1,4 +1,4 @@
-"""The backend over llama.cpp: its C functions directly, one context, one thread.
+"""The backend over llama.cpp: its C functions directly, one context (and one for vectors), one thread.
 
 llama.cpp ends the process on several misuses (a batch over n_batch, more outputs than n_outputs_max, a partial copy in
 the split layout): each is ruled out here or asserted before the call.
@@ -6,6 +6,8 @@ the split layout): each is ruled out here or asserted before the call.
 
 import ctypes
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -15,6 +17,7 @@ import numpy as np
 from caravan_shard.backends.base import DecodeOutcome, Floats, Prefix, StartupError, State, TokenBatch
 from caravan_shard.backends.llama_batch import LlamaBatch
 from caravan_shard.backends.llama_context import open_context
+from caravan_shard.backends.llama_embedder import LlamaEmbedder
 from caravan_shard.backends.llama_filter import LlamaFilter
 from caravan_shard.backends.llama_log import route_llama_log
 from caravan_shard.backends.llama_model import check_model_file, load_model, model_facts
@@ -58,6 +61,12 @@ class LlamaCppBackend:
         self._context = opened.context
         self._memory = opened.memory
         self.capacity = opened.capacity
+        self._embedder: LlamaEmbedder | None = None
+        if config.embeddings:
+            self._embedder = LlamaEmbedder(self._model, config, self.facts)
+            self.capacity = replace(
+                opened.capacity, embedding_size=self._embedder.size, max_embed_tokens=self._embedder.max_tokens
+            )
         self._batch = LlamaBatch(self.capacity.max_batch_tokens)
         self._logits_address = 0
         self._logits: Floats = np.empty((0, self.vocabulary.size), np.float32)
@@ -129,7 +138,14 @@ class LlamaCppBackend:
         """llama_state_seq_set_data."""
         return self._memory.restore(sequence_id, state, prefix)
 
+    def embed(self, tokens: Sequence[int]) -> Floats | None:
+        """By the second context."""
+        assert self._embedder is not None, "vectors are not served"
+        return self._embedder.embed(tokens)
+
     def close(self) -> None:
-        """Free the context, then the model."""
+        """Free the contexts, then the model."""
+        if self._embedder is not None:
+            self._embedder.close()
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)

@@ -73,13 +73,14 @@ def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary)
         bos_text=vocabulary.text(llama_cpp.llama_vocab_bos(vocab)),
         eos_text=vocabulary.text(llama_cpp.llama_vocab_eos(vocab)),
         eog_ids=vocabulary.eog_ids,
-        architecture=_metadata(model, b"general.architecture"),
+        architecture=metadata(model, "general.architecture"),
     )
 
 
-def _metadata(model: Any, key: bytes) -> str:
+def metadata(model: Any, key: str) -> str:
+    """A short value of the file's metadata as text; empty if it has none."""
     buffer = ctypes.create_string_buffer(256)
-    length = llama_cpp.llama_model_meta_val_str(model, key, buffer, len(buffer))
+    length = llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
     return buffer.value.decode(errors="replace") if length >= 0 else ""
 
 

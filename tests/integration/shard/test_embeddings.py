@@ -1,0 +1,117 @@
+"""Vectors over gRPC, on the toy backend."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from caravan_proto.errors import ShardError
+from caravan_proto.shard.v1 import shard_pb2
+from caravan_shard.backends.fake import FakeBackend, expected_output, toy_vector
+from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+
+# grpc.aio keeps to the loop it was first used on.
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SIZE = 16
+TEXTS = [b"a text", b"another one", b"x"]
+
+
+def request(*texts: Sequence[int]) -> shard_pb2.EmbedRequest:
+    return shard_pb2.EmbedRequest(
+        token_ids=[token for text in texts for token in text], counts=[len(text) for text in texts]
+    )
+
+
+def vectors(response: shard_pb2.EmbedResponse) -> Any:
+    return np.array(response.values, np.float32).reshape(-1, SIZE)
+
+
+async def embed(shard: RunningShard, *texts: Sequence[int]) -> Any:
+    return vectors(await shard.stub.Embed(request(*texts)))
+
+
+async def test_texts_have_vectors_without_a_lease() -> None:
+    async with running_shard(FakeBackend(embedding_size=SIZE)) as shard:
+        limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
+        assert (limits.embedding_size, limits.max_embed_tokens) == (SIZE, 512)
+        made = await embed(shard, *TEXTS)
+        np.testing.assert_array_equal(made, [toy_vector(text, SIZE) for text in TEXTS])
+        np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, atol=1e-6)
+        np.testing.assert_array_equal(await embed(shard, TEXTS[1]), made[1:2])
+        assert len(await embed(shard)) == 0
+
+
+BAD_REQUESTS = {
+    "a text of no tokens": (request(b"a", b"", b"b"), ShardError.BAD_REQUEST),
+    "counts below the tokens": (shard_pb2.EmbedRequest(token_ids=[1, 2, 3], counts=[2]), ShardError.BAD_REQUEST),
+    "counts above the tokens": (shard_pb2.EmbedRequest(token_ids=[1], counts=[2**32 - 1]), ShardError.BAD_REQUEST),
+    "a token outside the vocabulary": (request([1, 260]), ShardError.BAD_REQUEST),
+    "too many texts": (request(*[b"a"] * 257), ShardError.BAD_REQUEST),
+    "a text too long": (request(b"a", b"b" * 513), ShardError.SEQUENCE_TOO_LONG),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+async def test_bad_requests_are_refused_whole(name: str) -> None:
+    message, error = BAD_REQUESTS[name]
+    async with running_shard(FakeBackend(embedding_size=SIZE)) as shard:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await shard.stub.Embed(message)
+        assert error_code(caught.value) is error
+        assert len(await embed(shard, b"b" * 512)) == 1
+
+
+async def test_a_shard_without_vectors_says_so() -> None:
+    async with running_shard() as shard:
+        assert (await shard.stub.Info(shard_pb2.InfoRequest())).limits.embedding_size == 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await shard.stub.Embed(request(b"a"))
+        assert error_code(caught.value) is ShardError.BAD_REQUEST
+        assert "--embeddings" in (caught.value.details() or "")
+
+
+async def test_a_decode_gives_way_and_goes_on() -> None:
+    prompt = list(b"to be continued")
+    async with running_shard(FakeBackend(embedding_size=SIZE, step_s=0.01)) as shard:
+        await shard.take()
+        reply = await shard.prefill(prompt_chunk(0, prompt, ignore_eos=True))
+        output = list(reply.tokens.token_ids)
+        steps = aiter(shard.decode([0]))
+        output += (await anext(steps)).tokens.token_ids
+        asking = asyncio.ensure_future(embed(shard, *TEXTS))
+        async for step in steps:
+            output += step.tokens.token_ids
+        assert len(output) < 50
+        while len(output) < 50:
+            async for step in shard.decode([0]):
+                output += step.tokens.token_ids
+        assert output == expected_output(prompt, 50, ignore_eos=True)
+        np.testing.assert_array_equal(await asking, [toy_vector(text, SIZE) for text in TEXTS])
+
+
+async def test_another_lease_leaves_texts_alone() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hook(_batch: object) -> None:
+        entered.set()
+        leave.wait(5)
+
+    async with running_shard(FakeBackend(embedding_size=SIZE, hook=hook)) as shard:
+        await shard.take()
+        call = shard.prefill(prompt_chunk(0, b"abc"))
+        assert await asyncio.to_thread(entered.wait, 5)
+        asking = asyncio.ensure_future(embed(shard, *TEXTS))
+        queued = shard.decode([0])
+        await queued.initial_metadata()
+        await shard.take(2, router_id="another")
+        leave.set()
+        await call
+        assert len(await asking) == len(TEXTS)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await queued.read()
+        assert error_code(caught.value) is ShardError.STALE_EPOCH

@@ -1,0 +1,88 @@
+"""Vectors of real models: those of llama-cpp-python's Llama, and no sequence notices."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caravan_shard.backends.base import StartupError
+from caravan_shard.commands import Embed
+from caravan_shard.results import Vector
+from caravan_testing.shard_builders import first_chunk
+from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
+from caravan_testing.shard_tiny_mamba import write_tiny_mamba
+
+pytestmark = pytest.mark.model
+
+TEXTS = ("The capital of France is Paris.", "Paris is the capital city of France.", "def f(x): return x", "x")
+# enum llama_pooling_type
+POOLINGS = {"mean": 1, "cls": 2, "last": 3, "model": 1}
+
+
+def embed(driver: ModelDriver, text: str) -> Any:
+    result = driver.engine.embed(Embed(driver.tokens(text)))
+    assert isinstance(result, Vector), result
+    return result.values
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_vectors_are_those_of_llama(pooling: str) -> None:
+    from llama_cpp import Llama
+
+    driver = ModelDriver(DEMO_MODEL, ctx_size=512, ubatch_size=64, embeddings=True, pooling=pooling)
+    assert driver.backend.capacity.max_embed_tokens == 64
+    llama = Llama(
+        str(DEMO_MODEL),
+        embedding=True,
+        pooling_type=POOLINGS[pooling],
+        n_ctx=256,
+        n_batch=64,
+        n_threads=1,
+        n_threads_batch=1,
+        verbose=False,
+    )
+    for text in TEXTS:
+        vector = embed(driver, text)
+        assert vector.shape == (driver.backend.capacity.embedding_size,)
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+        assert np.dot(vector, np.array(llama.embed(text, normalize=True))) > 0.999, text
+    llama.close()
+    driver.engine.close()
+
+
+def test_sequences_go_on_between_texts() -> None:
+    driver = ModelDriver(DEMO_MODEL, ctx_size=512, ubatch_size=64, embeddings=True)
+    tokens = driver.tokens("Once upon a time there was a small dog who")
+    expected = driver.alone(tokens, 10)
+    alone = embed(driver, TEXTS[0])
+    driver.prefill(first_chunk(1, tokens, max_new=10, ignore_eos=True))
+    while driver.decode([1], steps=2):
+        # The longest there may be, then one whose vector is known.
+        assert isinstance(driver.engine.embed(Embed([5] * 64)), Vector)
+        np.testing.assert_allclose(embed(driver, TEXTS[0]), alone, atol=1e-5)
+    assert driver.output[1] == expected
+    driver.engine.close()
+
+
+def test_a_recurrent_model_has_vectors(tmp_path: Path) -> None:
+    driver = ModelDriver(write_tiny_mamba(tmp_path / "m.gguf"), ctx_size=512, ubatch_size=64, embeddings=True)
+    first, other = embed(driver, "a text"), embed(driver, "another")
+    np.testing.assert_allclose(embed(driver, "a text"), first, atol=1e-6)
+    assert np.dot(first, other) < 0.999
+    driver.engine.close()
+
+
+def test_a_context_that_has_no_room_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llama_cpp
+
+    make, asked = llama_cpp.llama_init_from_model, []
+
+    def refuse_vectors(model: Any, parameters: Any) -> Any:
+        asked.append(parameters.embeddings)
+        return None if parameters.embeddings else make(model, parameters)
+
+    monkeypatch.setattr(llama_cpp, "llama_init_from_model", refuse_vectors)
+    with pytest.raises(StartupError, match="--embeddings"):
+        ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True)
+    assert asked == [False, True]
