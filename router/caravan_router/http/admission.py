@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from caravan_router.auth.client import Client
 from caravan_router.engine.interface import EngineError
@@ -32,13 +32,21 @@ def admitted(state: AppState, client: Client, generations: int) -> Iterator[None
     Raises RateLimitedError, KeyConcurrencyError, OverloadedError.
     """
     state.metrics.request_arrived(generations)
-    with _counted(state.metrics, generations):
-        check_rate(client)
-        if not client.permits.can_take(generations):
-            raise KeyConcurrencyError(client.key.concurrent_requests or 0, generations)
-        if not state.permits.can_take(generations):
-            raise OverloadedError
-    with client.permits.take(generations), state.permits.take(generations):
+    with ExitStack() as held:
+        with _counted(state.metrics, generations):
+            held.enter_context(holding(state, client, generations))
+        yield
+
+
+@contextmanager
+def holding(state: AppState, client: Client, permits: int) -> Iterator[None]:
+    """As `admitted`, for work that the metrics do not count as generations."""
+    check_rate(client)
+    if not client.permits.can_take(permits):
+        raise KeyConcurrencyError(client.key.concurrent_requests or 0, permits)
+    if not state.permits.can_take(permits):
+        raise OverloadedError
+    with client.permits.take(permits), state.permits.take(permits):
         yield
 
 

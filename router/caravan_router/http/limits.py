@@ -22,6 +22,8 @@ class Limits:
     """Of one prompt, in UTF-8, checked before it is tokenized."""
     max_client_batch_size: int = 32
     """Prompts of one request."""
+    max_embed_texts: int = 2048
+    """Texts of one request for embeddings; OpenAI's limit. Each has at most as many tokens as the shards embed."""
     max_logit_biases: int = 300
     """Entries of one ``logit_bias``; OpenAI's limit."""
     max_constraint_bytes: int = 65_536

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http import routes_generate, routes_openai, routes_ops
+from caravan_router.http import routes_embeddings, routes_generate, routes_openai, routes_ops
+from caravan_router.http.schema_embeddings import EmbeddingList, EmbeddingRequest
 from caravan_router.http.schema_openai import Completion, CompletionRequest, ModelList
 from caravan_router.http.schema_tgi import (
     CompatGenerateRequest,
@@ -77,6 +78,14 @@ ROUTES = (
         body=CompletionRequest,
         replies=((JSON, Completion), (EVENTS, Completion)),
         errors=(*_BODY_ERRORS, 424, 429, 503, 504),
+    ),
+    Route(
+        method="POST",
+        path="/v1/embeddings",
+        handler=routes_embeddings.embeddings,
+        body=EmbeddingRequest,
+        replies=((JSON, EmbeddingList),),
+        errors=(*_BODY_ERRORS, 424, 429, 503),
     ),
     Route(
         method="POST",

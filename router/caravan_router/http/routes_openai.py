@@ -15,6 +15,7 @@ from caravan_router.http.completion_text import choice_of
 from caravan_router.http.echo import Echo, echo_of, first_choice
 from caravan_router.http.errors import openai_body
 from caravan_router.http.headers import compute_headers, timing_headers
+from caravan_router.http.prompts import split_prompts
 from caravan_router.http.run import Run
 from caravan_router.http.runs import collect, started, work_on_all
 from caravan_router.http.schema_openai import Completion, CompletionRequest, PromptTokensDetails, Usage
@@ -22,7 +23,7 @@ from caravan_router.http.serving import serving_of
 from caravan_router.http.sse import DONE, EventStream, event
 from caravan_router.http.state import CLIENT, STATE, AppState
 from caravan_router.http.validation import ValidRequest, model_of
-from caravan_router.http.validation_openai import CompletionPlan, split_prompts, validate_completion
+from caravan_router.http.validation_openai import CompletionPlan, validate_completion
 from caravan_router.text.assembler import Piece
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
@@ -53,7 +54,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     arrived = time.monotonic()
     state, client = request.app[STATE], request[CLIENT]
     body = await read_body(request, _DECODER)
-    prompts = split_prompts(body.prompt, state.limits)
+    prompts = split_prompts("prompt", body.prompt, state.limits.max_client_batch_size)
     choices = choices_of(body, state.limits)
     generations = len(prompts) * choices.candidates
     with admitted(state, client, generations):

@@ -207,16 +207,16 @@ class PrefillDetailsStreamError(ValidationError):
 
 
 class MixedPromptError(ValidationError):
-    def __init__(self) -> None:
+    def __init__(self, field: str) -> None:
         super().__init__(
-            "prompt", "`prompt` must be a text, a list of texts, a list of token ids or a list of such lists"
+            field, f"`{field}` must be a text, a list of texts, a list of token ids or a list of such lists"
         )
 
 
 class TooManyPromptsError(ValidationError):
-    def __init__(self, limit: int, given: int) -> None:
+    def __init__(self, field: str, limit: int, given: int) -> None:
         message = f"Number of prompts exceeds the maximum allowed batch size of {limit}. Given: {given}"
-        super().__init__("prompt", message)
+        super().__init__(field, message)
 
 
 class TokenIdError(ValidationError):
@@ -227,3 +227,20 @@ class TokenIdError(ValidationError):
 class StreamOptionsError(ValidationError):
     def __init__(self) -> None:
         super().__init__("stream_options", "`stream_options` may be set only when `stream` is true")
+
+
+class NoVectorsError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__("", "embeddings are not served here: they need shards that were started with --embeddings")
+
+
+class AdapterVectorsError(ValidationError):
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            "model", f"`model` must not be an adapter: vectors are the model's own. Given: {_shown(given)}"
+        )
+
+
+class DimensionsError(ValidationError):
+    def __init__(self, size: int, given: int) -> None:
+        super().__init__("dimensions", f"`dimensions` must be {size}, as the model has it. Given: {_shown(given)}")

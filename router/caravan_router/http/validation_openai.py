@@ -8,6 +8,7 @@ from caravan_router.http.adapters import adapter_of_model
 from caravan_router.http.candidates import Choices
 from caravan_router.http.constraints import compiled, constraint_of_fields
 from caravan_router.http.limits import Limits
+from caravan_router.http.prompts import Prompt, TextPrompt, TokensPrompt
 from caravan_router.http.sampling_openai import biases_of, check_choice_parameters, check_sampling, samplings_of
 from caravan_router.http.schema_openai import CompletionRequest
 from caravan_router.http.serving import Extras, Serving
@@ -24,54 +25,14 @@ from caravan_router.http.validation import (
     tokenize_prompt,
 )
 from caravan_router.http.validation_errors import (
-    EmptyPromptError,
     IgnoreEosError,
-    MixedPromptError,
     StreamOptionsError,
     SuffixError,
-    TooManyPromptsError,
 )
 from caravan_router.scheduling.params import StoppingParams
 from caravan_router.text.prompt_text import PromptText, as_decoded, as_written
 
 DEFAULT_MAX_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokensPrompt:
-    token_ids: tuple[int, ...]
-
-
-Prompt = TextPrompt | TokensPrompt
-
-
-def split_prompts(prompt: str | Sequence[str | int | list[int]], limits: Limits) -> list[Prompt]:
-    """One entry a prompt, before anything is tokenized. Raises ValidationError."""
-    if isinstance(prompt, str):
-        return [TextPrompt(prompt)]
-    if not prompt:
-        raise EmptyPromptError("prompt")
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
-        return [TokensPrompt(tuple(ids))]
-    prompts: list[Prompt] = []
-    kinds = set()
-    for item in prompt:
-        kinds.add(type(item))
-        if isinstance(item, str):
-            prompts.append(TextPrompt(item))
-        elif isinstance(item, list):
-            prompts.append(TokensPrompt(tuple(item)))
-    if len(kinds) > 1:
-        raise MixedPromptError
-    if len(prompts) > limits.max_client_batch_size:
-        raise TooManyPromptsError(limits.max_client_batch_size, len(prompts))
-    return prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

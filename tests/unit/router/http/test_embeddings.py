@@ -1,0 +1,151 @@
+"""OpenAI's embeddings over an engine whose vectors tell a text's length."""
+
+import asyncio
+import base64
+import dataclasses
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+
+from caravan_router.engine.interface import GenerationError
+from caravan_router.http.limits import Limits
+from caravan_testing.http_server import Service, serving, until
+from caravan_testing.scripted_engine import MODEL, ScriptedEngine
+
+
+async def embed(service: Service, **body: Any) -> dict[str, Any]:
+    response = await service.post("/v1/embeddings", {"model": "any", **body})
+    assert response.status == 200, await response.text()
+    reply: dict[str, Any] = await response.json()
+    return reply
+
+
+def vector(length: int) -> list[float]:
+    return [1.0 if index == length % 8 else 0.0 for index in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths"),
+    [
+        ("ab", [3]),
+        (["ab", "c"], [3, 2]),
+        ([5, 6, 7, 8], [4]),
+        ([[5], [6, 7]], [1, 2]),
+    ],
+)
+async def test_a_vector_for_each_text(service: Service, given: Any, lengths: list[int]) -> None:
+    reply = await embed(service, input=given, user="me", encoding_format="float", dimensions=8)
+    assert reply == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector(length)} for index, length in enumerate(lengths)
+        ],
+        "model": "scripted",
+        "usage": {"prompt_tokens": sum(lengths), "total_tokens": sum(lengths)},
+    }
+
+
+async def test_base64_is_little_endian_float32(service: Service) -> None:
+    [one] = (await embed(service, input="ab", encoding_format="base64"))["data"]
+    assert list(struct.unpack("<8f", base64.b64decode(one["embedding"]))) == vector(3)
+
+
+async def test_openais_own_client(service: Service) -> None:
+    def ask() -> openai.types.CreateEmbeddingResponse:
+        with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
+            return client.embeddings.create(model="any", input=["ab", "c"])
+
+    reply = await asyncio.to_thread(ask)
+    assert [one.embedding for one in reply.data] == [vector(3), vector(2)]
+    assert reply.usage.total_tokens == 5
+
+
+RULES: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"input": ""}, "input", "`input` cannot be empty"),
+    ({"input": []}, "input", "`input` cannot be empty"),
+    ({"input": [[]]}, "input", "`input` cannot be empty"),
+    ({"input": ["a", ""]}, "input", "`input` cannot be empty"),
+    (
+        {"input": ["a", 5]},
+        "input",
+        "`input` must be a text, a list of texts, a list of token ids or a list of such lists",
+    ),
+    ({"input": "a" * 64}, "input", "`input` must have less than 64 tokens. Given: 65"),
+    ({"input": [5] * 65}, "input", "`input` must have less than 64 tokens. Given: 65"),
+    ({"input": [1000]}, "input", "`input` token ids must be >= 0 and < 1000. Given: 1000"),
+    ({"input": [[5], [-1]]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"),
+    ({"input": "é" * 5001}, "input", "`input` must have at most 10000 bytes. Given: 10002"),
+    ({"input": ["a"] * 2049}, "input", "Number of prompts exceeds the maximum allowed batch size of 2048. Given: 2049"),
+    ({"dimensions": 4}, "dimensions", "`dimensions` must be 8, as the model has it. Given: 4"),
+    ({"dimensions": 0}, "dimensions", "`dimensions` must be 8, as the model has it. Given: 0"),
+    ({"encoding_format": "int8"}, "encoding_format", "Invalid enum value 'int8' - at `$.encoding_format`"),
+    ({"model": "pirate"}, "model", "`model` must not be an adapter: vectors are the model's own. Given: 'pirate'"),
+    ({"truncate": True}, "truncate", "Object contains unknown field `truncate`"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), RULES)
+async def test_rules(service: Service, fields: dict[str, Any], param: str | None, message: str) -> None:
+    response = await service.post("/v1/embeddings", {"input": "a"} | fields)
+    assert response.status == 400
+    assert await response.json() == {
+        "error": {
+            "message": f"Input validation error: {message}",
+            "type": "invalid_request_error",
+            "param": param,
+            "code": "validation",
+        }
+    }
+
+
+async def test_where_none_are_served(service: Service) -> None:
+    service.engine.model = dataclasses.replace(MODEL, embedding_size=0, max_embed_tokens=0)
+    response = await service.post("/v1/embeddings", {"input": "a"})
+    assert response.status == 400
+    assert "--embeddings" in (await response.json())["error"]["message"]
+
+
+@dataclass
+class WaitingEngine(ScriptedEngine):
+    """Its vectors come when ``resume`` is set."""
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        await self.resume.wait()
+        return await super().embed(texts)
+
+
+async def test_it_holds_a_permit_and_is_no_generation() -> None:
+    engine = WaitingEngine()
+    async with serving(engine, Limits(max_concurrent_requests=1)) as service:
+        first = asyncio.create_task(service.post("/v1/embeddings", {"input": "a"}))
+        await until(lambda: service.free_permits == 0)
+        refused = await service.post("/v1/embeddings", {"input": "a"})
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+        engine.resume.set()
+        assert (await first).status == 200
+        assert service.is_idle()
+        assert await service.sample("tgi_request_count") == 0
+
+
+async def test_a_client_that_leaves_gives_its_permit_back() -> None:
+    async with serving(WaitingEngine()) as service:
+        asked = asyncio.create_task(service.post("/v1/embeddings", {"input": "a"}))
+        await until(lambda: not service.is_idle())
+        asked.cancel()
+        await until(service.is_idle)
+
+
+class FailingEngine(ScriptedEngine):
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        raise GenerationError(f"no room for {len(texts)}")
+
+
+async def test_a_failure_is_told() -> None:
+    async with serving(FailingEngine()) as service:
+        response = await service.post("/v1/embeddings", {"input": "a"})
+        assert response.status == 424
+        assert (await response.json())["error"]["message"] == "Request failed during generation: no room for 1"
