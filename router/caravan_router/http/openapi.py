@@ -67,28 +67,30 @@ def _types() -> list[Any]:
     types: list[Any] = [ErrorBody, OpenAIErrorBody]
     for route in ROUTES:
         types.extend(kind for _, kind in route.replies)
-        if route.body is not None:
-            types.append(route.body)
+        types.extend(route.bodies)
     return types
 
 
 def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    operation: dict[str, Any] = {"operationId": route.handler.__name__, "summary": route.summary}
-    if route.path in {"/", "/ping"} and route.method == "GET":
-        # The same as /health; ids must differ.
-        operation["operationId"] = "health_root" if route.path == "/" else "ping"
-    if route.body is not None:
+    operation: dict[str, Any] = {
+        "operationId": "_".join(filter(None, (route.handler.__name__, route.alias))),
+        "summary": route.summary,
+    }
+    if route.bodies:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": by_type[id(route.body)]}},
+            "content": {"application/json": {"schema": _any_of([by_type[id(kind)] for kind in route.bodies])}},
         }
     if not route.open:
         operation["security"] = _SECURITY
-    if route.body is not None and "priority" in {field.name for field in msgspec.structs.fields(route.body)}:
+    if any("priority" in _fields(kind) for kind in route.bodies):
         operation["parameters"] = _SERVING_HEADERS
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:
-        good["content"] = {content_type: {"schema": by_type[id(kind)]} for content_type, kind in route.replies}
+        by_content: dict[str, list[dict[str, Any]]] = {}
+        for content_type, kind in route.replies:
+            by_content.setdefault(content_type, []).append(by_type[id(kind)])
+        good["content"] = {content_type: {"schema": _any_of(schemas)} for content_type, schemas in by_content.items()}
     envelope = by_type[id(OpenAIErrorBody if is_openai_path(route.path) else ErrorBody)]
     operation["responses"] = {"200": good} | {
         str(status): {
@@ -98,6 +100,14 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         for status in sorted({*route.errors, 500} | (set() if route.open else {401}))
     }
     return operation
+
+
+def _fields(kind: type) -> set[str]:
+    return {field.name for field in msgspec.structs.fields(kind)}
+
+
+def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def render() -> bytes:

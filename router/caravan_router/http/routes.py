@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http import routes_embeddings, routes_generate, routes_openai, routes_ops
+from caravan_router.http import routes_cloud, routes_embeddings, routes_generate, routes_openai, routes_ops
+from caravan_router.http.schema_cloud import VertexRequest, VertexResponse
 from caravan_router.http.schema_embeddings import EmbeddingList, EmbeddingRequest
 from caravan_router.http.schema_openai import Completion, CompletionRequest, ModelList
 from caravan_router.http.schema_tgi import (
@@ -24,18 +25,25 @@ EVENTS = "text/event-stream"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """``replies``: content type to type of a good reply (for events, of each event's data); None: no schema.
+    """``body``: of its type, or of any of these.
 
+    ``replies``: content type to type of a good reply (for events, of each event's data); None: no schema.
     ``errors``: statuses beyond 404, 405, 500 and, where a key is needed, 401. ``open``: no key is needed.
+    ``alias``: tells the operation from another with the same handler.
     """
 
     method: str
     path: str
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    body: type | None = None
+    body: type | tuple[type, ...] = ()
     replies: tuple[tuple[str, object], ...] = ()
     errors: tuple[int, ...] = ()
     open: bool = False
+    alias: str = ""
+
+    @property
+    def bodies(self) -> tuple[type, ...]:
+        return self.body if isinstance(self.body, tuple) else (self.body,)
 
     @property
     def summary(self) -> str:
@@ -89,6 +97,22 @@ ROUTES = (
     ),
     Route(
         method="POST",
+        path="/invocations",
+        handler=routes_cloud.invocations,
+        body=(CompatGenerateRequest, CompletionRequest),
+        replies=((JSON, list[GenerateResponse]), (JSON, Completion), (EVENTS, StreamEvent), (EVENTS, Completion)),
+        errors=_TGI_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/vertex",
+        handler=routes_cloud.vertex,
+        body=VertexRequest,
+        replies=((JSON, VertexResponse),),
+        errors=_TGI_ERRORS,
+    ),
+    Route(
+        method="POST",
         path="/tokenize",
         handler=routes_ops.tokenize,
         body=TokenizeRequest,
@@ -97,9 +121,11 @@ ROUTES = (
     ),
     Route(method="GET", path="/v1/models", handler=routes_ops.models, replies=((JSON, ModelList),), errors=(503,)),
     Route(method="GET", path="/info", handler=routes_ops.info, replies=((JSON, Info),), errors=(503,)),
-    Route(method="GET", path="/", handler=routes_ops.health, errors=(503,), open=True),
+    Route(method="GET", path="/", handler=routes_ops.health, errors=(503,), open=True, alias="root"),
     Route(method="GET", path="/health", handler=routes_ops.health, errors=(503,), open=True),
-    Route(method="GET", path="/ping", handler=routes_ops.health, errors=(503,), open=True),
+    Route(method="GET", path="/ping", handler=routes_ops.health, errors=(503,), open=True, alias="ping"),
     Route(method="GET", path="/metrics", handler=routes_ops.metrics, replies=(("text/plain", str),), open=True),
     Route(method="GET", path="/openapi.json", handler=routes_ops.openapi, replies=((JSON, dict),)),
+    Route(method="GET", path="/api-doc/openapi.json", handler=routes_ops.openapi, replies=((JSON, dict),), alias="tgi"),
+    Route(method="GET", path="/docs", handler=routes_ops.docs, replies=(("text/html", str),)),
 )

@@ -1,6 +1,7 @@
 """TGI's routes: ``/generate``, ``/generate_stream``, and ``/``, which is either."""
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -90,7 +91,7 @@ async def _whole(request: web.Request, body: Body, arrived: float) -> tuple[Gene
         best = best_first(collected)[0] if len(runs) > 1 else 0
         headers = timing_headers(state, [valid], runs)
         if not wants_details(body.parameters or WITHOUT_PARAMETERS):
-            return GenerateResponse(_text(body, collected[best])), headers
+            return GenerateResponse(text_of(body, collected[best])), headers
         return _detailed(body, valid, runs, collected, best), headers
 
 
@@ -116,7 +117,8 @@ def _detailed(
     )
 
 
-def _text(body: Body, pieces: list[Piece]) -> str:
+def text_of(body: Body, pieces: Sequence[Piece]) -> str:
+    """With the prompt as the client wrote it before it, if asked for."""
     parameters = body.parameters or WITHOUT_PARAMETERS
     return "".join([body.inputs if parameters.return_full_text else "", *(piece.text for piece in pieces)])
 
@@ -137,7 +139,7 @@ def _sequence(body: Body, run: Run, pieces: list[Piece], prefill: list[PrefillTo
     finish = pieces[-1].finish
     assert finish is not None
     return BestOfSequence(
-        generated_text=_text(body, pieces),
+        generated_text=text_of(body, pieces),
         finish_reason=finish.value,
         generated_tokens=run.tokens,
         seed=run.seed,

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from caravan_router.http.admission import check_rate
 from caravan_router.http.body import read_body
+from caravan_router.http.docs_page import render_page
 from caravan_router.http.errors import UnhealthyError
 from caravan_router.http.schema_openai import Model, ModelList
 from caravan_router.http.schema_tgi import Info, TokenizedToken, TokenizeRequest
@@ -94,6 +95,20 @@ async def models(request: web.Request) -> web.Response:
 def openapi_document() -> bytes:
     """The committed document, read once; ``build_app`` does, before there is a loop to block."""
     return resources.files("caravan_router.http").joinpath("openapi.json").read_bytes()
+
+
+@cache
+def docs_page() -> bytes:
+    return render_page(msgspec.json.decode(openapi_document())).encode()
+
+
+async def docs(_request: web.Request) -> web.Response:
+    """This API's description, to be read."""
+    # Nothing runs and nothing is loaded, whatever a description says.
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return web.Response(
+        body=docs_page(), content_type="text/html", charset="utf-8", headers={"Content-Security-Policy": policy}
+    )
 
 
 async def openapi(_request: web.Request) -> web.Response:

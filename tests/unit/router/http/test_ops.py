@@ -1,10 +1,13 @@
+import json
 import logging
+import re
 
 import pytest
 from aiohttp import ClientSession
 
 from caravan_router.http.application import Access
 from caravan_router.http.openapi import document
+from caravan_router.http.routes_ops import openapi_document
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 
@@ -137,3 +140,22 @@ async def test_named_origins(origin: str, allowed: str | None) -> None:
         response = await client.get("/health", headers={"Origin": origin})
         assert response.headers.get("Access-Control-Allow-Origin") == allowed
         assert response.headers["Vary"] == "Origin"
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/api-doc/openapi.json"])
+async def test_the_description_has_two_addresses(service: Service, path: str) -> None:
+    assert await (await service.client.get(path)).read() == openapi_document()
+
+
+async def test_the_description_as_a_page(service: Service) -> None:
+    response = await service.client.get("/docs")
+    assert response.content_type == "text/html"
+    page = await response.text()
+    for path, methods in json.loads(openapi_document())["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in page
+    # Nothing from elsewhere, and nothing that runs; each link within the page leads somewhere.
+    assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert not re.findall(r"<script|https?://|src=|@import", page)
+    assert set(re.findall(r"href=#(\w+)", page)) <= set(re.findall(r"<h2 id=(\w+)", page))
+    assert "<table>" in page

@@ -1,0 +1,81 @@
+"""The routes of SageMaker and of Vertex AI."""
+
+from typing import Any
+
+import pytest
+
+from caravan_testing.http_server import Service, events
+
+ONE_TOKEN = {"max_new_tokens": 1}
+
+
+async def test_sagemaker_with_inputs_is_as_the_root(service: Service) -> None:
+    body: dict[str, Any] = {"inputs": "a", "parameters": ONE_TOKEN, "priority": 3}
+    response = await service.post("/invocations", body)
+    assert await response.json() == [{"generated_text": " w1"}]
+    assert response.headers["x-generated-tokens"] == "1"
+    assert service.engine.spec.priority == 3
+    [token] = events(await (await service.post("/invocations", body | {"stream": True})).text())
+    assert (token["index"], token["generated_text"]) == (1, " w1")
+
+
+async def test_sagemaker_with_a_prompt_is_a_completion(service: Service) -> None:
+    body: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
+    reply = await (await service.post("/invocations", body)).json()
+    assert (reply["object"], reply["choices"][0]["text"]) == ("text_completion", " w1")
+    chunk, done = events(await (await service.post("/invocations", body | {"stream": True})).text())
+    assert (chunk["choices"][0]["text"], done) == (" w1", "[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/invocations", {}, "one of `inputs`, `prompt` is needed"),
+        ("/invocations", {"inputs": "a", "prompt": "a"}, "Object contains unknown field `prompt`"),
+        ("/invocations", {"inputs": "", "parameters": ONE_TOKEN}, "`inputs` cannot be empty"),
+        ("/invocations", {"prompt": "a", "top_p": 2}, "`top_p` must be > 0.0 and <= 1.0. Given: 2.0"),
+        ("/invocations", [], "Expected `object`, got `array`"),
+        ("/vertex", {}, "Object missing required field `instances`"),
+        ("/vertex", {"instances": []}, "`instances` cannot be empty"),
+        (
+            "/vertex",
+            {"instances": [{"inputs": "a"}] * 33},
+            "Number of prompts exceeds the maximum allowed batch size of 32. Given: 33",
+        ),
+        (
+            "/vertex",
+            {"instances": [{"inputs": "a", "stream": True}]},
+            "Object contains unknown field `stream` - at `$.instances[0]`",
+        ),
+        (
+            "/vertex",
+            {"instances": [{"inputs": "a"}, {"inputs": "a", "parameters": {"top_k": 0}}]},
+            "`top_k` must be strictly positive. Given: 0",
+        ),
+    ],
+)
+async def test_rules(service: Service, path: str, body: Any, message: str) -> None:
+    response = await service.post(path, body)
+    assert response.status == 422
+    assert await response.json() == {"error": f"Input validation error: {message}", "error_type": "validation"}
+    assert not service.engine.streams
+
+
+async def test_vertex(service: Service) -> None:
+    instances = [
+        {"inputs": "a", "parameters": {"max_new_tokens": 2}},
+        {"inputs": "b", "parameters": {"max_new_tokens": 1, "return_full_text": True, "best_of": 2, "do_sample": True}},
+        {"inputs": "c", "parameters": ONE_TOKEN, "priority": -5},
+    ]
+    response = await service.post("/vertex", {"instances": instances})
+    assert await response.json() == {"predictions": [" w1 w2", "b w1", " w1"]}
+    # All at once, each as it says.
+    assert [stream.spec.priority for stream in service.engine.streams] == [0, 0, 0, -5]
+
+
+async def test_vertex_takes_a_permit_for_each_candidate(service: Service) -> None:
+    best_of = {"best_of": 16, "do_sample": True}
+    instances = [{"inputs": "a", "parameters": best_of}] * 9
+    response = await service.post("/vertex", {"instances": instances})
+    assert response.status == 429
+    assert (await response.json())["error_type"] == "overloaded"
