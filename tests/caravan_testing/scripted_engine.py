@@ -153,6 +153,8 @@ class ScriptedEngine:
     streams: list[ScriptedStream] = field(default_factory=list)
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: asyncio.Event | None = None
+    # Texts that are control tokens, and their ids.
+    controls: dict[str, int] = field(default_factory=dict)
     # What is wrong with a constraint.
     problem: Callable[[Constraint], str | None] = no_problem
 
@@ -168,9 +170,15 @@ class ScriptedEngine:
             await self.tokenizing.wait()
         if len(text.encode()) > self.model.max_tokenize_bytes:
             raise TextTooLongError("too long")
-        ids = [100 + ord(character) % 800 for character in text]
-        pieces = [character.encode() for character in text]
-        specials = [False] * len(ids)
+        ids: list[int] = []
+        pieces: list[bytes] = []
+        specials: list[bool] = []
+        while text:
+            control = next((control for control in self.controls if text.startswith(control)), None)
+            ids.append(100 + ord(text[0]) % 800 if control is None else self.controls[control])
+            pieces.append((control or text[0]).encode())
+            specials.append(control is not None)
+            text = text[len(control or text[0]) :]
         if add_special:
             ids, pieces, specials = [BOS, *ids], [b"<s>", *pieces], [True, *specials]
         return TokenizedText(tuple(ids), tuple(pieces), tuple(specials))

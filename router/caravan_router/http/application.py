@@ -7,6 +7,7 @@ from aiohttp import web
 
 from caravan_router.auth.keyring import Keyring
 from caravan_router.auth.permits import PermitPool
+from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.engine.interface import Engine
 from caravan_router.http.authentication import Authentication
 from caravan_router.http.limits import Limits
@@ -50,7 +51,9 @@ def build_app(
         metrics=metrics,
         permits=PermitPool(limits.max_concurrent_requests),
         info=info,
+        templates=TemplateRenderer(),
     )
+    app.on_cleanup.append(_close_templates)
     openapi_document()
     for route in ROUTES:
         # HEAD is no method of this API: aiohttp would add it to GET.
@@ -58,3 +61,7 @@ def build_app(
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(add_request_id)
     return app
+
+
+async def _close_templates(app: web.Application) -> None:
+    await app[STATE].templates.close()

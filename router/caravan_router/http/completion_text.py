@@ -9,7 +9,7 @@ from caravan_router.text.assembler import Piece
 from caravan_router.text.detokenize import display_text
 
 # OpenAI knows no word for the difference between the model's own end and a stop string.
-_FINISH_WORDS = {
+FINISH_WORDS = {
     FinishReason.LENGTH: "length",
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
@@ -26,7 +26,7 @@ def choice_of(index: int, pieces: Sequence[Piece], offset: int, logprobs: int | 
         index=index,
         text="".join([piece.text for piece in pieces]),
         logprobs=None if logprobs is None else _logprobs(pieces, offset, logprobs),
-        finish_reason=None if finish is None else _FINISH_WORDS[finish],
+        finish_reason=None if finish is None else FINISH_WORDS[finish],
     )
 
 

@@ -28,6 +28,8 @@ class RequestError(Exception):
      +-- UnsupportedMediaError  a content type that is not JSON (415)
      +-- BodyTooLargeError      (413)
      +-- ValidationError        JSON, but not what may be asked; see validation_errors.py (422, on /v1 400)
+     +-- ChatTemplateError      the model's chat template makes no prompt of the messages (422, on /v1 400)
+     +-- ToolError              not the tools that may be asked for (422, on /v1 400)
      +-- MissingKeyError        no API key where one is needed (401)
      +-- InvalidKeyError        not one of the keys (401)
      +-- RateLimitedError       more requests than its key may make in this time (429)
@@ -60,6 +62,18 @@ class ValidationError(RequestError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"Input validation error: {message}")
         self.field = field
+
+
+class ChatTemplateError(RequestError):
+    """TGI's words, but for what it says of a model without one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Template error: {reason}")
+
+
+class ToolError(RequestError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Tool error: {reason}")
 
 
 class MissingKeyError(RequestError):
@@ -136,6 +150,8 @@ TABLE: dict[type[Exception], Rendering] = {
     UnsupportedMediaError: Rendering(415, "validation", 415, _CLIENT),
     BodyTooLargeError: Rendering(413, "validation", 413, _CLIENT),
     ValidationError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
+    ChatTemplateError: Rendering(422, "template_error", 400, _CLIENT, Failure.VALIDATION),
+    ToolError: Rendering(422, "tool_error", 400, _CLIENT, Failure.VALIDATION),
     TextTooLongError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
     MissingKeyError: _NO_ENTRY,
     InvalidKeyError: _NO_ENTRY,

@@ -28,6 +28,8 @@ class Limits:
     """Entries of one ``logit_bias``; OpenAI's limit."""
     max_constraint_bytes: int = 65_536
     """Of a JSON schema, a regular expression, a grammar or a list of choices, in UTF-8."""
+    max_tools: int = 128
+    """OpenAI's limit."""
     max_cache_salt_bytes: int = 256
     """In UTF-8."""
     payload_limit: int = 2_000_000

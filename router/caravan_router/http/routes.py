@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http import routes_cloud, routes_embeddings, routes_generate, routes_openai, routes_ops
+from caravan_router.http import routes_chat, routes_cloud, routes_embeddings, routes_generate, routes_openai, routes_ops
+from caravan_router.http.schema_chat import ChatCompletion, ChatCompletionChunk, ChatRequest, ChatTokens
 from caravan_router.http.schema_cloud import VertexRequest, VertexResponse
 from caravan_router.http.schema_embeddings import EmbeddingList, EmbeddingRequest
 from caravan_router.http.schema_openai import Completion, CompletionRequest, ModelList
@@ -110,6 +111,22 @@ ROUTES = (
         body=VertexRequest,
         replies=((JSON, VertexResponse),),
         errors=_TGI_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/v1/chat/completions",
+        handler=routes_chat.chat_completions,
+        body=ChatRequest,
+        replies=((JSON, ChatCompletion), (EVENTS, ChatCompletionChunk)),
+        errors=(*_BODY_ERRORS, 424, 429, 503, 504),
+    ),
+    Route(
+        method="POST",
+        path="/chat_tokenize",
+        handler=routes_chat.chat_tokenize,
+        body=ChatRequest,
+        replies=((JSON, ChatTokens),),
+        errors=(*_BODY_ERRORS, 422, 429, 503),
     ),
     Route(
         method="POST",

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from caravan_router.engine.interface import ModelFacts
 from caravan_router.http.limits import Limits
+from caravan_router.http.schema_chat import ChatRequest
 from caravan_router.http.schema_openai import CompletionRequest, SamplingFields
 from caravan_router.http.seeds import MAX_SEED, choice_seed, draw_seed
 from caravan_router.http.validation import (
@@ -71,9 +72,14 @@ def biases_of(logit_bias: Mapping[str, float] | None, limits: Limits, model: Mod
 
 
 def samplings_of(
-    request: CompletionRequest, candidates: int, model: ModelFacts, *, ranked: bool, biases: Biases
+    request: CompletionRequest | ChatRequest,
+    candidates: int,
+    model: ModelFacts,
+    *,
+    alternatives: int | None,
+    biases: Biases,
 ) -> list[SamplingParams]:
-    """One for each candidate of a prompt. ``ranked``: their logprobs are needed, whether or not the client's are."""
+    """One for each candidate of a prompt. ``alternatives``: beside a token's logprob; None if not even that."""
     seed = draw_seed() if request.seed is None else request.seed
     own: Sequence[SamplingFields] = request.choice_parameters or [SamplingFields()] * candidates
     samplings = []
@@ -92,8 +98,8 @@ def samplings_of(
                 frequency_penalty=fields.frequency_penalty or 0.0,
                 presence_penalty=fields.presence_penalty or 0.0,
                 seed=drawn_from if temperature > 0 else 0,
-                logprobs=request.logprobs is not None or ranked,
-                top_n_tokens=request.logprobs or 0,
+                logprobs=alternatives is not None,
+                top_n_tokens=alternatives or 0,
                 biases=biases,
             )
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
 from caravan_router.engine.interface import GenerationSpec
 from caravan_router.http.limits import Limits
+from caravan_router.http.schema_chat import ChatRequest
 from caravan_router.http.schema_openai import CompletionRequest
 from caravan_router.http.schema_serving import ServingFields
 from caravan_router.http.validation import check_positive, check_range
@@ -72,7 +73,7 @@ class Serving:
 
 
 def serving_of(
-    fields: ServingFields | CompletionRequest, headers: Mapping[str, str], key: ApiKey, limits: Limits
+    fields: ServingFields | CompletionRequest | ChatRequest, headers: Mapping[str, str], key: ApiKey, limits: Limits
 ) -> Serving:
     """The headers are for clients that cannot send the fields; a field wins. Raises ValidationError."""
     salt = fields.cache_salt

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from caravan_router.auth.client import Client
 from caravan_router.auth.permits import PermitPool
+from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.engine.interface import Engine
 from caravan_router.http.limits import Limits
 from caravan_router.metrics import Metrics
@@ -30,6 +31,7 @@ class AppState:
     metrics: Metrics
     permits: PermitPool
     info: InfoExtras
+    templates: TemplateRenderer
 
 
 STATE = web.AppKey("state", AppState)

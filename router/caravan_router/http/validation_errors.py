@@ -244,3 +244,63 @@ class AdapterVectorsError(ValidationError):
 class DimensionsError(ValidationError):
     def __init__(self, size: int, given: int) -> None:
         super().__init__("dimensions", f"`dimensions` must be {size}, as the model has it. Given: {_shown(given)}")
+
+
+class NeedsFieldError(ValidationError):
+    """A field that means something only beside another one."""
+
+    def __init__(self, field: str, needed: str, given: object) -> None:
+        super().__init__(field, f"`{field}` may be set only when {needed}. Given: {_shown(given)}")
+
+
+class EmptyMessagesError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__("messages", "`messages` cannot be empty")
+
+
+class MissingFieldError(ValidationError):
+    def __init__(self, field: str) -> None:
+        super().__init__(field, f"`{field}` is missing")
+
+
+class NotTextError(ValidationError):
+    def __init__(self, field: str, kind: str) -> None:
+        super().__init__(field, f"`{field}` is not text, which is all the model reads. Given: type {_shown(kind)}")
+
+
+class ImagesError(ValidationError):
+    def __init__(self, field: str, given: int) -> None:
+        super().__init__(field, f"`{field}` is not supported: the model reads text only. Given: {given} images")
+
+
+class MaxTokensError(ValidationError):
+    """The two fields mean the same."""
+
+    def __init__(self, given: int, given_completion: int) -> None:
+        message = (
+            "`max_tokens` and `max_completion_tokens` must not differ. "
+            f"Given: {_shown(given)} and {_shown(given_completion)}"
+        )
+        super().__init__("max_completion_tokens", message)
+
+
+class ContinueError(ValidationError):
+    def __init__(self, reason: str) -> None:
+        super().__init__("continue_final_message", f"`continue_final_message` must not be true when {reason}")
+
+
+class TooManyToolsError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__("tools", f"`tools` must have at most {limit} entries. Given: {given}")
+
+
+class FunctionNameError(ValidationError):
+    def __init__(self, field: str, given: str) -> None:
+        message = f"`{field}` must be 1 to 64 letters, digits, `_`, `.` or `-`, and no other's. Given: {_shown(given)}"
+        super().__init__(field, message)
+
+
+class ControlTextsError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        message = f"`messages` must have at most {limit} texts of control tokens. Given: {given}"
+        super().__init__("messages", message)

@@ -76,7 +76,9 @@ async def validate_completion(
     extras = Extras(constraint=await compiled(engine, asked), adapter=adapter_of_model(request.model, model))
     valid = []
     for prompt, (token_ids, stopping, prompt_text) in zip(plan.prompts, fitted, strict=True):
-        samplings = samplings_of(request, plan.choices.candidates, model, ranked=plan.choices.ranked, biases=biases)
+        samplings = samplings_of(
+            request, plan.choices.candidates, model, alternatives=_alternatives(request, plan.choices), biases=biases
+        )
         valid.append(
             ValidRequest(
                 specs=tuple(
@@ -95,6 +97,11 @@ def _scoring(extras: Extras, request: CompletionRequest, candidate: int) -> Extr
     """A prompt is scored once for all its candidates, but a stream waits for no other."""
     scores = bool(request.echo) and request.logprobs is not None and (candidate == 0 or bool(request.stream))
     return replace(extras, prompt_logprobs=scores)
+
+
+def _alternatives(request: CompletionRequest, choices: Choices) -> int | None:
+    # Ranking takes logprobs, whether or not the client is shown any.
+    return 0 if request.logprobs is None and choices.ranked else request.logprobs
 
 
 async def _tokens(

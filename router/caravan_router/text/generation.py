@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from caravan_router.engine.interface import GenerationError, StreamTimes, TokenStream
+from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.tokens import PromptToken
 from caravan_router.text.assembler import Assembler, Piece
-
-if TYPE_CHECKING:
-    from caravan_router.scheduling.params import FinishReason
 
 
 class IncompleteGenerationError(GenerationError):
@@ -54,6 +52,12 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+
+    def end(self) -> None:
+        """Its reader needs no more: it counts as ended by a stop string, which a reader finds likewise."""
+        if self.finish is None:
+            self.finish = FinishReason.STOP_SEQUENCE
+            self._close()
 
     def _close(self) -> None:
         if not self._closed:

@@ -60,7 +60,7 @@ class Saving(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a router needs to know of the model file, and the names of the adapters that were loaded for it."""
+    """What a router needs to know of the model file."""
 
     name: str
     fingerprint: str
@@ -71,7 +71,6 @@ class ModelFacts:
     eos_text: str
     eog_ids: frozenset[int]
     architecture: str
-    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +97,13 @@ class Capacity:
 class TokenBatch:
     """The tokens of one pass: four arrays of equal length, rows of a sequence together, sequences ascending.
 
-    ``outputs`` is 1 where logits are needed. ``adapter`` applies to all of them; empty for none.
+    ``outputs`` is 1 where logits are needed.
     """
 
     tokens: Ids
     positions: Ids
     sequence_ids: Ids
     outputs: Flags
-    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,200 @@
+"""Reads one tool call, a JSON object, a character at a time."""
+
+from enum import Enum, auto
+
+import msgspec
+
+_SPACE = frozenset(" \n\r\t")
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+
+
+class Progress(Enum):
+    MORE = auto()
+    DONE = auto()
+    BROKEN = auto()
+
+
+class _State(Enum):
+    OBJECT = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    STRING = auto()
+    NESTED = auto()
+    SCALAR = auto()
+    AFTER = auto()
+
+
+class CallReader:
+    """``{"name": "f", "arguments": {…}}``, keys in any order, others passed over.
+
+    ``name`` is set once it is known. Arguments are taken as they stand, unchecked: a model may write them wrong, and a
+    client has to see that. Linear: each character is looked at once.
+    """
+
+    __slots__ = (
+        "_arguments",
+        "_bare",
+        "_depth",
+        "_escaped",
+        "_key",
+        "_quoted",
+        "_raw",
+        "_reading_key",
+        "_state",
+        "name",
+    )
+
+    def __init__(self, name: str | None = None) -> None:
+        """``name``: what is read are its arguments alone."""
+        self.name = name
+        self._bare = name is not None
+        self._state = _State.VALUE if self._bare else _State.OBJECT
+        self._key = "arguments" if self._bare else ""
+        self._reading_key = False
+        # Characters of the key or value being read.
+        self._raw: list[str] = []
+        self._arguments: list[str] | None = None
+        self._depth = 0
+        self._quoted = self._escaped = False
+
+    @property
+    def arguments_begun(self) -> bool:
+        """From here on they can be streamed."""
+        return self._arguments is not None
+
+    def take_arguments(self) -> str:
+        """What of them was read since the last time."""
+        assert self._arguments is not None
+        taken = "".join(self._arguments)
+        # In place: what is being read goes on in the same list.
+        self._arguments.clear()
+        return taken
+
+    def push(self, character: str) -> Progress:
+        """Not to be called again after DONE or BROKEN."""
+        match self._state:
+            case _State.STRING:
+                return self._string(character)
+            case _State.NESTED:
+                return self._nested(character)
+            case _State.SCALAR:
+                return self._scalar(character)
+            case _ if character in _SPACE:
+                return Progress.MORE
+            case _State.VALUE:
+                return self._begin_value(character)
+            case _:
+                return self._between(character)
+
+    def _between(self, character: str) -> Progress:
+        match self._state, character:
+            case _State.OBJECT, "{":
+                self._state = _State.KEY
+            case _State.KEY, '"':
+                self._reading_key = True
+                self._begin_string()
+            case _State.COLON, ":":
+                self._state = _State.VALUE
+            case _State.AFTER, ",":
+                self._state = _State.KEY
+            case ((_State.KEY | _State.AFTER), "}"):
+                if self.name is not None and self._arguments is None:
+                    self._arguments = ["{}"]
+                return Progress.DONE
+            case _:
+                return Progress.BROKEN
+        return Progress.MORE
+
+    def _begin_string(self) -> None:
+        self._state = _State.STRING
+        self._raw = ['"']
+        self._escaped = False
+
+    def _begin_value(self, character: str) -> Progress:
+        if character == '"':
+            self._begin_string()
+            return Progress.MORE
+        self._raw = [character]
+        if character in "{[":
+            self._state = _State.NESTED
+            self._depth, self._quoted, self._escaped = 1, False, False
+            if self._is_arguments and self.name is not None:
+                # From now on what is read leaves at once.
+                self._arguments = self._raw
+            return Progress.MORE
+        if character in ",}]:":
+            return Progress.BROKEN
+        self._state = _State.SCALAR
+        return Progress.MORE
+
+    @property
+    def _is_arguments(self) -> bool:
+        return self._key in _ARGUMENTS and self._arguments is None
+
+    def _string(self, character: str) -> Progress:
+        self._raw.append(character)
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            return self._end_string()
+        return Progress.MORE
+
+    def _end_string(self) -> Progress:
+        raw = "".join(self._raw)
+        if not self._reading_key and self._key != "name" and not self._is_arguments:
+            return self._end_value()
+        try:
+            text = msgspec.json.decode(raw, type=str)
+        except msgspec.DecodeError:
+            return Progress.BROKEN
+        if self._reading_key:
+            self._reading_key = False
+            self._key = text
+            self._state = _State.COLON
+            return Progress.MORE
+        if self._key == "name":
+            self.name = text if self.name is None else self.name
+            return self._end_value()
+        # Some models write the arguments as a string that holds JSON.
+        self._arguments = [text]
+        return self._end_value()
+
+    def _nested(self, character: str) -> Progress:
+        self._raw.append(character)
+        if self._quoted:
+            if self._escaped:
+                self._escaped = False
+            elif character == "\\":
+                self._escaped = True
+            elif character == '"':
+                self._quoted = False
+        elif character == '"':
+            self._quoted = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+            if not self._depth:
+                if self._is_arguments:
+                    self._arguments = self._raw
+                return self._end_value()
+        return Progress.MORE
+
+    def _scalar(self, character: str) -> Progress:
+        if character not in _SPACE and character not in ",}":
+            self._raw.append(character)
+            return Progress.MORE
+        if self._is_arguments:
+            raw = "".join(self._raw)
+            self._arguments = ["{}" if raw == "null" else raw]
+        progress = self._end_value()
+        return progress if progress is Progress.DONE or character in _SPACE else self._between(character)
+
+    def _end_value(self) -> Progress:
+        if self._bare:
+            return Progress.DONE
+        self._state = _State.AFTER
+        return Progress.MORE

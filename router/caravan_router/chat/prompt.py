@@ -1,0 +1,113 @@
+"""A conversation to a prompt: template, control tokens, tokenizer."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from caravan_router.chat.control_text import draw_mark, marks_for, strings_of
+from caravan_router.chat.template_renderer import TemplateError, TemplateRenderer
+from caravan_router.engine.interface import Engine, ModelFacts, TokenizedText
+
+_NO_TEMPLATE = (
+    "the model has no chat template: serve a GGUF file with `tokenizer.chat_template`, "
+    "or send a prompt that you wrote yourself to /v1/completions or /generate"
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a template gets. ``messages``: each has ``role`` and ``content``, a text. ``options``: its other variables.
+
+    ``continued``: the last message goes on, in place of a new one.
+    """
+
+    messages: Sequence[Json]
+    tools: Sequence[Json] | None = None
+    options: Mapping[str, bool | str] = field(default_factory=dict)
+    continued: bool = False
+    generation_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """``text``: as the template wrote it."""
+
+    text: str
+    tokens: TokenizedText
+
+
+class TooManyControlTextsError(Exception):
+    """More texts of control tokens than are worth being tokenized apart."""
+
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__(limit, given)
+        self.limit = limit
+        self.given = given
+
+
+MAX_CONTROL_TEXTS = 256
+
+
+def template_of(model: ModelFacts, *, tools: bool) -> str:
+    """Raises TemplateError if there is none."""
+    source = (model.tool_template if tools else "") or model.chat_template
+    if not source:
+        raise TemplateError(_NO_TEMPLATE)
+    return source
+
+
+async def prompt_of(
+    engine: Engine, renderer: TemplateRenderer, model: ModelFacts, conversation: Conversation, max_bytes: int
+) -> ChatPrompt:
+    """Raises TemplateError, TooManyControlTextsError, RecursionError, NoShardError, TextTooLongError."""
+    source = template_of(model, tools=bool(conversation.tools))
+    messages, tools = list(conversation.messages), conversation.tools
+    marks = await marks_for(engine, [*strings_of(messages), *strings_of(list(tools or []))])
+    messages = marks.broken_up(messages)
+    end = ""
+    if conversation.continued:
+        end = draw_mark()
+        messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + end}]
+    text = await renderer.render(
+        source,
+        {
+            **conversation.options,
+            "messages": messages,
+            "tools": marks.broken_up(list(tools)) if tools else None,
+            "documents": None,
+            "bos_token": model.bos_text,
+            "eos_token": model.eos_text,
+            "add_generation_prompt": conversation.generation_prompt and not conversation.continued,
+        },
+        max_bytes,
+    )
+    if end:
+        text, found, _ = text.rpartition(end)
+        if not found:
+            raise TemplateError("it does not show the last message as it is, so that it cannot be continued")
+    parts = marks.parts(text)
+    if len(parts) - 1 > MAX_CONTROL_TEXTS:
+        raise TooManyControlTextsError(MAX_CONTROL_TEXTS, len(parts) - 1)
+    # Where the template writes the begin token itself, the tokenizer must not add another.
+    add_special = not (model.bos_text and text.startswith(model.bos_text))
+    tokenized = await asyncio.gather(
+        *(
+            engine.tokenize(part, add_special=add_special and number == 0)
+            for number, part in enumerate(parts)
+            if part or number == 0
+        )
+    )
+    return ChatPrompt("".join(parts), _joined(tokenized))
+
+
+def _joined(parts: Sequence[TokenizedText]) -> TokenizedText:
+    if len(parts) == 1:
+        return parts[0]
+    return TokenizedText(
+        tuple(token_id for part in parts for token_id in part.token_ids),
+        tuple(piece for part in parts for piece in part.pieces),
+        tuple(special for part in parts for special in part.specials),
+    )

@@ -1,0 +1,117 @@
+"""Renders chat templates in processes that can be lost."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from caravan_router.chat.template_messages import LENGTH_BYTES, RenderReply, RenderRequest, framed
+
+# Two: a template that takes its whole time does not stop other conversations.
+_PROCESSES = 2
+_TIME_LIMIT_S = 2.0
+# A process that is asked to end itself and does not (stopped, starved) is killed.
+_GRACE_S = 3.0
+# The first rendering of a process waits for its start.
+_START_S = 20.0
+MAX_SOURCE_BYTES = 256 << 10
+
+_DECODER = msgspec.json.Decoder(RenderReply)
+
+
+class TemplateError(Exception):
+    """The template cannot make a prompt of this conversation, or there is none."""
+
+
+class TemplateOutputError(TemplateError):
+    """It makes more text than is allowed."""
+
+    def __init__(self, limit_bytes: int, given_bytes: int) -> None:
+        super().__init__(f"its text has more than {limit_bytes} bytes. Given: at least {given_bytes}")
+        self.limit_bytes = limit_bytes
+        self.given_bytes = given_bytes
+
+
+class TemplateRenderer:
+    """Processes start when they are first needed and serve until ``close``; one that died is replaced."""
+
+    def __init__(self, time_limit_s: float = _TIME_LIMIT_S) -> None:
+        self._time_limit_s = time_limit_s
+        self._turns = asyncio.Semaphore(_PROCESSES)
+        self._idle: list[asyncio.subprocess.Process] = []
+        self._closed = False
+
+    async def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
+        """At most ``max_bytes`` of text. Raises TemplateError."""
+        size = len(source.encode())
+        if size > MAX_SOURCE_BYTES:
+            raise TemplateError(f"its source must have at most {MAX_SOURCE_BYTES} bytes. Given: {size}")
+        request = RenderRequest(
+            source=source, variables=dict(variables), time_limit_s=self._time_limit_s, max_bytes=max_bytes
+        )
+        async with self._turns:
+            reply = await self._asked(framed(request))
+        if reply.given_bytes is not None:
+            raise TemplateOutputError(max_bytes, reply.given_bytes)
+        if reply.text is None:
+            raise TemplateError(reply.problem or "it gave no text")
+        return reply.text
+
+    async def close(self) -> None:
+        """End all processes. To be called when nothing renders any more."""
+        self._closed = True
+        while self._idle:
+            await _end(self._idle.pop())
+
+    async def _asked(self, request: bytes) -> RenderReply:
+        new = not self._idle
+        process = await _start() if new else self._idle.pop()
+        answered = False
+        try:
+            async with asyncio.timeout(self._time_limit_s + _GRACE_S + (_START_S if new else 0)):
+                reply = await _exchange(process, request)
+            answered = True
+        except (TimeoutError, EOFError, ConnectionError):
+            raise TemplateError(f"it did not end within {self._time_limit_s:g} s, or needed too much memory") from None
+        finally:
+            # Also when the client left meanwhile: what a process still works on is not for the next.
+            if answered and not self._closed:
+                self._idle.append(process)
+            else:
+                await _end(process)
+        return reply
+
+
+async def _start() -> asyncio.subprocess.Process:
+    # It needs nothing of the environment but where the code is, and gets nothing: no keys, no tokens.
+    environment = {name: os.environ[name] for name in ("PYTHONPATH", "TZ") if name in os.environ}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "caravan_router.chat.template_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=environment,
+        # Ctrl-C is for the router, which drains first.
+        start_new_session=True,
+    )
+
+
+async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> RenderReply:
+    """Raises EOFError or ConnectionError when the process ends before it answered."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(request)
+    await process.stdin.drain()
+    head = await process.stdout.readexactly(LENGTH_BYTES)
+    return _DECODER.decode(await process.stdout.readexactly(int.from_bytes(head, "big")))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    # Reads what is left and closes the pipes.
+    await process.communicate()

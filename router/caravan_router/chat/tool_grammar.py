@@ -1,0 +1,75 @@
+"""What an output that must call a tool has to match, in the format the model knows: a grammar in llguidance's Lark."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from caravan_router.chat.tool_format import ToolFormat
+from caravan_router.engine.interface import Engine
+from caravan_router.scheduling.constraint import Constraint, ConstraintKind
+
+# As Python writes JSON, which is how templates show it. No other white space: a weak model may never stop with it.
+_LAYOUT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+# Where a schema's references point to: at the root, where they must stay.
+_DEFINITIONS = ("$defs", "definitions")
+
+
+async def tool_constraint(
+    engine: Engine, tool_format: ToolFormat, functions: Mapping[str, Mapping[str, Any] | None], *, several: bool
+) -> Constraint:
+    """One call to one of ``functions``, names to the schemas of their parameters; several calls where the format has
+    a way to write them and ``several`` says so. Raises NoShardError.
+    """
+    opening = await _terminal(engine, tool_format.opening) if _always_opened(tool_format) else ""
+    closing = await _terminal(engine, tool_format.closing) if tool_format.closing else ""
+    rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}"]
+    for number, (name, parameters) in enumerate(functions.items()):
+        rules.append(f"call_{number}: %json {_call_schema(tool_format, name, parameters)}")
+    match tool_format:
+        case ToolFormat(listed=True):
+            more = f" ({_quoted(', ')} call)*" if several else ""
+            start = [opening, _quoted("["), f"call{more}", _quoted("]")]
+        case ToolFormat(closing=""):
+            start = ["call"]
+        case _:
+            rules.append(f"tagged: {opening} {_quoted(chr(10))} call {_quoted(chr(10))} {closing}")
+            start = [f"tagged ({_quoted(chr(10))} tagged)*" if several else "tagged"]
+    return Constraint(ConstraintKind.LARK, "\n".join([f"start: {' '.join(start)}", *rules]))
+
+
+def _always_opened(tool_format: ToolFormat) -> bool:
+    return bool(tool_format.closing) or tool_format.listed
+
+
+def _call_schema(tool_format: ToolFormat, name: str, parameters: Mapping[str, Any] | None) -> str:
+    arguments = dict(parameters or _NO_PARAMETERS)
+    definitions = {key: arguments.pop(key) for key in _DEFINITIONS if key in arguments}
+    schema = {
+        "type": "object",
+        "properties": {"name": {"const": name}, tool_format.arguments_key: arguments},
+        "required": ["name", tool_format.arguments_key],
+        "additionalProperties": False,
+        "x-guidance": _LAYOUT,
+        **definitions,
+    }
+    return msgspec.json.encode(schema).decode()
+
+
+async def _terminal(engine: Engine, marker: str) -> str:
+    """A control token by its number; what is no control token as text."""
+    tokens = await engine.tokenize(marker, add_special=False)
+    if len(tokens.token_ids) == 1 and tokens.specials[0]:
+        return f"<[{tokens.token_ids[0]}]>"
+    return _quoted(marker)
+
+
+def _quoted(text: str) -> str:
+    # Lark's strings are written as JSON's. (No Sequence of them is long.)
+    return msgspec.json.encode(text).decode()
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] | None]:
+    """Names to schemas of parameters, of tools as OpenAI writes them."""
+    return {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}

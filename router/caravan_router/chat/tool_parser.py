@@ -1,0 +1,237 @@
+"""A model's output, as it comes, to text and tool calls."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from caravan_router.chat.call_reader import CallReader, Progress
+from caravan_router.chat.tool_format import ToolFormat
+
+_SPACE = " \n\r\t"
+# Around and between the calls of a list.
+_SEPARATORS = frozenset(_SPACE + "[],;")
+
+
+@dataclass(slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(slots=True)
+class CallPart:
+    """A piece of the call ``index``. ``name``: in its first part; the ``arguments`` of all joined are JSON."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+Part = TextPart | CallPart
+
+
+class _Mode(Enum):
+    TEXT = auto()
+    # A call may begin here.
+    READY = auto()
+    NAME = auto()
+    CALL = auto()
+
+
+class ToolParser:
+    """Feed it the output in pieces of any size; what it says does not depend on where they were cut.
+
+    What may be the beginning of a call is held back until it is known. What looks like a call and is none (no JSON, no
+    function of that name) is text. White space beside calls is dropped.
+    """
+
+    def __init__(self, tool_format: ToolFormat, names: Collection[str], max_calls: int | None = None) -> None:
+        """``max_calls``: after so many the parser is ``done`` and what follows is passed over."""
+        self.markers = tool_format.markers
+        self.calls = 0
+        self.done = False
+        self._format = tool_format
+        self._names = names
+        self._max_calls = max_calls
+        self._mode = _Mode.TEXT if tool_format.closing or tool_format.listed else _Mode.READY
+        self._reader = CallReader()
+        self._announced = False
+        # Of a call that is not announced yet: all that was read since it may have begun.
+        self._raw: list[str] = []
+        # The end of the text so far: white space, and then what may be the beginning of a marker.
+        self._space: list[str] = []
+        self._partial = ""
+        # The last call ended and its closing text is still to come.
+        self._closes = False
+        self._parts: list[Part] = []
+
+    def feed(self, text: str) -> list[Part]:
+        """What is known now."""
+        self._read(text)
+        return self._taken()
+
+    def finish(self) -> list[Part]:
+        """What was held back, when nothing more comes."""
+        if not self.done:
+            match self._mode:
+                case _Mode.TEXT:
+                    self._say(self._partial)
+                    if not self.calls:
+                        self._add_text("".join(self._space))
+                case _Mode.READY if self.calls:
+                    pass
+                case _ if not self._announced:
+                    self._add_text("".join(self._raw))
+                case _:
+                    pass
+        return self._taken()
+
+    def _taken(self) -> list[Part]:
+        taken, self._parts = self._parts, []
+        return taken
+
+    def _read(self, text: str) -> None:
+        position = 0
+        while position < len(text) and not self.done:
+            if self._mode is _Mode.TEXT:
+                if self._partial:
+                    text, position, self._partial = self._partial + text[position:], 0, ""
+                position = self._read_text(text, position)
+            else:
+                position += self._read_character(text[position])
+
+    def _read_text(self, text: str, start: int) -> int:
+        """Returns where to go on."""
+        markers = [self._format.opening, *([self._format.closing] if self._closes else [])]
+        found = [(at, marker) for marker in markers if marker and (at := text.find(marker, start)) >= 0]
+        if not found:
+            held = max((_overlap(text, marker, start) for marker in markers if marker), default=0)
+            self._say(text[start : len(text) - held])
+            self._partial = text[len(text) - held :]
+            return len(text)
+        at, marker = min(found)
+        self._say(text[start:at])
+        if marker == self._format.closing:
+            self._closes = False
+        else:
+            self._mode = _Mode.READY
+            self._raw = [marker]
+        return at + len(marker)
+
+    def _say(self, text: str) -> None:
+        """``text`` leaves, but not the white space at its end: a call may follow."""
+        shown = text.rstrip(_SPACE)
+        if shown:
+            self._add_text("".join(self._space) + shown)
+            self._space = []
+        if len(shown) < len(text):
+            self._space.append(text[len(shown) :])
+
+    def _add_text(self, text: str) -> None:
+        if not text:
+            return
+        if self._parts and isinstance(last := self._parts[-1], TextPart):
+            last.text += text
+        else:
+            self._parts.append(TextPart(text))
+
+    def _add_call(self, name: str | None, arguments: str) -> None:
+        last = self._parts[-1] if self._parts else None
+        if name is None and isinstance(last, CallPart) and last.index == self.calls - 1:
+            last.arguments += arguments
+        else:
+            self._parts.append(CallPart(self.calls - 1, name, arguments))
+
+    def _read_character(self, character: str) -> int:
+        """Returns 1 if it was read, 0 if it is for the next mode."""
+        match self._mode:
+            case _Mode.READY:
+                return self._read_ready(character)
+            case _Mode.NAME:
+                return self._read_name(character)
+            case _:
+                return self._read_call(character)
+
+    def _read_ready(self, character: str) -> int:
+        if character == "{":
+            self._begin_call(CallReader())
+            return 0
+        if character in _SEPARATORS:
+            self._raw.append(character)
+            return 1
+        if self._format.bare_names and self._raw == [self._format.opening]:
+            self._mode = _Mode.NAME
+            return 0
+        if self._raw[:1] == [self._format.opening]:
+            self._give_up()
+        else:
+            # Separators so far. They may begin a marker.
+            self._mode = _Mode.TEXT
+            self._partial, self._raw = "".join(self._raw), []
+        return 0
+
+    def _read_name(self, character: str) -> int:
+        if character != "{":
+            self._raw.append(character)
+            return 1
+        name = "".join(self._raw[1:]).partition("[")[0].strip()
+        if name not in self._names:
+            self._give_up()
+            return 0
+        self._begin_call(CallReader(name))
+        return 0
+
+    def _begin_call(self, reader: CallReader) -> None:
+        self._reader = reader
+        self._announced = False
+        self._mode = _Mode.CALL
+
+    def _read_call(self, character: str) -> int:
+        reader = self._reader
+        progress = reader.push(character)
+        if not self._announced:
+            self._raw.append(character)
+            if reader.name is not None and reader.arguments_begun:
+                if reader.name not in self._names:
+                    self._give_up()
+                    return 1
+                self._announced = True
+                self._raw = []
+                self.calls += 1
+                # What came before it, and was no text.
+                self._space = []
+                self._add_call(reader.name, reader.take_arguments())
+        elif fragment := reader.take_arguments():
+            self._add_call(None, fragment)
+        match progress:
+            case Progress.MORE:
+                pass
+            case Progress.DONE if self._announced:
+                self._end_call()
+            case _ if self._announced:
+                # It stays a call; what broke it is text.
+                self._give_up()
+                return 0
+            case _:
+                self._give_up()
+        return 1
+
+    def _end_call(self) -> None:
+        if self.calls == self._max_calls:
+            self.done = True
+        self._closes = bool(self._format.closing)
+        self._mode = _Mode.TEXT if self._closes else _Mode.READY
+        self._raw = []
+
+    def _give_up(self) -> None:
+        """It is no call, or goes on as none: what was read of it is text."""
+        self._mode = _Mode.TEXT
+        raw, self._raw = "".join(self._raw), []
+        self._say(raw)
+
+
+def _overlap(text: str, marker: str, start: int) -> int:
+    """The longest end of ``text[start:]`` with which ``marker`` begins."""
+    for length in range(min(len(marker) - 1, len(text) - start), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0

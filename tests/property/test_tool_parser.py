@@ -1,0 +1,85 @@
+"""Whatever a model writes, however it is cut: the parser says the same, loses nothing and repeats nothing."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caravan_router.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat
+from caravan_router.chat.tool_parser import CallPart, Part, TextPart, ToolParser
+
+FORMATS = (HERMES, MISTRAL, LLAMA_3, GENERIC)
+FRAGMENTS = st.sampled_from([
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool", "[TOOL", "{", "}", "[", "]"),
+    *('{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "arguments": {}}', '{"name": "f", "parameters": {}}'),
+    *('"name"', '"f"', '"arguments"', ":", ",", ";", '"', "\\", " ", "\n", "text", "é", "null", "1", "f"),
+])  # fmt: skip
+OUTPUTS = st.lists(FRAGMENTS | st.text(max_size=3), max_size=14).map("".join)
+ARGUMENTS = st.dictionaries(st.text(max_size=5), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+), max_size=3)  # fmt: skip
+NAMES = {"f", "h"}
+
+
+def merged(parts: list[Part]) -> list[tuple[str, str]]:
+    """Neighbours that belong together as one: ("", text) or (name, arguments)."""
+    result: list[tuple[str, str]] = []
+    for part in parts:
+        match part:
+            case TextPart():
+                if result and not result[-1][0]:
+                    result[-1] = ("", result[-1][1] + part.text)
+                else:
+                    result.append(("", part.text))
+            case CallPart(name=None):
+                name, arguments = result[-1]
+                assert name in NAMES
+                result[-1] = (name, arguments + part.arguments)
+            case CallPart(name=name):
+                assert name is not None
+                assert part.index == sum(bool(one) for one, _ in result)
+                result.append((name, part.arguments))
+    return result
+
+
+def read(tool_format: ToolFormat, pieces: list[str]) -> list[tuple[str, str]]:
+    parser = ToolParser(tool_format, NAMES)
+    parts: list[Part] = []
+    for piece in pieces:
+        parts += parser.feed(piece)
+    return merged(parts + parser.finish())
+
+
+@given(tool_format=st.sampled_from(FORMATS), output=OUTPUTS, data=st.data())
+def test_cuts_do_not_matter(tool_format: ToolFormat, output: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(output)), max_size=8)))
+    pieces = [output[start:end] for start, end in zip([0, *cuts], [*cuts, len(output)], strict=True)]
+    whole = read(tool_format, [output])
+    assert read(tool_format, pieces) == whole
+    assert read(tool_format, list(output)) == whole
+
+
+@given(tool_format=st.sampled_from(FORMATS), output=OUTPUTS)
+def test_without_calls_nothing_is_lost(tool_format: ToolFormat, output: str) -> None:
+    parts = read(tool_format, [output])
+    if all(not name for name, _ in parts):
+        assert "".join(text for _, text in parts) == output
+
+
+@given(
+    tool_format=st.sampled_from(FORMATS),
+    calls=st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3),
+)
+def test_what_a_model_means_is_what_comes_out(tool_format: ToolFormat, calls: list[tuple[str, object]]) -> None:
+    key = tool_format.arguments_key
+    bodies = [json.dumps({"name": name, key: arguments}, ensure_ascii=False) for name, arguments in calls]
+    if tool_format is HERMES:
+        output = "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+    elif tool_format is LLAMA_3:
+        output = "; ".join(bodies)
+    else:
+        output = f"{tool_format.opening}[{', '.join(bodies)}]"
+    parts = read(tool_format, list(output))
+    assert [(name, json.loads(arguments)) for name, arguments in parts] == calls

@@ -1,0 +1,137 @@
+"""Templates are rendered as transformers renders them, and none of them holds anything up."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caravan_router.chat.template_renderer import MAX_SOURCE_BYTES, TemplateError, TemplateOutputError, TemplateRenderer
+
+TIME_LIMIT_S = 0.5
+
+
+@pytest.fixture
+async def renderer() -> AsyncIterator[TemplateRenderer]:
+    renderer = TemplateRenderer(TIME_LIMIT_S)
+    yield renderer
+    await renderer.close()
+
+
+async def test_what_templates_rely_on(renderer: TemplateRenderer) -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (
+            "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}",
+            {"messages": [{"role": "user", "content": "hi"}, {"role": "x", "content": "no"}]},
+            "hi\n",
+        ),
+        ("{{ {'b': '<é>', 'a': 1} | tojson }}", {}, '{"b": "<é>", "a": 1}'),
+        ("{{ [1] | tojson(indent=2) }}", {}, "[\n  1\n]"),
+        (
+            "{% for i in (0, 1, 2) %}{% if not i %}{% continue %}{% endif %}1{% break %}{% endfor %}",
+            {},
+            "1",
+        ),
+        ("a{% generation %}b{{ x }}{% endgeneration %}c", {"x": 1}, "ab1c"),
+        ("{{ missing }}{{ x.missing }}", {"x": {}}, ""),
+        ("{{ none_given is none }}", {"none_given": None}, "True"),
+        ("{% set ns = namespace(n=0) %}{% set ns.n = 3 %}{{ ns.n }}", {}, "3"),
+        ("{{ strftime_now('%Y') | int > 2000 }}", {}, "True"),
+        ("🙂{{ x }}", {"x": "🙂"}, "🙂🙂"),
+    ]
+    for source, variables, expected in cases:
+        assert await renderer.render(source, variables, 1000) == expected, source
+
+
+HOSTILE = [
+    ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    ("{% for %}", "Expected"),
+    ("{{ 1 / 0 }}", "division by zero"),
+    ("{{ 'a' + none }}", "can only concatenate str"),
+    # Ways out of a sandbox.
+    ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ("{{ ''.__class__.__base__.__subclasses__() }}", "unsafe"),
+    ("{{ self.__init__.__globals__ }}", "unsafe"),
+    ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+    ("{{ strftime_now.__globals__.json }}", "unsafe"),
+    ("{{ '{0.__class__.mro}'.format(1) }}", "unsafe"),
+    ("{{ ('%s' | attr('__class__')).mro }}", "unsafe"),
+    ("{{ messages.append(1) }}", "unsafe"),
+    ("{{ messages.clear() }}", "unsafe"),
+    ("{% include '/etc/passwd' %}", "loader"),
+    ("{% import 'os' as os %}", "loader"),
+    ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
+    ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", ""),
+    ("{{ range(10**9) | list | length }}", "Range too big"),
+    # Memory.
+    ("{{ 'x' * 10**9 }}", "memory"),
+    ("{{ [0] * 10**9 }}", "memory"),
+    ("{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "memory"),
+    # Time.
+    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "did not end"),
+    ("{{ 9 ** (9 ** 9) }}", "did not end"),
+    # Output.
+    ("{% for i in range(99999) %}0123456789{% endfor %}", "more than 1000 bytes"),
+    ("{{ 'x' * 10**7 }}", "more than 1000 bytes"),
+]
+
+
+async def test_a_bad_template_has_a_name_for_its_problem(renderer: TemplateRenderer) -> None:
+    for source, problem in HOSTILE:
+        began = time.monotonic()
+        with pytest.raises(TemplateError) as caught:
+            await renderer.render(source, {"messages": []}, 1000)
+        assert problem in str(caught.value), source
+        assert len(str(caught.value)) < 600
+        assert time.monotonic() - began < TIME_LIMIT_S + 5
+        # And the next one is served.
+        assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
+
+
+async def test_a_source_has_a_limit(renderer: TemplateRenderer) -> None:
+    with pytest.raises(TemplateError, match=f"at most {MAX_SOURCE_BYTES} bytes"):
+        await renderer.render("x" * (MAX_SOURCE_BYTES + 1), {}, 10)
+
+
+async def test_the_output_limit_counts_bytes(renderer: TemplateRenderer) -> None:
+    assert await renderer.render("éé", {}, 4) == "éé"
+    with pytest.raises(TemplateOutputError) as caught:
+        await renderer.render("ééé", {}, 4)
+    assert (caught.value.limit_bytes, caught.value.given_bytes) == (4, 6)
+
+
+async def test_a_slow_one_holds_nobody_up() -> None:
+    renderer = TemplateRenderer(time_limit_s=3)
+    # Both processes are there.
+    await asyncio.gather(*(renderer.render("warm", {}, 10) for _ in range(2)))
+    slow = asyncio.create_task(renderer.render("{{ 9 ** (9 ** 9) }}", {}, 10))
+    await asyncio.sleep(0.05)
+    assert await renderer.render("fast", {}, 10) == "fast"
+    assert not slow.done()
+    slow.cancel()
+    await asyncio.wait([slow])
+    await renderer.close()
+
+
+async def test_a_client_that_leaves_costs_its_process_only(renderer: TemplateRenderer) -> None:
+    leaving = asyncio.create_task(renderer.render("{{ 9 ** (9 ** 9) }}", {}, 10))
+    await asyncio.sleep(0.2)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert await renderer.render("next", {}, 10) == "next"
+
+
+async def test_many_at_once_are_all_served(renderer: TemplateRenderer) -> None:
+    texts = await asyncio.gather(*(renderer.render("{{ n }}", {"n": n}, 10) for n in range(50)))
+    assert texts == [str(n) for n in range(50)]
+
+
+async def test_the_environment_stays_outside(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s3cret")
+    await renderer.render("start", {}, 10)
+    (process,) = renderer._idle
+    environment = await asyncio.to_thread(Path(f"/proc/{process.pid}/environ").read_text)
+    assert "s3cret" not in environment

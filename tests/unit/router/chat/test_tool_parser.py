@@ -1,0 +1,124 @@
+"""What a model writes, to text and calls."""
+
+import pytest
+
+from caravan_router.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat, tool_format_of
+from caravan_router.chat.tool_parser import CallPart, Part, TextPart, ToolParser
+
+Read = tuple[str, list[tuple[str, str]]]
+
+
+def joined(parts: list[Part]) -> Read:
+    """The text, and each call's name and arguments."""
+    text = ""
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        match part:
+            case TextPart():
+                text += part.text
+            case CallPart(name=None):
+                assert part.index == len(calls) - 1, "parts of a call come together"
+                name, arguments = calls[-1]
+                calls[-1] = (name, arguments + part.arguments)
+            case CallPart(name=name):
+                assert name is not None
+                assert part.index == len(calls)
+                calls.append((name, part.arguments))
+    return text, calls
+
+
+def read(tool_format: ToolFormat, pieces: list[str], max_calls: int | None = None) -> Read:
+    parser = ToolParser(tool_format, {"f", "get_weather"}, max_calls)
+    parts = [part for piece in pieces for part in parser.feed(piece)]
+    return joined(parts + parser.finish())
+
+
+F = '{"name": "f", "arguments": {"a": "}\\"{"}}'
+F_READ = ("f", '{"a": "}\\"{"}')
+
+CASES: list[tuple[ToolFormat, str, Read]] = [
+    (HERMES, "just text", ("just text", [])),
+    (HERMES, "  spaced \n", ("  spaced \n", [])),
+    (HERMES, "a < b <tool", ("a < b <tool", [])),
+    (HERMES, f"<tool_call>\n{F}\n</tool_call>", ("", [F_READ])),
+    (HERMES, f"Let me see.\n<tool_call>{F}</tool_call>", ("Let me see.", [F_READ])),
+    (HERMES, f"<tool_call>{F}</tool_call>\n<tool_call>{F}</tool_call>\n", ("", [F_READ, F_READ])),
+    (HERMES, f"<tool_call>{F}", ("", [F_READ])),
+    (HERMES, f"<tool_call>{F}</tool_call> and more", (" and more", [F_READ])),
+    (HERMES, f"<tool_call>{F} and </tool_call>", (" and", [F_READ])),
+    (
+        HERMES,
+        '<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+        ('<tool_call>{"name": "g", "arguments": {}}</tool_call>', []),
+    ),
+    (HERMES, "<tool_call>\nno json</tool_call>", ("<tool_call>\nno json</tool_call>", [])),
+    (HERMES, "<tool_call>{'name'", ("<tool_call>{'name'", [])),
+    (HERMES, '<tool_call>{"name": "f", "argu', ('<tool_call>{"name": "f", "argu', [])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1,', ("", [("f", '{"a": [1,')])),
+    (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', ("", [("f", '{"a": 1}')])),
+    (HERMES, '<tool_call>{"name": "f"}</tool_call>', ("", [("f", "{}")])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", [("f", "{}")])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', ("", [("f", '{"a": 1}')])),
+    (HERMES, '<tool_call>{"id": 7, "type": "function", "name": "f", "arguments": {}}</tool_call>', ("", [("f", "{}")])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {}, "x": [{"y": "]"}]}</tool_call>', ("", [("f", "{}")])),
+    (HERMES, '<tool_call>{"name": "\\u0066", "arguments": {}}</tool_call>', ("", [("f", "{}")])),
+    (HERMES, F, (F, [])),
+    (LLAMA_3, '{"name": "get_weather", "parameters": {"city": "Łódź"}}', ("", [("get_weather", '{"city": "Łódź"}')])),
+    (LLAMA_3, f"<|python_tag|>{F}", ("", [F_READ])),
+    (LLAMA_3, f"{F}; {F}", ("", [F_READ, F_READ])),
+    (LLAMA_3, "Well, {x}", ("Well, {x}", [])),
+    (LLAMA_3, '{"name": "Bob", "parameters": {}}', ('{"name": "Bob", "parameters": {}}', [])),
+    (LLAMA_3, f"Sure. <|python_tag|>{F}", ("Sure.", [F_READ])),
+    (GENERIC, f"\n{F}\n", ("", [F_READ])),
+    (GENERIC, f"[{F}, {F}]", ("", [F_READ, F_READ])),
+    (GENERIC, "[1, 2]", ("[1, 2]", [])),
+    (GENERIC, '{"age": 3}', ('{"age": 3}', [])),
+    (GENERIC, " \n", (" \n", [])),
+    (MISTRAL, f"[TOOL_CALLS][{F}, {F}]", ("", [F_READ, F_READ])),
+    (MISTRAL, f"[TOOL_CALLS] [{F}]", ("", [F_READ])),
+    (MISTRAL, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f{}", ("", [("f", "{}"), ("f", "{}")])),
+    (MISTRAL, '[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a":[]}', ("", [("f", '{"a":[]}')])),
+    (MISTRAL, "[TOOL_CALLS]g[ARGS]{}", ("[TOOL_CALLS]g[ARGS]{}", [])),
+    (MISTRAL, "[TOOL] no", ("[TOOL] no", [])),
+]
+
+
+@pytest.mark.parametrize(("tool_format", "output", "expected"), CASES)
+def test_an_output(tool_format: ToolFormat, output: str, expected: Read) -> None:
+    assert read(tool_format, [output]) == expected
+    assert read(tool_format, list(output)) == expected
+
+
+def test_after_the_last_call_that_is_wanted_nothing_more_is_read() -> None:
+    parser = ToolParser(HERMES, {"f"}, max_calls=1)
+    text = f"<tool_call>{F}</tool_call><tool_call>{F}</tool_call>"
+    assert joined(parser.feed(text)) == ("", [F_READ])
+    assert parser.done
+    assert parser.feed("more") == []
+    assert parser.finish() == []
+
+
+def test_the_name_and_the_arguments_leave_as_they_come() -> None:
+    parser = ToolParser(HERMES, {"f"})
+    assert parser.feed("Hm <tool") == [TextPart("Hm")]
+    assert parser.feed('_call>{"name": "f", "arg') == []
+    assert parser.feed('uments": {"a"') == [CallPart(0, "f", '{"a"')]
+    assert parser.feed(": 1") == [CallPart(0, None, ": 1")]
+    assert parser.feed("}}</tool_call>") == [CallPart(0, None, "}")]
+    assert parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", GENERIC),
+        ("{% if tools %}<tool_call>{% endif %}", HERMES),
+        ("{% if tools %}<tool_call><function=x>{% endif %}", GENERIC),
+        ("{{ tools }}[TOOL_CALLS]", MISTRAL),
+        ('{{ tools }} "parameters" <|python_tag|>', LLAMA_3),
+        ('{{ tools }} "parameters" {{ "ipython" }}', LLAMA_3),
+        ('{{ tools }} "parameters"', GENERIC),
+    ],
+)
+def test_the_format_is_told_from_the_template(template: str, expected: ToolFormat) -> None:
+    assert tool_format_of(template) == expected

@@ -1,0 +1,285 @@
+"""Tools: what the model is shown and kept to, and what its calls become."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from caravan_router.scheduling.constraint import ConstraintKind
+from caravan_router.scheduling.params import FinishReason
+from caravan_testing.http_server import Service, events, serving
+from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
+
+HERMES = (
+    "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> Answer <tool_call>{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+)
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": SCHEMA}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Łódź"}}\n</tool_call>'
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(
+        model=replace(MODEL, chat_template=HERMES, max_sequence_tokens=4096), script=lambda _: letters(CALL)
+    )
+
+
+@pytest.fixture
+async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
+    async with serving(engine) as running:
+        yield running
+        assert running.is_idle()
+
+
+def letters(text: str, size: int = 3) -> list[Step]:
+    return [*(word(text[at : at + size]) for at in range(0, len(text), size)), EOS_TOKEN]
+
+
+def text_of(engine: ScriptedEngine) -> str:
+    return "".join(chr(token_id - 100) for token_id in engine.spec.prompt[1:])
+
+
+async def chat(service: Service, messages: Any = HI, **body: Any) -> dict[str, Any]:
+    body = {"messages": messages, "tools": [WEATHER, CLOCK], **body}
+    response = await service.post("/v1/chat/completions", body)
+    assert response.status == 200, await response.text()
+    [choice] = (await response.json())["choices"]
+    assert isinstance(choice, dict)
+    return choice
+
+
+async def stream(service: Service, **body: Any) -> list[Any]:
+    response = await service.post(
+        "/v1/chat/completions", {"messages": HI, "tools": [WEATHER, CLOCK], "stream": True, **body}
+    )
+    assert response.status == 200, await response.text()
+    return events(await response.text())
+
+
+async def test_a_call(service: Service, engine: ScriptedEngine) -> None:
+    choice = await chat(service)
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] is None
+    [call] = message["tool_calls"]
+    assert call["id"].startswith("call_")
+    assert len(call["id"]) == len("call_") + 24
+    assert (call["type"], call["function"]) == ("function", {"name": "weather", "arguments": '{"city": "Łódź"}'})
+    assert '"name": "weather"' in text_of(engine)
+    assert engine.spec.constraint is None
+
+
+async def test_a_streamed_call_is_the_same_in_pieces(service: Service) -> None:
+    *chunks, done = await stream(service)
+    assert done == "[DONE]"
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0]["role"] == "assistant"
+    assert all("role" not in delta for delta in deltas[1:])
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert {call["index"] for call in calls} == {0}
+    assert (calls[0]["type"], calls[0]["function"]["name"]) == ("function", "weather")
+    assert all("id" not in call and "name" not in call["function"] for call in calls[1:])
+    assert len(calls) > 3
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Łódź"}'
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-2:]] == [None, "tool_calls"]
+    assert not any(delta.get("content") for delta in deltas)
+
+
+async def test_text_before_a_call_streams_as_text(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: letters(f"Let me look. {CALL}")
+    choice = await chat(service)
+    assert choice["message"]["content"] == "Let me look."
+    assert len(choice["message"]["tool_calls"]) == 1
+    deltas = [chunk["choices"][0]["delta"] for chunk in (await stream(service))[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Let me look."
+
+
+async def test_no_call_is_an_answer(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: letters("Just <tool talk.")
+    choice = await chat(service)
+    assert choice["message"] == {"role": "assistant", "content": "Just <tool talk."}
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_a_call_that_was_cut_off_ends_by_length(service: Service, engine: ScriptedEngine) -> None:
+    tokens = letters(CALL[:55])[:-1]
+    engine.script = lambda _: [*tokens, word("x", finish=FinishReason.LENGTH)]
+    choice = await chat(service)
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"ci')
+
+
+async def test_a_marker_may_be_a_control_token(engine: ScriptedEngine) -> None:
+    engine.model = replace(MODEL, chat_template=HERMES + "[TOOL_CALLS]", max_sequence_tokens=4096)
+    engine.script = lambda _: [
+        word("[TOOL_CALLS]", special=True),
+        *letters('[{"name": "clock", "arguments": {}}]'),
+    ]
+    async with serving(engine) as service:
+        choice = await chat(service)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
+
+
+async def test_one_call_only_if_so_asked(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: letters(CALL + CALL)
+    assert len((await chat(service))["message"]["tool_calls"]) == 2
+    choice = await chat(service, parallel_tool_calls=False)
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["finish_reason"] == "tool_calls"
+    # It was ended there, not read to its end.
+    assert engine.streams[-1].sent < len(letters(CALL + CALL)) - 10
+    chunks = (await stream(service, parallel_tool_calls=False))[:-1]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["clock", {"type": "function", "function": {"name": "clock"}}])
+async def test_a_named_tool_must_be_called(service: Service, engine: ScriptedEngine, choice: Any) -> None:
+    engine.script = lambda _: letters('<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>')
+    reply = await chat(service, tool_choice=choice)
+    assert reply["finish_reason"] == "tool_calls"
+    constraint = engine.spec.constraint
+    assert constraint is not None
+    assert constraint.kind is ConstraintKind.LARK
+    assert '"clock"' in constraint.source
+    assert "weather" not in constraint.source
+    assert '"weather"' in text_of(engine)
+
+
+async def test_some_tool_must_be_called(service: Service, engine: ScriptedEngine) -> None:
+    await chat(service, tool_choice="required")
+    constraint = engine.spec.constraint
+    assert constraint is not None
+    lines = constraint.source.splitlines()
+    assert lines[0] == 'start: tagged ("\\n" tagged)*'
+    assert lines[1] == "call: call_0 | call_1"
+    schema = json.loads(lines[2].removeprefix("call_0: %json "))
+    assert schema["properties"] == {"name": {"const": "weather"}, "arguments": SCHEMA}
+    assert lines[4] == 'tagged: "<tool_call>" "\\n" call "\\n" "</tool_call>"'
+    await chat(service, tool_choice="required", parallel_tool_calls=False)
+    assert engine.spec.constraint is not None
+    assert engine.spec.constraint.source.startswith("start: tagged\n")
+
+
+async def test_control_tokens_are_named_by_number(service: Service, engine: ScriptedEngine) -> None:
+    engine.controls = {"<tool_call>": 900, "</tool_call>": 901}
+    await chat(service, tool_choice="required")
+    assert engine.spec.constraint is not None
+    assert 'tagged: <[900]> "\\n" call "\\n" <[901]>' in engine.spec.constraint.source
+
+
+async def test_references_in_parameters_stay_whole(service: Service, engine: ScriptedEngine) -> None:
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    await chat(service, tools=[tool], tool_choice="required")
+    assert engine.spec.constraint is not None
+    schema = json.loads(engine.spec.constraint.source.splitlines()[2].removeprefix("call_0: %json "))
+    assert schema["$defs"] == {"A": {"type": "integer"}}
+    assert "$defs" not in schema["properties"]["arguments"]
+
+
+async def test_none_shows_no_tools(service: Service, engine: ScriptedEngine) -> None:
+    choice = await chat(service, tool_choice="none", response_format={"type": "json_object"})
+    assert choice["message"]["content"] == CALL
+    assert text_of(engine) == "[user]hi"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"tool_choice": "g"}, "Tool error: Tool with name g not found"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "Tool error: Tool with name g not found"),
+        ({"tool_choice": "required", "tools": []}, "Tool error: `tool_choice` is `required`, but there are no `tools`"),
+        ({"response_format": {"type": "json_object"}},
+         "Tool error: Grammar and tools are mutually exclusive. Given: `tools` and `response_format`"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be(service: Service, engine: ScriptedEngine, body: dict[str, Any], said: str) -> None:
+    sent = {"messages": HI, "tools": [WEATHER], **body}
+    response = await service.post("/v1/chat/completions", sent)
+    assert response.status == 400
+    error = (await response.json())["error"]
+    assert (error["message"], error["code"]) == (said, "tool_error")
+    assert not engine.streams
+
+
+async def test_no_tools_and_a_format_go_together(service: Service, engine: ScriptedEngine) -> None:
+    await chat(service, tools=[], response_format={"type": "json_object"})
+    assert engine.spec.constraint is not None
+
+
+async def test_a_schema_the_shards_cannot_keep_to_is_a_tool_error(service: Service, engine: ScriptedEngine) -> None:
+    engine.problem = lambda _: "too deep"
+    response = await service.post(
+        "/v1/chat/completions", {"messages": HI, "tools": [WEATHER], "tool_choice": "required"}
+    )
+    assert response.status == 400
+    assert (await response.json())["error"]["message"] == "Tool error: `tools` cannot be kept to: too deep"
+
+
+HISTORY = [
+    *HI,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "x"}'}},
+            {"id": 7, "type": "function", "function": {"name": "clock", "arguments": '{"cut'}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    {"role": "tool", "tool_call_id": 7, "content": [{"type": "text", "text": "noon"}]},
+]
+
+
+async def test_earlier_calls_reach_a_template_that_knows_them(service: Service, engine: ScriptedEngine) -> None:
+    await chat(service, HISTORY)
+    assert text_of(engine).endswith('[user]hi[assistant]weather({"city": "x"})clock("{\\"cut")[tool]rain[tool]noon')
+
+
+async def test_a_template_without_tools_is_told_in_words(engine: ScriptedEngine) -> None:
+    engine.model = replace(MODEL, chat_template=PLAIN, max_sequence_tokens=4096)
+    engine.script = lambda _: letters('{"name": "weather", "arguments": {"city": "x"}}')
+    async with serving(engine) as service:
+        choice = await chat(service, HISTORY)
+        shown = text_of(engine)
+        await chat(service, [{"role": "system", "content": "S"}, *HI], tool_prompt="Do it so:")
+        with_system = text_of(engine)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "x"}'}
+    assert shown.startswith('[user]You may call these functions:\n{"name":"weather","description":"d",')
+    assert shown.endswith(
+        '\n\nhi[assistant]{"name":"weather","arguments":{"city":"x"}}\n{"name":"clock","arguments":"{\\"cut"}'
+        "[user]Result of weather: rain\nResult of clock: noon"
+    )
+    assert with_system.startswith("[system]S\n\nYou may call these functions:\n")
+    assert with_system.endswith("\nDo it so:[user]hi")
+
+
+async def test_mistral_gets_ids_of_nine_characters(engine: ScriptedEngine) -> None:
+    template = (
+        "{{ tools | length }}[TOOL_CALLS]"
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id }} {% endfor %}"
+        "{{ m.tool_call_id }} {% endfor %}"
+    )
+    engine.model = replace(MODEL, chat_template=template, max_sequence_tokens=4096)
+    async with serving(engine) as service:
+        await chat(service, HISTORY)
+    one, other, one_again, other_again = text_of(engine).partition("]")[2].split()
+    assert (one, other) == (one_again, other_again)
+    assert len(one) == len(other) == 9
+
+
+async def test_the_template_for_tools_is_used_where_there_is_one(engine: ScriptedEngine) -> None:
+    engine.model = replace(MODEL, chat_template=PLAIN, tool_template="T" + HERMES, max_sequence_tokens=4096)
+    async with serving(engine) as service:
+        await chat(service)
+        assert text_of(engine).startswith("T<tools>")
+        await chat(service, tools=None)
+        assert text_of(engine) == "[user]hi"
