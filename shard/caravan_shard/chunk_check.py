@@ -1,7 +1,7 @@
 """Checks one prompt chunk against what the shard will hold."""
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Capacity
+from caravan_shard.backends.base import Capacity, ModelFacts
 from caravan_shard.commands import Chunk
 from caravan_shard.outlook import Outlook
 from caravan_shard.parameters import SequenceParameters
@@ -13,18 +13,18 @@ from caravan_shard.sequences import Phase
 class ChunkCheck:
     """Checks the chunks of one command; ``outlook`` has seen its header."""
 
-    def __init__(self, outlook: Outlook, capacity: Capacity, vocabulary_size: int, *, draining: bool) -> None:
+    def __init__(self, outlook: Outlook, capacity: Capacity, facts: ModelFacts, *, draining: bool) -> None:
         self._outlook = outlook
         self._capacity = capacity
-        self._vocabulary_size = vocabulary_size
+        self._facts = facts
         self._draining = draining
 
     def check(self, chunk: Chunk) -> Refusal | None:
         """The first chunk of a sequence, or a further one."""
         if not chunk.tokens:
             return bad_request(f"the chunk of sequence {chunk.sequence_id} is empty")
-        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self._vocabulary_size:
-            return bad_request(f"token ids must be < {self._vocabulary_size}. Given: {max(chunk.tokens)}")
+        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self._facts.vocabulary_size:
+            return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(chunk.tokens)}")
         takes_over = chunk.copy is not None and chunk.copy.source_id == chunk.sequence_id
         sequence = self._outlook.find(chunk.sequence_id)
         if sequence is None or takes_over:
@@ -35,14 +35,9 @@ class ChunkCheck:
             return Refusal(ShardError.WRONG_POSITION, f"the prompt of sequence {chunk.sequence_id} is complete already")
         return self._place(chunk, sequence.computed, sequence.parameters)
 
-    def told_tokens(self, chunk: Chunk) -> int:
-        """Prompt tokens of a sound chunk whose log probabilities are to be told."""
-        parameters = chunk.parameters
-        if parameters is None:
-            sequence = self._outlook.find(chunk.sequence_id)
-            assert sequence is not None
-            parameters = sequence.parameters
-        return parameters.told_tokens(chunk.start, len(chunk.tokens))
+    def parameters_of(self, chunk: Chunk) -> SequenceParameters:
+        """What was said of the sequence of a sound chunk."""
+        return chunk.parameters or self._outlook.parameters(chunk.sequence_id)
 
     def _first(self, chunk: Chunk) -> Refusal | None:
         if chunk.parameters is None:
@@ -57,16 +52,18 @@ class ChunkCheck:
             if chunk.parameters.prompt_logprobs:
                 return bad_request("prompt_logprobs needs the whole prompt computed and cannot be had with a copy")
             start = chunk.copy.length
-            refusal = self._outlook.check_prefix(chunk.copy)
+            refusal = self._outlook.check_prefix(chunk.copy, chunk.parameters.adapter)
             if refusal is not None:
                 return refusal
         return (
             self._parameters(chunk.parameters)
-            or check_sampling(chunk.parameters.sampling, self._vocabulary_size)
+            or check_sampling(chunk.parameters.sampling, self._facts.vocabulary_size)
             or self._place(chunk, start, chunk.parameters)
         )
 
     def _parameters(self, parameters: SequenceParameters) -> Refusal | None:
+        if parameters.adapter and parameters.adapter not in self._facts.adapters:
+            return bad_request(f"there is no adapter {parameters.adapter[:128]!r} here")
         if not 1 <= parameters.prompt_length < parameters.max_length:
             return bad_request(
                 "prompt_length must be >= 1 and < max_length. "

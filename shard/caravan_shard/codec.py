@@ -131,6 +131,7 @@ def _parameters(message: types_pb2.SequenceParameters) -> SequenceParameters:
         prompt_length=message.prompt_length,
         max_length=message.max_length,
         ignore_eos=message.ignore_eos,
+        adapter=message.adapter,
         prompt_logprobs=message.prompt_logprobs,
     )
 
@@ -228,6 +229,7 @@ def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
         eos_text=facts.eos_text,
         eog_token_ids=sorted(facts.eog_ids),
         architecture=facts.architecture,
+        adapters=facts.adapters,
     )
 
 

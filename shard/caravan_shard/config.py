@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caravan_proto.flags import flag
+from caravan_shard.adapter_file import AdapterFile, parse_adapter
 from caravan_shard.backends.base import KvLayout
 
 # llama.cpp compiles with LLAMA_MAX_SEQ = 256.
@@ -65,6 +66,10 @@ class ShardConfig:
         "how one vector is made of those of a text's tokens; model: as the file says, the mean where it says nothing",
         choices=("mean", "cls", "last", "model"),
     )
+    lora: tuple[str, ...] = flag(
+        (),
+        "adapter for requests that name it: [NAME=]PATH[:SCALE], a GGUF file made for this model; may be repeated",
+    )
     sampling_threads: int = flag(
         1, "threads that choose tokens; more than 1 only on a host with idle cores", low=1, high=64
     )
@@ -105,6 +110,15 @@ class ShardConfig:
             )
         if self.flash_attn == "off" and self.cache_type_v.startswith(("q", "iq")):
             raise ValueError(f"cache-type-v {self.cache_type_v} needs flash attention: pass -fa on")
+
+        names = [adapter.name for adapter in self.adapters]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
+
+    @property
+    def adapters(self) -> list[AdapterFile]:
+        """What lora says."""
+        return [parse_adapter(text) for text in self.lora]
 
     @property
     def layout(self) -> KvLayout:

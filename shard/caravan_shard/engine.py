@@ -73,9 +73,7 @@ class Engine:
 
     def prefill(self, command: Prefill, started_ns: int) -> StepResult | Refusal:
         """One pass over chunks and riders."""
-        refusal = self._check().prefill(
-            command, vocabulary_size=self.backend.facts.vocabulary_size, draining=self.draining
-        )
+        refusal = self._check().prefill(command, facts=self.backend.facts, draining=self.draining)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)

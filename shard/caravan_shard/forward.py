@@ -38,14 +38,17 @@ class Part:
 def assemble(parts: Sequence[Part]) -> TokenBatch:
     """The arrays of a pass over ``parts``, which are in ascending order of sequence id.
 
-    The order lets llama.cpp's split layout, which takes runs of consecutive ids, compute them together.
+    All have the same adapter. The order lets llama.cpp's split layout, which takes runs of consecutive ids, compute
+    them together.
     """
+    adapter = parts[0].sequence.parameters.adapter
     if all(len(part.tokens) == 1 for part in parts):
         return TokenBatch(
             np.array([part.tokens[0] for part in parts], np.int32),
             np.array([part.start for part in parts], np.int32),
             np.array([part.sequence.sequence_id for part in parts], np.int32),
             np.array([part.samples or part.told_tokens > 0 for part in parts], np.int8),
+            adapter,
         )
     outputs = np.zeros(sum(len(part.tokens) for part in parts), np.int8)
     end = 0
@@ -58,4 +61,5 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
         np.concatenate([np.arange(part.start, part.start + len(part.tokens), dtype=np.int32) for part in parts]),
         np.concatenate([np.full(len(part.tokens), part.sequence.sequence_id, np.int32) for part in parts]),
         outputs,
+        adapter,
     )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity, Prefix, PrefixSharing
 from caravan_shard.commands import Header
+from caravan_shard.parameters import SequenceParameters
 from caravan_shard.results import Refusal, bad_request
 from caravan_shard.sequences import Phase
 from caravan_shard.sequences import Sequence as ShardSequence
@@ -49,6 +50,10 @@ class Outlook:
         """Of a sequence that will be held."""
         return Phase.ENDED if sequence_id in self._parked else self._held[sequence_id].phase
 
+    def parameters(self, sequence_id: int) -> SequenceParameters:
+        """Of a sequence that will be held."""
+        return self._held[sequence_id].parameters
+
     def keeps_handle(self, handle: int) -> bool:
         """The header does not drop it."""
         return handle not in self._dropped
@@ -84,11 +89,13 @@ class Outlook:
             return bad_request("a handle is listed twice")
         return None
 
-    def check_prefix(self, prefix: Prefix) -> Refusal | None:
-        """Whether a sequence can be cut to, or another can start with, so many tokens."""
+    def check_prefix(self, prefix: Prefix, adapter: str | None = None) -> Refusal | None:
+        """Whether a sequence can be cut to, or another (of this adapter) can start with, so many tokens."""
         refusal = self.check_known([prefix.source_id])
         if refusal is not None:
             return refusal
+        if adapter is not None and adapter != self.parameters(prefix.source_id).adapter:
+            return bad_request(f"sequence {prefix.source_id} was computed with another adapter")
         computed = self.length(prefix.source_id)
         if not 1 <= prefix.length <= computed:
             return Refusal(

@@ -37,13 +37,15 @@ class SamplingParameters:
 class SequenceParameters:
     """Tokens [0, prompt_length) are the client's prompt; the sequence ends at ``max_length`` tokens in all.
 
-    ``prompt_logprobs``: the log probabilities of the prompt's tokens are told.
+    ``adapter`` is a name of ModelFacts; empty for none. ``prompt_logprobs``: the log probabilities of the prompt's
+    tokens are told.
     """
 
     sampling: SamplingParameters
     prompt_length: int
     max_length: int
     ignore_eos: bool = False
+    adapter: str = ""
     prompt_logprobs: bool = False
 
     def told_tokens(self, start: int, count: int) -> int:

@@ -6,7 +6,7 @@ The checks see the sequences as they will be after the command's header.
 from collections.abc import Mapping, Sequence
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Capacity, Prefix, Saving
+from caravan_shard.backends.base import Capacity, ModelFacts, Prefix, Saving
 from caravan_shard.chunk_check import ChunkCheck
 from caravan_shard.commands import Decode, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.outlook import Outlook
@@ -24,24 +24,30 @@ class CommandCheck:
         self._capacity = capacity
         self._outlook = Outlook(held, capacity)
 
-    def prefill(self, command: Prefill, *, vocabulary_size: int, draining: bool) -> Refusal | None:
+    def prefill(self, command: Prefill, *, facts: ModelFacts, draining: bool) -> Refusal | None:
         """One pass with prompt chunks."""
         chunk_ids = [chunk.sequence_id for chunk in command.chunks]
         refusal = self._outlook.check(command.header)
         refusal = refusal or self._outlook.check_distinct([*chunk_ids, *command.rider_ids])
-        chunks = ChunkCheck(self._outlook, self._capacity, vocabulary_size, draining=draining)
+        chunks = ChunkCheck(self._outlook, self._capacity, facts, draining=draining)
         for chunk in command.chunks:
             refusal = refusal or chunks.check(chunk)
         refusal = refusal or self._advance(command.rider_ids)
         refusal = refusal or self._pass_size(sum(len(chunk.tokens) for chunk in command.chunks), command.rider_ids)
-        return refusal or self._told(sum(chunks.told_tokens(chunk) for chunk in command.chunks))
+        if refusal is not None:
+            return refusal
+        parameters = [chunks.parameters_of(chunk) for chunk in command.chunks]
+        pairs = zip(parameters, command.chunks, strict=True)
+        refusal = self._told(sum(known.told_tokens(chunk.start, len(chunk.tokens)) for known, chunk in pairs))
+        return refusal or self._one_adapter({known.adapter for known in parameters}, command.rider_ids)
 
     def decode(self, command: Decode) -> Refusal | None:
         """Passes without prompt chunks."""
         refusal = self._outlook.check(command.header) or self._outlook.check_distinct(command.sequence_ids)
         if refusal is None and command.max_steps < 1:
             return bad_request("max_steps must be >= 1")
-        return refusal or self._advance(command.sequence_ids) or self._pass_size(0, command.sequence_ids)
+        refusal = refusal or self._advance(command.sequence_ids) or self._pass_size(0, command.sequence_ids)
+        return refusal or self._one_adapter(set(), command.sequence_ids)
 
     def filter_batch(self, command: FilterBatch) -> Refusal | None:
         """Sequences to keep."""
@@ -92,6 +98,14 @@ class CommandCheck:
             )
         return None
 
+    def _one_adapter(self, adapters: set[str], sequence_ids: Sequence[int]) -> Refusal | None:
+        """llama.cpp applies the same to all tokens of a pass."""
+        adapters = adapters | {self._outlook.parameters(sequence_id).adapter for sequence_id in sequence_ids}
+        if len(adapters) > 1:
+            names = ", ".join(repr(name) for name in sorted(adapters))
+            return bad_request(f"all sequences of a pass must have the same adapter. Given: {names}")
+        return None
+
     def _save(self, entry: SwapOutEntry) -> Refusal | None:
         if entry.handle in self._swap and self._outlook.keeps_handle(entry.handle):
             return bad_request(f"handle {entry.handle} is in use")
@@ -108,8 +122,9 @@ class CommandCheck:
     def _restore(self, entry: SwapInEntry) -> Refusal | None:
         if self._outlook.find(entry.sequence_id) is not None:
             return Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {entry.sequence_id} is held already")
-        refusal = self._outlook.check_prefix(entry.copy) if entry.copy is not None else None
         swapped = self._swap.peek(entry.handle) if self._outlook.keeps_handle(entry.handle) else None
+        adapter = swapped.sequence.parameters.adapter if swapped is not None else None
+        refusal = self._outlook.check_prefix(entry.copy, adapter) if entry.copy is not None else None
         if refusal is not None or swapped is None:
             return refusal
         given = entry.copy.length if entry.copy is not None else 0

@@ -10,7 +10,7 @@ from caravan_shard.backends.fake import FakeBackend, expected_output
 from caravan_shard.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.parameters import SamplingParameters
 from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
-from caravan_testing.shard_builders import EngineDriver, first_chunk, header, memory_swap, next_chunk
+from caravan_testing.shard_builders import EngineDriver, first_chunk, header, memory_swap, next_chunk, with_parameters
 
 CELLS = 64
 SEQUENCES = 4
@@ -23,10 +23,14 @@ SAMPLING = st.sampled_from(
 )
 
 
+ADAPTERS = st.sampled_from(["", "", "", "one"])
+
+
 class Promise:
     """What a sequence was told and what it must answer."""
 
-    def __init__(self, prompt: list[int], total: int, sampling: SamplingParameters, max_new: int) -> None:
+    def __init__(self, prompt: list[int], total: int, sampling: SamplingParameters, max_new: int, adapter: str) -> None:
+        self.adapter = adapter
         self.held = prompt
         self.total = total
         self.sampling = sampling
@@ -52,7 +56,7 @@ class Promise:
 
     @property
     def expected(self) -> list[int]:
-        return expected_output(self.held, self.max_new, sampling=self.sampling)
+        return expected_output(self.held, self.max_new, sampling=self.sampling, adapter=self.adapter)
 
 
 def common_length(tokens: list[int], others: list[int]) -> int:
@@ -65,7 +69,9 @@ class ShardMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backend = FakeBackend(cells=CELLS, max_sequences=SEQUENCES, max_batch_tokens=24, layout=self.layout)
+        self.backend = FakeBackend(
+            cells=CELLS, max_sequences=SEQUENCES, max_batch_tokens=24, layout=self.layout, adapters=["one"]
+        )
         self.driver = EngineDriver(self.backend, swap=memory_swap(SWAP_CELLS * CELL_BYTES))
         self.promises: dict[int, Promise] = {}
         self.swapped: dict[int, tuple[Promise, int]] = {}
@@ -115,6 +121,7 @@ class ShardMachine(RuleBasedStateMachine):
         riders=st.lists(IDS, max_size=3),
         max_new=st.integers(1, 12),
         sampling=SAMPLING,
+        adapter=ADAPTERS,
     )
     def start(
         self,
@@ -127,6 +134,7 @@ class ShardMachine(RuleBasedStateMachine):
         riders: list[int],
         max_new: int,
         sampling: SamplingParameters,
+        adapter: str,
     ) -> None:
         copies = takes_over or data.draw(st.booleans())
         copy = self.some_prefix(data) if copies and (self.promises or not careful) else None
@@ -136,21 +144,29 @@ class ShardMachine(RuleBasedStateMachine):
         else:
             sequence_id = data.draw(st.sampled_from(free_ids) if careful and free_ids else IDS)
         if careful:
+            if copy is not None and copy.source_id in self.promises:
+                adapter = self.promises[copy.source_id].adapter
             riders = [key for key in set(riders) - {sequence_id} if key in self.promises]
-            riders = [key for key in riders if self.promises[key].is_complete]
+            riders = [key for key in riders if self.promises[key].is_complete and self.promises[key].adapter == adapter]
         start = copy.length if copy is not None else 0
         total = start + len(tokens) + held_back
         chunk = first_chunk(
             sequence_id, tokens, total=total, last=held_back == 0, copy=copy, max_new=max_new, sampling=sampling
         )
+        chunk = with_parameters(chunk, adapter=adapter)
         due = self.advancing(riders)
         source = self.promises.get(copy.source_id) if copy is not None else None
         prefix = source.computed[:start] if source is not None else []
         before = self.promises.get(sequence_id)
-        self.promises[sequence_id] = Promise([*prefix, *tokens], total, sampling, max_new)
-        if not self.take(
-            self.driver.try_prefill(chunk, riders=riders), due | ({sequence_id} if held_back == 0 else set())
-        ):
+        self.promises[sequence_id] = Promise([*prefix, *tokens], total, sampling, max_new, adapter)
+        mates = [self.promises[key].adapter for key in riders if key in self.promises]
+        answer = self.driver.try_prefill(chunk, riders=riders)
+        if source is not None and copy is not None and copy.source_id != sequence_id:
+            mates.append(source.adapter)
+        elif before is not None and copy is not None:
+            mates.append(before.adapter)
+        assert isinstance(answer, Refusal) or set(mates) <= {adapter}
+        if not self.take(answer, due | ({sequence_id} if held_back == 0 else set())):
             del self.promises[sequence_id]
             if before is not None:
                 self.promises[sequence_id] = before
@@ -173,11 +189,15 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.integers(1, 5), sloppy=st.sampled_from([False, False, False, True]))
     def decode(self, data: st.DataObject, steps: int, *, sloppy: bool) -> None:
         complete = [key for key, promise in self.promises.items() if promise.is_complete]
+        if complete:
+            adapter = self.promises[data.draw(st.sampled_from(complete))].adapter
+            complete = [key for key in complete if self.promises[key].adapter == adapter]
         sequence_ids = data.draw(st.lists(IDS, max_size=4)) if sloppy or not complete else complete
         refusal = self.driver.engine.begin_decode(Decode(sequence_ids=sequence_ids, max_steps=steps))
         sound = len(set(sequence_ids)) == len(sequence_ids) and all(
             key in self.promises and self.promises[key].is_complete for key in sequence_ids
         )
+        sound = sound and len({self.promises[key].adapter for key in sequence_ids}) <= 1
         assert (refusal is None) == sound
         for _ in range(steps if sound else 0):
             if not self.take(self.driver.engine.decode_step(sequence_ids, 0), self.advancing(sequence_ids)):
@@ -186,7 +206,7 @@ class ShardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.advancing(list(self.promises)))
     @rule(outcome=st.sampled_from([DecodeOutcome.ABORTED, DecodeOutcome.FAILED, DecodeOutcome.INVALID]))
     def fail(self, outcome: DecodeOutcome) -> None:
-        running = sorted(self.advancing(list(self.promises)))
+        running = sorted(key for key in self.advancing(list(self.promises)) if not self.promises[key].adapter)
         self.backend.hook = lambda _batch: outcome
         chunk = [first_chunk(key, [70, 71, 72], max_new=5) for key in range(SEQUENCES) if key not in self.promises][:1]
         assert not self.take(self.driver.try_prefill(*chunk, riders=running), set())
@@ -221,6 +241,7 @@ class ShardMachine(RuleBasedStateMachine):
         length = data.draw(st.integers(1, len(promise.computed)))
         self.backend.hook = lambda _batch: outcome
         chunk = first_chunk(sequence_id, [70, 71], max_new=5, copy=Prefix(source_id=sequence_id, length=length))
+        chunk = with_parameters(chunk, adapter=promise.adapter)
         answer = self.driver.try_prefill(chunk)
         self.backend.hook = None
         had_no_room = isinstance(answer, StepResult) and answer.outcome is StepOutcome.NO_KV
@@ -278,7 +299,11 @@ class ShardMachine(RuleBasedStateMachine):
         handle = data.draw(st.sampled_from(sorted(self.swapped)))
         promise, start = self.swapped[handle]
         # Whoever begins with the same tokens may give the prefix, even if it is not who gave it at first.
-        givers = [key for key, other in self.promises.items() if other.computed[:start] == promise.computed[:start]]
+        givers = [
+            key
+            for key, other in self.promises.items()
+            if other.computed[:start] == promise.computed[:start] and other.adapter == promise.adapter
+        ]
         copy = None
         if start and right and givers:
             copy = Prefix(source_id=data.draw(st.sampled_from(givers)), length=start)

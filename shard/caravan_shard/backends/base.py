@@ -60,7 +60,7 @@ class Saving(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a router needs to know of the model file."""
+    """What a router needs to know of the model file, and the names of the adapters that were loaded for it."""
 
     name: str
     fingerprint: str
@@ -71,6 +71,7 @@ class ModelFacts:
     eos_text: str
     eog_ids: frozenset[int]
     architecture: str
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +98,14 @@ class Capacity:
 class TokenBatch:
     """The tokens of one pass: four arrays of equal length, rows of a sequence together, sequences ascending.
 
-    ``outputs`` is 1 where logits are needed.
+    ``outputs`` is 1 where logits are needed. ``adapter`` applies to all of them; empty for none.
     """
 
     tokens: Ids
     positions: Ids
     sequence_ids: Ids
     outputs: Flags
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ def _load_fake(config: ShardConfig) -> Backend:
         max_sequences=config.parallel,
         max_batch_tokens=config.batch_size,
         layout=config.layout,
+        adapters=[adapter.name for adapter in config.adapters],
         embedding_size=EMBEDDING_SIZE if config.embeddings else 0,
         step_s=config.fake_step_ms / 1000,
         token_s=config.fake_token_ms / 1000,

@@ -7,6 +7,7 @@ must say.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,13 +51,14 @@ class FakeBackend:
         sharing: PrefixSharing = PrefixSharing.ANY,
         max_prompt_logprob_tokens: int = 64,
         embedding_size: int = 0,
+        adapters: Sequence[str] = (),
         step_s: float = 0.0,
         token_s: float = 0.0,
         hook: DecodeHook | None = None,
     ) -> None:
         saves_suffixes = layout is KvLayout.UNIFIED and sharing is PrefixSharing.ANY
         per_sequence = cells if layout is KvLayout.UNIFIED else cells // max_sequences
-        self.facts = TOY_FACTS
+        self.facts = replace(TOY_FACTS, adapters=tuple(adapters))
         self.vocabulary = ToyVocabulary()
         self.candidate_filter = filter_candidates
         self.capacity = Capacity(
@@ -93,7 +95,7 @@ class FakeBackend:
         computed = len(tokens) if forced in (None, DecodeOutcome.OK) else len(tokens) // 2
         states = []
         for row in range(computed):
-            self.cache.append(sequence_ids[row], tokens[row])
+            self.cache.append(sequence_ids[row], tokens[row], batch.adapter)
             if batch.outputs[row]:
                 states.append(self.cache.state(sequence_ids[row]))
         self._logits = toy_logits(np.array(states, np.uint64))
@@ -173,6 +175,7 @@ def expected_output(
     sampling: SamplingParameters | None = None,
     ignore_eos: bool = False,
     earlier_output: Sequence[int] = (),
+    adapter: str = "",
 ) -> list[int]:
     """What the toy model answers to ``prompt``, its end token included: on one shard or several, alone or in company.
 
@@ -187,7 +190,7 @@ def expected_output(
         penalties.add(earlier_output, output=True)
     state = EMPTY_STATE
     for position, token in enumerate(tokens):
-        state = next_state(state, token, position)
+        state = next_state(state, token, position, adapter)
     output: list[int] = []
     while len(output) < max_new_tokens:
         position = len(tokens) + len(output)
@@ -198,5 +201,5 @@ def expected_output(
             break
         if penalties is not None:
             penalties.add([token], output=True)
-        state = next_state(state, token, position)
+        state = next_state(state, token, position, adapter)
     return output

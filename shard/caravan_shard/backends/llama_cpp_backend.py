@@ -15,12 +15,13 @@ import llama_cpp
 import numpy as np
 
 from caravan_shard.backends.base import DecodeOutcome, Floats, Prefix, StartupError, State, TokenBatch
+from caravan_shard.backends.llama_adapters import LlamaAdapters
 from caravan_shard.backends.llama_batch import LlamaBatch
 from caravan_shard.backends.llama_context import open_context
 from caravan_shard.backends.llama_embedder import LlamaEmbedder
 from caravan_shard.backends.llama_filter import LlamaFilter
 from caravan_shard.backends.llama_log import route_llama_log
-from caravan_shard.backends.llama_model import check_model_file, load_model, model_facts
+from caravan_shard.backends.llama_model import check_gguf_file, load_model, model_facts
 from caravan_shard.backends.llama_vocabulary import LlamaVocabulary
 from caravan_shard.config import ShardConfig
 
@@ -47,7 +48,7 @@ class LlamaCppBackend:
     def __init__(self, config: ShardConfig) -> None:
         """Load and warm up; raises StartupError."""
         path = Path(config.model)
-        check_model_file(path)
+        check_gguf_file(path, "model", "-m")
         started = monotonic()
         _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
         route_llama_log()
@@ -55,7 +56,8 @@ class LlamaCppBackend:
         self._model = load_model(path, config.gpu_layers)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocabulary = LlamaVocabulary(vocab)
-        self.facts = model_facts(path, self._model, vocab, self.vocabulary)
+        self._adapters = LlamaAdapters(self._model, config.adapters)
+        self.facts = replace(model_facts(path, self._model, vocab, self.vocabulary), adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         opened = open_context(self._model, config, self.facts.trained_context)
         self._context = opened.context
@@ -100,6 +102,7 @@ class LlamaCppBackend:
         outputs = int(np.count_nonzero(batch.outputs))
         most = self.capacity.max_sequences + self.capacity.max_prompt_logprob_tokens
         assert outputs <= most, f"{outputs} outputs of {most}"
+        self._adapters.apply(self._context, batch.adapter)
         outcome = _outcome(llama_cpp.llama_decode(self._context, self._batch.fill(batch)))
         llama_cpp.llama_synchronize(self._context)
         if outcome is DecodeOutcome.OK:

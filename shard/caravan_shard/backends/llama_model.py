@@ -20,17 +20,17 @@ _BLOCK_BYTES = 1 << 16
 _BLOCKS = 16
 
 
-def check_model_file(path: Path) -> None:
-    """Raises StartupError for a file that cannot be read or is no GGUF."""
+def check_gguf_file(path: Path, kind: str, flag: str) -> None:
+    """Raises StartupError for a file that cannot be read or is no GGUF; ``kind`` of file, as ``flag`` named it."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
     except OSError as error:
         raise StartupError(
-            f"cannot read the model {path}: {error.strerror}; pass -m the path of a GGUF file"
+            f"cannot read the {kind} {path}: {error.strerror}; pass {flag} the path of a GGUF file"
         ) from error
     if magic != _MAGIC:
-        raise StartupError(f"{path} is no GGUF file; pass -m the path of one")
+        raise StartupError(f"{path} is no GGUF file; pass {flag} the path of one")
 
 
 def load_model(path: Path, gpu_layers: int) -> Any:

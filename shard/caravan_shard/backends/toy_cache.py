@@ -1,6 +1,8 @@
 """The toy model's KV cache: keeps cells as llama.cpp does, and refuses what llama.cpp refuses."""
 
 from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b
 
 from caravan_shard.backends.base import KvLayout
 
@@ -8,9 +10,17 @@ _MASK = (1 << 64) - 1
 EMPTY_STATE = 0x9E3779B97F4A7C15
 
 
-def next_state(state: int, token: int, position: int) -> int:
+@cache
+def adapter_salt(adapter: str) -> int:
+    """What an adapter changes; 0 for none."""
+    return int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest()) if adapter else 0
+
+
+def next_state(state: int, token: int, position: int, adapter: str = "") -> int:
     """The 64-bit state after a token: depends on every token before it and on where each stood."""
-    mixed = (state ^ (token + 1) * 0xBF58476D1CE4E5B9 ^ (position + 1) * 0x94D049BB133111EB) & _MASK
+    mixed = (
+        state ^ adapter_salt(adapter) ^ (token + 1) * 0xBF58476D1CE4E5B9 ^ (position + 1) * 0x94D049BB133111EB
+    ) & _MASK
     mixed = (mixed ^ mixed >> 29) * 0xD6E8FEB86659FD93 & _MASK
     return mixed ^ mixed >> 32
 
@@ -48,10 +58,10 @@ class ToyCache:
             return self.used + sum(new_tokens.values()) <= self.cells
         return all(self.length(key) + count <= self.cells_per_sequence for key, count in new_tokens.items())
 
-    def append(self, sequence_id: int, token: int) -> None:
+    def append(self, sequence_id: int, token: int, adapter: str = "") -> None:
         """One more token, at the next position."""
         cells = self.held.setdefault(sequence_id, [])
-        cells.append(_Cell(next_state(cells[-1].state if cells else EMPTY_STATE, token, len(cells))))
+        cells.append(_Cell(next_state(cells[-1].state if cells else EMPTY_STATE, token, len(cells), adapter)))
         self.used += 1
 
     def trim(self, sequence_id: int, length: int) -> None:

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.base import DecodeOutcome, StartupError
+from caravan_shard.backends.choice import backend_loader
 from caravan_shard.backends.fake import FakeBackend, expected_output
 from caravan_shard.config import ShardConfig
 from caravan_shard.server import ShardServer
@@ -44,6 +45,26 @@ async def refused(call: object) -> ShardError | None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call  # type: ignore[misc]
     return error_code(caught.value)
+
+
+async def test_a_sequence_has_the_adapter_it_names() -> None:
+    config = ShardConfig(backend="fake", lora=("poet", "jurist=somewhere.gguf"), embeddings=True)
+    backend = backend_loader(config)()
+    assert isinstance(backend, FakeBackend)
+    async with running_shard(backend) as shard:
+        info = await shard.stub.Info(shard_pb2.InfoRequest())
+        assert list(info.model.adapters) == ["poet", "jurist"]
+        assert info.limits.embedding_size == 16
+        await shard.take()
+        chunk = prompt_chunk(0, b"ab", ignore_eos=True, max_new=5)
+        chunk.parameters.adapter = "jurist"
+        output = list((await shard.prefill(chunk)).tokens.token_ids)
+        async for reply in shard.decode([0]):
+            output += reply.tokens.token_ids
+        assert output == expected_output(b"ab", 5, ignore_eos=True, adapter="jurist")
+        chunk.sequence_id = 1
+        chunk.parameters.adapter = "unheard-of"
+        assert await refused(shard.prefill(chunk)) is ShardError.BAD_REQUEST
 
 
 async def test_a_prompt_is_told_of_beside_one_that_is_not() -> None:

@@ -1,9 +1,11 @@
 """The rules between flags."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.config import ShardConfig, physical_cores
 
 
@@ -16,6 +18,10 @@ from caravan_shard.config import ShardConfig, physical_cores
         ({"address": "somewhere"}, "host:port"),
         ({"kv_layout": "split", "ctx_size": 2000, "parallel": 8}, "-c 2048"),
         ({"batch_size": 4, "parallel": 8}, "batch-size"),
+        ({"lora": ("a/x.gguf", "b/x.gguf")}, "NAME=PATH"),
+        ({"lora": ("=x.gguf",)}, "NAME=PATH"),
+        ({"lora": ("a name=x.gguf",)}, "not blank"),
+        ({"lora": ("name=",)}, "NAME=PATH"),
         ({"flash_attn": "off", "cache_type_v": "q8_0"}, "-fa on"),
     ],
 )
@@ -30,3 +36,21 @@ def test_threads_default_to_what_the_host_has() -> None:
     config = ShardConfig(backend="fake", threads=3)
     assert (config.decode_threads, config.batch_threads) == (3, 3)
     assert ShardConfig(backend="fake", threads=3, threads_batch=5).batch_threads == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "adapter"),
+    [
+        ("folder/poet.gguf", AdapterFile("poet", Path("folder/poet.gguf"))),
+        ("poet", AdapterFile("poet", Path("poet"))),
+        ("org/poet=folder/a=b.gguf", AdapterFile("org/poet", Path("folder/a=b.gguf"))),
+        ("poet=folder/x.gguf:0.5", AdapterFile("poet", Path("folder/x.gguf"), 0.5)),
+        ("x.gguf:-2", AdapterFile("x", Path("x.gguf"), -2.0)),
+        ("poet=C:x.gguf", AdapterFile("poet", Path("C:x.gguf"))),
+    ],
+)
+def test_adapters_have_a_name_a_file_and_a_scale(text: str, adapter: AdapterFile) -> None:
+    assert ShardConfig(backend="fake", lora=("first.gguf", text)).adapters == [
+        AdapterFile("first", Path("first.gguf")),
+        adapter,
+    ]

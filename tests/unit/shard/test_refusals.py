@@ -67,6 +67,13 @@ def told(*prompts: str, copy: Prefix | None = None) -> Prefill:
     return Prefill(chunks=[with_parameters(chunk, prompt_logprobs=True) for chunk in chunks])
 
 
+def adapted(*adapters: str, copy: Prefix | None = None, **fields: Any) -> Prefill:
+    """New sequences with these adapters."""
+    chunks = [first_chunk(key, toy_prompt("new"), copy=copy) for key in range(2, 2 + len(adapters))]
+    pairs = zip(chunks, adapters, strict=True)
+    return Prefill(chunks=[with_parameters(chunk, adapter=adapter) for chunk, adapter in pairs], **fields)
+
+
 def sampling(**fields: Any) -> Prefill:
     return Prefill(chunks=[first_chunk(3, toy_prompt("new"), **fields)])
 
@@ -227,6 +234,27 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "repetition_penalty 0": (sampling(repetition_penalty=0.0), ShardError.BAD_REQUEST),
     "frequency_penalty infinite": (sampling(frequency_penalty=-math.inf), ShardError.BAD_REQUEST),
     "presence_penalty nan": (sampling(presence_penalty=math.nan), ShardError.BAD_REQUEST),
+    "an unknown adapter": (adapted("none"), ShardError.BAD_REQUEST),
+    "two adapters in a pass": (adapted("one", "other"), ShardError.BAD_REQUEST),
+    "an adapter beside a chunk of none": (
+        Prefill(chunks=[*adapted("one").chunks, next_chunk(PARTIAL, 4, toy_prompt("ial ok"))]),
+        ShardError.BAD_REQUEST,
+    ),
+    "an adapter beside a rider of none": (adapted("one", rider_ids=[RUNNING]), ShardError.BAD_REQUEST),
+    "copy of what has another adapter": (
+        adapted("one", copy=Prefix(source_id=RUNNING, length=4)),
+        ShardError.BAD_REQUEST,
+    ),
+    "take over what has another adapter": (
+        Prefill(
+            chunks=[
+                with_parameters(
+                    first_chunk(RUNNING, toy_prompt("new"), copy=Prefix(source_id=RUNNING, length=4)), adapter="one"
+                )
+            ]
+        ),
+        ShardError.BAD_REQUEST,
+    ),
     "prompt logprobs of a copy": (told("new", copy=Prefix(source_id=RUNNING, length=4)), ShardError.BAD_REQUEST),
     "prompt logprobs of too many tokens": (told("x" * 21), ShardError.TOO_MANY_TOKENS),
     "prompt logprobs of too many tokens together": (told("x" * 11, "y" * 10), ShardError.TOO_MANY_TOKENS),
@@ -238,7 +266,9 @@ CASES: dict[str, tuple[Command, ShardError]] = {
 @pytest.fixture
 def driver() -> EngineDriver:
     """One sequence that runs, one in the middle of its prompt, and one that is swapped."""
-    driver = EngineDriver(FakeBackend(cells=200, max_batch_tokens=64, max_prompt_logprob_tokens=20))
+    driver = EngineDriver(
+        FakeBackend(cells=200, max_batch_tokens=64, max_prompt_logprob_tokens=20, adapters=["one", "other"])
+    )
     driver.prefill(first_chunk(2, PROMPT, ignore_eos=True))
     driver.swap_out(SwapOutEntry(sequence_id=2, handle=HANDLE, start=SUFFIX_START))
     driver.prefill(

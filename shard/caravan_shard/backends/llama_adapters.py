@@ -1,0 +1,53 @@
+"""The LoRA adapters of a model, and which of them its context applies."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+
+from caravan_shard.adapter_file import AdapterFile
+from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama_model import check_gguf_file
+
+
+class LlamaAdapters:
+    """Loaded before the context is made, which has to know how large a graph can be. They are freed with the model."""
+
+    def __init__(self, model: Any, files: Sequence[AdapterFile]) -> None:
+        """Raises StartupError."""
+        self._loaded = {file.name: (_load(model, file), file.scale) for file in files}
+        self._applied = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In the order of the flags."""
+        return tuple(self._loaded)
+
+    def apply(self, context: Any, name: str) -> None:
+        """From the next pass on; empty for none. A change makes that pass plan its memory anew."""
+        if name == self._applied:
+            return
+        if name:
+            adapter, scale = self._loaded[name]
+            pointers = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+            llama_cpp.llama_set_adapters_lora(context, pointers, 1, (ctypes.c_float * 1)(scale))
+        else:
+            llama_cpp.llama_set_adapters_lora(context, None, 0, None)
+        self._applied = name
+
+
+def _load(model: Any, file: AdapterFile) -> Any:
+    check_gguf_file(file.path, "adapter", "--lora")
+    adapter = llama_cpp.llama_adapter_lora_init(model, os.fsencode(file.path))
+    if not adapter:
+        raise StartupError(
+            f"llama.cpp cannot use {file.path} as adapter {file.name!r}: it is no LoRA adapter, was made for another "
+            "model, or is damaged; llama.cpp's own line is above"
+        )
+    if llama_cpp.llama_adapter_get_alora_n_invocation_tokens(adapter) > 0:
+        raise StartupError(
+            f"adapter {file.name!r} applies only from certain tokens on (an activated LoRA): that is not supported"
+        )
+    return adapter

@@ -1,0 +1,136 @@
+"""LoRA adapters on the demo model: llama-cpp-python's Llama(lora_path=...) is the judge."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from caravan_shard.backends.base import KvLayout, Prefix, StartupError
+from caravan_shard.commands import Chunk, SwapInEntry, SwapOutEntry
+from caravan_testing.shard_builders import first_chunk, with_parameters
+from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
+from caravan_testing.shard_tiny_lora import write_tiny_lora
+from caravan_testing.shard_tiny_mamba import write_tiny_mamba
+
+pytestmark = pytest.mark.model
+
+TEXT = "Once upon a time there was a small dog who"
+NEW_TOKENS = 10
+# Names with their scales.
+ADAPTERS = {"one": 1.0, "half": 0.5, "other": 1.0}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By name; two share a file."""
+    folder = tmp_path_factory.mktemp("adapters")
+    one = write_tiny_lora(folder / "one.gguf", seed=1)
+    return {"one": one, "half": one, "other": write_tiny_lora(folder / "other.gguf", seed=2)}
+
+
+@pytest.fixture(scope="module")
+def expected(files: dict[str, Path]) -> dict[str, list[int]]:
+    """What Llama says with each adapter, and with none."""
+    from llama_cpp import Llama
+
+    said = {}
+    for name, scale in {"": 0.0, **ADAPTERS}.items():
+        llama = Llama(
+            str(DEMO_MODEL),
+            lora_path=str(files[name]) if name else None,
+            lora_scale=scale,
+            n_ctx=256,
+            n_threads=1,
+            n_threads_batch=1,
+            flash_attn=True,
+            verbose=False,
+        )
+        tokens = llama.tokenize(TEXT.encode(), add_bos=True, special=True)
+        answer = llama.generate(tokens, temp=0.0, repeat_penalty=1.0)
+        said[name] = [token for token, _ in zip(answer, range(NEW_TOKENS), strict=False)]
+        llama.close()
+    return said
+
+
+@pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
+def loaded(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[ModelDriver]:
+    """The demo model with its adapters in each layout."""
+    lora = tuple(f"{name}={files[name]}:{scale}" for name, scale in ADAPTERS.items())
+    driver = ModelDriver(DEMO_MODEL, ctx_size=1024, kv_layout=request.param.value, lora=lora)
+    yield driver
+    driver.engine.close()
+
+
+@pytest.fixture
+def driver(loaded: ModelDriver) -> ModelDriver:
+    """The same, empty."""
+    loaded.engine.release_all()
+    return loaded
+
+
+def chunk(sequence_id: int, tokens: list[int], adapter: str, copy: Prefix | None = None) -> Chunk:
+    whole = first_chunk(sequence_id, tokens, max_new=NEW_TOKENS, ignore_eos=True, copy=copy)
+    return with_parameters(whole, adapter=adapter)
+
+
+def test_sequences_say_what_llama_says_with_their_adapter(driver: ModelDriver, expected: dict[str, list[int]]) -> None:
+    assert driver.backend.facts.adapters == tuple(ADAPTERS)
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(expected), "the adapters change nothing"
+    tokens = driver.tokens(TEXT)
+    names = ["one", "", "half", "other"]
+    for key, name in enumerate(names):
+        driver.prefill(chunk(key, tokens, name))
+    for _ in range(0, NEW_TOKENS, 3):
+        for key in range(4):
+            driver.decode([key], steps=3)
+    for key, name in enumerate(names):
+        assert driver.output[key] == expected[name], name
+
+
+def test_copies_and_swaps_keep_their_adapter(driver: ModelDriver, expected: dict[str, list[int]]) -> None:
+    tokens = driver.tokens(TEXT)
+    driver.prefill(chunk(3, tokens[:-2], "one"))
+    driver.prefill(chunk(0, tokens, ""))
+    driver.prefill(chunk(1, tokens[-2:], "one", Prefix(source_id=3, length=len(tokens) - 2)))
+    driver.decode([1], steps=2)
+    said = driver.output[1]
+    assert driver.swap_out(SwapOutEntry(sequence_id=1, handle=1)).saved == [True]
+    driver.decode([0], steps=2)
+    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=2)) == [True]
+    driver.output[2] = said
+    driver.decode([2])
+    driver.decode([0])
+    assert driver.output[2] == expected["one"]
+    assert driver.output[0] == expected[""]
+
+
+def test_vectors_are_those_of_the_model_itself(files: dict[str, Path]) -> None:
+    options = {"ctx_size": 512, "ubatch_size": 64, "embeddings": True}
+    plain = ModelDriver(DEMO_MODEL, **options)
+    tokens = plain.tokens(TEXT)
+    vector = plain.backend.embed(tokens)
+    plain.engine.close()
+    driver = ModelDriver(DEMO_MODEL, **options, lora=(str(files["one"]),))
+    driver.prefill(chunk(0, tokens, "one"))
+    assert driver.backend.embed(tokens).tolist() == pytest.approx(vector.tolist(), abs=1e-5)
+    driver.engine.close()
+
+
+def test_unsuitable_files_end_the_start(tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"garbage")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(write_tiny_lora(tmp_path / "whole.gguf", seed=1).read_bytes()[:100_000])
+    cases = {
+        str(tmp_path / "nowhere.gguf"): "cannot read the adapter .*nowhere.gguf: No such file",
+        f"x={garbage}": "is no GGUF file; pass --lora",
+        f"x={broken}": "cannot use .*broken.gguf as adapter 'x'",
+        f"x={DEMO_MODEL}": "cannot use",
+        f"x={write_tiny_lora(tmp_path / 'a.gguf', 1, architecture='gemma3')}": "cannot use",
+        f"x={write_tiny_lora(tmp_path / 'b.gguf', 1, embedding=512)}": "cannot use",
+        f"x={write_tiny_lora(tmp_path / 'c.gguf', 1, kind='other')}": "cannot use",
+        f"x={write_tiny_mamba(tmp_path / 'd.gguf')}": "cannot use",
+    }
+    for lora, message in cases.items():
+        with pytest.raises(StartupError, match=message):
+            ModelDriver(DEMO_MODEL, ctx_size=512, lora=(lora,))

@@ -1,0 +1,105 @@
+"""Sequences of several adapters take turns on the toy model, and none of them notices."""
+
+import pytest
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import KvLayout, Prefix
+from caravan_shard.backends.fake import FakeBackend, expected_output
+from caravan_shard.commands import Chunk, Decode, SwapIn, SwapInEntry, SwapOutEntry
+from caravan_shard.results import Refusal
+from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
+
+PROMPT = toy_prompt("a prompt for everyone")
+ADAPTERS = ["", "one", "other"]
+
+
+def expected(adapter: str, prompt: list[int] = PROMPT) -> list[int]:
+    return expected_output(prompt, 20, ignore_eos=True, adapter=adapter)
+
+
+def chunk(sequence_id: int, adapter: str, tokens: list[int] = PROMPT, *, copy: Prefix | None = None) -> Chunk:
+    return with_parameters(first_chunk(sequence_id, tokens, copy=copy, max_new=20, ignore_eos=True), adapter=adapter)
+
+
+@pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
+def driver(request: pytest.FixtureRequest) -> EngineDriver:
+    """An empty shard with two adapters."""
+    return EngineDriver(FakeBackend(layout=request.param, adapters=ADAPTERS[1:]))
+
+
+def test_each_adapter_says_something_else(driver: EngineDriver) -> None:
+    assert len({tuple(expected(adapter)) for adapter in ADAPTERS}) == 3
+    for key, adapter in enumerate(ADAPTERS):
+        driver.prefill(chunk(key, adapter))
+        driver.prefill(chunk(key + 4, adapter), riders=[key])
+    for _ in range(20):
+        for key in range(3):
+            driver.decode([key, key + 4], steps=1)
+    for key, adapter in enumerate(ADAPTERS):
+        assert driver.output[key] == driver.output[key + 4] == expected(adapter)
+
+
+def test_a_prompt_in_chunks_keeps_its_adapter(driver: EngineDriver) -> None:
+    driver.prefill(chunk(1, ""))
+    first = first_chunk(0, PROMPT[:9], total=len(PROMPT), last=False, max_new=20, ignore_eos=True)
+    driver.prefill(with_parameters(first, adapter="one"))
+    driver.decode([1], steps=2)
+    driver.prefill(next_chunk(0, 9, PROMPT[9:]))
+    driver.decode([0])
+    driver.decode([1])
+    assert driver.output == {0: expected("one"), 1: expected("")}
+
+
+def test_prefixes_are_shared_within_an_adapter(driver: EngineDriver) -> None:
+    driver.prefill(chunk(0, "one"))
+    tail, prefix = toy_prompt(" and more"), Prefix(source_id=0, length=len(PROMPT))
+    driver.prefill(chunk(1, "one", tail, copy=prefix), riders=[0])
+    for adapter in ("", "other"):
+        refused = driver.try_prefill(chunk(2, adapter, tail, copy=prefix))
+        assert isinstance(refused, Refusal)
+        assert refused.error is ShardError.BAD_REQUEST
+    driver.decode([0, 1])
+    assert driver.output[1] == expected("one", PROMPT + tail)
+    # A parked one is still of its adapter.
+    driver.prefill(park={0: 5})
+    assert isinstance(driver.try_prefill(chunk(0, "", tail, copy=Prefix(source_id=0, length=5))), Refusal)
+    driver.prefill(chunk(0, "one", tail, copy=Prefix(source_id=0, length=5)))
+    driver.decode([0])
+    assert driver.output[0] == expected("one", PROMPT[:5] + tail)
+
+
+def test_a_decode_of_two_adapters_is_refused(driver: EngineDriver) -> None:
+    for key, adapter in enumerate(ADAPTERS):
+        driver.prefill(chunk(key, adapter))
+    refusal = driver.engine.begin_decode(Decode(sequence_ids=[0, 2], max_steps=1))
+    assert refusal is not None
+    assert refusal.error is ShardError.BAD_REQUEST
+    assert refusal.sentence.endswith("Given: '', 'other'")
+
+
+def test_swapped_sequences_keep_their_adapter(driver: EngineDriver) -> None:
+    driver.prefill(chunk(0, "one"))
+    driver.decode([0], steps=3)
+    said = driver.output[0]
+    assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=1)).saved == [True]
+    driver.prefill(chunk(0, ""))
+    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=1)) == [True]
+    driver.output[1] = said
+    driver.decode([1], steps=5)
+    driver.decode([0])
+    driver.decode([1])
+    assert driver.output == {0: expected(""), 1: expected("one")}
+
+
+def test_a_swapped_suffix_goes_behind_a_prefix_of_its_adapter() -> None:
+    driver = EngineDriver(FakeBackend(adapters=ADAPTERS[1:]))
+    for key, adapter in enumerate(["one", "one", ""]):
+        driver.prefill(chunk(key, adapter))
+    driver.swap_out(SwapOutEntry(sequence_id=0, handle=1, start=4))
+    entry = SwapInEntry(handle=1, sequence_id=0, copy=Prefix(source_id=2, length=4))
+    refused = driver.engine.swap_in(SwapIn(entries=[entry]), 0)
+    assert isinstance(refused, Refusal)
+    assert refused.error is ShardError.BAD_REQUEST
+    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=0, copy=Prefix(source_id=1, length=4))) == [True]
+    driver.decode([0])
+    assert driver.output[0] == expected("one")
