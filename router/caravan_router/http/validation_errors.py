@@ -59,6 +59,11 @@ class CandidatesError(ValidationError):
         super().__init__(field, f"`{field}` must be > 0 and <= {limit}. Given: {_shown(given)}")
 
 
+class BestOfDisabledError(ValidationError):
+    def __init__(self, given: int) -> None:
+        super().__init__("best_of", f"`best_of` != 1 is not allowed for this endpoint. Given: {_shown(given)}")
+
+
 class BestOfBelowNError(ValidationError):
     def __init__(self, n: int, given: int) -> None:
         super().__init__("best_of", f"`best_of` must be >= `n`. Given: `best_of` {given} and `n` {n}")

@@ -26,6 +26,7 @@ from caravan_router.http.validation import (
     tokenize_prompt,
 )
 from caravan_router.http.validation_errors import (
+    BestOfDisabledError,
     BestOfStreamingError,
     BestOfWithoutSamplingError,
     BestOfWithSeedError,
@@ -130,6 +131,8 @@ def _check_best_of(parameters: GenerateParameters, limits: Limits) -> None:
     best_of = 1 if parameters.best_of is None else parameters.best_of
     if best_of == 1:
         return
+    if limits.max_best_of == 1:
+        raise BestOfDisabledError(best_of)
     check_candidates("best_of", best_of, limits)
     if not _samples(parameters):
         raise BestOfWithoutSamplingError(best_of)

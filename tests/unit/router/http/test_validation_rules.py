@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from caravan_testing.http_server import Service
+from caravan_router.http.limits import Limits
+from caravan_testing.http_server import Service, events, serving
+from caravan_testing.scripted_engine import ScriptedEngine
 
 # Parameters of /generate, and what is said of them; the prompt has 3 tokens, the model 256.
 TGI_RULES = [
@@ -71,33 +73,89 @@ TGI_RULES = [
 ]
 
 
+def _error(message: str) -> dict[str, str]:
+    return {"error": f"Input validation error: {message}", "error_type": "validation"}
+
+
 @pytest.mark.parametrize(("parameters", "message"), TGI_RULES)
 async def test_tgi_rules(service: Service, parameters: dict[str, Any], message: str) -> None:
-    response = await service.post("/generate", {"inputs": "hi", "parameters": parameters})
-    body = await response.json()
-    assert response.status == 422, body
-    expected = message if message.startswith("Input") else f"Input validation error: {message}"
-    assert body == {"error": expected, "error_type": "validation"}
+    body = {"inputs": "hi", "parameters": parameters}
+    for path in ("/generate", "/", "/invocations"):
+        response = await service.post(path, body)
+        assert response.status == 422
+        assert await response.json() == _error(message)
+    response = await service.post("/vertex", {"instances": [{"inputs": "a"}, body]})
+    assert response.status == 422
+    assert await response.json() == _error(message.replace("$.", "$.instances[1]."))
     assert not service.engine.streams
+
+
+# What a stream cannot have is looked at first: of these parameters something else is said there.
+_SAID_FIRST = {
+    "best_of": "`best_of` != 1 is not supported when streaming tokens. Given: {}",
+    "decoder_input_details": "`decoder_input_details` == true is not supported when streaming tokens",
+}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"), [*TGI_RULES, ({"decoder_input_details": True, "temperature": 0}, "")]
+)
+@pytest.mark.parametrize(
+    ("path", "extra"), [("/generate_stream", {}), ("/", {"stream": True}), ("/invocations", {"stream": True})]
+)
+async def test_tgi_rules_in_a_stream(
+    service: Service, path: str, extra: dict[str, Any], parameters: dict[str, Any], message: str
+) -> None:
+    """A request that is none has its status; what is wrong with its content is an event."""
+    response = await service.post(path, {"inputs": "hi", "parameters": parameters, **extra})
+    if "at `$." in message:
+        assert response.status == 422
+        assert await response.json() == _error(message)
+    else:
+        first = next((field for field in _SAID_FIRST if parameters.get(field) is not None), None)
+        said = message if first is None else _SAID_FIRST[first].format(parameters[first])
+        assert response.status == 200
+        assert events(await response.text()) == [_error(said)]
+    assert not service.engine.streams
+
+
+PROMPT_RULES = [
+    ("", {}, "`inputs` cannot be empty"),
+    ("a" * 256, {}, "`inputs` must have less than 255 tokens. Given: 257"),
+    ("é" * 5001, {}, "`inputs` must have at most 10000 bytes. Given: 10002"),
+    # The prompt comes after the parameters, and its emptiness before what is cut off of it.
+    ("", {"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+    ("", {"truncate": 0}, "`inputs` cannot be empty"),
+    ("a" * 256, {"truncate": 256}, "`truncate` must be strictly positive and less than 255. Given: 256"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "parameters", "message"), PROMPT_RULES)
+async def test_prompt_rules(service: Service, inputs: str, parameters: dict[str, Any], message: str) -> None:
+    for path in ("/generate", "/"):
+        response = await service.post(path, {"inputs": inputs, "parameters": parameters})
+        assert response.status == 422
+        assert await response.json() == _error(message)
+    response = await service.post("/generate_stream", {"inputs": inputs, "parameters": parameters})
+    assert events(await response.text()) == [_error(message)]
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
-    [
-        ("", "`inputs` cannot be empty"),
-        ("a" * 256, "`inputs` must have less than 255 tokens. Given: 257"),
-        ("é" * 5001, "`inputs` must have at most 10000 bytes. Given: 10002"),
-    ],
+    [("", "`inputs` cannot be empty"), ("é" * 5001, "`inputs` must have at most 10000 bytes. Given: 10002")],
 )
-async def test_prompt_rules(service: Service, inputs: str, message: str) -> None:
-    response = await service.post("/generate", {"inputs": inputs})
+async def test_tokenize_rules(service: Service, inputs: str, message: str) -> None:
+    response = await service.post("/tokenize", {"inputs": inputs})
     assert response.status == 422
-    assert (await response.json())["error"] == f"Input validation error: {message}"
+    assert await response.json() == _error(message)
 
 
-async def test_best_of_cannot_stream(service: Service) -> None:
-    response = await service.post("/", {"inputs": "x", "stream": True, "parameters": {"best_of": 2, "do_sample": True}})
-    assert "`best_of` != 1 is not supported when streaming tokens" in await response.text()
+async def test_where_best_of_is_one_alone(engine: ScriptedEngine) -> None:
+    async with serving(engine, Limits(max_best_of=1)) as service:
+        body = {"inputs": "a", "parameters": {"best_of": 2, "do_sample": True}}
+        response = await service.post("/generate", body)
+        assert await response.json() == _error("`best_of` != 1 is not allowed for this endpoint. Given: 2")
+        assert (await service.post("/generate", {"inputs": "a", "parameters": {"best_of": 1}})).status == 200
 
 
 async def test_null_and_neutral_values_are_accepted(service: Service) -> None:
@@ -251,15 +309,21 @@ OPENAI_RULES = [
 
 @pytest.mark.parametrize(("fields", "param", "message"), OPENAI_RULES)
 async def test_openai_rules(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
-    response = await service.post("/v1/completions", {"prompt": "hi", "model": "m", **fields})
-    body = await response.json()
-    assert response.status == 400, body
-    assert body["error"] == {
-        "message": f"Input validation error: {message}",
-        "type": "invalid_request_error",
-        "param": param,
-        "code": "validation",
-    }
+    """In a stream alike: nothing was begun."""
+    body = {"prompt": "hi", "model": "m", **fields}
+    streamed = {"stream": True, "stream_options": {}} | body
+    for request in (body, streamed) if param != "stream_options" else (body,):
+        response = await service.post("/v1/completions", request)
+        assert response.status == 400
+        assert (await response.json())["error"] == {
+            "message": f"Input validation error: {message}",
+            "type": "invalid_request_error",
+            "param": param,
+            "code": "validation",
+        }
+    response = await service.post("/invocations", body)
+    assert response.status == 422
+    assert await response.json() == _error(message)
     assert not service.engine.streams
 
 
