@@ -30,11 +30,16 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
         raise BodyTooLargeError(request.client_max_size) from error
     except web.RequestPayloadError as error:
         raise MalformedBodyError("it could not be decompressed or ended early") from error
+    return decode(data, decoder)
+
+
+def decode(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], inside: str = "") -> T:
+    """A body, or what is ``inside`` its field of this name. Raises MalformedBodyError, BodyMismatchError."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         # It quotes the client's own field names, which may be of any length.
-        reason = str(error)[:_REASON_CHARACTERS]
+        reason = _placed(str(error)[:_REASON_CHARACTERS], inside)
         raise BodyMismatchError(_field_of(reason), reason) from error
     except msgspec.DecodeError as error:
         raise MalformedBodyError(str(error)) from error
@@ -46,6 +51,12 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
 
 def _is_json(content_type: str) -> bool:
     return content_type == "application/json" or content_type.endswith("+json")
+
+
+def _placed(reason: str, inside: str) -> str:
+    if not inside:
+        return reason
+    return reason.replace("at `$", f"at `$.{inside}", 1) if "at `$" in reason else f"{reason} - at `$.{inside}`"
 
 
 def _field_of(message: str) -> str:

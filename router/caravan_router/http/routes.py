@@ -100,8 +100,11 @@ ROUTES = (
         method="POST",
         path="/invocations",
         handler=routes_cloud.invocations,
-        body=(CompatGenerateRequest, CompletionRequest),
-        replies=((JSON, list[GenerateResponse]), (JSON, Completion), (EVENTS, StreamEvent), (EVENTS, Completion)),
+        body=(CompatGenerateRequest, ChatRequest, CompletionRequest),
+        replies=(
+            *((JSON, kind) for kind in (list[GenerateResponse], ChatCompletion, Completion)),
+            *((EVENTS, kind) for kind in (StreamEvent, ChatCompletionChunk, Completion)),
+        ),
         errors=_TGI_ERRORS,
     ),
     Route(

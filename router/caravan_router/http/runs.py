@@ -1,13 +1,16 @@
 """The generations of one request: started in one turn of the loop, read at once, ended together."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from caravan_router.http.run import Run
 from caravan_router.http.state import AppState
 from caravan_router.http.validation import ValidRequest
 from caravan_router.text.assembler import Piece
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -23,20 +26,26 @@ def started(state: AppState, requests: Sequence[ValidRequest], arrived: float) -
 
 
 async def work_on_all(runs: Sequence[Run], work: Callable[[int, Run], Awaitable[None]]) -> None:
-    """``work`` on every run at once; the first error cancels the others and is raised as it is."""
+    """``work`` on every run, `together`."""
     if len(runs) == 1:
         await work(0, runs[0])
         return
 
-    async def one(index: int, run: Run) -> None:
-        await work(index, run)
+    await together([work(index, run) for index, run in enumerate(runs)])
+
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """All at once; the first error cancels the others and is raised as it is."""
+
+    async def one(awaitable: Awaitable[T]) -> T:
+        return await awaitable
 
     try:
         async with asyncio.TaskGroup() as group:
-            for index, run in enumerate(runs):
-                group.create_task(one(index, run))
+            tasks = [group.create_task(one(awaitable)) for awaitable in work]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def collect(runs: Sequence[Run]) -> list[list[Piece]]:

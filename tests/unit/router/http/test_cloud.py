@@ -1,10 +1,14 @@
 """The routes of SageMaker and of Vertex AI."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from caravan_router.engine.interface import GenerationError
 from caravan_testing.http_server import Service, events
+from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, Pause, word
 
 ONE_TOKEN = {"max_new_tokens": 1}
 
@@ -30,7 +34,7 @@ async def test_sagemaker_with_a_prompt_is_a_completion(service: Service) -> None
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/invocations", {}, "one of `inputs`, `prompt` is needed"),
+        ("/invocations", {}, "one of `inputs`, `messages`, `prompt` is needed"),
         ("/invocations", {"inputs": "a", "prompt": "a"}, "Object contains unknown field `prompt`"),
         ("/invocations", {"inputs": "", "parameters": ONE_TOKEN}, "`inputs` cannot be empty"),
         ("/invocations", {"prompt": "a", "top_p": 2}, "`top_p` must be > 0.0 and <= 1.0. Given: 2.0"),
@@ -41,6 +45,23 @@ async def test_sagemaker_with_a_prompt_is_a_completion(service: Service) -> None
             "/vertex",
             {"instances": [{"inputs": "a"}] * 33},
             "Number of prompts exceeds the maximum allowed batch size of 32. Given: 33",
+        ),
+        (
+            "/vertex",
+            {"instances": [{"inputs": "a"}, {"messages": [], "n": 2}]},
+            "`instances[1].n` is not supported: leave it out, or set it to null. Given: 2",
+        ),
+        (
+            "/vertex",
+            {"instances": [{"messages": [], "stream": True}]},
+            "`instances[0].stream` is not supported: leave it out, or set it to null. Given: True",
+        ),
+        ("/vertex", {"instances": ["a"]}, "Expected `object`, got `str` - at `$.instances[0]`"),
+        ("/vertex", {"instances": [{}]}, "Object missing required field `inputs` - at `$.instances[0]`"),
+        (
+            "/vertex",
+            {"instances": [{"messages": [{"role": 5}]}]},
+            "Expected `str`, got `int` - at `$.instances[0].messages[0].role`",
         ),
         (
             "/vertex",
@@ -79,3 +100,36 @@ async def test_vertex_takes_a_permit_for_each_candidate(service: Service) -> Non
     response = await service.post("/vertex", {"instances": instances})
     assert response.status == 429
     assert (await response.json())["error_type"] == "overloaded"
+
+
+CHAT = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+HI = [{"role": "user", "content": "hi"}]
+
+
+async def test_conversations(service: Service) -> None:
+    service.engine.model = CHAT
+    body: dict[str, Any] = {"messages": HI, "max_tokens": 1}
+    reply = await (await service.post("/invocations", body)).json()
+    assert (reply["object"], reply["choices"][0]["message"]["content"]) == ("chat.completion", " w1")
+    instances = [{"inputs": "a", "parameters": ONE_TOKEN}, body | {"priority": 9}]
+    reply = await (await service.post("/vertex", {"instances": instances})).json()
+    assert reply == {"predictions": [" w1", " w1"]}
+    assert [stream.spec.priority for stream in service.engine.streams] == [0, 0, 9]
+
+
+async def test_a_prediction_of_calls_is_their_json(service: Service) -> None:
+    service.engine.model = CHAT
+    call = '{"name": "f", "parameters": {"x": 1}}'
+    service.engine.script = lambda _: [word(call), EOS_TOKEN]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    instance = {"messages": HI, "tools": tools, "tool_choice": "required"}
+    [prediction] = (await (await service.post("/vertex", {"instances": [instance]})).json())["predictions"]
+    [made] = json.loads(prediction)
+    assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("f", {"x": 1})
+
+
+async def test_one_that_fails_ends_the_others(service: Service) -> None:
+    service.engine.script = lambda spec: [word("a"), GenerationError("gone") if len(spec.prompt) == 2 else Pause()]
+    response = await service.post("/vertex", {"instances": [{"inputs": "long"}, {"inputs": "a"}]})
+    assert response.status == 424
+    assert service.is_idle()
