@@ -34,6 +34,9 @@ class ClusterConfig:
     step_s: float = 0.0
     token_s: float = 0.0
     swap_bytes: int = 1 << 30
+    max_prompt_logprob_tokens: int = 64
+    embedding_size: int = 0
+    adapters: tuple[str, ...] = ()
     hook: DecodeHook | None = None
     drain_timeout_s: float = 0.5
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -71,6 +74,9 @@ class Cluster:
             max_sequences=config.max_sequences,
             max_batch_tokens=config.max_batch_tokens,
             layout=config.layout,
+            max_prompt_logprob_tokens=config.max_prompt_logprob_tokens,
+            embedding_size=config.embedding_size,
+            adapters=config.adapters,
             step_s=config.step_s,
             token_s=config.token_s,
             hook=config.hook,

@@ -21,6 +21,8 @@ def spec(
     tenant: Tenant = ANYONE,
     namespace: str = "",
     timeout_s: float = math.inf,
+    adapter: str = "",
+    prompt_logprobs: bool = False,
 ) -> GenerationSpec:
     """Exactly ``new_tokens`` tokens; greedy without a seed, else drawn at temperature 1."""
     return GenerationSpec(
@@ -31,6 +33,8 @@ def spec(
         tenant=tenant,
         namespace=namespace,
         timeout_s=timeout_s,
+        adapter=adapter,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -42,6 +46,7 @@ def undisturbed(wanted: GenerationSpec) -> list[int]:
         wanted.stopping.max_new_tokens,
         sampling=SamplingParameters(temperature=sampling.temperature, seed=sampling.seed),
         ignore_eos=wanted.stopping.ignore_eos,
+        adapter=wanted.adapter,
     )
 
 

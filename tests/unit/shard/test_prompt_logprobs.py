@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from caravan_shard.backends.base import DecodeOutcome, KvLayout
 from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.backends.toy_cache import EMPTY_STATE, next_state
-from caravan_shard.backends.toy_model import ToyVocabulary, toy_logits
+from caravan_shard.backends.toy_model import ToyVocabulary
 from caravan_shard.commands import Chunk, SwapInEntry, SwapOutEntry
 from caravan_shard.results import PromptRows, Refusal, StepOutcome, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
+from caravan_testing.toy_scores import expected_logprobs
 
 PROMPT = toy_prompt("a prompt whose tokens are told of")
 TOP = 3
@@ -23,16 +22,6 @@ def asked(sequence_id: int, tokens: list[int], *, prompt: list[int] = PROMPT, la
         sequence_id, tokens, total=len(prompt), last=last, logprobs=True, top_n_tokens=TOP, ignore_eos=True
     )
     return with_parameters(chunk, prompt_logprobs=True)
-
-
-def expected_logprobs(prompt: list[int]) -> list[NDArray[np.float64]]:
-    """[vocabulary] before each token but the first."""
-    state, rows = EMPTY_STATE, []
-    for position, token in enumerate(prompt[:-1]):
-        state = next_state(state, token, position)
-        logits = toy_logits(np.array([state], np.uint64))[0].astype(np.float64)
-        rows.append(logits - np.log(np.exp(logits).sum()))
-    return rows
 
 
 def check(told: list[PromptRows], sequence_id: int, prompt: list[int] = PROMPT) -> None:
