@@ -1,6 +1,8 @@
 """The one thread that touches the backend: takes commands in the order they came, and answers each.
 
-A running Decode gives way at the next step boundary, after at least one pass, when another command is queued.
+A running Decode gives way at the next step boundary, after at least one pass, when another command is queued. Texts
+to embed have a queue of their own and come one at a time between two commands or two steps: no sequence waits for more
+than one of them, and while a Decode runs they have at most half of the time.
 """
 
 import asyncio
@@ -45,6 +47,9 @@ class Worker:
         self._sampling_threads = sampling_threads
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
+        self._texts: deque[_Job] = deque()
+        # Sequences come first until then.
+        self._texts_rest_until = 0.0
         self._stopping = False
         # When work began that has not shown progress since; None while idle or waiting for the router to read.
         self._working_since: float | None = None
@@ -66,14 +71,15 @@ class Worker:
         await asyncio.wait({self.ended}, timeout=timeout_s)
 
     def submit(self, command: Command) -> Replies:
-        """Queue a command. Call on the event loop: the order of calls is the order of execution."""
+        """Queue a command. Call on the event loop: the order of calls is the order of execution, but for texts."""
         replies = Replies(self._loop, self._notify)
         with self._changed:
             if self._stopping:
                 replies.put(ENDING)
                 replies.end()
                 return replies
-            self._queue.append(_Job(command, replies))
+            queue = self._texts if isinstance(command, Embed) else self._queue
+            queue.append(_Job(command, replies))
             if self._working_since is None:
                 self._working_since = monotonic()
             self._changed.notify()
@@ -82,10 +88,8 @@ class Worker:
     def release_all(self, refusal: Refusal) -> None:
         """Release every sequence at the next step boundary; what is queued and has not begun gets ``refusal``."""
         with self._changed:
-            overtaken = [job for job in self._queue if not isinstance(job.command, Embed)]
-            others = [job for job in self._queue if isinstance(job.command, Embed)]
+            overtaken = list(self._queue)
             self._queue.clear()
-            self._queue.extend(others)
         for job in overtaken:
             if not isinstance(job.command, ReleaseAll):
                 job.replies.put(refusal)
@@ -136,20 +140,21 @@ class Worker:
     def _refuse_all(self) -> None:
         with self._changed:
             self._stopping = True
-            for job in self._queue:
+            for job in (*self._queue, *self._texts):
                 job.replies.put(ENDING)
                 job.replies.end()
             self._queue.clear()
+            self._texts.clear()
 
     def _take(self) -> _Job | None:
         """The next command; None once stopped."""
         with self._changed:
-            while not self._queue and not self._stopping:
+            while not self._has_news:
                 self._working_since = None
                 self._changed.wait()
             if not self._stopping:
                 self._working_since = monotonic()
-                return self._queue.popleft()
+                return (self._texts if self._text_is_due or not self._queue else self._queue).popleft()
         self._refuse_all()
         return None
 
@@ -170,7 +175,7 @@ class Worker:
             case SwapIn():
                 job.replies.put(engine.swap_in(command, started_ns))
             case Embed():
-                job.replies.put(engine.embed(command))
+                self._embed(engine, command, job.replies)
             case ReleaseAll():
                 engine.release_all()
             case _:
@@ -183,7 +188,7 @@ class Worker:
             replies.put(refusal)
             return
         for step in range(command.max_steps):
-            if step > 0 and not self._may_continue(replies):
+            if step > 0 and not self._may_continue(engine, replies):
                 return
             result = engine.decode_step(command.sequence_ids, started_ns)
             if result is None:
@@ -194,15 +199,37 @@ class Worker:
             started_ns = perf_counter_ns()
             self._working_since = monotonic()
 
-    def _may_continue(self, replies: Replies) -> bool:
-        """Whether a Decode goes on; waits for the router to read if too much is unread."""
-        with self._changed:
-            while not (replies.has_room or self._queue or replies.cancelled or self._stopping):
-                self._working_since = None
-                self._changed.wait()
-            if self._working_since is None:
+    def _may_continue(self, engine: Engine, replies: Replies) -> bool:
+        """Whether a Decode goes on; embeds a text first, and waits for the router to read if too much is unread."""
+        while True:
+            with self._changed:
+                while not (replies.has_room or self._has_news or replies.cancelled):
+                    self._working_since = None
+                    self._changed.wait()
+                if self._working_since is None:
+                    self._working_since = monotonic()
+                if self._queue or replies.cancelled or self._stopping:
+                    return False
+                text = self._texts.popleft() if self._text_is_due or (self._texts and not replies.has_room) else None
+            if text is not None:
+                self._execute(engine, text)
                 self._working_since = monotonic()
-            return not (self._queue or replies.cancelled or self._stopping)
+            if replies.has_room:
+                return True
+
+    def _embed(self, engine: Engine, command: Embed, replies: Replies) -> None:
+        began = monotonic()
+        replies.put(engine.embed(command))
+        ended = monotonic()
+        self._texts_rest_until = ended + (ended - began)
+
+    @property
+    def _text_is_due(self) -> bool:
+        return bool(self._texts) and monotonic() >= self._texts_rest_until
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._queue or self._texts or self._stopping)
 
 
 def _succeed(future: asyncio.Future[_T], value: _T) -> None:

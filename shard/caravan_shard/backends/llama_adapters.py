@@ -9,7 +9,6 @@ import llama_cpp
 
 from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama_model import check_gguf_file
 
 
 class LlamaAdapters:
@@ -39,7 +38,6 @@ class LlamaAdapters:
 
 
 def _load(model: Any, file: AdapterFile) -> Any:
-    check_gguf_file(file.path, "adapter", "--lora")
     adapter = llama_cpp.llama_adapter_lora_init(model, os.fsencode(file.path))
     if not adapter:
         raise StartupError(

@@ -49,6 +49,8 @@ class LlamaCppBackend:
         """Load and warm up; raises StartupError."""
         path = Path(config.model)
         check_gguf_file(path, "model", "-m")
+        for adapter in config.adapters:
+            check_gguf_file(adapter.path, "adapter", "--lora")
         started = monotonic()
         _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
         route_llama_log()

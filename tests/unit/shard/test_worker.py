@@ -2,19 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, TokenBatch
+from caravan_shard.backends.base import DecodeOutcome, Floats, TokenBatch
 from caravan_shard.backends.fake import FakeBackend
-from caravan_shard.commands import Decode, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.commands import Decode, Embed, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.engine import Engine
 from caravan_shard.replies import RUN_AHEAD, Replies
-from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut
+from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, Vector
 from caravan_shard.worker import ENDING, Worker
 from caravan_testing.shard_builders import first_chunk, memory_swap, toy_prompt
 
@@ -244,3 +244,78 @@ async def test_a_broken_promise_ends_the_worker_and_answers_those_who_wait() -> 
     assert await all_of(running) == [ENDING]
     assert await all_of(waiting) == [ENDING]
     assert await all_of(worker.submit(DECODE)) == [ENDING]
+
+
+class TracedBackend(FakeBackend):
+    """Writes down what it computes: "p" for a pass, "t" for a text; a text takes as long as some ten passes."""
+
+    def __init__(self) -> None:
+        super().__init__(embedding_size=8, token_s=0.001)
+        self.trace = ""
+        self.hook = self._note
+
+    def _note(self, _batch: TokenBatch) -> None:
+        self.trace += "p"
+
+    def embed(self, tokens: Sequence[int]) -> Floats | None:
+        self.trace += "t"
+        return super().embed(tokens)
+
+
+async def test_texts_come_between_steps_and_leave_them_half_of_the_time() -> None:
+    backend = TracedBackend()
+    async with worker_on(backend) as (worker, _engine):
+        await all_of(worker.submit(START))
+        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=60))
+        await until(lambda: "pp" in backend.trace)
+        texts = [worker.submit(Embed([65, key] * 10)) for key in range(4)]
+        assert len(await all_of(decoding)) == 60
+        for replies in texts:
+            assert [type(result) for result in await all_of(replies)] == [Vector]
+        assert backend.trace.count("t") == 4
+        between = backend.trace.split("t")[1:-1]
+        assert all(len(passes) >= 3 for passes in between), backend.trace
+
+
+async def test_texts_come_between_commands() -> None:
+    gate = Gate()
+    async with worker_on(FakeBackend(embedding_size=8, hook=gate)) as (worker, engine):
+        worker.submit(START)
+        await gate.next_pass()
+        kept = [worker.submit(FilterBatch(keep_ids=[0, 1])) for _ in range(3)]
+        texts = [worker.submit(Embed([65, key])) for key in range(3)]
+        gate.open()
+        for replies in (*texts, *kept):
+            assert len(await all_of(replies)) == 1
+        assert engine.sequence_count == 2
+
+
+async def test_a_decode_that_waits_to_be_read_embeds_meanwhile() -> None:
+    async with worker_on(FakeBackend(embedding_size=8)) as (worker, engine):
+        await all_of(worker.submit(START))
+        decoding = worker.submit(DECODE)
+        await until(lambda: not worker.is_busy)
+        steps = engine.step_count
+        for key in range(3):
+            assert [type(result) for result in await all_of(worker.submit(Embed([65, key])))] == [Vector]
+        assert engine.step_count == steps == 1 + RUN_AHEAD
+        await until(lambda: not worker.is_busy)
+        assert isinstance(await decoding.next(), StepResult)
+        await until(lambda: engine.step_count == steps + 1)
+        decoding.cancel()
+
+
+async def test_texts_survive_a_lease_and_not_the_end() -> None:
+    gate = Gate()
+    async with worker_on(FakeBackend(embedding_size=8, hook=gate)) as (worker, engine):
+        worker.submit(START)
+        await gate.next_pass()
+        text = worker.submit(Embed([65]))
+        overtaken = worker.submit(DECODE)
+        worker.release_all(OVERTAKEN)
+        assert await all_of(overtaken) == [OVERTAKEN]
+        gate.open()
+        assert [type(result) for result in await all_of(text)] == [Vector]
+        await until(lambda: engine.sequence_count == 0)
+        await worker.stop(5.0)
+        assert await all_of(worker.submit(Embed([65]))) == [ENDING]
