@@ -21,43 +21,35 @@ RETRY_AFTER_S = 1
 
 
 class RequestError(Exception):
-    """The request cannot be served as it is.
-
-    RequestError
-     +-- MalformedBodyError     not JSON (400)
-     +-- UnsupportedMediaError  a content type that is not JSON (415)
-     +-- BodyTooLargeError      (413)
-     +-- ValidationError        JSON, but not what may be asked; see validation_errors.py (422, on /v1 400)
-     +-- ChatTemplateError      the model's chat template makes no prompt of the messages (422, on /v1 400)
-     +-- ToolError              not the tools that may be asked for (422, on /v1 400)
-     +-- MissingKeyError        no API key where one is needed (401)
-     +-- InvalidKeyError        not one of the keys (401)
-     +-- RateLimitedError       more requests than its key may make in this time (429)
-     +-- KeyConcurrencyError    as many generations as its key may have are under way (429)
-     +-- OverloadedError        as many generations as the house has room for are under way (429)
-     +-- NotFoundError          no such route (404)
-     +-- MethodNotAllowedError  (405)
-     +-- UnhealthyError         GET /health (503)
-    """
+    """The request cannot be served as it is. The first line of each kind's docstring is what the README says of it."""
 
 
 class MalformedBodyError(RequestError):
+    """The body is not JSON."""
+
     def __init__(self, reason: str) -> None:
         super().__init__(f"The request body is not valid JSON: {reason}")
 
 
 class UnsupportedMediaError(RequestError):
+    """The content type is not JSON."""
+
     def __init__(self, content_type: str) -> None:
         super().__init__(f"Expected a request with `Content-Type: application/json`. Given: {content_type}")
 
 
 class BodyTooLargeError(RequestError):
+    """The body is too large, decompressed."""
+
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"The request body must be at most {limit_bytes} bytes, decompressed")
 
 
 class ValidationError(RequestError):
-    """``field`` is the offending field, "" for the body as a whole."""
+    """A field is unknown, missing, or breaks a rule: the message names it, the limit and what was given.
+
+    ``field``: "" for the body as a whole.
+    """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"Input validation error: {message}")
@@ -65,28 +57,39 @@ class ValidationError(RequestError):
 
 
 class ChatTemplateError(RequestError):
-    """TGI's words, but for what it says of a model without one."""
+    """The model's chat template makes no prompt of the messages.
+
+    TGI's words, but for what it says of a model without one.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Template error: {reason}")
 
 
 class ToolError(RequestError):
+    """Not the tools that may be asked for."""
+
     def __init__(self, reason: str) -> None:
         super().__init__(f"Tool error: {reason}")
 
 
 class MissingKeyError(RequestError):
+    """No API key where one is needed."""
+
     def __init__(self) -> None:
         super().__init__("An API key is needed here: send it as `Authorization: Bearer KEY`")
 
 
 class InvalidKeyError(RequestError):
+    """Not one of the API keys."""
+
     def __init__(self) -> None:
         super().__init__("Incorrect API key provided")
 
 
 class RateLimitedError(RequestError):
+    """More requests than its API key may make in this time."""
+
     def __init__(self, limit_per_minute: int, wait_s: float) -> None:
         self.retry_after_s = math.ceil(wait_s)
         super().__init__(
@@ -95,6 +98,8 @@ class RateLimitedError(RequestError):
 
 
 class KeyConcurrencyError(RequestError):
+    """As many generations as its API key may have are under way."""
+
     def __init__(self, limit: int, given: int) -> None:
         super().__init__(
             f"This API key may have {limit} generations under way. Asked for beside those that are: {given}"
@@ -102,22 +107,30 @@ class KeyConcurrencyError(RequestError):
 
 
 class OverloadedError(RequestError):
+    """As many generations as the house has room for are under way."""
+
     def __init__(self) -> None:
         super().__init__("Model is overloaded")
 
 
 class NotFoundError(RequestError):
+    """No such route."""
+
     def __init__(self, path: str) -> None:
         super().__init__(f"Not found: {path[:200]}")
 
 
 class MethodNotAllowedError(RequestError):
+    """Not with this method."""
+
     def __init__(self, method: str, allowed: str) -> None:
         super().__init__(f"Method {method} is not allowed here. Allowed: {allowed}")
         self.allowed = allowed
 
 
 class UnhealthyError(RequestError):
+    """No shard is up and makes progress, says ``/health``."""
+
     def __init__(self) -> None:
         super().__init__("unhealthy")
 
