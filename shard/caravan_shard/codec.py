@@ -1,10 +1,13 @@
 """Between messages and the shard's own types."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
+
+import numpy as np
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.base import Capacity, KvLayout, ModelFacts, Piece, Prefix, PrefixSharing
+from caravan_shard.biases import Biases
 from caravan_shard.commands import (
     Chunk,
     Decode,
@@ -17,6 +20,8 @@ from caravan_shard.commands import (
     SwapOut,
     SwapOutEntry,
 )
+from caravan_shard.constraints.constraint import Constraint, ConstraintKind
+from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.parameters import SamplingParameters, SequenceParameters
 from caravan_shard.results import (
     FinishReason,
@@ -42,10 +47,22 @@ _SHARINGS = {
 }
 
 
-def prefill_command(request: shard_pb2.PrefillRequest) -> Prefill:
-    """One pass."""
+def constraint(message: types_pb2.Constraint) -> Constraint | None:
+    """None if it says nothing."""
+    kind = message.WhichOneof("kind")
+    return None if kind is None else Constraint(ConstraintKind(kind), getattr(message, kind))
+
+
+def constraints(request: shard_pb2.PrefillRequest) -> list[Constraint]:
+    """What the new sequences must match."""
+    messages = (chunk.parameters.constraint for chunk in request.chunks if chunk.parameters.HasField("constraint"))
+    return [found for message in messages if (found := constraint(message)) is not None]
+
+
+def prefill_command(request: shard_pb2.PrefillRequest, grammars: Mapping[Constraint, Grammar]) -> Prefill:
+    """One pass; ``grammars`` has those of its `constraints`."""
     return Prefill(
-        chunks=[_chunk(chunk) for chunk in request.chunks],
+        chunks=[_chunk(chunk, grammars) for chunk in request.chunks],
         rider_ids=list(request.ride_sequence_ids),
         header=_header(request.header),
     )
@@ -101,19 +118,20 @@ def _prefix(message: types_pb2.PrefillChunk | shard_pb2.SwapInEntry) -> Prefix |
     return Prefix(source_id=message.copy.source_sequence_id, length=message.copy.length)
 
 
-def _chunk(chunk: types_pb2.PrefillChunk) -> Chunk:
+def _chunk(chunk: types_pb2.PrefillChunk, grammars: Mapping[Constraint, Grammar]) -> Chunk:
     return Chunk(
         sequence_id=chunk.sequence_id,
         start=chunk.start,
         tokens=list(chunk.token_ids),
         last=chunk.last,
-        parameters=_parameters(chunk.parameters) if chunk.HasField("parameters") else None,
+        parameters=_parameters(chunk.parameters, grammars) if chunk.HasField("parameters") else None,
         copy=_prefix(chunk),
     )
 
 
-def _parameters(message: types_pb2.SequenceParameters) -> SequenceParameters:
+def _parameters(message: types_pb2.SequenceParameters, grammars: Mapping[Constraint, Grammar]) -> SequenceParameters:
     sampling = message.sampling
+    found = constraint(message.constraint) if message.HasField("constraint") else None
     return SequenceParameters(
         sampling=SamplingParameters(
             temperature=sampling.temperature,
@@ -127,13 +145,21 @@ def _parameters(message: types_pb2.SequenceParameters) -> SequenceParameters:
             seed=sampling.seed,
             logprobs=sampling.logprobs,
             top_n_tokens=sampling.top_n_tokens,
+            biases=_biases(sampling),
         ),
         prompt_length=message.prompt_length,
         max_length=message.max_length,
         ignore_eos=message.ignore_eos,
         adapter=message.adapter,
         prompt_logprobs=message.prompt_logprobs,
+        grammar=None if found is None else grammars[found],
     )
+
+
+def _biases(sampling: types_pb2.SamplingParameters) -> Biases | None:
+    if not (sampling.bias_token_ids or sampling.biases):
+        return None
+    return Biases(np.array(sampling.bias_token_ids, np.intp), np.array(sampling.biases, np.float32))
 
 
 def _outcome(outcome: StepOutcome) -> types_pb2.StepOutcome.ValueType:

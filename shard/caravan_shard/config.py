@@ -71,7 +71,10 @@ class ShardConfig:
         "adapter for requests that name it: [NAME=]PATH[:SCALE], a GGUF file made for this model; may be repeated",
     )
     sampling_threads: int = flag(
-        1, "threads that choose tokens; more than 1 only on a host with idle cores", low=1, high=64
+        1,
+        "threads that choose tokens, and as many that find what constraints allow; more than 1 only with idle cores",
+        low=1,
+        high=64,
     )
     address: str = flag("127.0.0.1:50051", "where to listen: host:port or unix:/path; no authentication")
     shard_id: str = flag("shard-0", "name of this shard in logs and metrics")

@@ -6,6 +6,7 @@ Not thread-safe: the worker's thread calls it. `step_count`, `sequence_count`, `
 
 import logging
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter_ns
 
 from caravan_proto.errors import ShardError
@@ -44,6 +45,7 @@ class Engine:
         """Without ``swap`` nothing is saved."""
         self.backend = backend
         self._sampler = Sampler(backend.candidate_filter, sampling_threads)
+        self._masks = ThreadPoolExecutor(sampling_threads, "masks")
         self._pool = SequencePool(backend, SwapSpace() if swap is None else swap)
         self.step_count = 0
         self.failures_in_a_row = 0
@@ -154,6 +156,7 @@ class Engine:
         """Free the backend and the swap space; nothing may be called after it."""
         self._pool.clear()
         self._sampler.close()
+        self._masks.shutdown()
         self.backend.close()
 
     def _check(self) -> CommandCheck:
@@ -175,6 +178,7 @@ class Engine:
         return parts
 
     def _run(self, parts: list[Part], started_ns: int) -> StepResult | Refusal:
+        self._find_allowed(parts)
         batch = assemble(parts)
         forward_from = perf_counter_ns()
         outcome = self.backend.decode(batch)
@@ -186,11 +190,22 @@ class Engine:
             return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns), prompt)
         for part in parts:
             self._pool.cut_back(part.sequence.sequence_id, part.start)
+            if part.prompt and part.sequence.matching is not None:
+                # The prompt may come back in other chunks.
+                part.sequence.matching.reset()
         if outcome in _UNFINISHED:
             return StepResult(_UNFINISHED[outcome], TokenRows(), _timings(started_ns, forward_ns, 0))
         self.failures_in_a_row += 1
         _log.error("a forward pass failed", extra={"outcome": outcome.value, "in_a_row": self.failures_in_a_row})
         return Refusal(ShardError.FORWARD_FAILED, f"the forward pass failed ({outcome.value})")
+
+    def _find_allowed(self, parts: list[Part]) -> None:
+        """Begin to, so that it is done when the pass is."""
+        for part in parts:
+            sequence = part.sequence
+            if sequence.matching is not None and part.samples:
+                tokens = [*sequence.tokens, *part.tokens] if part.prompt else ()
+                sequence.matching.begin(self._masks, tokens[sequence.parameters.prompt_length :])
 
     def _commit(self, parts: list[Part]) -> tuple[TokenRows, PromptRows | None]:
         self.step_count += 1

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 
+from caravan_shard.biases import Biases
+from caravan_shard.constraints.grammar import Grammar
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
     """How tokens are chosen; a field at its default switches its filter off.
 
-    Order: penalties, temperature, top_k, typical_p, top_p, min_p. ``temperature`` 0 chooses the most likely token.
+    Order: biases, penalties, what a grammar allows, temperature, top_k, typical_p, top_p, min_p. ``temperature`` 0
+    chooses the most likely token.
     """
 
     temperature: float = 0.0
@@ -21,6 +25,7 @@ class SamplingParameters:
     seed: int = 0
     logprobs: bool = False
     top_n_tokens: int = 0
+    biases: Biases | None = None
 
     @property
     def penalizes(self) -> bool:
@@ -39,6 +44,7 @@ class SequenceParameters:
 
     ``adapter`` is a name of ModelFacts; empty for none. ``prompt_logprobs``: the log probabilities of the prompt's
     tokens are told.
+    What it says matches ``grammar``, if there is one.
     """
 
     sampling: SamplingParameters
@@ -47,6 +53,7 @@ class SequenceParameters:
     ignore_eos: bool = False
     adapter: str = ""
     prompt_logprobs: bool = False
+    grammar: Grammar | None = None
 
     def told_tokens(self, start: int, count: int) -> int:
         """How many of ``count`` tokens from ``start`` on have their log probabilities told: the first ones."""

@@ -7,6 +7,7 @@ from itertools import count
 
 from caravan_shard.backends.base import Backend, KvLayout, Prefix, Saving
 from caravan_shard.commands import Chunk, Header, SwapInEntry, SwapOutEntry
+from caravan_shard.constraints.matching import Matching
 from caravan_shard.penalties import PenaltyCounts
 from caravan_shard.sequences import Phase, Sequence, used_cells
 from caravan_shard.swap import Swapped, SwapSpace
@@ -50,6 +51,7 @@ class SequencePool:
     def make(self, chunk: Chunk) -> Sequence:
         """The new sequence of a first chunk; nothing changes before `share` and the pass."""
         assert chunk.parameters is not None
+        grammar = chunk.parameters.grammar
         sequence = Sequence(
             sequence_id=chunk.sequence_id,
             parameters=chunk.parameters,
@@ -57,6 +59,7 @@ class SequencePool:
             own_start=chunk.start,
             computed=chunk.start,
             penalties=PenaltyCounts() if chunk.parameters.sampling.penalizes else None,
+            matching=Matching(grammar, ignore_eos=chunk.parameters.ignore_eos) if grammar is not None else None,
         )
         if chunk.copy is not None:
             sequence.extend(self.held[chunk.copy.source_id].tokens[: chunk.copy.length])

@@ -12,7 +12,7 @@ from caravan_shard.sequences import Sequence as ShardSequence
 
 def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler) -> TokenRows:
     """Give each sequence its next token, from its row of ``logits`` [sequences, vocabulary], and tell about it."""
-    choices = [Choice(sequence.parameters.sampling, len(sequence.tokens), sequence.penalties) for sequence in sequences]
+    choices = [_choice(sequence) for sequence in sequences]
     tokens = sampler.choose(logits, choices)
     rows = TokenRows(token_ids=tokens)
     asked = any(choice.parameters.logprobs for choice in choices)
@@ -21,7 +21,11 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
         piece = backend.vocabulary.piece(token)
         sequence.extend((token,))
         reason = _finish_reason(sequence, token, backend.facts.eog_ids)
-        sequence.phase = Phase.RUNNING if reason is None else Phase.ENDED
+        if reason is None:
+            sequence.phase = Phase.RUNNING
+        else:
+            sequence.phase = Phase.ENDED
+            sequence.matching = None
         rows.sequence_ids.append(sequence.sequence_id)
         rows.pieces.append(piece.data)
         rows.specials.append(piece.special)
@@ -31,7 +35,24 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
     return rows
 
 
+def _choice(sequence: ShardSequence) -> Choice:
+    allowed = None if sequence.matching is None else sequence.matching.allowed()
+    return Choice(sequence.parameters.sampling, len(sequence.tokens), sequence.penalties, allowed)
+
+
 def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int]) -> FinishReason | None:
+    matching = sequence.matching
+    if matching is not None:
+        # What it said may be the beginning of something that matches, and is no more than that.
+        if matching.failed:
+            return FinishReason.LENGTH
+        if token in eog_ids:
+            return FinishReason.EOS
+        matching.advance(token)
+        if matching.failed:
+            return FinishReason.LENGTH
+        if matching.ended:
+            return FinishReason.EOS
     if token in eog_ids and not sequence.parameters.ignore_eos:
         return FinishReason.EOS
     if len(sequence.tokens) >= sequence.parameters.max_length:

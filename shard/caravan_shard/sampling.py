@@ -1,10 +1,11 @@
-"""Chooses the next token of each row: greedy, or penalties, temperature, filters and the counter-based draw."""
+"""Chooses the next token of each row: biases, penalties, what is allowed; then the best, or filters and a draw."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from caravan_shard.backends.base import CandidateFilter, Floats
 from caravan_shard.candidates import find_candidates
@@ -15,19 +16,41 @@ from caravan_shard.penalties import PenaltyCounts
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What choosing one token needs: ``position`` is the one the new token will have in its sequence."""
+    """What choosing one token needs: ``position`` is the one the new token will have in its sequence.
+
+    ``allowed``: ascending ids, at least one, of the tokens that may be chosen; None for any.
+    """
 
     parameters: SamplingParameters
     position: int
     penalties: PenaltyCounts | None
+    allowed: NDArray[np.intp] | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """The most likely token may not be the one with the highest logit."""
+        return self.penalties is not None or self.parameters.biases is not None or self.allowed is not None
 
 
 def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
     """One token from raw ``logits`` [vocabulary], which are not changed."""
-    parameters = choice.parameters
-    if choice.penalties is not None:
+    biases = choice.parameters.biases
+    if choice.penalties is not None or biases is not None:
         logits = logits.copy()
-        choice.penalties.apply(logits, parameters)
+    if biases is not None:
+        biases.apply(logits)
+    if choice.penalties is not None:
+        choice.penalties.apply(logits, choice.parameters)
+    if choice.allowed is None:
+        return _choose(logits, choice, candidate_filter)
+    if len(choice.allowed) == 1:
+        return int(choice.allowed[0])
+    return int(choice.allowed[_choose(logits[choice.allowed], choice, candidate_filter)])
+
+
+def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
+    """The index of one of ``logits`` [candidates], in ascending order of token id."""
+    parameters = choice.parameters
     if parameters.temperature == 0.0:
         return int(logits.argmax())
     number = uniform(parameters.seed, choice.position)
@@ -53,9 +76,7 @@ class Sampler:
     def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[int]:
         """A token per row of ``logits`` [rows, vocabulary]."""
         costly = [
-            row
-            for row, choice in enumerate(choices)
-            if choice.parameters.temperature != 0.0 or choice.penalties is not None
+            row for row, choice in enumerate(choices) if choice.parameters.temperature != 0.0 or choice.changes_logits
         ]
         if not costly:
             greedy: list[int] = logits.argmax(axis=1).tolist()

@@ -2,10 +2,16 @@
 
 import math
 
+import numpy as np
+
+from caravan_shard.biases import Biases
 from caravan_shard.parameters import SamplingParameters
 from caravan_shard.results import Refusal, bad_request
 
 MAX_TOP_N_TOKENS = 32
+MAX_BIASES = 1024
+# Most logits lie within 30 of each other: as good as a ban, or as a command.
+MAX_BIAS = 100.0
 _MAX_INT32 = 2**31 - 1
 _MAX_UINT64 = 2**64 - 1
 
@@ -39,4 +45,21 @@ def check_sampling(sampling: SamplingParameters, vocabulary_size: int) -> Refusa
         return bad_request(f"top_n_tokens must be <= {most}. Given: {sampling.top_n_tokens}")
     if sampling.top_n_tokens and not sampling.logprobs:
         return bad_request("top_n_tokens needs logprobs")
+    return None if sampling.biases is None else _check_biases(sampling.biases, vocabulary_size)
+
+
+def _check_biases(biases: Biases, vocabulary_size: int) -> Refusal | None:
+    ids, values = biases.ids, biases.values
+    if len(ids) != len(values):
+        return bad_request(f"there must be a bias for each of bias_token_ids. Given: {len(values)} and {len(ids)}")
+    if len(ids) > MAX_BIASES:
+        return bad_request(f"there must be <= {MAX_BIASES} biases. Given: {len(ids)}")
+    if ids.max(initial=0) >= vocabulary_size:
+        return bad_request(f"bias_token_ids must be < {vocabulary_size}. Given: {ids.max()}")
+    if len(np.unique(ids)) < len(ids):
+        return bad_request("bias_token_ids must differ from one another")
+    # In this order, so that NaN is refused.
+    if not (np.abs(values) <= MAX_BIAS).all():
+        given = values[~(np.abs(values) <= MAX_BIAS)][0]
+        return bad_request(f"biases must be >= -{MAX_BIAS:g} and <= {MAX_BIAS:g}. Given: {given:g}")
     return None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from caravan_shard.backends.base import Floats, KvLayout
+from caravan_shard.constraints.matching import Matching
 from caravan_shard.parameters import SequenceParameters
 from caravan_shard.penalties import PenaltyCounts
 
@@ -49,6 +50,7 @@ class Sequence:
     phase: Phase = Phase.PREFILLING
     penalties: PenaltyCounts | None = None
     last_logits: Floats | None = None
+    matching: Matching | None = None
 
     def extend(self, tokens: Iterable[int]) -> None:
         """More tokens are known."""
@@ -65,8 +67,7 @@ class Sequence:
         self.inherited = self.runs_up_to(length)
         self.own_start = self.computed = length
         del self.tokens[length:]
-        self.penalties = None
-        self.last_logits = None
+        self.penalties = self.matching = self.last_logits = None
         self.phase = Phase.ENDED
 
     def runs(self) -> tuple[CellRun, ...]:

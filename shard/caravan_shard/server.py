@@ -18,6 +18,8 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_shard.backends.base import Backend, StartupError
 from caravan_shard.backends.choice import backend_loader
 from caravan_shard.config import ShardConfig
+from caravan_shard.constraints.compiler import ConstraintCompiler
+from caravan_shard.constraints.tokenizer import make_token_table
 from caravan_shard.health import Watch
 from caravan_shard.lease import LeaseBook
 from caravan_shard.servicer import ShardServicer
@@ -48,6 +50,7 @@ class ShardServer:
         self._watch: Watch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._text: TextService | None = None
+        self._compiler: ConstraintCompiler | None = None
         self.address = config.address
 
     async def start(self) -> None:
@@ -57,6 +60,8 @@ class ShardServer:
         self._engine = engine
         self._watch = Watch(self._worker, engine, self._lease, [_SERVICE], self._config.stall_timeout_s)
         self._text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
+        # Before anybody waits for the shard: it holds the GIL for up to a second.
+        self._compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
         servicer = ShardServicer(
             shard_id=self._config.shard_id,
             incarnation=secrets.token_hex(8),
@@ -65,6 +70,7 @@ class ShardServer:
             lease=self._lease,
             watch=self._watch,
             text=self._text,
+            compiler=self._compiler,
             max_tokenize_bytes=self._config.max_tokenize_bytes,
         )
         shard_pb2_grpc.add_ShardServiceServicer_to_server(servicer, self._server)
@@ -117,6 +123,8 @@ class ShardServer:
         await self._server.stop(_STOP_GRACE_S)
         if self._text is not None:
             self._text.close()
+        if self._compiler is not None:
+            await self._compiler.close()
         path = self._config.unix_path
         if path is not None:
             path.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """ShardService: request to command, result to reply. No logic of its own."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from time import monotonic
 from typing import Any, NoReturn, cast
@@ -11,12 +12,14 @@ from caravan_proto.errors import ShardError, format_error
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_shard import codec
 from caravan_shard.commands import Command, Embed
+from caravan_shard.constraints.compiler import ConstraintCompiler
+from caravan_shard.constraints.constraint import Problem
 from caravan_shard.embed_check import split_texts
 from caravan_shard.engine import Engine
 from caravan_shard.health import Watch
 from caravan_shard.lease import LeaseBook, LeaseChange
 from caravan_shard.replies import Replies
-from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, Vector
+from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, Vector, bad_request
 from caravan_shard.sampling_check import MAX_TOP_N_TOKENS
 from caravan_shard.text import TextService
 from caravan_shard.worker import Worker
@@ -39,6 +42,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         lease: LeaseBook,
         watch: Watch,
         text: TextService,
+        compiler: ConstraintCompiler,
         max_tokenize_bytes: int,
     ) -> None:
         self._worker = worker
@@ -46,6 +50,9 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         self._lease = lease
         self._watch = watch
         self._text = text
+        self._compiler = compiler
+        # Taken in the order of asking.
+        self._turn = asyncio.Lock()
         backend = engine.backend
         self._info = shard_pb2.InfoResponse(
             shard_id=shard_id,
@@ -83,7 +90,12 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         )
 
     async def Prefill(self, request: shard_pb2.PrefillRequest, context: Context) -> shard_pb2.PrefillResponse:
-        replies = await self._submit(codec.prefill_command(request), request.header.epoch, context)
+        async with self._turn:
+            # Meanwhile a Decode that runs goes on. What comes after this command waits for it.
+            grammars = await self._compiler.compile_all(codec.constraints(request))
+            if isinstance(grammars, Problem):
+                await _abort(context, bad_request(grammars.sentence))
+            replies = await self._submit_next(codec.prefill_command(request, grammars), request.header.epoch, context)
         result = await replies.next()
         if not isinstance(result, StepResult):
             await _abort_with(context, result)
@@ -140,7 +152,11 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def CompileConstraint(
         self, request: shard_pb2.CompileConstraintRequest, context: Context
     ) -> shard_pb2.CompileConstraintResponse:
-        return shard_pb2.CompileConstraintResponse(problem="constraints are not served yet")
+        constraint = codec.constraint(request.constraint)
+        if constraint is None:
+            await _abort(context, bad_request("there is no constraint"))
+        outcome = await self._compiler.compile(constraint)
+        return shard_pb2.CompileConstraintResponse(problem=outcome.sentence if isinstance(outcome, Problem) else "")
 
     async def Embed(self, request: shard_pb2.EmbedRequest, context: Context) -> shard_pb2.EmbedResponse:
         backend = self._engine.backend
@@ -157,7 +173,12 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return response
 
     async def _submit(self, command: Command, epoch: int, context: Context) -> Replies:
-        """Queue a command of the router that holds the lease; awaits only to refuse, so that order is kept."""
+        """Queue a command of the router that holds the lease, after those that came before it."""
+        async with self._turn:
+            return await self._submit_next(command, epoch, context)
+
+    async def _submit_next(self, command: Command, epoch: int, context: Context) -> Replies:
+        """Awaits only to refuse, so that order is kept."""
         self._watch.expire_lease()
         refusal = self._lease.check(epoch)
         if refusal is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from time import perf_counter_ns
 from typing import Any
 
@@ -19,11 +20,14 @@ from caravan_shard.commands import (
     SwapOut,
     SwapOutEntry,
 )
+from caravan_shard.constraints.constraint import Constraint, ConstraintKind
+from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.engine import Engine
 from caravan_shard.parameters import SamplingParameters, SequenceParameters
 from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
 from caravan_shard.swap import SwapSpace
 from caravan_shard.swap_shelves import MemoryShelf
+from caravan_testing.constrained_runs import Grammars
 
 
 def toy_prompt(text: str) -> list[int]:
@@ -42,6 +46,7 @@ def first_chunk(
     copy: Prefix | None = None,
     ignore_eos: bool = False,
     sampling: SamplingParameters | None = None,
+    grammar: Grammar | None = None,
     **sampling_fields: Any,
 ) -> Chunk:
     """The first chunk of a sequence; ``total`` is the whole prompt where this is a part of it."""
@@ -57,6 +62,7 @@ def first_chunk(
             prompt_length=prompt_length if prompt_length is not None else length,
             max_length=length + max_new,
             ignore_eos=ignore_eos,
+            grammar=grammar,
         ),
         copy=copy,
     )
@@ -66,6 +72,16 @@ def with_parameters(chunk: Chunk, **fields: Any) -> Chunk:
     """A first chunk with other fields of SequenceParameters."""
     assert chunk.parameters is not None
     return replace(chunk, parameters=replace(chunk.parameters, **fields))
+
+
+def toy_grammar(source: str, kind: ConstraintKind = ConstraintKind.REGEX) -> Grammar:
+    """Compiled for the toy vocabulary."""
+    return _toy_grammars().compile(Constraint(kind, source))
+
+
+@cache
+def _toy_grammars() -> Grammars:
+    return Grammars(FakeBackend())
 
 
 def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: bool = True) -> Chunk:

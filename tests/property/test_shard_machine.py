@@ -1,5 +1,7 @@
 """Random commands, sound and unsound, against a model of the shard: cells conserve, refusals change nothing."""
 
+from typing import TypedDict
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -8,9 +10,18 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix
 from caravan_shard.backends.fake import FakeBackend, expected_output
 from caravan_shard.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.parameters import SamplingParameters
 from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
-from caravan_testing.shard_builders import EngineDriver, first_chunk, header, memory_swap, next_chunk, with_parameters
+from caravan_testing.shard_builders import (
+    EngineDriver,
+    first_chunk,
+    header,
+    memory_swap,
+    next_chunk,
+    toy_grammar,
+    with_parameters,
+)
 
 CELLS = 64
 SEQUENCES = 4
@@ -18,8 +29,22 @@ SEQUENCES = 4
 SWAP_CELLS = 40
 CELL_BYTES = 8
 IDS = st.integers(0, SEQUENCES)  # one too many
-SAMPLING = st.sampled_from(
-    [SamplingParameters(), SamplingParameters(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=9)]
+_DRAWN = SamplingParameters(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=9)
+
+
+class Choosing(TypedDict):
+    """How a sequence's tokens are chosen."""
+
+    sampling: SamplingParameters
+    grammar: Grammar | None
+
+
+CHOOSING = st.sampled_from(
+    [
+        Choosing(sampling=sampling, grammar=grammar)
+        for sampling in (SamplingParameters(), _DRAWN)
+        for grammar in (None, toy_grammar("([a-m]{2}-)+|[n-z]{1,3}[.]"))
+    ]
 )
 
 
@@ -29,11 +54,11 @@ ADAPTERS = st.sampled_from(["", "", "", "one"])
 class Promise:
     """What a sequence was told and what it must answer."""
 
-    def __init__(self, prompt: list[int], total: int, sampling: SamplingParameters, max_new: int, adapter: str) -> None:
+    def __init__(self, prompt: list[int], total: int, choosing: Choosing, max_new: int, adapter: str) -> None:
         self.adapter = adapter
         self.held = prompt
         self.total = total
-        self.sampling = sampling
+        self.choosing = choosing
         self.max_new = max_new
         self.said: list[int] = []
         self.is_parked = False
@@ -56,7 +81,7 @@ class Promise:
 
     @property
     def expected(self) -> list[int]:
-        return expected_output(self.held, self.max_new, sampling=self.sampling, adapter=self.adapter)
+        return expected_output(self.held, self.max_new, **self.choosing, adapter=self.adapter)
 
 
 def common_length(tokens: list[int], others: list[int]) -> int:
@@ -120,8 +145,8 @@ class ShardMachine(RuleBasedStateMachine):
         held_back=st.sampled_from([0, 0, 0, 2, 6]),
         riders=st.lists(IDS, max_size=3),
         max_new=st.integers(1, 12),
-        sampling=SAMPLING,
         adapter=ADAPTERS,
+        choosing=CHOOSING,
     )
     def start(
         self,
@@ -133,8 +158,8 @@ class ShardMachine(RuleBasedStateMachine):
         held_back: int,
         riders: list[int],
         max_new: int,
-        sampling: SamplingParameters,
         adapter: str,
+        choosing: Choosing,
     ) -> None:
         copies = takes_over or data.draw(st.booleans())
         copy = self.some_prefix(data) if copies and (self.promises or not careful) else None
@@ -151,14 +176,14 @@ class ShardMachine(RuleBasedStateMachine):
         start = copy.length if copy is not None else 0
         total = start + len(tokens) + held_back
         chunk = first_chunk(
-            sequence_id, tokens, total=total, last=held_back == 0, copy=copy, max_new=max_new, sampling=sampling
+            sequence_id, tokens, total=total, last=held_back == 0, copy=copy, max_new=max_new, **choosing
         )
         chunk = with_parameters(chunk, adapter=adapter)
         due = self.advancing(riders)
         source = self.promises.get(copy.source_id) if copy is not None else None
         prefix = source.computed[:start] if source is not None else []
         before = self.promises.get(sequence_id)
-        self.promises[sequence_id] = Promise([*prefix, *tokens], total, sampling, max_new, adapter)
+        self.promises[sequence_id] = Promise([*prefix, *tokens], total, choosing, max_new, adapter)
         mates = [self.promises[key].adapter for key in riders if key in self.promises]
         answer = self.driver.try_prefill(chunk, riders=riders)
         if source is not None and copy is not None and copy.source_id != sequence_id:

@@ -135,6 +135,10 @@ class Vocabulary(Protocol):
         """The piece of a token below the vocabulary's size; cached."""
         ...
 
+    def pieces(self) -> list[Piece]:
+        """Those of all tokens; not cached."""
+        ...
+
 
 class CandidateFilter(Protocol):
     """Takes unlikely candidates away. Any thread may call it."""

@@ -24,6 +24,8 @@ from caravan_shard.backends.base import (
 )
 from caravan_shard.backends.toy_cache import EMPTY_STATE, ToyCache, next_state
 from caravan_shard.backends.toy_model import TOY_FACTS, ToyVocabulary, toy_logits
+from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.constraints.matching import Matching
 from caravan_shard.filters import filter_candidates
 from caravan_shard.parameters import SamplingParameters
 from caravan_shard.penalties import PenaltyCounts
@@ -176,6 +178,7 @@ def expected_output(
     ignore_eos: bool = False,
     earlier_output: Sequence[int] = (),
     adapter: str = "",
+    grammar: Grammar | None = None,
 ) -> list[int]:
     """What the toy model answers to ``prompt``, its end token included: on one shard or several, alone or in company.
 
@@ -188,6 +191,7 @@ def expected_output(
     if penalties is not None:
         penalties.add(prompt, output=False)
         penalties.add(earlier_output, output=True)
+    matching = None if grammar is None else Matching(grammar, ignore_eos=ignore_eos)
     state = EMPTY_STATE
     for position, token in enumerate(tokens):
         state = next_state(state, token, position, adapter)
@@ -195,10 +199,15 @@ def expected_output(
     while len(output) < max_new_tokens:
         position = len(tokens) + len(output)
         logits = toy_logits(np.array([state], np.uint64))[0]
-        token = choose_token(logits, Choice(parameters, position, penalties), filter_candidates)
+        allowed = None if matching is None else matching.find(earlier_output)
+        token = choose_token(logits, Choice(parameters, position, penalties, allowed), filter_candidates)
         output.append(token)
-        if token in TOY_FACTS.eog_ids and not ignore_eos:
+        if token in TOY_FACTS.eog_ids and not (ignore_eos and matching is None):
             break
+        if matching is not None:
+            matching.advance(token)
+            if matching.ended:
+                break
         if penalties is not None:
             penalties.add([token], output=True)
         state = next_state(state, token, position, adapter)

@@ -7,6 +7,9 @@ import llama_cpp
 
 from caravan_shard.backends.base import Piece
 
+# Bytes for a piece; a few take more.
+_ROOM = 64
+
 
 class LlamaVocabulary:
     """A Vocabulary."""
@@ -35,17 +38,21 @@ class LlamaVocabulary:
         """The piece of a token, made once."""
         piece = self._pieces.get(token)
         if piece is None:
-            piece = self._pieces[token] = self._make_piece(token)
+            piece = self._pieces[token] = self._make_piece(token, ctypes.create_string_buffer(_ROOM))
         return piece
+
+    def pieces(self) -> list[Piece]:
+        """The pieces of all tokens, made for this alone: they take 200 bytes each."""
+        buffer = ctypes.create_string_buffer(_ROOM)
+        return [self._make_piece(token, buffer) for token in range(self.size)]
 
     def text(self, token: int) -> str:
         """The text of a control token such as BOS; empty for -1, which stands for none."""
         return self.piece(token).data.decode(errors="replace") if token >= 0 else ""
 
-    def _make_piece(self, token: int) -> Piece:
+    def _make_piece(self, token: int, buffer: Any) -> Piece:
         assert 0 <= token < self.size, f"token {token} of {self.size}"
-        room = 64
-        buffer = ctypes.create_string_buffer(room)
+        room = _ROOM
         length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, True)
         if length < 0:
             room = -length
@@ -53,4 +60,4 @@ class LlamaVocabulary:
             length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, True)
         assert length >= 0, f"the piece of token {token} needs {-length} bytes and had {room}"
         special = token in self.eog_ids or bool(llama_cpp.llama_vocab_is_control(self._vocab, token))
-        return Piece(buffer.raw[:length], special)
+        return Piece(buffer[:length], special)

@@ -75,3 +75,7 @@ class ToyVocabulary:
     def piece(self, token: int) -> Piece:
         """The byte, or the control token's text."""
         return self._pieces[token]
+
+    def pieces(self) -> list[Piece]:
+        """All of them."""
+        return list(self._pieces)

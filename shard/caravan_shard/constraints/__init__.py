@@ -1,0 +1,1 @@
+"""Outputs that have to match a JSON schema, a regular expression or a grammar."""

@@ -1,0 +1,105 @@
+"""The shard's side of the check process."""
+
+import asyncio
+import contextlib
+import logging
+import marshal
+import signal
+import sys
+from typing import Any
+
+from caravan_shard.constraints.check_process import HEAD_BYTES, MAX_CPU_S, frame_size, write_frame
+from caravan_shard.constraints.constraint import Constraint, Problem
+from caravan_shard.constraints.tokenizer import TokenTable
+
+_log = logging.getLogger(__name__)
+
+# The check gets what processor time the passes leave.
+_MAX_WALL_S = 10.0
+# Until the process has the vocabulary, if everything else is busy.
+_START_S = 60.0
+_MODULE = "caravan_shard.constraints.check_process"
+
+
+class CheckUnavailableError(Exception):
+    """The check process cannot be started or ended for no fault of the constraint."""
+
+
+class Checker:
+    """Compiles constraints in a process that may die of it, one at a time. Starts it when it is needed first."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def check(self, constraint: Constraint) -> Problem | None:
+        """Whether it can be compiled; raises CheckUnavailableError."""
+        name = constraint.kind.value
+        async with self._turn:
+            try:
+                process = await asyncio.wait_for(self._ready(), _START_S)
+            except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+                await self.close()
+                raise CheckUnavailableError(f"cannot start the check of constraints: {error!r}") from error
+            except asyncio.CancelledError:
+                await self.close()
+                raise
+            finished = False
+            try:
+                sentence = await asyncio.wait_for(
+                    _send(process, (constraint.kind.value, constraint.source)), _MAX_WALL_S
+                )
+                finished = True
+            except TimeoutError:
+                return Problem(f"{name} takes too long to compile")
+            except (OSError, asyncio.IncompleteReadError) as error:
+                return await _autopsy(process, name, error)
+            finally:
+                if not finished:
+                    await self.close()
+        return Problem(sentence) if sentence else None
+
+    async def close(self) -> None:
+        """End the process, whatever it does."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            # To the end even when cancelled: a killed process that nobody waits for stays in the table.
+            await asyncio.shield(process.wait())
+
+    async def _ready(self) -> asyncio.subprocess.Process:
+        process = self._process
+        if process is None:
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                _MODULE,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,  # what llguidance says when it dies
+                start_new_session=True,  # Ctrl-C is for the shard, which ends it
+            )
+            await _send(process, (self._table.tokens, self._table.eog_ids))
+        return process
+
+
+async def _send(process: asyncio.subprocess.Process, value: Any) -> str:
+    """The answer to ``value``."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(write_frame(value))
+    await process.stdin.drain()
+    size = frame_size(await process.stdout.readexactly(HEAD_BYTES))
+    return str(marshal.loads(await process.stdout.readexactly(size)))  # noqa: S302  of our own process
+
+
+async def _autopsy(process: asyncio.subprocess.Process, name: str, error: Exception) -> Problem:
+    code = await process.wait()
+    _log.warning("a constraint ended the process that checks it", extra={"code": code})
+    if code == -signal.SIGPROF:
+        return Problem(f"{name} takes more than {MAX_CPU_S:g} s to compile")
+    if code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
+        return Problem(f"{name} is nested too deeply or takes too much memory to compile")
+    raise CheckUnavailableError(f"the check of constraints ended with code {code}") from error

@@ -1,0 +1,98 @@
+"""Constraints to grammars: each compiled once, off the event loop, after the check process has survived it."""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from caravan_shard.constraints.checker import Checker, CheckUnavailableError
+from caravan_shard.constraints.constraint import Constraint, Problem
+from caravan_shard.constraints.grammar import Grammar, check_size, make_matcher
+from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
+
+_log = logging.getLogger(__name__)
+
+# Outcomes remembered. A grammar takes about a megabyte, at worst some hundred (see check_process).
+MAX_REMEMBERED = 64
+_NICENESS = 10
+
+
+class ConstraintCompiler:
+    """On the event loop. Sequences keep their grammars; what is forgotten here is compiled again when asked for."""
+
+    def __init__(self, table: TokenTable) -> None:
+        """Takes a second with 260,000 tokens."""
+        self._checker = Checker(table)
+        self._tokenizer = make_tokenizer(table)
+        self._vocabulary_size = len(table.tokens)
+        self._eog_ids = tuple(table.eog_ids)
+        self._outcomes: OrderedDict[Constraint, Grammar | Problem] = OrderedDict()
+        self._compiling: dict[Constraint, asyncio.Lock] = {}
+        self._pool = ThreadPoolExecutor(1, "constraints", _yield_to_passes)
+
+    async def compile(self, constraint: Constraint) -> Grammar | Problem:
+        """The grammar, for the same constraint the same one while it is remembered."""
+        problem = check_size(constraint)
+        if problem is not None:
+            return problem
+        known = self._recall(constraint)
+        if known is not None:
+            return known
+        # Whoever asks for the same waits for the one who compiles it, and does it himself if that one gives up.
+        lock = self._compiling.setdefault(constraint, asyncio.Lock())
+        async with lock:
+            known = self._recall(constraint)
+            if known is not None:
+                return known
+            try:
+                outcome = await self._compile(constraint)
+            except CheckUnavailableError as error:
+                _log.error("a constraint could not be checked", extra={"error": str(error)})
+                return Problem("constraints cannot be checked at present")
+            finally:
+                self._compiling.pop(constraint, None)
+            self._outcomes[constraint] = outcome
+            if len(self._outcomes) > MAX_REMEMBERED:
+                self._outcomes.popitem(last=False)
+        return outcome
+
+    async def compile_all(self, constraints: Iterable[Constraint]) -> dict[Constraint, Grammar] | Problem:
+        """All of them, or what is wrong with one."""
+        grammars = {}
+        for constraint in constraints:
+            outcome = await self.compile(constraint)
+            if isinstance(outcome, Problem):
+                return outcome
+            grammars[constraint] = outcome
+        return grammars
+
+    async def close(self) -> None:
+        """End the check process and the thread."""
+        await self._checker.close()
+        self._pool.shutdown()
+
+    def _recall(self, constraint: Constraint) -> Grammar | Problem | None:
+        outcome = self._outcomes.get(constraint)
+        if outcome is not None:
+            self._outcomes.move_to_end(constraint)
+        return outcome
+
+    async def _compile(self, constraint: Constraint) -> Grammar | Problem:
+        problem = await self._checker.check(constraint)
+        if problem is not None:
+            return problem
+        loop = asyncio.get_running_loop()
+        matcher = await loop.run_in_executor(self._pool, make_matcher, constraint, self._tokenizer)
+        if isinstance(matcher, Problem):
+            return matcher
+        return Grammar(matcher, self._vocabulary_size, self._eog_ids)
+
+
+def _yield_to_passes() -> None:
+    """Linux gives each thread its own niceness."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

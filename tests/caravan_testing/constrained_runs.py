@@ -1,0 +1,91 @@
+"""Many constrained sequences through one engine, a new one as soon as one has ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+from caravan_shard.backends.base import Backend
+from caravan_shard.commands import Chunk, Decode, Header, Prefill
+from caravan_shard.constraints.constraint import Constraint, Problem
+from caravan_shard.constraints.grammar import Grammar, make_matcher
+from caravan_shard.constraints.tokenizer import make_token_table, make_tokenizer
+from caravan_shard.engine import Engine
+from caravan_shard.parameters import SamplingParameters, SequenceParameters
+from caravan_shard.results import FinishReason, StepResult
+
+
+@dataclass(slots=True)
+class Output:
+    """What a sequence said: its text without control tokens, and how it ended."""
+
+    data: bytes = b""
+    tokens: int = 0
+    finish: FinishReason | None = None
+
+
+class Grammars:
+    """Compiles for a backend in this process: only for sources that are not hostile."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._table = make_token_table(backend.vocabulary, backend.facts)
+        self._tokenizer = make_tokenizer(self._table)
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """It must be possible."""
+        matcher = make_matcher(constraint, self._tokenizer)
+        assert not isinstance(matcher, Problem), matcher.sentence
+        return Grammar(matcher, len(self._table.tokens), tuple(self._table.eog_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt and what its output must match."""
+
+    prompt: Sequence[int]
+    grammar: Grammar | None
+    sampling: SamplingParameters
+
+
+def run_jobs(engine: Engine, jobs: Sequence[Job], *, slots: int, max_new: int) -> list[Output]:
+    """All of them, at most ``slots`` at a time."""
+    outputs = [Output() for _ in jobs]
+    waiting = list(range(len(jobs)))[::-1]
+    running: dict[int, int] = {}
+    released: list[int] = []
+    while waiting or running:
+        free = [slot for slot in range(slots) if slot not in running]
+        started = {slot: waiting.pop() for slot in free[: len(waiting)]}
+        if started:
+            chunks = [_chunk(slot, jobs[job], max_new) for slot, job in started.items()]
+            result = engine.prefill(
+                Prefill(chunks=chunks, rider_ids=sorted(running), header=Header(release_ids=released)),
+                perf_counter_ns(),
+            )
+            running |= started
+            released = []
+        else:
+            assert engine.begin_decode(Decode(sequence_ids=sorted(running), max_steps=1)) is None
+            found = engine.decode_step(sorted(running), perf_counter_ns())
+            assert found is not None
+            result = found
+        assert isinstance(result, StepResult), result
+        rows = result.rows
+        for slot, piece, special, finish in zip(
+            rows.sequence_ids, rows.pieces, rows.specials, rows.finish_reasons, strict=True
+        ):
+            output = outputs[running[slot]]
+            output.data += b"" if special else piece
+            output.tokens += 1
+            if finish is not None:
+                output.finish = finish
+                del running[slot]
+                released.append(slot)
+    engine.release_all()
+    return outputs
+
+
+def _chunk(slot: int, job: Job, max_new: int) -> Chunk:
+    parameters = SequenceParameters(
+        sampling=job.sampling, prompt_length=len(job.prompt), max_length=len(job.prompt) + max_new, grammar=job.grammar
+    )
+    return Chunk(sequence_id=slot, start=0, tokens=job.prompt, last=True, parameters=parameters)

@@ -1,0 +1,232 @@
+"""What can be compiled, what is refused in which words, and that hostile sources harm nobody."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from time import perf_counter
+
+import pytest
+import pytest_asyncio
+
+from caravan_shard.backends.toy_model import TOY_FACTS, ToyVocabulary
+from caravan_shard.constraints import checker, compiler
+from caravan_shard.constraints.compiler import ConstraintCompiler
+from caravan_shard.constraints.constraint import MAX_SOURCE_BYTES, Constraint, ConstraintKind, Problem
+from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.constraints.tokenizer import make_token_table
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCHEMA, REGEX, LARK, GBNF = ConstraintKind
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[ConstraintCompiler]:
+    made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
+    yield made
+    await made.close()
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    matcher = grammar.start()
+    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+
+
+def schema_of(**keywords: object) -> str:
+    return json.dumps(keywords)
+
+
+MATCHES = [
+    (SCHEMA, "true", '{"any": ["thing"]}', "nothing"),
+    (SCHEMA, schema_of(type="integer", minimum=3, maximum=12), "12", "13"),
+    (SCHEMA, schema_of(type="object"), '{\n  "a": 1\n}', '{\n\n"a": 1}'),
+    (SCHEMA, schema_of(type="array", items={"$ref": "#"}), "[[], [[]]]", "[1]"),
+    (SCHEMA, schema_of(const="ü\n"), '"ü\\n"', '"u"'),
+    (SCHEMA, schema_of(title="t", description="d", default=1, examples=[], type="null"), "null", "1"),
+    (REGEX, "^a/b+$", "a/bb", "a/"),
+    (REGEX, "yes|no", "no", "yesno"),
+    (REGEX, r"\d{3}|é", "é", "12"),
+    (REGEX, "", "", "a"),
+    (LARK, 'start: "a" inner\ninner: /[0-9]+/ | %json {"const": true}', "atrue", "a"),
+    (LARK, '%llguidance {"no_forcing": false}\nstart: "a"+', "aa", ""),
+    (GBNF, 'root ::= item+ # comment with a . and "\nitem ::= "a" | "(" root ")"', "(a(aa))", "(a"),
+    (GBNF, r'root ::= "\u0041" [\u0061-\u0063\-] "\U0001F388" "\x21"', "Ac🎈!", "Ad🎈!"),
+    (GBNF, 'root ::= "." .', ".\n", "."),
+    (GBNF, r'root ::= [^"\\\x00-\x1f] "\"\\"', 'é"\\', '""\\'),
+    (GBNF, 'root ::= "ab"{2,3} | "/" | [/]', "ababab", "ab"),
+]
+
+
+@pytest.mark.parametrize(("kind", "source", "good", "bad"), MATCHES)
+async def test_what_is_compiled_matches_what_it_says(
+    shared: ConstraintCompiler, kind: ConstraintKind, source: str, good: str, bad: str
+) -> None:
+    grammar = await shared.compile(Constraint(kind, source))
+    assert isinstance(grammar, Grammar), grammar
+    assert accepts(grammar, good)
+    assert not accepts(grammar, bad)
+
+
+PROBLEMS = [
+    (SCHEMA, "{", "json_schema cannot be used: Expecting property name"),
+    (SCHEMA, "", "json_schema cannot be used: Expecting value"),
+    (SCHEMA, "{}{}", "Extra data"),
+    (SCHEMA, "[]", "it must be a JSON object"),
+    (SCHEMA, "false", "it must be a JSON object"),
+    (SCHEMA, '{"const": NaN}', "expected value"),
+    (SCHEMA, r'{"const": "\ud800"}', "hex escape"),
+    (SCHEMA, '{"const": ' + "9" * 5_000 + "}", "4300 digits"),
+    (SCHEMA, schema_of(type="text"), "Invalid type: text"),
+    (SCHEMA, schema_of(enum=[]), "Unsatisfiable"),
+    (SCHEMA, schema_of(type="integer", minimum=3, maximum=2), "Unsatisfiable"),
+    (SCHEMA, schema_of(**{"not": {}}), 'Unimplemented keys: ["not"]'),
+    (SCHEMA, schema_of(**{"if": {}, "then": {}}), 'Unimplemented keys: ["if", "then"]'),
+    (SCHEMA, schema_of(type="array", uniqueItems=True), "uniqueItems"),
+    (SCHEMA, schema_of(type="array", contains={}), "contains"),
+    (SCHEMA, schema_of(type="object", propertyNames={"maxLength": 2}), "propertyNames"),
+    (SCHEMA, schema_of(type="object", dependentRequired={"a": ["b"]}), "dependentRequired"),
+    (SCHEMA, schema_of(type="object", unevaluatedProperties=False), "unevaluatedProperties"),
+    (SCHEMA, schema_of(properties={"a": {"not": {}}}), "not"),
+    (SCHEMA, schema_of(type="string", format="telephone"), "Unknown format: telephone"),
+    (SCHEMA, schema_of(type="string", pattern="(?=a)b"), "look-around"),
+    (SCHEMA, schema_of(oneOf=[{"type": "string"}, {"maxLength": 3}]), "oneOf"),
+    (SCHEMA, schema_of(**{"x-guidance": {"lenient": True}, "not": {}}), "x-guidance is not supported"),
+    (SCHEMA, schema_of(**{"$ref": "http://localhost:1/schema"}), "does not fetch"),
+    (SCHEMA, schema_of(**{"$ref": "file:///etc/passwd"}), "does not fetch"),
+    (SCHEMA, schema_of(**{"$schema": "http://localhost:1/meta"}), "does not fetch"),
+    (SCHEMA, schema_of(**{"$ref": "#/$defs/missing"}), "does not exist"),
+    (SCHEMA, '{"items":' * 6_000 + "{}" + "}" * 6_000, "nested too deeply"),
+    (SCHEMA, "[" * MAX_SOURCE_BYTES, "nested too deeply"),
+    (SCHEMA, schema_of(type="string", pattern="(" * 9_000 + ")" * 9_000), "nested"),
+    (REGEX, "(", "unclosed group"),
+    (REGEX, r"\bword\b", "lookarounds not supported"),
+    (REGEX, r"(a)\1", "backreferences are not supported"),
+    (REGEX, "(" * 30_000 + ")" * 30_000, "nested"),
+    (
+        REGEX,
+        "a" * (MAX_SOURCE_BYTES + 1),
+        f"regex must have <= {MAX_SOURCE_BYTES} bytes. Given: {MAX_SOURCE_BYTES + 1}",
+    ),
+    (REGEX, "é" * 40_000, "Given: 80000"),
+    (LARK, "", "no start rule"),
+    (LARK, '{"grammars": []}', "lark cannot be used"),
+    (LARK, '%include "/etc/passwd"\nstart: "a"', "lexer error"),
+    (LARK, 'start: %json {"$ref": "http://localhost:1/schema"}', "does not fetch"),
+    (LARK, "start: @other", "unknown grammar"),
+    (LARK, "start: <no such token>", "lark cannot be used"),
+    (LARK, "start: start", "nothing matches it"),
+    (LARK, "start: " + "(" * 30_000, "nested"),
+    (LARK, 'start: T\nT: T "a"', "circular"),
+    (LARK, "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(40)) + 'T40: "a"', "too big"),
+    # These end the process that checks them: what they need of the stack is not limited by llguidance.
+    (LARK, "start: T0\n" + "".join(f'T{n}: T{n + 1} "a"\n' for n in range(3_500)) + 'T3500: "b"', "too deeply"),
+    (LARK, "start: r0\n" + "".join(f"r{n}: r{n + 1} r{n + 1}\n" for n in range(3_500)) + 'r3500: "b"', "too deeply"),
+    (GBNF, "root", "Expected ::="),
+    (GBNF, 'other ::= "a"', "No 'root' rule"),
+    (GBNF, 'root ::= "', "gbnf cannot be used"),
+    (GBNF, 'root ::= "\\', "gbnf cannot be used"),
+    (GBNF, r'root ::= "\U00110000"', "is no character"),
+    (GBNF, "root ::= missing", "'missing' not found"),
+    (GBNF, "root ::= " + "(" * 20_000, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("kind", "source", "words"), PROBLEMS)
+async def test_what_cannot_be_kept_to_is_refused_in_a_short_sentence(
+    shared: ConstraintCompiler, kind: ConstraintKind, source: str, words: str
+) -> None:
+    outcome = await shared.compile(Constraint(kind, source))
+    assert isinstance(outcome, Problem)
+    assert words in outcome.sentence
+    assert outcome.sentence.startswith(kind.value)
+    assert len(outcome.sentence) < 400
+    assert "\n" not in outcome.sentence
+    assert "no_forcing" not in outcome.sentence
+    assert "traceback" not in outcome.sentence.lower()
+
+
+EXPENSIVE = [
+    (REGEX, "a?" * 3_000 + "a" * 3_000),
+    (REGEX, "((((a{100}){100}){100}){100}){100}"),
+    (REGEX, "x{2147483647}"),
+    (REGEX, "[ab]*a[ab]{30}"),
+    (SCHEMA, schema_of(type="string", pattern="((a{1,1000}){1,1000}){1,1000}x")),
+    (SCHEMA, schema_of(type="string", minLength=10**9)),
+    (SCHEMA, schema_of(type="array", minItems=10**6, items={"type": "array", "minItems": 10**6})),
+    (SCHEMA, schema_of(anyOf=[{"type": "object", "properties": {f"key{n}": {}}} for n in range(800)])),
+    (SCHEMA, schema_of(type="integer", multipleOf=123_456_789, minimum=1)),
+    (GBNF, "root ::= x{99999999}\nx ::= root " + '"a" | "b"'),
+    (LARK, "start: T\nT: /[ab]*a[ab]{14}/ & ~/(.*aa){9}.*/ & /(.*b){5}.*/"),
+    (LARK, 'start: %regex {"substring_chars": "' + "ab" * 5_000 + '"}'),
+]
+
+
+@pytest.mark.parametrize(("kind", "source"), EXPENSIVE)
+async def test_expensive_sources_end_soon_and_the_loop_goes_on(
+    shared: ConstraintCompiler, kind: ConstraintKind, source: str
+) -> None:
+    waits = [0.0]
+
+    async def look() -> None:
+        while True:
+            before = perf_counter()
+            await asyncio.sleep(0.001)
+            waits.append(perf_counter() - before)
+
+    looking = asyncio.create_task(look())
+    before = perf_counter()
+    await shared.compile(Constraint(kind, source))
+    assert perf_counter() - before < 15
+    looking.cancel()
+    # Not blocked: a compilation that took the loop along would be seen whole.
+    assert max(waits) < 0.5
+
+
+async def test_time_is_limited_and_the_next_constraint_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker, "_MAX_WALL_S", 0.000_001)
+    made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
+    slow = await made.compile(Constraint(REGEX, "a"))
+    monkeypatch.undo()
+    assert slow == Problem("regex takes too long to compile")
+    assert isinstance(await made.compile(Constraint(REGEX, "b")), Grammar)
+    # Remembered: it would cost the same again.
+    assert await made.compile(Constraint(REGEX, "a")) == slow
+    await made.close()
+
+
+async def test_a_check_that_cannot_be_made_is_no_fault_of_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert await made.compile(Constraint(REGEX, "a")) == Problem("constraints cannot be checked at present")
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    assert await made.compile(Constraint(REGEX, "a")) == Problem("constraints cannot be checked at present")
+    monkeypatch.undo()
+    assert isinstance(await made.compile(Constraint(REGEX, "a")), Grammar)
+    await made.close()
+
+
+async def test_grammars_are_remembered_in_bounds_and_shared(
+    shared: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "MAX_REMEMBERED", 2)
+    first, again = await asyncio.gather(*(shared.compile(Constraint(REGEX, "first")) for _ in range(2)))
+    assert first is again
+    await shared.compile(Constraint(REGEX, "second"))
+    assert await shared.compile(Constraint(REGEX, "first")) is first
+    for number in range(MAX_STORED := len(shared._outcomes)):
+        await shared.compile(Constraint(REGEX, f"other {number}"))
+    assert len(shared._outcomes) == MAX_STORED
+    assert await shared.compile(Constraint(REGEX, "first")) is not first
+
+
+async def test_who_gives_up_leaves_the_others_what_they_asked_for() -> None:
+    made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
+    asked = Constraint(SCHEMA, "{}")
+    leaving = asyncio.create_task(made.compile(asked))
+    staying = asyncio.create_task(made.compile(asked))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert isinstance(await staying, Grammar)
+    await made.close()

@@ -1,0 +1,301 @@
+"""Constrained sequences on the toy backend: what they may say, how they end, and what their grammar goes through."""
+
+import itertools
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix
+from caravan_shard.backends.fake import FakeBackend, expected_output
+from caravan_shard.backends.toy_model import EOS, TOY_FACTS, TURN_END
+from caravan_shard.biases import Biases
+from caravan_shard.commands import Decode, SwapInEntry, SwapOutEntry
+from caravan_shard.constraints.constraint import ConstraintKind
+from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.filters import filter_candidates
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.penalties import PenaltyCounts
+from caravan_shard.results import FinishReason, StepOutcome, StepResult
+from caravan_shard.sampling import Choice, Sampler, choose_token
+from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_grammar, toy_prompt
+
+DRAWN = SamplingParameters(temperature=1.0, seed=5, repetition_penalty=1.2, top_k=60)
+PROMPT = toy_prompt("a prompt")
+
+
+def biased(**by_token: float) -> Biases:
+    """By character."""
+    return Biases(np.array([ord(key) for key in by_token], np.intp), np.array([*by_token.values()], np.float32))
+
+
+def finish(results: list[StepResult]) -> list[FinishReason | None]:
+    return [reason for result in results for reason in result.rows.finish_reasons]
+
+
+def text(tokens: list[int]) -> str:
+    return bytes(token for token in tokens if token < 256).decode()
+
+
+# -- choosing
+
+
+def test_biases_come_first_then_penalties_then_what_is_allowed() -> None:
+    logits = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    before = logits.copy()
+    counts = PenaltyCounts()
+    counts.add([0], output=True)
+    # 1 + 9 = 10, halved by the penalty: 5. The other way around it would be 0.5 + 9.
+    parameters = SamplingParameters(
+        repetition_penalty=2.0, biases=Biases(np.array([0, 1]), np.array([9.0, 7.5], np.float32))
+    )
+    assert choose_token(logits, Choice(parameters, 0, counts), filter_candidates) == 1
+    assert choose_token(logits, Choice(parameters, 0, counts, np.array([0, 2, 3])), filter_candidates) == 0
+    assert choose_token(logits, Choice(parameters, 0, counts, np.array([2])), filter_candidates) == 2
+    assert (logits == before).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_bias_makes_a_token_allowed(temperature: float) -> None:
+    logits = np.zeros(500, np.float32)
+    parameters = SamplingParameters(
+        temperature=temperature, biases=Biases(np.array([3]), np.array([100.0], np.float32)), top_p=0.9
+    )
+    assert choose_token(logits, Choice(parameters, 0, None), filter_candidates) == 3
+    allowed = np.array([7, 9])
+    assert choose_token(logits, Choice(parameters, 0, None, allowed), filter_candidates) in allowed
+
+
+@pytest.mark.parametrize("logit", [np.nan, -np.inf, np.inf])
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}])
+def test_nothing_else_is_chosen_whatever_the_model_says(logit: float, fields: dict[str, Any]) -> None:
+    logits = np.full(500, logit, np.float32)
+    logits[0] = 50.0
+    allowed = np.array([7, 9, 11])
+    with np.errstate(invalid="ignore"):
+        token = choose_token(logits, Choice(SamplingParameters(**fields), 0, None, allowed), filter_candidates)
+    assert token in allowed
+
+
+def test_a_draw_is_the_same_when_everything_is_allowed() -> None:
+    logits = np.random.default_rng(1).standard_normal(5_000).astype(np.float32)
+    for fields in ({}, {"top_k": 40}, {"top_p": 0.8}, {"min_p": 0.1}):
+        for seed in range(20):
+            parameters = SamplingParameters(temperature=1.0, seed=seed, **fields)
+            free = choose_token(logits, Choice(parameters, 3, None), filter_candidates)
+            assert choose_token(logits, Choice(parameters, 3, None, np.arange(5_000)), filter_candidates) == free
+
+
+def test_a_batch_mixes_biased_constrained_and_plain_rows() -> None:
+    logits = np.tile(np.arange(10, dtype=np.float32), (4, 1))
+    choices = [
+        Choice(SamplingParameters(), 0, None),
+        Choice(SamplingParameters(biases=Biases(np.array([2]), np.array([50.0], np.float32))), 0, None),
+        Choice(SamplingParameters(), 0, None, np.array([4, 5])),
+        Choice(SamplingParameters(), 0, None),
+    ]
+    for threads in (1, 2):
+        sampler = Sampler(filter_candidates, threads)
+        assert sampler.choose(logits, choices) == [9, 2, 5, 9]
+        sampler.close()
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    plain, constrained = EngineDriver(), EngineDriver()
+    free = plain.prefill(first_chunk(0, PROMPT, logprobs=True, top_n_tokens=3))
+    sampling = SamplingParameters(logprobs=True, top_n_tokens=3, biases=biased(q=50.0))
+    bound = constrained.prefill(first_chunk(0, PROMPT, sampling=sampling, grammar=toy_grammar("[xz]+")))
+    assert chr(bound.rows.token_ids[0]) in "xz"
+    assert free.rows.top_token_ids == bound.rows.top_token_ids
+    assert free.rows.top_logprobs == bound.rows.top_logprobs
+    assert bound.rows.logprobs[0] < free.rows.logprobs[0]
+
+
+def test_a_bias_decides_where_the_grammar_leaves_a_choice() -> None:
+    driver = EngineDriver()
+    sampling = SamplingParameters(biases=biased(b=60.0, c=90.0, d=30.0))
+    driver.prefill(first_chunk(0, PROMPT, sampling=sampling, grammar=toy_grammar("[a-b]{5}")))
+    driver.decode([0])
+    assert text(driver.output[0]) == "bbbbb"
+
+
+# -- ends
+
+
+def test_it_ends_with_its_last_token_when_nothing_can_follow() -> None:
+    for ignore_eos in (False, True):
+        driver = EngineDriver()
+        driver.prefill(first_chunk(0, PROMPT, grammar=toy_grammar("abc"), ignore_eos=ignore_eos))
+        results = driver.decode([0])
+        assert text(driver.output[0]) == "abc"
+        assert len(driver.output[0]) == 3
+        assert finish(results) == [None, FinishReason.EOS]
+
+
+def test_end_tokens_are_allowed_only_where_it_may_end() -> None:
+    grammar = toy_grammar("(ab)+")
+    for end in (EOS, TURN_END):
+        # The end token would win everywhere.
+        sampling = SamplingParameters(biases=Biases(np.array([end]), np.array([100.0], np.float32)))
+        driver = EngineDriver()
+        driver.prefill(first_chunk(0, PROMPT, sampling=sampling, grammar=grammar))
+        results = driver.decode([0])
+        assert driver.output[0] == [*b"ab", end]
+        assert finish(results)[-1] is FinishReason.EOS
+
+
+def test_ignored_ends_are_said_only_when_nothing_else_is_left() -> None:
+    sampling = SamplingParameters(biases=Biases(np.array([EOS, TURN_END]), np.array([100.0, 99.0], np.float32)))
+    driver = EngineDriver()
+    driver.prefill(
+        first_chunk(0, PROMPT, sampling=sampling, grammar=toy_grammar("(ab)+"), ignore_eos=True, max_new=11),
+        first_chunk(1, PROMPT, sampling=sampling, grammar=toy_grammar(""), ignore_eos=True),
+    )
+    results = driver.decode([0, 1])
+    assert text(driver.output[0]) == "abababababa"
+    assert finish(results)[-1] is FinishReason.LENGTH
+    assert driver.output[1] == [EOS]
+
+
+def test_the_length_ends_it_anywhere() -> None:
+    driver = EngineDriver()
+    driver.prefill(first_chunk(0, PROMPT, grammar=toy_grammar("[a-z]{100}"), max_new=4))
+    assert finish(driver.decode([0]))[-1] is FinishReason.LENGTH
+    assert re.fullmatch("[a-z]{4}", text(driver.output[0]))
+
+
+def test_a_grammar_at_a_loss_ends_its_sequence_and_no_other() -> None:
+    """Earlier output that does not match can only come from a router that errs."""
+    driver = EngineDriver()
+    driver.prefill(
+        first_chunk(0, [*PROMPT, *b"not a number"], prompt_length=len(PROMPT), grammar=toy_grammar("[0-9]+")),
+        first_chunk(1, PROMPT),
+    )
+    assert driver.output[0] == [min(TOY_FACTS.eog_ids)]
+    driver.decode([0, 1])
+    assert len(driver.output[0]) == 1
+    assert driver.output[1] == expected_output(PROMPT, 50)
+
+
+# -- what a grammar goes through
+
+GRAMMARS = {
+    "regex": ("[a-c]{3}(x|yy|zzz)+[0-9]{2,9}", ConstraintKind.REGEX),
+    "schema": (
+        json.dumps(
+            {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9999}, "minItems": 5, "maxItems": 9}
+        ),
+        ConstraintKind.JSON_SCHEMA,
+    ),
+    "lark": ('start: item+ "."\nitem: "<" item* ">" | /[a-z]{1,4}/ ";"', ConstraintKind.LARK),
+    "gbnf": ('root ::= item+ "."\nitem ::= "<" item* ">" | [a-z]+ ";"', ConstraintKind.GBNF),
+}
+
+
+@pytest.fixture(params=GRAMMARS)
+def grammar(request: pytest.FixtureRequest) -> Grammar:
+    return toy_grammar(*GRAMMARS[request.param])
+
+
+@pytest.mark.parametrize("sampling", [SamplingParameters(), DRAWN], ids=["greedy", "drawn"])
+def test_sequences_of_one_grammar_do_not_disturb_each_other(grammar: Grammar, sampling: SamplingParameters) -> None:
+    driver = EngineDriver(sampling_threads=2)
+    prompts = [toy_prompt(f"prompt {key}") for key in range(6)]
+    grammars = [grammar if key % 2 else None for key in range(6)]
+    driver.prefill(
+        *(first_chunk(key, prompts[key], sampling=sampling, grammar=grammars[key], ignore_eos=True) for key in range(6))
+    )
+    driver.decode(range(6))
+    for key in range(6):
+        expected = expected_output(prompts[key], 50, sampling=sampling, grammar=grammars[key], ignore_eos=True)
+        assert driver.output[key] == expected
+
+
+@pytest.mark.parametrize("said", [1, 4, 7])
+def test_a_resumed_sequence_goes_on_where_it_was(grammar: Grammar, said: int) -> None:
+    whole = expected_output(PROMPT, 40, sampling=DRAWN, grammar=grammar)
+    known = [*PROMPT, *whole[:said]]
+    driver = EngineDriver()
+    for cut in (3, len(PROMPT), len(known) - 1):
+        driver.prefill(
+            first_chunk(
+                0,
+                known[:cut],
+                total=len(known),
+                prompt_length=len(PROMPT),
+                last=False,
+                sampling=DRAWN,
+                grammar=grammar,
+                max_new=40 - said,
+            )
+        )
+        driver.prefill(next_chunk(0, cut, known[cut:]))
+        driver.decode([0])
+        assert driver.output[0] == whole[said:]
+        driver.keep()
+
+
+@pytest.mark.parametrize("layout", KvLayout)
+def test_it_survives_swaps_failed_passes_and_a_shared_prompt(grammar: Grammar, layout: KvLayout) -> None:
+    whole = expected_output(PROMPT, 40, sampling=DRAWN, grammar=grammar)
+    outcomes = itertools.cycle([DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, None])
+    driver = EngineDriver(FakeBackend(layout=layout))
+    driver.prefill(first_chunk(1, PROMPT, max_new=2))
+    driver.backend.hook = lambda _batch: next(outcomes)
+    chunk = first_chunk(
+        0,
+        PROMPT[4:],
+        copy=Prefix(source_id=1, length=4),
+        prompt_length=len(PROMPT),
+        sampling=DRAWN,
+        grammar=grammar,
+        max_new=40,
+    )
+    # Tries that fail, then the same again.
+    for expected in (StepOutcome.NO_KV, StepOutcome.ABORTED):
+        result = driver.try_prefill(chunk)
+        assert isinstance(result, StepResult)
+        assert result.outcome is expected
+    driver.prefill(chunk)
+    handle = 0
+    while driver.engine._pool.held[0].matching is not None:
+        handle += 1
+        assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=handle)).saved == [True]
+        assert driver.swap_in(SwapInEntry(handle=handle, sequence_id=0)) == [True]
+        for _ in range(3):
+            assert driver.engine.begin_decode(Decode(sequence_ids=[0], max_steps=1)) is None
+            step = driver.engine.decode_step([0], 0)
+            assert isinstance(step, StepResult)
+            if step.outcome is StepOutcome.OK:
+                driver.output[0] += step.rows.token_ids
+    assert driver.output[0] == whole
+
+
+def test_a_last_chunk_that_failed_may_come_back_otherwise() -> None:
+    outcomes = iter([None, DecodeOutcome.NO_KV, None, None])
+    driver = EngineDriver(FakeBackend(hook=lambda _batch: next(outcomes)))
+    grammar = toy_grammar("(one|two)!")
+    driver.prefill(
+        first_chunk(0, PROMPT, total=len(PROMPT) + 2, prompt_length=len(PROMPT), last=False, grammar=grammar)
+    )
+    failed = driver.try_prefill(next_chunk(0, len(PROMPT), toy_prompt("on")))
+    assert isinstance(failed, StepResult)
+    assert failed.outcome is StepOutcome.NO_KV
+    driver.prefill(next_chunk(0, len(PROMPT), toy_prompt("tw")))
+    assert text(driver.output[0]) == "o"
+    driver.backend.hook = None
+    driver.decode([0])
+    assert text(driver.output[0]) == "o!"
+
+
+def test_nothing_is_kept_of_what_has_ended_or_is_parked() -> None:
+    driver = EngineDriver()
+    driver.prefill(first_chunk(0, PROMPT, grammar=toy_grammar("ab")), first_chunk(1, PROMPT, grammar=toy_grammar("a+")))
+    driver.decode([0])
+    held = driver.engine._pool.held
+    assert held[0].matching is None
+    assert held[1].matching is not None
+    driver.try_prefill(first_chunk(2, PROMPT), park={1: 3})
+    assert held[1].matching is None
