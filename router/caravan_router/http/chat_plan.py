@@ -6,12 +6,12 @@ import msgspec
 
 from caravan_router.chat.prompt import ChatPrompt, Conversation, TooManyControlTextsError, prompt_of, template_of
 from caravan_router.chat.template_renderer import TemplateError, TemplateOutputError
-from caravan_router.chat.tool_format import MISTRAL, ToolFormat, knows_tools, tool_format_of
+from caravan_router.chat.tool_format import GENERIC, MISTRAL, ToolFormat, knows_tools, tool_format_of
 from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.chat.tool_prompt import DEFAULT_TOOL_PROMPT, with_instruction, with_short_ids, with_tools_as_text
 from caravan_router.engine.interface import ModelFacts
 from caravan_router.http.chat_messages import template_messages, template_tools
-from caravan_router.http.chat_tools import ToolPlan, tool_plan_of
+from caravan_router.http.chat_tools import NO_TOOLS, ToolPlan, tool_plan_of
 from caravan_router.http.errors import ChatTemplateError
 from caravan_router.http.schema_chat import ChatRequest
 from caravan_router.http.state import AppState
@@ -38,6 +38,10 @@ class ChatPlan:
             return None
         names = {tool.function.name for tool in self.tools.callable}
         return ToolParser(self.tool_format, names, None if self.tools.several else 1)
+
+
+# Of a prompt that was written elsewhere.
+NO_PLAN = ChatPlan(conversation=Conversation(messages=()), tools=NO_TOOLS, tool_format=GENERIC)
 
 
 def chat_plan_of(state: AppState, model: ModelFacts, request: ChatRequest) -> ChatPlan:

@@ -226,12 +226,17 @@ def is_openai_path(path: str) -> bool:
     return path.startswith("/v1/")
 
 
+def is_ollama_path(path: str) -> bool:
+    """Its errors are like TGI's in form and like OpenAI's in status."""
+    return path.startswith("/api/")
+
+
 def error_response(error: Exception, path: str) -> web.Response:
     """The error as a JSON response in the dialect of ``path``."""
     rendering = rendering_of(error)
     openai = is_openai_path(path)
     response = web.Response(
-        status=rendering.openai_status if openai else rendering.status,
+        status=rendering.openai_status if openai or is_ollama_path(path) else rendering.status,
         body=openai_body(error) if openai else tgi_body(error),
         content_type="application/json",
     )

@@ -52,7 +52,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Caravan",
-            "description": "Text generation by GGUF models. TGI's routes, and OpenAI's under /v1.",
+            "description": "Text generation by GGUF models. TGI's routes, OpenAI's under /v1, and Ollama's under /api.",
             "version": "1",
         },
         "paths": paths,

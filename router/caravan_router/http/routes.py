@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http import routes_chat, routes_cloud, routes_embeddings, routes_generate, routes_openai, routes_ops
+from caravan_router.http import (
+    routes_chat,
+    routes_cloud,
+    routes_embeddings,
+    routes_generate,
+    routes_ollama,
+    routes_openai,
+    routes_ops,
+)
+from caravan_router.http import schema_ollama as ollama
 from caravan_router.http.schema_chat import ChatCompletion, ChatCompletionChunk, ChatRequest, ChatTokens
 from caravan_router.http.schema_cloud import VertexRequest, VertexResponse
 from caravan_router.http.schema_embeddings import EmbeddingList, EmbeddingRequest
@@ -22,6 +31,7 @@ from caravan_router.http.schema_tgi import (
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +140,47 @@ ROUTES = (
         body=ChatRequest,
         replies=((JSON, ChatTokens),),
         errors=(*_BODY_ERRORS, 422, 429, 503),
+    ),
+    Route(
+        method="POST",
+        path="/api/generate",
+        handler=routes_ollama.ollama_generate,
+        body=ollama.OllamaGenerateRequest,
+        replies=((JSON, ollama.OllamaGenerateReply), (LINES, ollama.OllamaGenerateReply)),
+        errors=(*_BODY_ERRORS, 424, 429, 503, 504),
+    ),
+    Route(
+        method="POST",
+        path="/api/chat",
+        handler=routes_ollama.ollama_chat,
+        body=ollama.OllamaChatRequest,
+        replies=((JSON, ollama.OllamaChatReply), (LINES, ollama.OllamaChatReply)),
+        errors=(*_BODY_ERRORS, 424, 429, 503, 504),
+    ),
+    Route(
+        method="GET",
+        path="/api/tags",
+        handler=routes_ollama.ollama_tags,
+        replies=((JSON, ollama.OllamaTagList),),
+        errors=(503,),
+    ),
+    Route(
+        method="GET",
+        path="/api/ps",
+        handler=routes_ollama.ollama_ps,
+        replies=((JSON, ollama.OllamaTagList),),
+        errors=(503,),
+    ),
+    Route(
+        method="POST",
+        path="/api/show",
+        handler=routes_ollama.ollama_show,
+        body=ollama.OllamaShowRequest,
+        replies=((JSON, ollama.OllamaShowReply),),
+        errors=(*_BODY_ERRORS, 503),
+    ),
+    Route(
+        method="GET", path="/api/version", handler=routes_ollama.ollama_version, replies=((JSON, ollama.OllamaVersion),)
     ),
     Route(
         method="POST",

@@ -29,7 +29,7 @@ from caravan_router.http.serving import serving_of
 from caravan_router.http.sse import DONE, EventStream, event
 from caravan_router.http.state import CLIENT, STATE, AppState
 from caravan_router.http.validation import model_of
-from caravan_router.http.validation_chat import ValidChat, choices_asked, validate_chat
+from caravan_router.http.validation_chat import ChatSource, ValidChat, choices_asked, validate_chat
 from caravan_router.text.offsets import token_spans
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
@@ -45,7 +45,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     with admitted(state, client, n):
         with validating(state.metrics, n):
             serving = serving_of(body, request.headers, client.key, state.limits)
-            chat = await validate_chat(state, body, serving, n)
+            chat = await validate_chat(state, ChatSource(request=body), serving, n)
         if not body.stream:
             return await _whole(state, chat, arrived)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

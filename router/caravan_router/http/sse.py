@@ -1,8 +1,9 @@
-"""Server-sent events on one response, kept alive while silent and cut when nobody reads."""
+"""Events on one response, server-sent or lines of JSON: kept alive while silent and cut when nobody reads."""
 
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -11,7 +12,19 @@ from aiohttp import web
 from caravan_router.http.limits import Limits
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b":\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """``keep_alive``: what readers pass over; None where there is no such thing."""
+
+    content_type: str
+    keep_alive: bytes | None
+
+
+SERVER_SENT = Framing("text/event-stream", b":\n\n")
+# A line of JSON each. Clients take every line for JSON, an empty one too.
+LINES = Framing("application/x-ndjson", None)
 
 # Set on a request whose response has begun: errors can no longer become a status.
 STREAM_BEGUN = web.RequestKey("stream_begun", bool)
@@ -30,13 +43,16 @@ class EventStream:
     iteration, so tokens that are ready together leave in one system call.
     """
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str], limits: Limits) -> None:
+    def __init__(
+        self, request: web.Request, headers: Mapping[str, str], limits: Limits, framing: Framing = SERVER_SENT
+    ) -> None:
         self._request = request
+        self._keep_alive = framing.keep_alive
         self._limits = limits
         self.response = web.StreamResponse(
             headers={
                 **headers,
-                "Content-Type": "text/event-stream",
+                "Content-Type": framing.content_type,
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
             }
@@ -83,7 +99,11 @@ class EventStream:
                 if now - self._blocked_since >= self._limits.slow_client_timeout_s:
                     transport.abort()
                     return
-            elif now - self._written_at >= self._limits.keep_alive_s and transport.get_write_buffer_size() == 0:
+            elif (
+                self._keep_alive is not None
+                and now - self._written_at >= self._limits.keep_alive_s
+                and transport.get_write_buffer_size() == 0
+            ):
                 # The buffer is empty, so this write does not wait.
-                await self.response.write(KEEP_ALIVE)
+                await self.response.write(self._keep_alive)
                 self._written_at = now

@@ -1,12 +1,12 @@
 """OpenAI's, TGI's and vLLM's rules for chat completions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caravan_router.chat.tool_grammar import functions_of, tool_constraint
 from caravan_router.http.adapters import adapter_of_model
 from caravan_router.http.candidates import check_candidates
 from caravan_router.http.chat_messages import template_tools
-from caravan_router.http.chat_plan import ChatPlan, chat_plan_of, chat_prompt_of
+from caravan_router.http.chat_plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.http.constraints import FieldConstraint, compiled, constraint_of_fields
 from caravan_router.http.errors import ToolError
 from caravan_router.http.limits import Limits
@@ -23,6 +23,7 @@ from caravan_router.http.validation import (
     check_stops,
     fit,
     model_of,
+    tokenize_prompt,
 )
 from caravan_router.http.validation_errors import MaxTokensError, NeedsFieldError, StreamOptionsError
 from caravan_router.scheduling.constraint import Constraint
@@ -39,6 +40,19 @@ class ValidChat:
     logprobs: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSource:
+    """What is asked, by whatever route. ``raw``: the whole prompt, in place of messages.
+
+    ``names``: what the client calls messages and new tokens. ``typical_p``: as chat completions have no word for it.
+    """
+
+    request: ChatRequest
+    raw: str | None = None
+    names: tuple[str, str] = ("messages", "max_tokens")
+    typical_p: float | None = None
+
+
 def choices_asked(request: ChatRequest, limits: Limits) -> int:
     """Raises ValidationError."""
     n = 1 if request.n is None else request.n
@@ -46,8 +60,9 @@ def choices_asked(request: ChatRequest, limits: Limits) -> int:
     return n
 
 
-async def validate_chat(state: AppState, request: ChatRequest, serving: Serving, n: int) -> ValidChat:
+async def validate_chat(state: AppState, source: ChatSource, serving: Serving, n: int) -> ValidChat:
     """Raises ValidationError (one class a rule), ToolError, ChatTemplateError, NoShardError, TextTooLongError."""
+    request = source.request
     model = model_of(state.engine)
     bounds = bounds_of(state.limits, model)
     max_tokens = _check_fields(request, bounds)
@@ -55,22 +70,34 @@ async def validate_chat(state: AppState, request: ChatRequest, serving: Serving,
     biases = biases_of(request.logit_bias, state.limits, model)
     stops = check_stops([request.stop] if isinstance(request.stop, str) else request.stop or (), state.limits)
     asked = constraint_of_fields(request, state.limits)
-    plan = chat_plan_of(state, model, request)
-    if asked is not None and plan.tools.tools:
-        raise ToolError(f"Grammar and tools are mutually exclusive. Given: `tools` and `{asked.field}`")
-    prompt = (await chat_prompt_of(state, model, plan)).tokens.token_ids
-    max_new = fit(prompt, max_tokens, bounds, ("messages", "max_tokens"))
+    if source.raw is None:
+        plan = chat_plan_of(state, model, request)
+        if asked is not None and plan.tools.tools:
+            raise ToolError(f"Grammar and tools are mutually exclusive. Given: `tools` and `{asked.field}`")
+        prompt = (await chat_prompt_of(state, model, plan)).tokens.token_ids
+    else:
+        plan = NO_PLAN
+        prompt = (await tokenize_prompt(state.engine, "prompt", source.raw, bounds)).token_ids
+    max_new = fit(prompt, max_tokens, bounds, source.names)
     adapter = adapter_of_model(request.model, model)
     extras = Extras(constraint=await _constraint(state, plan, asked), adapter=adapter)
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
     samplings = samplings_of(request, n, model, alternatives=alternatives, biases=biases)
+    if source.typical_p is not None:
+        samplings = [replace(sampling, typical_p=source.typical_p) for sampling in samplings]
     stopping = StoppingParams(max_new_tokens=max_new, ignore_eos=bool(request.ignore_eos))
     valid = ValidRequest(
         specs=tuple(serving.spec(prompt, sampling, stopping, extras) for sampling in samplings),
         stops=stops,
-        characters=sum(len(message["content"]) for message in plan.conversation.messages),
+        characters=_characters(source, plan),
     )
     return ValidChat(request=valid, plan=plan, model=adapter or model.name, logprobs=alternatives is not None)
+
+
+def _characters(source: ChatSource, plan: ChatPlan) -> int:
+    if source.raw is not None:
+        return len(source.raw)
+    return sum(len(message["content"]) for message in plan.conversation.messages)
 
 
 def _check_fields(request: ChatRequest, bounds: Bounds) -> int | None:

@@ -1,0 +1,213 @@
+"""Ollama's routes: what reaches the engine, and the lines that come back."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from caravan_router.engine.interface import GenerationError
+from caravan_router.scheduling.constraint import Constraint, ConstraintKind
+from caravan_router.scheduling.params import FinishReason
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import BOS, EOS_TOKEN, MODEL, ScriptedEngine, word
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ enable_thinking }}"
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(model=replace(MODEL, chat_template=TEMPLATE, max_sequence_tokens=1024))
+
+
+@pytest.fixture
+async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
+    async with serving(engine) as running:
+        yield running
+        assert running.is_idle()
+
+
+def text_of(engine: ScriptedEngine) -> str:
+    return "".join(chr(token_id - 100) for token_id in engine.spec.prompt[1:])
+
+
+async def whole(service: Service, path: str, **body: Any) -> dict[str, Any]:
+    response = await service.post(path, {"model": "any", "stream": False, **body})
+    assert response.status == 200, await response.text()
+    assert response.content_type == "application/json"
+    reply: dict[str, Any] = await response.json()
+    return reply
+
+
+async def lines(service: Service, path: str, **body: Any) -> list[dict[str, Any]]:
+    response = await service.post(path, {"model": "any", **body})
+    assert response.status == 200, await response.text()
+    assert response.content_type == "application/x-ndjson"
+    text = await response.text()
+    assert text.endswith("\n")
+    return [msgspec.json.decode(line) for line in text.splitlines()]
+
+
+async def test_generate(service: Service, engine: ScriptedEngine) -> None:
+    reply = await whole(service, "/api/generate", prompt="hi", system="S", options={"num_predict": 2})
+    assert text_of(engine) == "[system]S[user]hi"
+    assert (reply["model"], reply["response"], reply["done"], reply["done_reason"]) == (
+        "scripted", " w1 w2", True, "length")  # fmt: skip
+    assert (reply["prompt_eval_count"], reply["eval_count"]) == (len("[system]S[user]hi") + 1, 2)
+    assert reply["total_duration"] >= reply["eval_duration"] >= 0
+    assert reply["created_at"].endswith("Z")
+
+
+async def test_chat(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: [word("Yes."), EOS_TOKEN]
+    reply = await whole(service, "/api/chat", messages=HI)
+    assert reply["message"] == {"role": "assistant", "content": "Yes."}
+    assert (reply["done"], reply["done_reason"], reply["eval_count"]) == (True, "stop", 2)
+    assert engine.spec.stopping.max_new_tokens == 1024 - len("[user]hi") - 1
+
+
+async def test_lines(service: Service) -> None:
+    *parts, last = await lines(service, "/api/generate", prompt="hi", options={"num_predict": 2})
+    assert [(part["response"], part["done"]) for part in parts] == [(" w1", False), (" w2", False)]
+    assert (last["response"], last["done"], last["eval_count"]) == ("", True, 2)
+    assert "done_reason" not in parts[0]
+    *parts, last = await lines(service, "/api/chat", messages=HI, options={"num_predict": 2})
+    assert [part["message"]["content"] for part in parts] == [" w1", " w2"]
+    assert last["message"] == {"role": "assistant", "content": ""}
+
+
+async def test_raw_is_the_prompt_itself(engine: ScriptedEngine) -> None:
+    engine.model = MODEL
+    async with serving(engine) as service:
+        await whole(service, "/api/generate", prompt="as it is", raw=True)
+        assert text_of(engine) == "as it is"
+        assert engine.spec.prompt[0] == BOS
+        response = await service.post("/api/generate", {"model": "any", "prompt": "x"})
+        assert response.status == 400
+        assert (await response.json())["error"].startswith("Template error: the model has no chat template")
+
+
+async def test_options_reach_the_engine(service: Service, engine: ScriptedEngine) -> None:
+    options = {
+        "num_predict": 3, "num_ctx": 1024, "temperature": 0.5, "top_k": 5, "top_p": 0.4, "min_p": 0.1, "typical_p": 0.6,
+        "seed": 9, "stop": ["zz"], "repeat_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
+    }  # fmt: skip
+    await whole(service, "/api/generate", prompt="hi", options=options, keep_alive="5m", think=False, priority=-1)
+    sampling = engine.spec.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 5, 0.4, 0.1)
+    assert (sampling.typical_p, sampling.seed, sampling.repetition_penalty) == (0.6, 9, 1.2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.3, 0.2)
+    assert engine.spec.stopping.max_new_tokens == 3
+    assert engine.spec.priority == -1
+    assert text_of(engine) == "[user]hiFalse"
+
+
+async def test_defaults_are_ollamas(service: Service, engine: ScriptedEngine) -> None:
+    for options in (None, {}, {"num_predict": -1, "seed": -1}, {"num_predict": -2}):
+        await whole(service, "/api/chat", messages=HI, options=options)
+        sampling = engine.spec.sampling
+        assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.8, 40, 0.9)
+        assert (sampling.repetition_penalty, sampling.typical_p, sampling.min_p) == (1.0, 1.0, 0.0)
+        assert engine.spec.stopping.max_new_tokens == 1024 - len("[user]hi") - 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (None, None),
+        ("", None),
+        ("json", '{"type":"object"}'),
+        ({"type": "array"}, '{"type":"array"}'),
+    ],
+)
+async def test_formats(service: Service, engine: ScriptedEngine, asked: Any, expected: str | None) -> None:
+    await whole(service, "/api/chat", messages=HI, format=asked)
+    assert engine.spec.constraint == (None if expected is None else Constraint(ConstraintKind.JSON_SCHEMA, expected))
+
+
+async def test_calls_come_whole_with_arguments_as_an_object(service: Service, engine: ScriptedEngine) -> None:
+    call = '{"name": "f", "arguments": {"a": 1}}'
+    engine.script = lambda _: [*(word(letter) for letter in call), EOS_TOKEN]
+    expected = [{"function": {"name": "f", "arguments": {"a": 1}}}]
+    reply = await whole(service, "/api/chat", messages=HI, tools=[TOOL])
+    assert reply["message"] == {"role": "assistant", "content": "", "tool_calls": expected}
+    assert reply["done_reason"] == "stop"
+    first, last = await lines(service, "/api/chat", messages=HI, tools=[TOOL])
+    assert first["message"]["tool_calls"] == expected
+    assert (first["done"], last["done"]) == (False, True)
+    answered = [*HI, reply["message"], {"role": "tool", "content": "2", "tool_name": "f"}]
+    await whole(service, "/api/chat", messages=answered, tools=[TOOL])
+    assert text_of(engine).endswith('[assistant]{"name":"f","arguments":{"a":1}}[user]Result of f: 2')
+
+
+async def test_a_call_that_was_cut_off_is_none(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: [word('{"name": "f", "arguments": {"a"', finish=FinishReason.LENGTH)]
+    reply = await whole(service, "/api/chat", messages=HI, tools=[TOOL])
+    assert reply["message"] == {"role": "assistant", "content": ""}
+    assert reply["done_reason"] == "length"
+
+
+async def test_an_error_after_the_start_is_a_line(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: [word("a"), GenerationError("lost")]
+    first, error = await lines(service, "/api/chat", messages=HI)
+    assert first["message"]["content"] == "a"
+    assert error["error"] == "Request failed during generation: lost"
+    assert await service.sample('tgi_request_failure{err="generation"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("/api/generate", {"prompt": "x", "context": [1]}, "context"),
+        ("/api/generate", {"prompt": "x", "images": ["aGk="]}, "images"),
+        ("/api/generate", {"prompt": "x", "raw": True, "system": "s"}, "system"),
+        ("/api/generate", {"prompt": "x", "think": True}, "think"),
+        ("/api/generate", {"prompt": "x", "logprobs": True}, "logprobs"),
+        ("/api/generate", {"prompt": "x", "format": "xml"}, "format"),
+        ("/api/generate", {"prompt": "x", "options": {"num_ctx": 4096}}, "options.num_ctx"),
+        ("/api/generate", {"prompt": "x", "options": {"num_predict": 0}}, "options.num_predict"),
+        ("/api/generate", {"prompt": "x", "options": {"num_predict": 2000}}, "options.num_predict"),
+        ("/api/generate", {"prompt": "x", "options": {"mirostat": 1}}, "mirostat"),
+        ("/api/generate", {"prompt": "x", "options": {"typical_p": 0}}, "options.typical_p"),
+        ("/api/generate", {"prompt": "x", "options": {"temperature": -1}}, "temperature"),
+        ("/api/generate", {"prompt": "x", "insecure": True}, "insecure"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
+        ("/api/chat", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ("/api/chat", {"messages": HI, "format": "json", "tools": [TOOL]}, "mutually exclusive"),
+    ],
+)  # fmt: skip
+async def test_a_refusal_names_the_field(
+    service: Service, engine: ScriptedEngine, path: str, body: dict[str, Any], said: str
+) -> None:
+    response = await service.post(path, {"model": "any", **body})
+    assert response.status == 400
+    assert said in (await response.json())["error"]
+    assert not engine.streams
+
+
+async def test_an_empty_request_loads_what_is_loaded(service: Service, engine: ScriptedEngine) -> None:
+    assert (await whole(service, "/api/generate", keep_alive="5m"))["done_reason"] == "load"
+    assert (await whole(service, "/api/generate", prompt="", keep_alive=0))["done_reason"] == "unload"
+    reply = await whole(service, "/api/chat", messages=[])
+    assert (reply["message"]["content"], reply["done"], reply["done_reason"]) == ("", True, "load")
+    assert not engine.streams
+
+
+async def test_what_there_is(service: Service) -> None:
+    for path in ("/api/tags", "/api/ps"):
+        models = (await (await service.client.get(path)).json())["models"]
+        assert [(one["name"], one["details"]["parent_model"]) for one in models] == [
+            ("scripted", ""),
+            ("pirate", "scripted"),
+        ]
+        assert models[0]["digest"] == "f" * 16
+    shown = await (await service.post("/api/show", {"model": "any"})).json()
+    assert shown["template"] == TEMPLATE
+    assert shown["model_info"]["caravan.context_length"] == 1024
+    assert shown["capabilities"] == ["completion", "tools", "embedding"]
+    assert (await (await service.client.get("/api/version")).json())["version"]
