@@ -19,7 +19,7 @@ from caravan_router.http.schema_tgi import GenerateRequest
 from caravan_router.http.serving import serving_of
 from caravan_router.http.state import CLIENT, STATE, AppState
 from caravan_router.http.validation import ValidRequest
-from caravan_router.http.validation_chat import ValidChat, validate_chat
+from caravan_router.http.validation_chat import ChatSource, ValidChat, validate_chat
 from caravan_router.http.validation_errors import (
     BodyMismatchError,
     EmptyPromptError,
@@ -129,5 +129,5 @@ async def _validate(request: web.Request, instance: GenerateRequest | ChatReques
     state = request.app[STATE]
     serving = serving_of(instance, request.headers, request[CLIENT].key, state.limits)
     if isinstance(instance, ChatRequest):
-        return _Conversation(await validate_chat(state, instance, serving, 1))
+        return _Conversation(await validate_chat(state, ChatSource(request=instance), serving, 1))
     return _Prompted(instance, await validate_generate(state.engine, state.limits, instance, serving, stream=False))
