@@ -3,34 +3,32 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-
-from aiohttp import web
 
 import caravan_proto
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
 from caravan_router.http.application import Access, build_app
+from caravan_router.http.listener import Listen, listening
 from caravan_router.http.state import InfoExtras
+from caravan_router.http.tls import Tls
 from caravan_router.metrics import Metrics
 
 _log = logging.getLogger(__name__)
-
-# Idle connections: longer than clients' pools keep them, far below aiohttp's hour.
-_KEEPALIVE_S = 75.0
-_POLL_S = 0.05
 
 
 async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Callable[[Batcher, str], None]) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
     ``on_listening`` gets the engine and the base URL once the port is open; shards may still be away. Raises
-    KeyFileError if there is to be a file of API keys and it is broken, OSError if the port cannot be had, and whatever
-    broke the engine.
+    KeyFileError or TlsFileError if there is to be such a file and it is broken, OSError if the port cannot be had, and
+    whatever broke the engine.
     """
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
+    tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
     metrics = Metrics()
     batcher = Batcher(config.shard, config.scheduler, config.link, metrics)
     info = InfoExtras(
@@ -45,41 +43,47 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
         cors_allow_origin=config.cors_allow_origin,
     )
     app = build_app(batcher, config.limits, metrics, info=info, access=access)
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=_KEEPALIVE_S,
-        shutdown_timeout=config.graceful_termination_timeout,
+    listen = Listen(
+        host=config.hostname,
+        port=config.port,
+        tls=None if tls is None else tls.context,
+        drain_s=config.graceful_termination_timeout,
     )
-    await runner.setup()
     engine = asyncio.create_task(batcher.run())
     stopped = asyncio.create_task(stop.wait())
-    watching = None if keys is None else asyncio.create_task(_watch(keys))
+    watched = [file for file in (keys, tls) if file is not None]
     try:
-        site = web.TCPSite(runner, config.hostname, config.port)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        on_listening(batcher, f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        await asyncio.wait({engine, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if stopped.done():
-            _log.info("draining", extra={"timeout_s": config.graceful_termination_timeout})
+        with _kept_current(watched):
+            async with listening(app, config.limits, listen) as url:
+                on_listening(batcher, url)
+                await asyncio.wait({engine, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if stopped.done():
+                    _log.info("draining", extra={"timeout_s": config.graceful_termination_timeout})
     finally:
-        await runner.cleanup()
         stopped.cancel()
         engine.cancel()
-        if watching is not None:
-            watching.cancel()
         await asyncio.wait({engine})
     if not engine.cancelled():
         engine.result()
 
 
-async def _watch(keys: KeyWatch) -> None:
-    """Until cancelled; SIGHUP, which would end a program that has no keys, reloads them."""
+@contextmanager
+def _kept_current(files: Sequence[KeyWatch | Tls]) -> Iterator[None]:
+    """SIGHUP, which would end a program that has no such files, reloads them."""
+    if not files:
+        yield
+        return
+
+    def reload() -> None:
+        for file in files:
+            file.reload()
+
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, keys.reload)
+    watching = [asyncio.create_task(file.run()) for file in files]
+    loop.add_signal_handler(signal.SIGHUP, reload)
     try:
-        await keys.run()
+        yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        for task in watching:
+            task.cancel()

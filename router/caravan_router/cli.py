@@ -14,6 +14,7 @@ from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
+from caravan_router.http.tls import TlsFileError
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         uvloop.run(_run(config))
     except KeyFileError as error:
         sys.stderr.write(f"caravan-router: error: --api-keys-file: {error}\n")
+        return 2
+    except TlsFileError as error:
+        sys.stderr.write(f"caravan-router: error: --ssl-certfile: {error}\n")
         return 2
     except OSError as error:
         sys.stderr.write(f"caravan-router: error: cannot listen on {config.hostname}:{config.port}: {error.strerror}\n")

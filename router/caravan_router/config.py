@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from caravan_proto.flags import flag
 from caravan_router.engine.shard_link import LinkConfig
 from caravan_router.http.limits import Limits
+from caravan_router.http.tls import TlsFiles
 from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
 
 
@@ -21,17 +22,25 @@ class RouterConfig:
 
     max_concurrent_requests: int = flag(128, "generations in the house; more are answered 429", low=1)
     max_client_batch_size: int = flag(32, "most prompts in one /v1/completions request", low=1)
+    max_prompt_bytes: int | None = flag(None, "most bytes of a prompt (default: 32 times the most tokens)", low=1)
     max_best_of: int = flag(16, "most candidates per prompt: bounds n and best_of", low=1)
     max_stop_sequences: int = flag(4, "most stop strings per request", low=0)
     max_top_n_tokens: int = flag(5, "most alternatives per token", low=0)
     max_input_tokens: int | None = flag(None, "most prompt tokens (default: what one sequence of a shard holds)", low=1)
     max_total_tokens: int | None = flag(None, "most prompt and output tokens together (default likewise)", low=2)
     payload_limit: int = flag(2_000_000, "most bytes of a request body, decompressed", low=1)
-    slow_client_timeout_s: float = flag(
-        30.0, "a client that does not read its stream for this long is cut off", low=0.1
+    max_request_new_tokens: int | None = flag(
+        None, "most new tokens of one request, all candidates together (default: max-best-of times one's most)", low=1
     )
+    max_connections: int = flag(1000, "most open connections; more are answered 503 and closed", low=1)
+    header_timeout_s: float = flag(20.0, "a connection without a whole request head after this is closed", low=0.1)
+    body_timeout_s: float = flag(60.0, "a request whose body is not there after this is answered 408", low=0.1)
+    slow_client_timeout_s: float = flag(30.0, "a client that does not read its reply for this long is cut off", low=0.1)
     queue_timeout_s: float | None = flag(None, "a request whose turn has not come after this is answered 429", low=0.1)
     api_keys_file: str | None = flag(None, "TOML file of API keys (see `caravan key`); default: anyone may ask")
+    ssl_certfile: str | None = flag(None, "PEM file of the certificate chain: serve HTTPS")
+    ssl_keyfile: str | None = flag(None, "PEM file of its private key (default: in --ssl-certfile)")
+    ssl_ca_certs: str | None = flag(None, "PEM file of authorities: clients must show a certificate of theirs")
     cors_allow_origin: tuple[str, ...] = flag((), "origin that browsers may call from (default: any); repeatable")
 
     prefill_mode: str = flag(
@@ -60,6 +69,8 @@ class RouterConfig:
     json_output: bool = flag(False, "log lines are JSON objects")
 
     def __post_init__(self) -> None:
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
+            raise ValueError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         if (
             self.max_input_tokens is not None
             and self.max_total_tokens is not None
@@ -96,16 +107,28 @@ class RouterConfig:
         )
 
     @property
+    def tls(self) -> TlsFiles | None:
+        """None: plain HTTP."""
+        if self.ssl_certfile is None:
+            return None
+        return TlsFiles(certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs)
+
+    @property
     def limits(self) -> Limits:
         """What the HTTP layer lets through."""
         return Limits(
             max_concurrent_requests=self.max_concurrent_requests,
             max_client_batch_size=self.max_client_batch_size,
+            max_prompt_bytes=self.max_prompt_bytes,
             max_best_of=self.max_best_of,
             max_stop_sequences=self.max_stop_sequences,
             max_top_n_tokens=self.max_top_n_tokens,
             max_input_tokens=self.max_input_tokens,
             max_total_tokens=self.max_total_tokens,
+            max_request_new_tokens=self.max_request_new_tokens,
             payload_limit=self.payload_limit,
+            max_connections=self.max_connections,
+            header_timeout_s=self.header_timeout_s,
+            body_timeout_s=self.body_timeout_s,
             slow_client_timeout_s=self.slow_client_timeout_s,
         )

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -22,6 +21,7 @@ from caravan_router.engine.interface import GenerationSpec
 from caravan_router.engine.streams import RequestStream
 from caravan_router.http.application import build_app
 from caravan_router.http.limits import Limits
+from caravan_router.http.listener import Listen, listening
 from caravan_router.metrics import Metrics
 from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.tokens import GeneratedToken
@@ -82,19 +82,15 @@ def read_all(port: int, path: str, body: bytes) -> None:
 async def measure(path: str, body: bytes) -> float:
     """Microseconds a token."""
     engine = SteppedEngine()
-    app = build_app(engine, Limits(), Metrics())
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    reader = multiprocessing.get_context("spawn").Process(
-        target=read_all, args=(runner.addresses[0][1], path, body), daemon=True
-    )
-    reader.start()
-    while len(engine.real_streams) < STREAMS:  # noqa: ASYNC110 - the engine sets no event
-        await asyncio.sleep(0.01)
-    used_s = await engine.run()
-    await asyncio.to_thread(reader.join)
-    await runner.cleanup()
+    limits = Limits()
+    async with listening(build_app(engine, limits, Metrics()), limits, Listen()) as url:
+        port = int(url.rpartition(":")[2])
+        reader = multiprocessing.get_context("spawn").Process(target=read_all, args=(port, path, body), daemon=True)
+        reader.start()
+        while len(engine.real_streams) < STREAMS:  # noqa: ASYNC110 - the engine sets no event
+            await asyncio.sleep(0.01)
+        used_s = await engine.run()
+        await asyncio.to_thread(reader.join)
     return used_s / (STREAMS * TOKENS) * 1e6
 
 

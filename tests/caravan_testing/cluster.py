@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.shard_link import LinkConfig
 from caravan_router.http.application import build_app
 from caravan_router.http.limits import Limits
+from caravan_router.http.listener import Listen, listening
 from caravan_router.metrics import Metrics
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.policy import SchedulerConfig
@@ -142,16 +143,11 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
             await running.start_shard(address)
         engine = asyncio.create_task(running.engine.run())
         app = build_app(running.engine, config.limits, running.metrics)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        running.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
-            await running.wait_until_up(config.shards)
-            yield running
+            async with listening(app, config.limits, Listen(drain_s=0.1)) as running.url:
+                await running.wait_until_up(config.shards)
+                yield running
         finally:
-            await runner.cleanup()
             engine.cancel()
             await asyncio.wait({engine})
             for address in list(running.servers):

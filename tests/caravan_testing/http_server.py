@@ -11,6 +11,7 @@ from aiohttp import ClientResponse, ClientSession, web
 
 from caravan_router.http.application import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.limits import Limits
+from caravan_router.http.listener import Listen, listening
 from caravan_router.http.state import STATE
 from caravan_router.metrics import Metrics
 from caravan_testing.scripted_engine import ScriptedEngine
@@ -55,15 +56,8 @@ async def serving(
     limits = limits or Limits()
     metrics = Metrics()
     app = build_app(engine, limits, metrics, access=access)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with ClientSession(url) as client:
-            yield Service(engine, limits, metrics, url, client, app)
-    finally:
-        await runner.cleanup()
+    async with listening(app, limits, Listen()) as url, ClientSession(url) as client:
+        yield Service(engine, limits, metrics, url, client, app)
 
 
 async def until(condition: Callable[[], bool]) -> None:

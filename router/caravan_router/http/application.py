@@ -10,8 +10,9 @@ from caravan_router.auth.permits import PermitPool
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.engine.interface import Engine
 from caravan_router.http.authentication import Authentication
+from caravan_router.http.connection import mark_serving
 from caravan_router.http.limits import Limits
-from caravan_router.http.middleware import Cors, add_request_id, errors_as_json, identify_and_log
+from caravan_router.http.middleware import Cors, add_request_id, errors_as_json, expected, identify_and_log
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.routes_ops import openapi_document
 from caravan_router.http.state import STATE, AppState, InfoExtras
@@ -38,12 +39,12 @@ def build_app(
     info: InfoExtras = DEFAULT_INFO,
     access: Access = OPEN_TO_ALL,
 ) -> web.Application:
-    """To be run with ``handler_cancellation=True``: a client that leaves ends its generations at once."""
+    """To be run by `listener.listening`."""
     cors = Cors(access.cors_allow_origin)
     authentication = Authentication(access.keyring, {(route.method, route.path) for route in ROUTES if route.open})
     app = web.Application(
         client_max_size=limits.payload_limit,
-        middlewares=[identify_and_log, cors.preflight, errors_as_json, authentication.identify],
+        middlewares=[mark_serving, identify_and_log, cors.preflight, errors_as_json, authentication.identify],
     )
     app[STATE] = AppState(
         engine=engine,
@@ -57,7 +58,7 @@ def build_app(
     openapi_document()
     for route in ROUTES:
         # HEAD is no method of this API: aiohttp would add it to GET.
-        app.router.add_route(route.method, route.path, route.handler)
+        app.router.add_route(route.method, route.path, route.handler, expect_handler=expected)
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(add_request_id)
     return app

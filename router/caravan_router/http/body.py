@@ -1,31 +1,48 @@
 """A request's body to its type."""
 
+import asyncio
 import re
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
-from caravan_router.http.errors import BodyTooLargeError, MalformedBodyError, UnsupportedMediaError
+from caravan_router.http.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MalformedBodyError,
+    UnsupportedCodingError,
+    UnsupportedMediaError,
+)
+from caravan_router.http.state import STATE
 from caravan_router.http.validation_errors import BodyMismatchError
 
 T = TypeVar("T")
 
+_CODINGS = frozenset({"identity", "gzip", "deflate"})
 _REASON_CHARACTERS = 300
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _PATH = re.compile(r" at `\$\.([^`]*)`$")
 
 
 async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises UnsupportedMediaError, BodyTooLargeError, MalformedBodyError, BodyMismatchError.
+    """Raises UnsupportedMediaError, UnsupportedCodingError, BodyTimeoutError, BodyTooLargeError, MalformedBodyError,
+    BodyMismatchError.
 
     The limit counts bytes after decompression. JSON is read by msgspec alone: the standard library's reader takes NaN,
     lone surrogates and infinite numbers.
     """
     if "Content-Type" in request.headers and not _is_json(request.content_type):
         raise UnsupportedMediaError(request.content_type)
+    coding = request.headers.get("Content-Encoding", "identity")
+    if coding.lower() not in _CODINGS:
+        raise UnsupportedCodingError(coding)
+    limit_s = request.app[STATE].limits.body_timeout_s
     try:
-        data = await request.read()
+        async with asyncio.timeout(limit_s):
+            data = await request.read()
+    except TimeoutError as error:
+        raise BodyTimeoutError(limit_s) from error
     except web.HTTPRequestEntityTooLarge as error:
         raise BodyTooLargeError(request.client_max_size) from error
     except web.RequestPayloadError as error:

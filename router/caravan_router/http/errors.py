@@ -24,6 +24,14 @@ class RequestError(Exception):
     """The request cannot be served as it is. The first line of each kind's docstring is what the README says of it."""
 
 
+class MalformedRequestError(RequestError):
+    """The request is not HTTP/1.1."""
+
+    def __init__(self, reason: str) -> None:
+        # The reader quotes what it could not read, over several lines.
+        super().__init__(f"The request is not valid HTTP/1.1: {reason.partition(chr(10))[0][:200].rstrip(': ')}")
+
+
 class MalformedBodyError(RequestError):
     """The body is not JSON."""
 
@@ -36,6 +44,20 @@ class UnsupportedMediaError(RequestError):
 
     def __init__(self, content_type: str) -> None:
         super().__init__(f"Expected a request with `Content-Type: application/json`. Given: {content_type}")
+
+
+class UnsupportedCodingError(RequestError):
+    """The body is compressed in a way that is not read here."""
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(f"Bodies may have `Content-Encoding: gzip` or `deflate`, or none. Given: {coding[:80]}")
+
+
+class BodyTimeoutError(RequestError):
+    """The body took too long to come."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"The request body must be here within {limit_s:g} s")
 
 
 class BodyTooLargeError(RequestError):
@@ -128,6 +150,20 @@ class MethodNotAllowedError(RequestError):
         self.allowed = allowed
 
 
+class ExpectationError(RequestError):
+    """``Expect`` asks for something else than to continue."""
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"`Expect` may be `100-continue`. Given: {given[:80]}")
+
+
+class TooManyConnectionsError(RequestError):
+    """As many connections as may be are open."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"Too many connections: {limit} may be open")
+
+
 class UnhealthyError(RequestError):
     """No shard is up and makes progress, says ``/health``."""
 
@@ -159,8 +195,11 @@ _TOO_MUCH = Rendering(429, "overloaded", 429, _RATE, Failure.RATE_LIMITED, RETRY
 
 # Looked up along the class's bases: the most specific entry counts.
 TABLE: dict[type[Exception], Rendering] = {
+    MalformedRequestError: Rendering(400, "validation", 400, _CLIENT),
     MalformedBodyError: Rendering(400, "validation", 400, _CLIENT),
     UnsupportedMediaError: Rendering(415, "validation", 415, _CLIENT),
+    UnsupportedCodingError: Rendering(415, "validation", 415, _CLIENT),
+    BodyTimeoutError: Rendering(408, "request_timeout", 408, _CLIENT),
     BodyTooLargeError: Rendering(413, "validation", 413, _CLIENT),
     ValidationError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
     ChatTemplateError: Rendering(422, "template_error", 400, _CLIENT, Failure.VALIDATION),
@@ -175,6 +214,8 @@ TABLE: dict[type[Exception], Rendering] = {
     DeadlineError: Rendering(504, "deadline_exceeded", 504, _SERVER, Failure.DEADLINE),
     NotFoundError: Rendering(404, "not_found", 404, _CLIENT),
     MethodNotAllowedError: Rendering(405, "method_not_allowed", 405, _CLIENT),
+    ExpectationError: Rendering(417, "validation", 417, _CLIENT),
+    TooManyConnectionsError: Rendering(503, "overloaded", 503, _SERVER, None, RETRY_AFTER_S),
     UnhealthyError: Rendering(503, "healthcheck", 503, _SERVER),
     NoShardError: Rendering(503, "no_shard", 503, _SERVER, Failure.GENERATION, RETRY_AFTER_S),
     IncompleteGenerationError: Rendering(500, "incomplete_generation", 500, _SERVER, Failure.INCOMPLETE),
@@ -251,6 +292,9 @@ def error_response(error: Exception, path: str) -> web.Response:
             response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
         case MethodNotAllowedError():
             response.headers["Allow"] = error.allowed
+        case MalformedRequestError() | BodyTimeoutError():
+            # What comes next on this connection is not the beginning of a request.
+            response.force_close()
         case _:
             pass
     return response

@@ -19,7 +19,7 @@ class Limits:
     max_total_tokens: int | None = None
     """Prompt and output."""
     max_prompt_bytes: int | None = None
-    """Of one prompt, in UTF-8, checked before it is tokenized."""
+    """Of one prompt, in UTF-8, checked before it is tokenized; None: 32 times the most tokens."""
     max_client_batch_size: int = 32
     """Prompts of one request."""
     max_embed_texts: int = 2048
@@ -32,8 +32,16 @@ class Limits:
     """OpenAI's limit."""
     max_cache_salt_bytes: int = 256
     """In UTF-8."""
+    max_request_new_tokens: int | None = None
+    """Of all prompts and candidates of one request; None: ``max_best_of`` times what one may have."""
     payload_limit: int = 2_000_000
     """Bytes of a request's body, decompressed."""
+    max_connections: int = 1000
+    """Open at once, idle ones included; one more is told so and closed."""
+    header_timeout_s: float = 20.0
+    """From the start of a connection to the end of its first request's headers."""
+    body_timeout_s: float = 60.0
+    """From a request's headers to the end of its body."""
     slow_client_timeout_s: float = 30.0
     """A reader that takes nothing for so long is cut."""
     keep_alive_s: float = 15.0

@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from caravan_router.engine.interface import EngineError
-from caravan_router.http.errors import MethodNotAllowedError, NotFoundError, RequestError, error_response
+from caravan_router.http.errors import (
+    ExpectationError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RequestError,
+    error_response,
+)
 from caravan_router.http.sse import STREAM_BEGUN
 from caravan_router.http.state import CLIENT
 
@@ -27,6 +33,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET = frozenset({"/health", "/ping", "/metrics"})
 
 CLIENT_CLOSED = 499
+_LOGGED_CHARACTERS = 200
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -50,7 +57,8 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
             logging.DEBUG if request.path in _QUIET else logging.INFO,
             "%s %s %d %.3f s",
             request.method,
-            request.path,
+            # As it was sent: what is quoted in it may be a line break.
+            request.rel_url.raw_path[:_LOGGED_CHARACTERS],
             status,
             time.monotonic() - began,
             extra={
@@ -83,6 +91,17 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             # Too late for a status: the server closes the connection, which the client sees as a broken stream.
             raise
         return error_response(error, request.path)
+
+
+async def expected(request: web.Request) -> web.Response | None:
+    """Where a client waits to be told to send its body. aiohttp asks before any middleware."""
+    given = request.headers["Expect"]
+    if given.lower() != "100-continue":
+        return error_response(ExpectationError(given), request.path)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    # The answer has not begun.
+    request.writer.output_size = 0
+    return None
 
 
 class Cors:

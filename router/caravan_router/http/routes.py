@@ -62,7 +62,7 @@ class Route:
         return self.handler.__doc__.partition("\n")[0]
 
 
-_BODY_ERRORS = (400, 413, 415)
+_BODY_ERRORS = (400, 408, 413, 415)
 _TGI_ERRORS = (*_BODY_ERRORS, 422, 424, 429, 503, 504)
 
 ROUTES = (

@@ -1,5 +1,6 @@
 """Chat completions as OpenAI's and TGI's clients ask for them, and a conversation's tokens."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -123,7 +124,8 @@ async def chat_tokenize(request: web.Request) -> web.Response:
     check_rate(request[CLIENT])
     model = model_of(state.engine)
     prompt = await chat_prompt_of(state, model, chat_plan_of(state, model, body))
-    spans = token_spans(prompt.text, prompt.tokens)
+    # Long texts take long: streams go on meanwhile.
+    spans = await asyncio.to_thread(token_spans, prompt.text, prompt.tokens)
     tokens = [TokenizedToken(span.token_id, span.text, span.start, span.stop) for span in spans]
     return web.Response(body=_ENCODER.encode(ChatTokens(tokens, prompt.text)), content_type="application/json")
 

@@ -1,11 +1,13 @@
 """What operators and tools ask: health, metrics, the model, tokens, the API's description."""
 
+import asyncio
 from functools import cache
 from importlib import resources
 
 import msgspec
 from aiohttp import web
 
+from caravan_router.engine.interface import TokenizedText
 from caravan_router.http.admission import check_rate
 from caravan_router.http.body import read_body
 from caravan_router.http.docs_page import render_page
@@ -80,8 +82,14 @@ async def tokenize(request: web.Request) -> web.Response:
     if size > limit:
         raise TooManyBytesError("inputs", limit, size)
     tokenized = await state.engine.tokenize(body.inputs, add_special=body.add_special_tokens is not False)
-    spans = token_spans(body.inputs, tokenized)
-    return _json([TokenizedToken(span.token_id, span.text, span.start, span.stop) for span in spans])
+    # Long texts take long: streams go on meanwhile.
+    reply = await asyncio.to_thread(_tokens_of, body.inputs, tokenized)
+    return web.Response(body=reply, content_type="application/json")
+
+
+def _tokens_of(text: str, tokenized: TokenizedText) -> bytes:
+    spans = token_spans(text, tokenized)
+    return msgspec.json.encode([TokenizedToken(span.token_id, span.text, span.start, span.stop) for span in spans])
 
 
 async def models(request: web.Request) -> web.Response:

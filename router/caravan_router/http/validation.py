@@ -15,11 +15,14 @@ from caravan_router.http.validation_errors import (
     StopTooLongError,
     TokenIdError,
     TooManyBytesError,
+    TooManyNewTokensError,
     TooManyStopsError,
     TotalTooLongError,
 )
 from caravan_router.text.prompt_text import PromptText
 
+# No text has so many bytes a token, but for long runs of spaces: what is longer need not be tokenized to be refused.
+BYTES_PER_TOKEN = 32
 MAX_TOP_K = 2**31 - 1
 # Below it, dividing logits overflows a float32: it is greedy in all but name, and told so.
 GREEDY_TEMPERATURE = 1e-5
@@ -53,6 +56,7 @@ class Bounds:
     max_input_tokens: int
     max_top_n_tokens: int
     max_prompt_bytes: int
+    max_request_new_tokens: int
 
 
 def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
@@ -62,7 +66,8 @@ def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
         max_total_tokens=total,
         max_input_tokens=min(limits.max_input_tokens or total - 1, total - 1),
         max_top_n_tokens=min(limits.max_top_n_tokens, model.max_top_n_tokens),
-        max_prompt_bytes=min(limits.max_prompt_bytes or model.max_tokenize_bytes, model.max_tokenize_bytes),
+        max_prompt_bytes=min(limits.max_prompt_bytes or BYTES_PER_TOKEN * total, model.max_tokenize_bytes),
+        max_request_new_tokens=limits.max_request_new_tokens or limits.max_best_of * total,
     )
 
 
@@ -141,6 +146,13 @@ def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple
     if len(prompt) > bounds.max_input_tokens:
         raise PromptTooLongError(field, bounds.max_input_tokens, len(prompt))
     return max_new if max_new is not None else bounds.max_total_tokens - len(prompt)
+
+
+def check_new_tokens(field: str, generations: int, max_new: int, bounds: Bounds) -> None:
+    """``max_new``: of each generation of the request. What no single one may have is for `fit` to refuse."""
+    given = generations * min(max_new, bounds.max_total_tokens)
+    if given > bounds.max_request_new_tokens:
+        raise TooManyNewTokensError(field, bounds.max_request_new_tokens, given)
 
 
 def effective_temperature(temperature: float) -> float:

@@ -18,6 +18,7 @@ from caravan_router.http.validation import (
     Bounds,
     ValidRequest,
     bounds_of,
+    check_new_tokens,
     check_positive,
     check_range,
     check_stops,
@@ -79,6 +80,7 @@ async def validate_chat(state: AppState, source: ChatSource, serving: Serving, n
         plan = NO_PLAN
         prompt = (await tokenize_prompt(state.engine, "prompt", source.raw, bounds)).token_ids
     max_new = fit(prompt, max_tokens, bounds, source.names)
+    check_new_tokens(source.names[1], n, max_new, bounds)
     adapter = adapter_of_model(request.model, model)
     extras = Extras(constraint=await _constraint(state, plan, asked), adapter=adapter)
     alternatives = (request.top_logprobs or 0) if request.logprobs else None

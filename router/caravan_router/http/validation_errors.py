@@ -172,6 +172,14 @@ class TotalTooLongError(ValidationError):
         super().__init__(field, message)
 
 
+class TooManyNewTokensError(ValidationError):
+    """Together, what each generation of a request may have is too much."""
+
+    def __init__(self, field: str, limit: int, given: int) -> None:
+        message = f"`{field}` times the number of generations must be <= {limit} tokens. Given: {given}"
+        super().__init__(field, message)
+
+
 class InvalidGrammarError(ValidationError):
     """TGI's words, with our field's name."""
 

@@ -16,6 +16,7 @@ from caravan_router.http.validation import (
     Bounds,
     ValidRequest,
     bounds_of,
+    check_new_tokens,
     check_positive,
     check_range,
     check_stops,
@@ -66,6 +67,7 @@ async def validate_completion(
         raise IgnoreEosError(asked.field)
     # A pass over a prompt ends with a token, also where none is to be shown.
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens)
+    check_new_tokens("max_tokens", len(plan.prompts) * plan.choices.candidates, max_tokens, bounds)
     fitted = []
     for prompt in plan.prompts:
         token_ids, prompt_text = await _tokens(engine, prompt, bounds, echo=bool(request.echo))

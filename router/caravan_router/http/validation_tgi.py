@@ -15,6 +15,7 @@ from caravan_router.http.validation import (
     Bounds,
     ValidRequest,
     bounds_of,
+    check_new_tokens,
     check_positive,
     check_range,
     check_repetition_penalty,
@@ -71,6 +72,7 @@ async def validate_generate(
     adapter = adapter_of_id(parameters.adapter_id, model)
     tokens = await _prompt(engine, request.inputs, parameters.truncate, bounds)
     max_new = fit(tokens.token_ids, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
+    check_new_tokens("max_new_tokens", parameters.best_of or 1, max_new, bounds)
     constraint = await compiled(engine, constraint_of_format("grammar", parameters.grammar, limits))
     extras = Extras(constraint=constraint, adapter=adapter)
     stopping = StoppingParams(max_new_tokens=max_new)

@@ -20,6 +20,7 @@ from caravan_router.auth.key_file import KeyFileError
 from caravan_router.cli import stop_on_signals
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
+from caravan_router.http.tls import TlsFileError
 from caravan_router.serve.shard_process import ShardProcess, ShardStartError
 
 _log = logging.getLogger(__name__)
@@ -113,6 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return_code = 2
         except* KeyFileError as errors:
             sys.stderr.write(f"caravan serve: error: --api-keys-file: {errors.exceptions[0]}\n")
+            return_code = 2
+        except* TlsFileError as errors:
+            sys.stderr.write(f"caravan serve: error: --ssl-certfile: {errors.exceptions[0]}\n")
             return_code = 2
         except* OSError as errors:
             reason = getattr(errors.exceptions[0], "strerror", None) or errors.exceptions[0]

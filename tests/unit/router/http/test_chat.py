@@ -321,7 +321,7 @@ async def test_what_the_template_says_is_told(engine: ScriptedEngine) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "is missing"),
         ({"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
          "messages[0].function_call", "not supported"),
-        ({"messages": [{"role": "user", "content": "x" * 10_001}]}, "messages", "at most 10000 bytes"),
+        ({"messages": [{"role": "user", "content": "x" * 10_001}]}, "messages", "at most 8192 bytes"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "less than 255 tokens"),
         ({"max_tokens": 0}, "max_tokens", "strictly positive"),
         ({"max_completion_tokens": -1}, "max_completion_tokens", "strictly positive"),

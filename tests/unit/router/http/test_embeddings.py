@@ -78,7 +78,7 @@ RULES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": [5] * 65}, "input", "`input` must have less than 64 tokens. Given: 65"),
     ({"input": [1000]}, "input", "`input` token ids must be >= 0 and < 1000. Given: 1000"),
     ({"input": [[5], [-1]]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"),
-    ({"input": "é" * 5001}, "input", "`input` must have at most 10000 bytes. Given: 10002"),
+    ({"input": "é" * 5001}, "input", "`input` must have at most 8192 bytes. Given: 10002"),
     ({"input": ["a"] * 2049}, "input", "Number of prompts exceeds the maximum allowed batch size of 2048. Given: 2049"),
     ({"dimensions": 4}, "dimensions", "`dimensions` must be 8, as the model has it. Given: 4"),
     ({"dimensions": 0}, "dimensions", "`dimensions` must be 8, as the model has it. Given: 0"),

@@ -122,7 +122,7 @@ async def test_tgi_rules_in_a_stream(
 PROMPT_RULES = [
     ("", {}, "`inputs` cannot be empty"),
     ("a" * 256, {}, "`inputs` must have less than 255 tokens. Given: 257"),
-    ("é" * 5001, {}, "`inputs` must have at most 10000 bytes. Given: 10002"),
+    ("é" * 5001, {}, "`inputs` must have at most 8192 bytes. Given: 10002"),
     # The prompt comes after the parameters, and its emptiness before what is cut off of it.
     ("", {"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
     ("", {"truncate": 0}, "`inputs` cannot be empty"),
@@ -142,7 +142,7 @@ async def test_prompt_rules(service: Service, inputs: str, parameters: dict[str,
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
-    [("", "`inputs` cannot be empty"), ("é" * 5001, "`inputs` must have at most 10000 bytes. Given: 10002")],
+    [("", "`inputs` cannot be empty"), ("é" * 5001, "`inputs` must have at most 8192 bytes. Given: 10002")],
 )
 async def test_tokenize_rules(service: Service, inputs: str, message: str) -> None:
     response = await service.post("/tokenize", {"inputs": inputs})
@@ -330,3 +330,18 @@ async def test_openai_rules(service: Service, fields: dict[str, Any], param: str
 async def test_neutral_values_of_what_is_not_built_are_accepted(service: Service) -> None:
     neutral = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "logit_bias": {}, "stream_options": None}
     assert (await service.post("/v1/completions", {"prompt": "hi", **neutral})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 11}),
+        ("/generate", {"inputs": "a", "parameters": {"best_of": 4, "do_sample": True, "max_new_tokens": 11}}),
+    ],
+)
+async def test_new_tokens_of_all_generations_are_bounded_together(path: str, body: dict[str, Any]) -> None:
+    async with serving(ScriptedEngine(), Limits(max_request_new_tokens=43)) as service:
+        response = await service.post(path, body)
+        assert response.status in {400, 422}
+        assert "times the number of generations must be <= 43 tokens. Given: 44" in await response.text()
+        assert not service.engine.streams

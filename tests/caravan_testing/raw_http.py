@@ -1,0 +1,68 @@
+"""Requests as bytes on a socket: for what no client library would send."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+HOST = "127.0.0.1"
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """A whole, well-formed request; the connection stays open after it."""
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}"]).encode() + b"\r\n\r\n" + body
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: bytes
+    body: bytes
+
+    def json(self) -> dict[str, object]:
+        return msgspec.json.decode(self.body, type=dict[str, object])
+
+
+def replies_in(data: bytes) -> list[Reply]:
+    """Of replies with a Content-Length, one after the other; what is cut short fails."""
+    replies = []
+    while data:
+        head, _, rest = data.partition(b"\r\n\r\n")
+        length = next(
+            int(line.partition(b":")[2]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
+        )
+        assert len(rest) >= length, data
+        replies.append(Reply(int(head.split(b" ")[1]), head, rest[:length]))
+        data = rest[length:]
+    return replies
+
+
+async def exchange(url: str, parts: Iterable[bytes], *, pause_s: float = 0.0, within_s: float = 20.0) -> bytes:
+    """Sends the parts, then reads until the server hangs up. What it sent before a reset is returned all the same."""
+    reader, writer = await asyncio.open_connection(HOST, port_of(url))
+    received = bytearray()
+
+    async def send() -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+    sending = asyncio.create_task(send())
+    try:
+        async with asyncio.timeout(within_s):
+            while data := await reader.read(65536):
+                received += data
+    except ConnectionResetError:
+        pass
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        writer.close()
+    return bytes(received)

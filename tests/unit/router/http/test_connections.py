@@ -1,0 +1,102 @@
+"""Connections that are of no use end, and cost nobody anything meanwhile."""
+
+import asyncio
+import time
+from itertools import chain, repeat
+
+import pytest
+
+from caravan_router.http.limits import Limits
+from caravan_router.scheduling.params import FinishReason
+from caravan_testing.http_server import Service, serving, until
+from caravan_testing.raw_http import HOST, exchange, port_of, post, replies_in
+from caravan_testing.scripted_engine import Pause, ScriptedEngine, word
+
+ONE_TOKEN = b'{"inputs":"a","parameters":{"max_new_tokens":1}}'
+
+
+async def test_a_head_that_never_ends_is_waited_for_only_so_long() -> None:
+    async with serving(ScriptedEngine(), Limits(header_timeout_s=0.3)) as service:
+        began = time.monotonic()
+        slowly = chain([b"POST /generate HTTP/1.1\r\n"], repeat(b"X-A: b\r\n"))
+        assert await exchange(service.url, slowly, pause_s=0.02) == b""
+        assert 0.2 < time.monotonic() - began < 2
+        assert await exchange(service.url, []) == b""
+
+
+async def test_a_connection_that_was_of_use_may_be_idle() -> None:
+    async with serving(ScriptedEngine(), Limits(header_timeout_s=0.1)) as service:
+        reader, writer = await asyncio.open_connection(HOST, port_of(service.url))
+        for _ in range(2):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.4)
+        writer.close()
+
+
+async def test_a_stream_outlives_the_time_for_headers() -> None:
+    engine = ScriptedEngine(script=lambda _: [word("a"), Pause()])
+    async with serving(engine, Limits(header_timeout_s=0.1)) as service:
+        response = await service.post("/generate_stream", {"inputs": "a"})
+        await asyncio.sleep(0.4)
+        assert not engine.streams[0].closed
+        response.close()
+        await until(service.is_idle)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+async def test_a_body_that_comes_too_slowly_is_408(path: str) -> None:
+    async with serving(ScriptedEngine(), Limits(body_timeout_s=0.3)) as service:
+        whole = post(path, ONE_TOKEN)
+        parts = [whole[:-40], *(bytes([byte]) for byte in whole[-40:])]
+        (reply,) = replies_in(await exchange(service.url, parts, pause_s=0.05))
+        assert reply.status == 408
+        assert b"within 0.3 s" in reply.body
+        assert service.is_idle()
+
+
+async def test_a_body_byte_by_byte_in_time_is_read(service: Service) -> None:
+    whole = post("/generate", ONE_TOKEN, "Connection: close")
+    (reply,) = replies_in(await exchange(service.url, (bytes([byte]) for byte in whole)))
+    assert (reply.status, reply.json()) == (200, {"generated_text": " w1"})
+
+
+async def test_one_connection_too_many_is_told_so() -> None:
+    async with serving(ScriptedEngine(), Limits(max_connections=2)) as service:
+        held = [await asyncio.open_connection(HOST, port_of(service.url)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        (reply,) = replies_in(await exchange(service.url, []))
+        assert reply.status == 503
+        assert b"Retry-After: 1" in reply.headers
+        assert reply.json() == {"error": "Too many connections: 2 may be open", "error_type": "overloaded"}
+        for _, writer in held:
+            writer.close()
+        await asyncio.sleep(0.05)
+        assert (await service.client.get("/health")).status == 200
+
+
+async def test_a_whole_reply_that_nobody_takes_is_dropped() -> None:
+    engine = ScriptedEngine(script=lambda _: [word("x" * 20_000_000), word("", finish=FinishReason.LENGTH)])
+    async with serving(engine, Limits(slow_client_timeout_s=0.3)) as service:
+        reader, writer = await asyncio.open_connection(HOST, port_of(service.url))
+        writer.write(post("/generate", b'{"inputs":"a"}'))
+        await reader.readexactly(1)
+        # Neither a permit nor, in the end, memory.
+        assert service.is_idle()
+        await asyncio.sleep(1)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await reader.readexactly(20_000_000)
+        writer.close()
+
+
+async def test_what_is_no_http_is_told_so_in_json(service: Service) -> None:
+    for raw in (
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"HELLO\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET  / HTTP/1.1\r\n\r\n",
+    ):
+        (reply,) = replies_in(await exchange(service.url, [raw]))
+        assert reply.status == 400, raw
+        assert reply.json()["error_type"] == "validation"
+        assert str(reply.json()["error"]).startswith("The request is not valid HTTP/1.1: ")

@@ -1,0 +1,124 @@
+"""HTTPS as the program serves it: a certificate, its reload, and clients that must show one."""
+
+import asyncio
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+from aiohttp import ClientError, ClientSession, TCPConnector
+
+from caravan_router.app import run_router
+from caravan_router.config import RouterConfig
+from caravan_router.http.application import build_app
+from caravan_router.http.limits import Limits
+from caravan_router.http.listener import Listen, listening
+from caravan_router.http.tls import Tls, TlsFiles
+from caravan_router.metrics import Metrics
+from caravan_testing.http_server import events
+from caravan_testing.scripted_engine import ScriptedEngine
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+def write_certificate(authority: trustme.CA, folder: Path) -> tuple[str, str]:
+    certificate = authority.issue_cert("127.0.0.1")
+    chain, key = folder / "chain.pem", folder / "key.pem"
+    chain.write_bytes(b"".join(pem.bytes() for pem in certificate.cert_chain_pems))
+    key.write_bytes(certificate.private_key_pem.bytes())
+    return str(chain), str(key)
+
+
+@asynccontextmanager
+async def router(config: RouterConfig) -> AsyncIterator[str]:
+    """As the program runs it; its shard is away."""
+    stop, urls = asyncio.Event(), asyncio.Queue[str]()
+    running = asyncio.create_task(run_router(config, stop, lambda _engine, url: urls.put_nowait(url)))
+    try:
+        async with asyncio.timeout(20):
+            yield await urls.get()
+    finally:
+        stop.set()
+        await running
+
+
+async def serial_of(url: str, context: ssl.SSLContext) -> str:
+    """Of the certificate that the server shows."""
+    _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=context)
+    certificate = writer.get_extra_info("peercert")
+    writer.close()
+    await writer.wait_closed()
+    return str(certificate["serialNumber"])
+
+
+async def test_a_stream_over_https(authority: trustme.CA, tmp_path: Path) -> None:
+    chain, key = await asyncio.to_thread(write_certificate, authority, tmp_path)
+    tls = await asyncio.to_thread(Tls, TlsFiles(certfile=chain, keyfile=key))
+    limits = Limits()
+    async with (
+        listening(build_app(ScriptedEngine(), limits, Metrics()), limits, Listen(tls=tls.context)) as url,
+        ClientSession(connector=TCPConnector(ssl=trusting(authority))) as client,
+    ):
+        assert url.startswith("https://127.0.0.1:")
+        body = {"inputs": "a", "parameters": {"max_new_tokens": 3}}
+        async with client.post(f"{url}/generate_stream", json=body) as response:
+            assert [event["token"]["text"] for event in events(await response.text())] == [" w1", " w2", " w3"]
+
+
+async def test_sighup_reloads_the_certificate_and_a_broken_one_changes_nothing(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, key = await asyncio.to_thread(write_certificate, authority, tmp_path)
+    config = RouterConfig(port=0, shard=("127.0.0.1:1",), ssl_certfile=chain, ssl_keyfile=key)
+    trust = trusting(authority)
+    async with router(config) as url:
+        first = await serial_of(url, trust)
+        await asyncio.to_thread(Path(key).write_bytes, b"no key")
+        os.kill(os.getpid(), signal.SIGHUP)
+        while "certificate not reloaded" not in caplog.text:  # noqa: ASYNC110 - it sets no event
+            await asyncio.sleep(0.01)
+        assert await serial_of(url, trust) == first
+        await asyncio.to_thread(write_certificate, authority, tmp_path)
+        os.kill(os.getpid(), signal.SIGHUP)
+        while await serial_of(url, trust) == first:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_clients_must_show_a_certificate_if_authorities_are_named(authority: trustme.CA, tmp_path: Path) -> None:
+    chain, key = await asyncio.to_thread(write_certificate, authority, tmp_path)
+    named = tmp_path / "authorities.pem"
+    await asyncio.to_thread(authority.cert_pem.write_to_path, named)
+    config = RouterConfig(port=0, shard=("127.0.0.1:1",), ssl_certfile=chain, ssl_keyfile=key, ssl_ca_certs=str(named))
+    known, unknown = trusting(authority), trusting(authority)
+    await asyncio.to_thread(authority.issue_cert("a-client").configure_cert, known)
+    async with router(config) as url, ClientSession(url) as client:
+        async with client.get("/health", ssl=known) as response:
+            assert response.status == 503
+        with pytest.raises(ClientError):
+            await client.get("/health", ssl=unknown)
+
+
+def test_a_router_does_not_start_without_its_certificate(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "caravan_router", "router", "--shard", "127.0.0.1:1", "--port", "0"]
+    missing = tmp_path / "none.pem"
+    done = subprocess.run([*command, "--ssl-certfile", missing], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"error: --ssl-certfile: {missing}: [Errno 2]" in done.stderr
+    done = subprocess.run([*command, "--ssl-keyfile", missing], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--ssl-keyfile and --ssl-ca-certs need --ssl-certfile" in done.stderr
