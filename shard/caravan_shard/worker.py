@@ -48,8 +48,8 @@ class Worker:
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
         self._texts: deque[_Job] = deque()
-        # Sequences come first until then.
-        self._texts_rest_until = 0.0
+        # Of the last text: sequences come first until as much time has passed again.
+        self._text_began_ns = self._text_ended_ns = 0
         self._stopping = False
         # When work began that has not shown progress since; None while idle or waiting for the router to read.
         self._working_since: float | None = None
@@ -190,7 +190,8 @@ class Worker:
         for step in range(command.max_steps):
             if step > 0 and not self._may_continue(engine, replies):
                 return
-            result = engine.decode_step(command.sequence_ids, started_ns)
+            # The time of a text between two steps is of neither.
+            result = engine.decode_step(command.sequence_ids, max(started_ns, self._text_ended_ns))
             if result is None:
                 return
             replies.put(result)
@@ -218,14 +219,14 @@ class Worker:
                 return True
 
     def _embed(self, engine: Engine, command: Embed, replies: Replies) -> None:
-        began = monotonic()
+        self._text_began_ns = perf_counter_ns()
         replies.put(engine.embed(command))
-        ended = monotonic()
-        self._texts_rest_until = ended + (ended - began)
+        self._text_ended_ns = perf_counter_ns()
 
     @property
     def _text_is_due(self) -> bool:
-        return bool(self._texts) and monotonic() >= self._texts_rest_until
+        rest_ns = self._text_ended_ns - self._text_began_ns
+        return bool(self._texts) and perf_counter_ns() >= self._text_ended_ns + rest_ns
 
     @property
     def _has_news(self) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import TypedDict
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,7 +13,7 @@ from caravan_shard.backends.fake import FakeBackend, expected_output
 from caravan_shard.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_shard.results import Holdings, PromptRows, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
 from caravan_testing.shard_builders import (
     EngineDriver,
     first_chunk,
@@ -22,6 +23,7 @@ from caravan_testing.shard_builders import (
     toy_grammar,
     with_parameters,
 )
+from caravan_testing.toy_scores import expected_logprobs
 
 CELLS = 64
 SEQUENCES = 4
@@ -56,6 +58,8 @@ class Promise:
 
     def __init__(self, prompt: list[int], total: int, choosing: Choosing, max_new: int, adapter: str) -> None:
         self.adapter = adapter
+        # Log probabilities of its prompt; None if nobody asked.
+        self.told: list[float] | None = None
         self.held = prompt
         self.total = total
         self.choosing = choosing
@@ -78,6 +82,7 @@ class Promise:
 
     def park(self, length: int) -> None:
         self.held, self.said, self.is_parked = self.computed[:length], [], True
+        self.told = None
 
     @property
     def expected(self) -> list[int]:
@@ -95,7 +100,12 @@ class ShardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.backend = FakeBackend(
-            cells=CELLS, max_sequences=SEQUENCES, max_batch_tokens=24, layout=self.layout, adapters=["one"]
+            cells=CELLS,
+            max_sequences=SEQUENCES,
+            max_batch_tokens=24,
+            max_prompt_logprob_tokens=16,
+            layout=self.layout,
+            adapters=["one"],
         )
         self.driver = EngineDriver(self.backend, swap=memory_swap(SWAP_CELLS * CELL_BYTES))
         self.promises: dict[int, Promise] = {}
@@ -115,7 +125,18 @@ class ShardMachine(RuleBasedStateMachine):
         assert set(answer.rows.sequence_ids) == due
         for sequence_id, token in zip(answer.rows.sequence_ids, answer.rows.token_ids, strict=True):
             self.promises[sequence_id].said.append(token)
+        self.take_told(answer.prompt or PromptRows())
         return True
+
+    def take_told(self, rows: PromptRows) -> None:
+        """What is told of a pass is of the prompts that asked."""
+        start = 0
+        for sequence_id, count in zip(rows.sequence_ids, rows.counts, strict=True):
+            told = self.promises[sequence_id].told
+            assert told is not None
+            told += rows.logprobs[start : start + count]
+            start += count
+        assert start == len(rows.logprobs)
 
     def advancing(self, sequence_ids: list[int]) -> set[int]:
         return {
@@ -147,6 +168,7 @@ class ShardMachine(RuleBasedStateMachine):
         max_new=st.integers(1, 12),
         adapter=ADAPTERS,
         choosing=CHOOSING,
+        asks=st.sampled_from([False, False, True]),
     )
     def start(
         self,
@@ -160,6 +182,7 @@ class ShardMachine(RuleBasedStateMachine):
         max_new: int,
         adapter: str,
         choosing: Choosing,
+        asks: bool,
     ) -> None:
         copies = takes_over or data.draw(st.booleans())
         copy = self.some_prefix(data) if copies and (self.promises or not careful) else None
@@ -169,6 +192,7 @@ class ShardMachine(RuleBasedStateMachine):
         else:
             sequence_id = data.draw(st.sampled_from(free_ids) if careful and free_ids else IDS)
         if careful:
+            asks = asks and copy is None
             if copy is not None and copy.source_id in self.promises:
                 adapter = self.promises[copy.source_id].adapter
             riders = [key for key in set(riders) - {sequence_id} if key in self.promises]
@@ -178,12 +202,13 @@ class ShardMachine(RuleBasedStateMachine):
         chunk = first_chunk(
             sequence_id, tokens, total=total, last=held_back == 0, copy=copy, max_new=max_new, **choosing
         )
-        chunk = with_parameters(chunk, adapter=adapter)
+        chunk = with_parameters(chunk, adapter=adapter, prompt_logprobs=asks)
         due = self.advancing(riders)
         source = self.promises.get(copy.source_id) if copy is not None else None
         prefix = source.computed[:start] if source is not None else []
         before = self.promises.get(sequence_id)
         self.promises[sequence_id] = Promise([*prefix, *tokens], total, choosing, max_new, adapter)
+        self.promises[sequence_id].told = [] if asks else None
         mates = [self.promises[key].adapter for key in riders if key in self.promises]
         answer = self.driver.try_prefill(chunk, riders=riders)
         if source is not None and copy is not None and copy.source_id != sequence_id:
@@ -191,6 +216,7 @@ class ShardMachine(RuleBasedStateMachine):
         elif before is not None and copy is not None:
             mates.append(before.adapter)
         assert isinstance(answer, Refusal) or set(mates) <= {adapter}
+        assert isinstance(answer, Refusal) or not asks or (copy is None and len(tokens) <= 16)
         if not self.take(answer, due | ({sequence_id} if held_back == 0 else set())):
             del self.promises[sequence_id]
             if before is not None:
@@ -231,9 +257,12 @@ class ShardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.advancing(list(self.promises)))
     @rule(outcome=st.sampled_from([DecodeOutcome.ABORTED, DecodeOutcome.FAILED, DecodeOutcome.INVALID]))
     def fail(self, outcome: DecodeOutcome) -> None:
-        running = sorted(key for key in self.advancing(list(self.promises)) if not self.promises[key].adapter)
+        running = sorted(self.advancing(list(self.promises)))
+        adapter = self.promises[running[0]].adapter
+        running = [key for key in running if self.promises[key].adapter == adapter]
         self.backend.hook = lambda _batch: outcome
         chunk = [first_chunk(key, [70, 71, 72], max_new=5) for key in range(SEQUENCES) if key not in self.promises][:1]
+        chunk = [with_parameters(one, adapter=adapter) for one in chunk]
         assert not self.take(self.driver.try_prefill(*chunk, riders=running), set())
         self.backend.hook = None
 
@@ -370,6 +399,14 @@ class ShardMachine(RuleBasedStateMachine):
         for promise in self.promises.values():
             if promise.said:
                 assert promise.said == promise.expected[: len(promise.said)]
+
+    @invariant()
+    def every_prompt_that_asked_is_told_of(self) -> None:
+        for promise in self.promises.values():
+            if promise.told is not None:
+                rows = expected_logprobs(promise.held, promise.adapter)
+                expected = [row[token] for row, token in zip(rows, promise.held[1:], strict=True)]
+                np.testing.assert_allclose(promise.told, [np.nan, *expected], atol=1e-4)
 
 
 class SplitShardMachine(ShardMachine):
