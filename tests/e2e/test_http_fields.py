@@ -1,0 +1,117 @@
+"""What the fields of the HTTP contract do on the real model, from the client's side."""
+
+import base64
+import json
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from aiohttp import ClientSession
+
+from caravan_testing.oracle import Oracle
+from caravan_testing.serve_process import Served, serve
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+TEXT = "The capital of France is Paris, é and 🙂."
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Iterator[Served]:
+    with serve("-np", "4", "-c", "2048", "-t", "2", "--embeddings") as running:
+        yield running
+
+
+async def post(served: Served, path: str, body: Any, status: int = 200) -> Any:
+    async with ClientSession() as session, session.post(f"{served.url}{path}", json=body) as response:
+        assert response.status == status, await response.text()
+        return await response.json()
+
+
+async def test_a_prompts_scores_are_the_models_own(vectors: Served, oracle: Oracle) -> None:
+    body = {"prompt": TEXT, "max_tokens": 0, "echo": True, "logprobs": 2}
+    [choice] = (await post(vectors, "/v1/completions", body))["choices"]
+    columns = choice["logprobs"]
+    assert choice["text"] == "".join(columns["tokens"]) == TEXT
+    assert [TEXT[:at] for at in columns["text_offset"]] == [
+        "".join(columns["tokens"][:place]) for place in range(len(columns["tokens"]))
+    ]
+    tokens = [token["id"] for token in await post(vectors, "/tokenize", {"inputs": TEXT})]
+    # What each token after the first was chosen from; the oracle's prompt is the first one's text.
+    logits = oracle.logits_of(columns["tokens"][0], tokens[1:]).astype(np.float64)
+    expected = [row[token] - np.logaddexp.reduce(row) for row, token in zip(logits, tokens[1:], strict=True)]
+    assert columns["token_logprobs"][0] is None
+    np.testing.assert_allclose(columns["token_logprobs"][1:], expected, atol=0.1)
+    generate = {"inputs": TEXT, "parameters": {"max_new_tokens": 1, "decoder_input_details": True}}
+    prefill = (await post(vectors, "/generate", generate))["details"]["prefill"]
+    assert [token["id"] for token in prefill] == tokens
+    np.testing.assert_allclose([token["logprob"] for token in prefill[1:]], expected, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_choice": ["yes.", "no (really) é"]}, r"yes\.|no \(really\) é"),
+        ({"guided_regex": "[0-9]{3}-[a-c]{1,3}"}, "[0-9]{3}-[a-c]{1,3}"),
+        ({"grammar": 'root ::= "a" [b-d] [b-d]? "!"'}, "a[b-d]{1,2}!"),
+        ({"structured_outputs": {"grammar": 'start: "x" | /y{2,4}/'}}, "x|y{2,4}"),
+    ],
+)
+async def test_texts_match(vectors: Served, fields: dict[str, Any], pattern: str) -> None:
+    body = {"prompt": "Answer:", "max_tokens": 40, "n": 3, "seed": 1, **fields}
+    for choice in (await post(vectors, "/v1/completions", body))["choices"]:
+        assert re.fullmatch(pattern, choice["text"]), choice
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": SCHEMA},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}},
+    ],
+)
+async def test_objects_match(vectors: Served, fields: dict[str, Any]) -> None:
+    body = {"prompt": "A person as JSON:", "max_tokens": 200, "temperature": 0, **fields}
+    [choice] = (await post(vectors, "/v1/completions", body))["choices"]
+    jsonschema.validate(json.loads(choice["text"]), SCHEMA)
+
+
+async def test_what_cannot_be_a_grammar_is_told(vectors: Served) -> None:
+    body = {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "(a"}}}
+    error = await post(vectors, "/generate", body, status=422)
+    assert error["error"].startswith("Input validation error: grammar is not valid: ")
+    assert vectors.healthy()
+
+
+async def test_a_bias_decides(vectors: Served) -> None:
+    [wanted] = await post(vectors, "/tokenize", {"inputs": " purple"})
+    body = {"prompt": "The sky is", "max_tokens": 3, "temperature": 0, "logit_bias": {str(wanted["id"]): 100}}
+    [choice] = (await post(vectors, "/v1/completions", body))["choices"]
+    assert choice["text"] == " purple purple purple"
+
+
+async def test_vectors_of_near_texts_are_near(vectors: Served) -> None:
+    texts = ["A cat sat on the mat.", "A cat sits on a mat.", "Stock prices fell sharply in October."]
+    reply = await post(vectors, "/v1/embeddings", {"input": texts})
+    cat, cats, stocks = (np.array(one["embedding"]) for one in reply["data"])
+    assert np.linalg.norm(cat) == pytest.approx(1, abs=1e-3)
+    assert cat @ cats > cat @ stocks
+    encoded = await post(vectors, "/v1/embeddings", {"input": texts[0], "encoding_format": "base64"})
+    packed = base64.b64decode(encoded["data"][0]["embedding"])
+    np.testing.assert_allclose(struct.unpack(f"<{len(cat)}f", packed), cat, atol=1e-3)
+
+
+async def test_without_them_the_server_says_so(served: Served) -> None:
+    error = (await post(served, "/v1/embeddings", {"input": "a"}, status=400))["error"]
+    assert "--embeddings" in error["message"]

@@ -1,0 +1,427 @@
+"""No rule without a test: for each a request that breaks it and no other, and what is said of it."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from caravan_router.auth.key import ApiKey, digest_of
+from caravan_router.auth.keyring import Keyring
+from caravan_router.engine.interface import ModelFacts
+from caravan_router.http import validation_errors as rules
+from caravan_router.http.application import Access
+from caravan_router.http.errors import ValidationError
+from caravan_router.http.limits import Limits
+from caravan_router.scheduling.tenant import Tenant
+from caravan_testing.http_server import events, serving
+from caravan_testing.scripted_engine import EOS, MODEL, ScriptedEngine
+
+TALKS = replace(MODEL, chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+KEY = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice"), max_priority=5)
+
+DEFAULT_LIMITS = Limits()
+
+GENERATE, STREAM, ROOT, TEXT = "/generate", "/generate_stream", "/", "/v1/completions"
+CHAT, VECTORS, TOKENIZE, VERTEX = "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/vertex"
+OLLAMA = "/api/generate"
+MINIMAL: dict[str, dict[str, Any]] = {
+    GENERATE: {"inputs": "hi"},
+    STREAM: {"inputs": "hi"},
+    ROOT: {"inputs": "hi"},
+    TOKENIZE: {"inputs": "hi"},
+    TEXT: {"prompt": "hi"},
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    VECTORS: {"input": "hi"},
+    VERTEX: {"instances": [{"inputs": "hi"}]},
+    OLLAMA: {"model": "any", "prompt": "hi"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``body``: beside what the route needs. ``param``: as OpenAI's envelope names the field."""
+
+    rule: type[ValidationError]
+    path: str
+    body: dict[str, Any]
+    param: str | None
+    message: str
+    limits: Limits = DEFAULT_LIMITS
+    model: ModelFacts = TALKS
+    header: tuple[str, str] = ("X-Request-Id", "a")
+
+
+def tgi(**parameters: Any) -> dict[str, Any]:
+    return {"parameters": parameters}
+
+
+def said(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": list(messages)}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+CASES = [
+    Case(
+        rules.BodyMismatchError,
+        VECTORS,
+        {"input": {}},
+        "input",
+        "Expected `str | array`, got `object` - at `$.input`",
+    ),
+    Case(
+        rules.UnsupportedFieldError,
+        GENERATE,
+        tgi(watermark=True),
+        None,
+        "`watermark` is not supported: leave it out, or set it to false. Given: True",
+    ),
+    Case(
+        rules.NotStrictlyPositiveError,
+        CHAT,
+        {"max_tokens": 0},
+        "max_tokens",
+        "`max_tokens` must be strictly positive. Given: 0",
+    ),
+    Case(
+        rules.OutOfRangeError,
+        CHAT,
+        {"logprobs": True, "top_logprobs": 6},
+        "top_logprobs",
+        "`top_logprobs` must be >= 0 and <= 5. Given: 6",
+    ),
+    Case(
+        rules.NotBetweenZeroAndOneError,
+        ROOT,
+        tgi(top_p=1),
+        None,
+        "`top_p` must be > 0.0 and < 1.0. Given: 1.0",
+    ),
+    Case(rules.NotAProbabilityError, CHAT, {"top_p": 0}, "top_p", "`top_p` must be > 0.0 and <= 1.0. Given: 0.0"),
+    Case(rules.CandidatesError, CHAT, {"n": 17}, "n", "`n` must be > 0 and <= 16. Given: 17"),
+    Case(
+        rules.BestOfDisabledError,
+        GENERATE,
+        tgi(best_of=2),
+        None,
+        "`best_of` != 1 is not allowed for this endpoint. Given: 2",
+        limits=Limits(max_best_of=1),
+    ),
+    Case(
+        rules.BestOfBelowNError,
+        TEXT,
+        {"n": 2, "best_of": 1},
+        "best_of",
+        "`best_of` must be >= `n`. Given: `best_of` 1 and `n` 2",
+    ),
+    Case(
+        rules.BestOfAboveNStreamingError,
+        TEXT,
+        {"best_of": 2, "stream": True},
+        "best_of",
+        "`best_of` > `n` is not supported when streaming. Given: `best_of` 2 and `n` 1",
+    ),
+    Case(
+        rules.ChoiceParametersError,
+        CHAT,
+        {"choice_parameters": [{}, {}]},
+        "choice_parameters",
+        "`choice_parameters` must have 1 entries, as `best_of` or else `n` says. Given: 2",
+    ),
+    Case(
+        rules.TooManyBiasesError,
+        CHAT,
+        {"logit_bias": {"1": 1, "2": 1}},
+        "logit_bias",
+        "`logit_bias` must have at most 1 entries. Given: 2",
+        limits=Limits(max_logit_biases=1),
+    ),
+    Case(
+        rules.BiasedTokenError,
+        CHAT,
+        {"logit_bias": {"a": 1}},
+        "logit_bias",
+        "`logit_bias` keys must be token ids >= 0 and < 1000. Given: 'a'",
+    ),
+    Case(
+        rules.BestOfWithoutSamplingError,
+        ROOT,
+        tgi(best_of=2),
+        None,
+        "you must use sampling when `best_of` is > 1. Given: 2",
+    ),
+    Case(
+        rules.BestOfWithSeedError,
+        ROOT,
+        tgi(best_of=2, top_k=2, seed=5),
+        None,
+        "`seed` must not be set when `best_of` > 1. Given: 5",
+    ),
+    Case(
+        rules.BestOfStreamingError,
+        STREAM,
+        tgi(best_of=2),
+        None,
+        "`best_of` != 1 is not supported when streaming tokens. Given: 2",
+    ),
+    Case(
+        rules.PriorityError,
+        VERTEX,
+        {"instances": [{"inputs": "hi", "priority": 6}]},
+        None,
+        "`priority` may be at most 5 with this API key. Given: 6",
+    ),
+    Case(
+        rules.CacheSaltError, CHAT, {"cache_salt": ""}, "cache_salt", "`cache_salt` must have 1 to 256 bytes. Given: 0"
+    ),
+    Case(
+        rules.HeaderError,
+        CHAT,
+        {},
+        "X-Priority",
+        "header `X-Priority` must be a whole number. Given: 'low'",
+        header=("X-Priority", "low"),
+    ),
+    Case(
+        rules.TooManyStopsError,
+        CHAT,
+        {"stop": list("abcde")},
+        "stop",
+        "`stop` supports up to 4 stop sequences. Given: 5",
+    ),
+    Case(rules.EmptyStopError, CHAT, {"stop": ""}, "stop", '`stop` must not contain empty strings. Given: ""'),
+    Case(
+        rules.StopTooLongError,
+        CHAT,
+        {"stop": "a" * 257},
+        "stop",
+        "`stop` sequences must have at most 256 bytes. Given: 257",
+    ),
+    Case(
+        rules.TruncateError,
+        STREAM,
+        tgi(truncate=0),
+        None,
+        "`truncate` must be strictly positive and less than 255. Given: 0",
+    ),
+    Case(rules.EmptyPromptError, TOKENIZE, {"inputs": ""}, None, "`inputs` cannot be empty"),
+    Case(
+        rules.TooManyBytesError,
+        TOKENIZE,
+        {"inputs": "a" * 10_001},
+        None,
+        "`inputs` must have at most 10000 bytes. Given: 10001",
+    ),
+    Case(
+        rules.PromptTooLongError,
+        VECTORS,
+        {"input": "a" * 64},
+        "input",
+        "`input` must have less than 64 tokens. Given: 65",
+    ),
+    Case(
+        rules.TotalTooLongError,
+        TEXT,
+        {"max_tokens": 254},
+        "prompt",
+        "`prompt` tokens + `max_tokens` must be <= 256. Given: 3 `prompt` tokens and 254 `max_tokens`",
+    ),
+    Case(
+        rules.TooManyNewTokensError,
+        CHAT,
+        {"max_tokens": 50, "n": 3},
+        "max_tokens",
+        "`max_tokens` times the number of generations must be <= 149 tokens. Given: 150",
+        limits=Limits(max_request_new_tokens=149),
+    ),
+    Case(
+        rules.InvalidGrammarError,
+        CHAT,
+        {"guided_choice": []},
+        "guided_choice",
+        "guided_choice is not valid: it must have entries, none of them empty",
+    ),
+    Case(
+        rules.TwoConstraintsError,
+        CHAT,
+        {"guided_regex": "a", "json_schema": {}},
+        "json_schema",
+        "`guided_regex` and `json_schema` cannot be used together: an output keeps to one of them",
+    ),
+    Case(
+        rules.IgnoreEosError,
+        TEXT,
+        {"guided_regex": "a", "ignore_eos": True},
+        "ignore_eos",
+        "`ignore_eos` cannot be used with `guided_regex`: what matches it ends where it is complete",
+    ),
+    Case(
+        rules.UnknownAdapterError,
+        STREAM,
+        tgi(adapter_id="x"),
+        None,
+        "`adapter_id` must be one of the adapters served: `pirate`. Given: 'x'",
+    ),
+    Case(
+        rules.SuffixError,
+        TEXT,
+        {"suffix": "x"},
+        "suffix",
+        "Suffix is not supported and can be achieved by preprocessing the prompt. Given: 'x'",
+    ),
+    Case(
+        rules.PrefillDetailsStreamError,
+        STREAM,
+        tgi(decoder_input_details=True),
+        None,
+        "`decoder_input_details` == true is not supported when streaming tokens",
+    ),
+    Case(
+        rules.MixedPromptError,
+        VECTORS,
+        {"input": ["a", 1]},
+        "input",
+        "`input` must be a text, a list of texts, a list of token ids or a list of such lists",
+    ),
+    Case(
+        rules.TooManyPromptsError,
+        VERTEX,
+        {"instances": [{"inputs": "a"}] * 2},
+        None,
+        "Number of prompts exceeds the maximum allowed batch size of 1. Given: 2",
+        limits=Limits(max_client_batch_size=1),
+    ),
+    Case(rules.TokenIdError, VECTORS, {"input": [-1]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"),
+    Case(
+        rules.StreamOptionsError,
+        CHAT,
+        {"stream_options": {}},
+        "stream_options",
+        "`stream_options` may be set only when `stream` is true",
+    ),
+    Case(
+        rules.NoVectorsError,
+        VECTORS,
+        {},
+        None,
+        "embeddings are not served here: they need shards that were started with --embeddings",
+        model=replace(MODEL, embedding_size=0),
+    ),
+    Case(
+        rules.AdapterVectorsError,
+        VECTORS,
+        {"model": "pirate"},
+        "model",
+        "`model` must not be an adapter: vectors are the model's own. Given: 'pirate'",
+    ),
+    Case(
+        rules.DimensionsError,
+        VECTORS,
+        {"dimensions": 9},
+        "dimensions",
+        "`dimensions` must be 8, as the model has it. Given: 9",
+    ),
+    Case(
+        rules.NeedsFieldError,
+        CHAT,
+        {"top_logprobs": 1},
+        "top_logprobs",
+        "`top_logprobs` may be set only when `logprobs` is true. Given: 1",
+    ),
+    Case(rules.EmptyMessagesError, CHAT, said(), "messages", "`messages` cannot be empty"),
+    Case(
+        rules.MissingFieldError,
+        CHAT,
+        said({"role": "user"}),
+        "messages[0].content",
+        "`messages[0].content` is missing",
+    ),
+    Case(
+        rules.NotTextError,
+        CHAT,
+        said({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
+        "messages[0].content[0]",
+        "`messages[0].content[0]` is not text, which is all the model reads. Given: type 'image_url'",
+    ),
+    Case(
+        rules.ImagesError,
+        OLLAMA,
+        {"images": ["a"]},
+        None,
+        "`images` is not supported: the model reads text only. Given: 1 images",
+    ),
+    Case(
+        rules.MaxTokensError,
+        CHAT,
+        {"max_tokens": 1, "max_completion_tokens": 2},
+        "max_completion_tokens",
+        "`max_tokens` and `max_completion_tokens` must not differ. Given: 1 and 2",
+    ),
+    Case(
+        rules.ContinueError,
+        CHAT,
+        {"continue_final_message": True},
+        "continue_final_message",
+        "`continue_final_message` must not be true when the last message is not the assistant's, or calls tools",
+    ),
+    Case(
+        rules.TooManyToolsError,
+        CHAT,
+        {"tools": [tool("a"), tool("b")]},
+        "tools",
+        "`tools` must have at most 1 entries. Given: 2",
+        limits=Limits(max_tools=1),
+    ),
+    Case(
+        rules.FunctionNameError,
+        CHAT,
+        {"tools": [tool("a"), tool("a")]},
+        "tools[1].function.name",
+        "`tools[1].function.name` must be 1 to 64 letters, digits, `_`, `.` or `-`, and no other's. Given: 'a'",
+    ),
+    Case(
+        rules.ControlTextsError,
+        CHAT,
+        said({"role": "user", "content": "</s>" * 300}),
+        "messages",
+        "`messages` must have at most 256 texts of control tokens. Given: 300",
+    ),
+]
+
+
+def test_each_rule_is_here() -> None:
+    kinds = {kind for kind in vars(rules).values() if isinstance(kind, type) and issubclass(kind, ValidationError)}
+    assert {case.rule for case in CASES} == kinds - {ValidationError}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.rule.__name__ for case in CASES])
+async def test_rule(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = []
+    begin = ValidationError.__init__
+
+    def note(error: ValidationError, field: str, message: str) -> None:
+        raised.append(type(error))
+        begin(error, field, message)
+
+    monkeypatch.setattr(ValidationError, "__init__", note)
+    access = Access(keyring=Keyring([KEY], time.monotonic()))
+    async with serving(ScriptedEngine(model=case.model, controls={"</s>": EOS}), case.limits, access) as service:
+        name, value = case.header
+        headers = {"Authorization": "Bearer a-key", name: value}
+        response = await service.client.post(case.path, json=MINIMAL[case.path] | case.body, headers=headers)
+        message = f"Input validation error: {case.message}"
+        if case.path.startswith("/v1/"):
+            error = {"message": message, "type": "invalid_request_error", "param": case.param, "code": "validation"}
+            assert (response.status, await response.json()) == (400, {"error": error})
+        elif case.path == STREAM:
+            assert response.status == 200
+            assert events(await response.text()) == [{"error": message, "error_type": "validation"}]
+        else:
+            assert response.status == (400 if case.path == OLLAMA else 422)
+            assert await response.json() == {"error": message, "error_type": "validation"}
+        assert raised == [case.rule]
+        assert not service.engine.streams
+        assert service.is_idle()
