@@ -43,7 +43,7 @@ def _logprobs(pieces: Sequence[Piece], offset: int, top: int) -> Logprobs:
         tokens=[piece.text for piece in pieces],
         token_logprobs=[piece.token.logprob for piece in pieces],
         top_logprobs=[
-            top_logprobs(piece.token.piece, piece.token.logprob, piece.token.alternatives) for piece in pieces
+            top_logprobs(piece.token.piece, piece.token.logprob, piece.token.alternatives[:top]) for piece in pieces
         ]
         if top
         else None,

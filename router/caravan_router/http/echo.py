@@ -28,7 +28,7 @@ def echo_of(prompt: PromptText, scores: Sequence[PromptToken], logprobs: int | N
         offset += len(text)
     tops = [
         # The first token follows nothing: it has no probability.
-        None if score.logprob is None else top_logprobs(piece, score.logprob, score.alternatives)
+        None if score.logprob is None else top_logprobs(piece, score.logprob, score.alternatives[:logprobs])
         for piece, score in zip(prompt.tokenized.pieces, scores, strict=True)
     ]
     return Echo(

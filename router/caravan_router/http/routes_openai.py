@@ -15,10 +15,11 @@ from caravan_router.http.completion_text import choice_of
 from caravan_router.http.echo import Echo, echo_of, first_choice
 from caravan_router.http.errors import openai_body
 from caravan_router.http.headers import compute_headers, timing_headers
+from caravan_router.http.prompt_logprobs import prompt_logprobs_of
 from caravan_router.http.prompts import split_prompts
 from caravan_router.http.run import Run
 from caravan_router.http.runs import collect, started, work_on_all
-from caravan_router.http.schema_openai import Completion, CompletionRequest, PromptTokensDetails, Usage
+from caravan_router.http.schema_openai import Completion, CompletionRequest, PromptLogprob, PromptTokensDetails, Usage
 from caravan_router.http.serving import serving_of
 from caravan_router.http.sse import DONE, EventStream, event
 from caravan_router.http.state import CLIENT, STATE, AppState
@@ -46,7 +47,16 @@ class _Asked:
     def echo(self, index: int, run: Run) -> Echo | None:
         """What goes before the ``index``-th run's text; ``run`` is one of the same prompt whose pieces have begun."""
         prompt = self.valid[index // self.choices.candidates].prompt_text
-        return None if prompt is None else echo_of(prompt, run.pieces.prompt_tokens, self.body.logprobs)
+        if prompt is None or not self.body.echo:
+            return None
+        return echo_of(prompt, run.pieces.prompt_tokens, self.body.logprobs)
+
+    def prompt_logprobs(self, index: int, run: Run) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
+        """vLLM's; ``index`` and ``run`` as for `echo`."""
+        prompt = self.valid[index // self.choices.candidates].prompt_text
+        if prompt is None or self.body.prompt_logprobs is None:
+            return msgspec.UNSET
+        return prompt_logprobs_of(prompt, run.pieces.prompt_tokens, self.body.prompt_logprobs)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -74,10 +84,12 @@ async def _whole(state: AppState, asked: _Asked) -> web.Response:
     for first in range(0, len(runs), per_prompt):
         candidates = collected[first : first + per_prompt]
         order = best_first(candidates) if asked.choices.ranked else range(per_prompt)
-        echo = asked.echo(first, runs[first])
+        echo, prompt_logprobs = asked.echo(first, runs[first]), asked.prompt_logprobs(first, runs[first])
         for index in order[: asked.choices.n]:
             shown = asked.shown(candidates[index])
-            reply.choices.append(first_choice(len(reply.choices), shown, asked.body.logprobs, echo))
+            choice = first_choice(len(reply.choices), shown, asked.body.logprobs, echo)
+            choice.prompt_logprobs = prompt_logprobs
+            reply.choices.append(choice)
     reply.usage = _usage(asked, runs)
     headers = timing_headers(state, asked.valid, runs)
     return web.Response(body=_ENCODER.encode(reply), headers=headers, content_type="application/json")

@@ -80,6 +80,7 @@ class CompletionRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unkn
     timeout: Timeout = None
     cache_salt: CacheSalt = None
     echo: bool | None = None
+    prompt_logprobs: int | None = None
     suffix: str | None = None
     logit_bias: LogitBias = None
 
@@ -96,11 +97,22 @@ class Logprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """``rank``: 1 for the likeliest; null for one that is not among those asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class CompletionChoice(msgspec.Struct):
+    """``prompt_logprobs``: vLLM's, there if asked for: of each token of the prompt by id, null of the first."""
+
     index: int
     text: str
     logprobs: Logprobs | None
     finish_reason: str | None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

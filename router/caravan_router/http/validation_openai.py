@@ -27,6 +27,7 @@ from caravan_router.http.validation import (
 )
 from caravan_router.http.validation_errors import (
     IgnoreEosError,
+    NeedsFieldError,
     StreamOptionsError,
     SuffixError,
 )
@@ -59,6 +60,9 @@ async def validate_completion(
     check_choice_parameters(request.choice_parameters, plan.choices.candidates)
     biases = biases_of(request.logit_bias, limits, model)
     check_range("logprobs", request.logprobs, 0, bounds.max_top_n_tokens)
+    check_range("prompt_logprobs", request.prompt_logprobs, 0, bounds.max_top_n_tokens)
+    if request.prompt_logprobs is not None and request.stream:
+        raise NeedsFieldError("prompt_logprobs", "`stream` is not true", request.prompt_logprobs)
     if not (request.echo and request.max_tokens == 0):
         check_positive("max_tokens", request.max_tokens)
     stops = check_stops([request.stop] if isinstance(request.stop, str) else request.stop or (), limits)
@@ -70,7 +74,7 @@ async def validate_completion(
     check_new_tokens("max_tokens", len(plan.prompts) * plan.choices.candidates, max_tokens, bounds)
     fitted = []
     for prompt in plan.prompts:
-        token_ids, prompt_text = await _tokens(engine, prompt, bounds, echo=bool(request.echo))
+        token_ids, prompt_text = await _tokens(engine, prompt, bounds, shown=_shows_prompt(request))
         max_new = fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens"))
         stopping = StoppingParams(max_new_tokens=max_new, ignore_eos=bool(request.ignore_eos))
         fitted.append((token_ids, stopping, prompt_text))
@@ -95,24 +99,30 @@ async def validate_completion(
     return valid
 
 
+def _shows_prompt(request: CompletionRequest) -> bool:
+    return bool(request.echo) or request.prompt_logprobs is not None
+
+
 def _scoring(extras: Extras, request: CompletionRequest, candidate: int) -> Extras:
     """A prompt is scored once for all its candidates, but a stream waits for no other."""
-    scores = bool(request.echo) and request.logprobs is not None and (candidate == 0 or bool(request.stream))
-    return replace(extras, prompt_logprobs=scores)
+    wanted = request.prompt_logprobs is not None or (bool(request.echo) and request.logprobs is not None)
+    return replace(extras, prompt_logprobs=wanted and (candidate == 0 or bool(request.stream)))
 
 
 def _alternatives(request: CompletionRequest, choices: Choices) -> int | None:
+    """Of the prompt's tokens and of the new ones: what is not for the client is left out of the reply."""
+    asked = [count for count in (request.logprobs, request.prompt_logprobs) if count is not None]
     # Ranking takes logprobs, whether or not the client is shown any.
-    return 0 if request.logprobs is None and choices.ranked else request.logprobs
+    return max(asked, default=0 if choices.ranked else None)
 
 
 async def _tokens(
-    engine: Engine, prompt: Prompt, bounds: Bounds, *, echo: bool
+    engine: Engine, prompt: Prompt, bounds: Bounds, *, shown: bool
 ) -> tuple[tuple[int, ...], PromptText | None]:
     match prompt:
         case TextPrompt(text):
             tokenized = await tokenize_prompt(engine, "prompt", text, bounds)
-            return tokenized.token_ids, as_written(text, tokenized) if echo else None
+            return tokenized.token_ids, as_written(text, tokenized) if shown else None
         case TokensPrompt(token_ids):
             check_token_ids("prompt", token_ids, bounds.max_input_tokens, model_of(engine))
-            return token_ids, as_decoded(await engine.detokenize(token_ids)) if echo else None
+            return token_ids, as_decoded(await engine.detokenize(token_ids)) if shown else None

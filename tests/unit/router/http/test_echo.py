@@ -107,3 +107,35 @@ async def test_each_choice_of_a_stream_scores_for_itself(service: Service) -> No
     chunks = events(await (await service.post("/v1/completions", body)).text())[:-1]
     assert sorted(chunk["choices"][0]["index"] for chunk in chunks) == [0, 1]
     assert all(chunk["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.25, -0.5] for chunk in chunks)
+
+
+async def test_vllms_prompt_logprobs(service: Service) -> None:
+    reply = await complete(service, prompt="h", prompt_logprobs=2, logprobs=1, n=2)
+    expected = [
+        None,
+        {
+            "30": {"logprob": -2.0, "rank": 1, "decoded_token": " p0"},
+            "31": {"logprob": -3.0, "rank": 2, "decoded_token": " p1"},
+            # Which it would have been among all is not known.
+            "204": {"logprob": -0.25, "rank": None, "decoded_token": "h"},
+        },
+    ]
+    for choice in reply["choices"]:
+        assert choice["prompt_logprobs"] == expected
+        # The text's own are as many as were asked for.
+        assert choice["text"] == " w1"
+        assert choice["logprobs"]["top_logprobs"] == [{" a0": -1.0, " w1": -0.5}]
+    assert [one.spec.prompt_logprobs for one in service.engine.streams] == [True, False]
+
+
+async def test_with_fewer_alternatives_than_the_text_has(service: Service) -> None:
+    body = {"prompt": "h", "prompt_logprobs": 0, "echo": True, "logprobs": 2, "max_tokens": 1}
+    [choice] = (await complete(service, **body))["choices"]
+    assert choice["prompt_logprobs"] == [None, {"204": {"logprob": -0.25, "rank": None, "decoded_token": "h"}}]
+    assert [len(top or ()) for top in choice["logprobs"]["top_logprobs"]] == [0, 3, 3]
+
+
+async def test_without_being_asked_for_it_is_absent(service: Service) -> None:
+    [choice] = (await complete(service, prompt="h", prompt_logprobs=None))["choices"]
+    assert "prompt_logprobs" not in choice
+    assert choice["logprobs"] is None

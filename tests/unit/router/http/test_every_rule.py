@@ -213,7 +213,7 @@ CASES = [
         TOKENIZE,
         {"inputs": "a" * 10_001},
         None,
-        "`inputs` must have at most 10000 bytes. Given: 10001",
+        "`inputs` must have at most 8192 bytes. Given: 10001",
     ),
     Case(
         rules.PromptTooLongError,

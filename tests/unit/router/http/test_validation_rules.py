@@ -217,6 +217,13 @@ OPENAI_RULES = [
         "max_tokens",
         "`max_tokens` must be strictly positive. Given: -1",
     ),
+    ({"prompt_logprobs": 6}, "prompt_logprobs", "`prompt_logprobs` must be >= 0 and <= 5. Given: 6"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "`prompt_logprobs` must be >= 0 and <= 5. Given: -1"),
+    (
+        {"prompt_logprobs": 1, "stream": True},
+        "prompt_logprobs",
+        "`prompt_logprobs` may be set only when `stream` is not true. Given: 1",
+    ),
     ({"echo": True, "prompt": []}, "prompt", "`prompt` cannot be empty"),
     ({"echo": True, "prompt": [[]]}, "prompt", "`prompt` cannot be empty"),
     ({"echo": True, "prompt": [1000]}, "prompt", "`prompt` token ids must be >= 0 and < 1000. Given: 1000"),
