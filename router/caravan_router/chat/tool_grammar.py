@@ -12,6 +12,20 @@ from caravan_router.scheduling.constraint import Constraint, ConstraintKind
 # As Python writes JSON, which is how templates show it. No other white space: a weak model may never stop with it.
 _LAYOUT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+# Words beside which an object may need properties that it does not name itself.
+_OPENING = frozenset(
+    {
+        "additionalProperties",
+        "patternProperties",
+        "unevaluatedProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "$ref",
+    }
+)
 # Where a schema's references point to: at the root, where they must stay.
 _DEFINITIONS = ("$defs", "definitions")
 
@@ -44,7 +58,7 @@ def _always_opened(tool_format: ToolFormat) -> bool:
 
 
 def _call_schema(tool_format: ToolFormat, name: str, parameters: Mapping[str, Any] | None) -> str:
-    arguments = dict(parameters or _NO_PARAMETERS)
+    arguments = _closed(parameters or _NO_PARAMETERS)
     definitions = {key: arguments.pop(key) for key in _DEFINITIONS if key in arguments}
     schema = {
         "type": "object",
@@ -55,6 +69,20 @@ def _call_schema(tool_format: ToolFormat, name: str, parameters: Mapping[str, An
         **definitions,
     }
     return msgspec.json.encode(schema).decode()
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects have the properties they name and no others: a weak model would go on inventing some until its end."""
+    result = dict(schema)
+    if isinstance(properties := schema.get("properties"), Mapping):
+        result["properties"] = {
+            name: _closed(inner) if isinstance(inner, Mapping) else inner for name, inner in properties.items()
+        }
+        if not _OPENING & schema.keys() and properties.keys() >= set(schema.get("required", ())):
+            result["additionalProperties"] = False
+    if isinstance(items := schema.get("items"), Mapping):
+        result["items"] = _closed(items)
+    return result
 
 
 async def _terminal(engine: Engine, marker: str) -> str:

@@ -1,0 +1,51 @@
+"""The grammar of a call that must be made."""
+
+import json
+from typing import Any
+
+import pytest
+
+from caravan_router.chat.tool_format import GENERIC
+from caravan_router.chat.tool_grammar import tool_constraint
+from caravan_testing.scripted_engine import ScriptedEngine
+
+TEXT = {"type": "string"}
+
+
+async def arguments_schema(parameters: dict[str, Any] | None) -> Any:
+    """What the arguments of a call have to match."""
+    constraint = await tool_constraint(ScriptedEngine(), GENERIC, {"f": parameters}, several=False)
+    (rule,) = (line for line in constraint.source.splitlines() if line.startswith("call_0:"))
+    return json.loads(rule.partition("%json ")[2])["properties"]["arguments"]
+
+
+def objects(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+async def test_arguments_have_the_properties_that_are_named_and_no_others() -> None:
+    schema = await arguments_schema(objects(a=TEXT, b=objects(c=TEXT), d={"type": "array", "items": objects(e=TEXT)}))
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["b"]["additionalProperties"] is False
+    assert schema["properties"]["d"]["items"]["additionalProperties"] is False
+    assert schema["properties"]["a"] == TEXT
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"additionalProperties": True},
+        {"additionalProperties": TEXT},
+        {"patternProperties": {"x.*": TEXT}},
+        {"anyOf": [objects(b=TEXT)]},
+        {"required": ["a", "b"]},
+    ],
+    ids=str,
+)
+async def test_what_allows_others_stays_as_it_is(more: dict[str, Any]) -> None:
+    schema = objects(a=TEXT) | more
+    assert await arguments_schema(schema) == schema
+
+
+async def test_without_parameters_there_are_no_arguments() -> None:
+    assert await arguments_schema(None) == {"type": "object", "properties": {}, "additionalProperties": False}
