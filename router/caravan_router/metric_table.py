@@ -41,7 +41,7 @@ METRICS = (
         "tgi_request_failure",
         C,
         "Generations that did not: overloaded, rate_limited (its API key's limits), queue_timeout, deadline, "
-        "validation, incomplete, dropped (the client left), generation",
+        "validation, template (the chat template), incomplete, dropped (the client left), generation",
         ("err",),
     ),
     MetricSpec("tgi_request_duration", H, "Seconds from arrival to the last token", (), SECONDS),

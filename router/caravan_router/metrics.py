@@ -23,6 +23,7 @@ class Failure(Enum):
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE = "deadline"
     VALIDATION = "validation"
+    TEMPLATE = "template"
     INCOMPLETE = "incomplete"
     DROPPED = "dropped"
     GENERATION = "generation"

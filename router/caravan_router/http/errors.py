@@ -202,7 +202,7 @@ TABLE: dict[type[Exception], Rendering] = {
     BodyTimeoutError: Rendering(408, "request_timeout", 408, _CLIENT),
     BodyTooLargeError: Rendering(413, "validation", 413, _CLIENT),
     ValidationError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
-    ChatTemplateError: Rendering(422, "template_error", 400, _CLIENT, Failure.VALIDATION),
+    ChatTemplateError: Rendering(422, "template_error", 400, _CLIENT, Failure.TEMPLATE),
     ToolError: Rendering(422, "tool_error", 400, _CLIENT, Failure.VALIDATION),
     TextTooLongError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
     MissingKeyError: _NO_ENTRY,

@@ -299,6 +299,7 @@ async def test_without_a_template_the_refusal_says_what_to_do(engine: ScriptedEn
         error = await refused(service)
         assert error["code"] == "template_error"
         assert error["message"].startswith("Template error: the model has no chat template: serve a GGUF file with")
+        assert await service.sample('tgi_request_failure{err="template"}') == 1
         response = await service.post("/chat_tokenize", {"messages": HI})
         assert response.status == 422
         assert (await response.json())["error_type"] == "template_error"

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import time
 from typing import Any
 
 import pytest
@@ -65,6 +66,45 @@ async def test_bad_bodies_of_openai_routes(service: Service, body: bytes, status
     response = await service.client.post("/v1/completions", data=body, headers=JSON)
     assert response.status == status
     assert (await response.json())["error"]["type"] == "invalid_request_error"
+    assert not service.engine.streams
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/embeddings", b'{"input":' + DEEP + b"}", 400),
+        ("/v1/embeddings", b'{"input":[' + b"1," * 500_000 + b"1]}", 400),
+        ("/v1/embeddings", b'{"input":[' + b'"a",' * 100_000 + b'"a"]}', 400),
+        ("/v1/embeddings", b'{"input":[' + b"[]," * 100_000 + b"[]]}", 400),
+        ("/v1/embeddings", b'{"input":[1e400]}', 400),
+        ("/v1/embeddings", b'{"input":"a","dimensions":' + b"9" * 10_000 + b"}", 400),
+        ("/v1/completions", b'{"prompt":"a","echo":true,"max_tokens":0,"logprobs":' + b"9" * 400 + b"}", 400),
+        ("/v1/completions", b'{"prompt":"a","logit_bias":{"' + b"1" * 100_000 + b'":1}}', 400),
+        ("/v1/completions", b'{"prompt":"a","logit_bias":{' + b'"1":1,' * 100_000 + b'"x":1}}', 400),
+        ("/v1/completions", b'{"prompt":"a","guided_json":{"a":' + b'{"a":' * 3000 + b"1" + b"}" * 3001 + b"}", 400),
+        ("/v1/completions", b'{"prompt":"a","guided_json":"' + b"[" * 60_000 + b'"}', 400),
+        ("/v1/completions", b'{"prompt":"a","guided_choice":[' + b'"a",' * 100_000 + b'"a"]}', 400),
+        ("/v1/completions", b'{"prompt":"a","guided_regex":"' + b"(" * 70_000 + b'"}', 400),
+        ("/v1/completions", b'{"prompt":"a","grammar":"' + b" " * 70_000 + b'"}', 400),
+        ("/invocations", b'{"inputs":' + DEEP, 400),
+        ("/invocations", b'{"inputs":"\\ud800"}', 400),
+        ("/invocations", b'{"prompt":1e400}', 422),
+        ("/invocations", b'{"a":1}', 422),
+        ("/vertex", b'{"instances":' + DEEP, 400),
+        ("/vertex", b'{"instances":[' + b"{}," * 100_000 + b"{}]}", 422),
+        ("/vertex", b'{"instances":[{"inputs":"\\ud800"}]}', 400),
+        ("/vertex", b'{"instances":[{"inputs":"\xff"}]}', 400),
+        ("/vertex", b'{"instances":[null]}', 422),
+    ],
+)
+async def test_bad_bodies_of_other_routes(service: Service, path: str, body: bytes, status: int) -> None:
+    began = time.monotonic()
+    response = await service.client.post(path, data=body, headers=JSON)
+    text = await response.text()
+    assert response.status == status, text
+    assert '"validation"' in text
+    assert len(text) < 600
+    assert time.monotonic() - began < 2
     assert not service.engine.streams
 
 
