@@ -185,7 +185,7 @@ class Engine:
         forward_ns = perf_counter_ns() - forward_from
         if outcome is DecodeOutcome.OK:
             sampling_from = perf_counter_ns()
-            rows, prompt = self._commit(parts)
+            rows, prompt = self._commit(parts, batch.output_count)
             sample_ns = perf_counter_ns() - sampling_from
             return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns), prompt)
         for part in parts:
@@ -207,7 +207,7 @@ class Engine:
                 tokens = [*sequence.tokens, *part.tokens] if part.prompt else ()
                 sequence.matching.begin(self._masks, tokens[sequence.parameters.prompt_length :])
 
-    def _commit(self, parts: list[Part]) -> tuple[TokenRows, PromptRows | None]:
+    def _commit(self, parts: list[Part], output_count: int) -> tuple[TokenRows, PromptRows | None]:
         self.step_count += 1
         self.failures_in_a_row = 0
         for part in parts:
@@ -216,12 +216,11 @@ class Engine:
             if part.prompt:
                 part.sequence.extend(part.tokens)
             part.sequence.computed += len(part.tokens)
-        output_count = sum(part.output_count for part in parts)
         if output_count == 0:
             return TokenRows(), None
         logits = self.backend.logits(output_count)
         prompt = None
-        if any(part.told_tokens for part in parts):
+        if any(part.prompt and part.told_tokens for part in parts):
             prompt, logits = tell_prompts(parts, logits, self.backend.vocabulary)
         sampled = [part.sequence for part in parts if part.samples]
         return (sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()), prompt

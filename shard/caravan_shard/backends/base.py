@@ -107,6 +107,11 @@ class TokenBatch:
     outputs: Flags
     adapter: str = ""
 
+    @property
+    def output_count(self) -> int:
+        """Rows of logits that the pass makes."""
+        return int(np.count_nonzero(self.outputs))
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -101,7 +101,7 @@ class LlamaCppBackend:
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """llama_decode, until its logits are there."""
-        outputs = int(np.count_nonzero(batch.outputs))
+        outputs = batch.output_count
         most = self.capacity.max_sequences + self.capacity.max_prompt_logprob_tokens
         assert outputs <= most, f"{outputs} outputs of {most}"
         self._adapters.apply(self._context, batch.adapter)
