@@ -161,7 +161,8 @@ async def test_some_tool_must_be_called(service: Service, engine: ScriptedEngine
     assert lines[0] == 'start: tagged ("\\n" tagged)*'
     assert lines[1] == "call: call_0 | call_1"
     schema = json.loads(lines[2].removeprefix("call_0: %json "))
-    assert schema["properties"] == {"name": {"const": "weather"}, "arguments": SCHEMA}
+    arguments = SCHEMA | {"additionalProperties": False}
+    assert schema["properties"] == {"name": {"const": "weather"}, "arguments": arguments}
     assert lines[4] == 'tagged: "<tool_call>" "\\n" call "\\n" "</tool_call>"'
     await chat(service, tool_choice="required", parallel_tool_calls=False)
     assert engine.spec.constraint is not None
