@@ -298,8 +298,11 @@ class ShardMachine(RuleBasedStateMachine):
         chunk = with_parameters(chunk, adapter=promise.adapter)
         answer = self.driver.try_prefill(chunk)
         self.backend.hook = None
-        had_no_room = isinstance(answer, StepResult) and answer.outcome is StepOutcome.NO_KV
-        if not had_no_room and length < len(promise.computed):
+        if isinstance(answer, Refusal):
+            began = answer.error is ShardError.FORWARD_FAILED
+        else:
+            began = answer.outcome is StepOutcome.ABORTED
+        if began and length < len(promise.computed):
             promise.park(length)
 
     @precondition(lambda self: self.promises)
