@@ -77,13 +77,18 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return " or ".join(f"<code>{escape(json.dumps(value))}</code>" for value in schema["enum"])
     match schema.get("type"):
         case "array":
-            return f"list of {_kind(schema['items'])}" if schema.get("items") else "list"
+            return f"list of {_one(schema['items'])}" if schema.get("items") else "list"
         case "object" if schema.get("additionalProperties"):
-            return f"map to {_kind(schema['additionalProperties'])}"
+            return f"map to {_one(schema['additionalProperties'])}"
         case str(kind):
             return escape(kind)
         case _:
             return "anything"
+
+
+def _one(schema: Mapping[str, Any]) -> str:
+    """As `_kind`, but one thing also where it may be of several types."""
+    return f"({_kind(schema)})" if "anyOf" in schema else _kind(schema)
 
 
 def _prose(text: str) -> str:

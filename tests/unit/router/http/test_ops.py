@@ -158,4 +158,4 @@ async def test_the_description_as_a_page(service: Service) -> None:
     assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert not re.findall(r"<script|https?://|src=|@import", page)
     assert set(re.findall(r"href=#(\w+)", page)) <= set(re.findall(r"<h2 id=(\w+)", page))
-    assert "<table>" in page
+    assert "list of (string or integer or list of integer)" in page
