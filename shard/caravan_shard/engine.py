@@ -6,12 +6,12 @@ Not thread-safe: the worker's thread calls it. `step_count`, `sequence_count`, `
 
 import logging
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter_ns
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend, DecodeOutcome, Saving
 from caravan_shard.commands import Chunk, Decode, Embed, FilterBatch, Prefill, SwapIn, SwapOut
+from caravan_shard.constraints.finder import Finder
 from caravan_shard.forward import Part, assemble
 from caravan_shard.pool import SequencePool
 from caravan_shard.prompt_rows import tell_prompts
@@ -45,7 +45,7 @@ class Engine:
         """Without ``swap`` nothing is saved."""
         self.backend = backend
         self._sampler = Sampler(backend.candidate_filter, sampling_threads)
-        self._masks = ThreadPoolExecutor(sampling_threads, "masks")
+        self._finder = Finder(sampling_threads)
         self._pool = SequencePool(backend, SwapSpace() if swap is None else swap)
         self.step_count = 0
         self.failures_in_a_row = 0
@@ -156,7 +156,7 @@ class Engine:
         """Free the backend and the swap space; nothing may be called after it."""
         self._pool.clear()
         self._sampler.close()
-        self._masks.shutdown()
+        self._finder.close()
         self.backend.close()
 
     def _check(self) -> CommandCheck:
@@ -183,8 +183,9 @@ class Engine:
         forward_from = perf_counter_ns()
         outcome = self.backend.decode(batch)
         forward_ns = perf_counter_ns() - forward_from
+        sampling_from = perf_counter_ns()
+        self._finder.wait()
         if outcome is DecodeOutcome.OK:
-            sampling_from = perf_counter_ns()
             rows, prompt = self._commit(parts, batch.output_count)
             sample_ns = perf_counter_ns() - sampling_from
             return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns), prompt)
@@ -201,11 +202,14 @@ class Engine:
 
     def _find_allowed(self, parts: list[Part]) -> None:
         """Begin to, so that it is done when the pass is."""
+        work = []
         for part in parts:
             sequence = part.sequence
             if sequence.matching is not None and part.samples:
                 tokens = [*sequence.tokens, *part.tokens] if part.prompt else ()
-                sequence.matching.begin(self._masks, tokens[sequence.parameters.prompt_length :])
+                work.append((sequence.matching, tokens[sequence.parameters.prompt_length :]))
+        if work:
+            self._finder.begin(work)
 
     def _commit(self, parts: list[Part], output_count: int) -> tuple[TokenRows, PromptRows | None]:
         self.step_count += 1

@@ -36,7 +36,7 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
 
 
 def _choice(sequence: ShardSequence) -> Choice:
-    allowed = None if sequence.matching is None else sequence.matching.allowed()
+    allowed = None if sequence.matching is None else sequence.matching.allowed
     return Choice(sequence.parameters.sampling, len(sequence.tokens), sequence.penalties, allowed)
 
 

@@ -199,7 +199,9 @@ def expected_output(
     while len(output) < max_new_tokens:
         position = len(tokens) + len(output)
         logits = toy_logits(np.array([state], np.uint64))[0]
-        allowed = None if matching is None else matching.find(earlier_output)
+        if matching is not None:
+            matching.find(earlier_output)
+        allowed = None if matching is None else matching.allowed
         token = choose_token(logits, Choice(parameters, position, penalties, allowed), filter_candidates)
         output.append(token)
         if token in TOY_FACTS.eog_ids and not (ignore_eos and matching is None):

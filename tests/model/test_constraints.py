@@ -1,0 +1,96 @@
+"""Constrained outputs of the real models: whatever they say parses, matches and ends.
+
+CARAVAN_TEST_SCHEMAS is how many random schemas are tried (500 take some minutes).
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+import jsonschema
+import pytest
+
+from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
+from caravan_shard.config import ShardConfig
+from caravan_shard.constraints.constraint import Constraint, ConstraintKind
+from caravan_shard.engine import Engine
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.results import FinishReason
+from caravan_testing.constrained_runs import Grammars, Job, Output, run_jobs
+from caravan_testing.random_schemas import random_schema
+from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, fetched
+
+pytestmark = pytest.mark.model
+
+SCHEMAS = int(os.environ.get("CARAVAN_TEST_SCHEMAS", "16"))
+SLOTS = 8
+MAX_NEW = 400
+PROMPT = "<|im_start|>user\nGive me an example as JSON.<|im_end|>\n<|im_start|>assistant\n"
+
+
+class ConstrainedModel:
+    """A model, and the way from constraints to outputs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._grammars = Grammars(engine.backend)
+
+    def answer(self, constraints: Sequence[Constraint]) -> list[Output]:
+        """One output each, drawn. The penalty keeps small models from saying one digit for ever."""
+        tokens = self._engine.backend.vocabulary.tokenize(PROMPT, add_special=True, parse_special=True)
+        jobs = [
+            Job(
+                tokens,
+                self._grammars.compile(constraint),
+                SamplingParameters(temperature=1.0, frequency_penalty=0.3, seed=seed),
+            )
+            for seed, constraint in enumerate(constraints)
+        ]
+        return run_jobs(self._engine, jobs, slots=SLOTS, max_new=MAX_NEW)
+
+
+@pytest.fixture(scope="module", params=[DEMO_MODEL, WINDOW_MODEL], ids=["demo", "large-vocabulary"])
+def model(request: pytest.FixtureRequest) -> Iterator[ConstrainedModel]:
+    """Gemma's vocabulary has 262,144 tokens."""
+    config = ShardConfig(model=str(fetched(request.param)), ctx_size=8192, parallel=SLOTS, threads=2, flash_attn="on")
+    engine = Engine(LlamaCppBackend(config), sampling_threads=1)
+    yield ConstrainedModel(engine)
+    engine.close()
+
+
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("model", [DEMO_MODEL], indirect=True, ids=["demo"])
+def test_outputs_for_random_schemas_parse_and_validate(model: ConstrainedModel) -> None:
+    schemas = [random_schema(seed) for seed in range(SCHEMAS)]
+    outputs = model.answer([Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)) for schema in schemas])
+    for seed, (schema, output) in enumerate(zip(schemas, outputs, strict=True)):
+        where = f"schema {seed}, {schema}: {output}"
+        assert output.finish is FinishReason.EOS, where
+        try:
+            value = json.loads(output.data.decode())
+            jsonschema.validate(
+                value, schema, jsonschema.Draft202012Validator, format_checker=jsonschema.FormatChecker()
+            )
+        except (ValueError, jsonschema.ValidationError) as error:
+            pytest.fail(f"{where}: {error}")
+
+
+def test_every_kind_of_constraint_is_kept_to(model: ConstrainedModel) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}
+    constraints = [
+        Constraint(ConstraintKind.REGEX, r"The answer is (yes|no|[0-9]{1,4})\."),
+        Constraint(ConstraintKind.REGEX, "(red|dark green|blau 🎈)"),
+        Constraint(ConstraintKind.LARK, 'start: pair ("," pair){1,2}\npair: /[a-z]{2,5}/ "=" /[0-9]{1,3}/'),
+        Constraint(ConstraintKind.GBNF, 'root ::= "<" name ">" [0-9]{1,4} "</" name ">"\nname ::= [A-Z]{1,6}'),
+        Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({**schema, "additionalProperties": False})),
+    ]
+    outputs = model.answer(constraints)
+    texts = [output.data.decode() for output in outputs]
+    pair = "[a-z]{2,5}=[0-9]{1,3}"
+    assert re.fullmatch(r"The answer is (yes|no|[0-9]{1,4})\.", texts[0])
+    assert texts[1] in ("red", "dark green", "blau 🎈")
+    assert re.fullmatch(f"{pair}(,{pair}){{1,2}}", texts[2])
+    assert re.fullmatch("<[A-Z]{1,6}>[0-9]{1,4}</[A-Z]{1,6}>", texts[3])
+    assert set(json.loads(texts[4])) == {"name"}
+    assert {output.finish for output in outputs} == {FinishReason.EOS}
