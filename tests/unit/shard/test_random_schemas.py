@@ -1,0 +1,36 @@
+"""Random schemas and a model that says anything: what it says parses, matches and ends."""
+
+import json
+
+import jsonschema
+
+from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.constraints.constraint import Constraint, ConstraintKind
+from caravan_shard.engine import Engine
+from caravan_shard.parameters import SamplingParameters
+from caravan_shard.results import FinishReason
+from caravan_testing.constrained_runs import Grammars, Job, run_jobs
+from caravan_testing.random_schemas import random_schema
+
+SCHEMAS = 500
+
+
+def test_outputs_for_random_schemas_parse_and_validate() -> None:
+    engine = Engine(FakeBackend(cells=65_536), sampling_threads=1)
+    grammars = Grammars(engine.backend)
+    schemas = [random_schema(seed) for seed in range(SCHEMAS)]
+    jobs = [
+        Job(
+            list(f"prompt {seed}".encode()),
+            grammars.compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))),
+            # The penalty ends numbers, which may have any number of digits.
+            SamplingParameters(temperature=1.0, frequency_penalty=0.3, seed=seed),
+        )
+        for seed, schema in enumerate(schemas)
+    ]
+    outputs = run_jobs(engine, jobs, slots=8, max_new=3_000)
+    engine.close()
+    for schema, output in zip(schemas, outputs, strict=True):
+        assert output.finish is FinishReason.EOS, (schema, output)
+        value = json.loads(output.data.decode())
+        jsonschema.validate(value, schema, jsonschema.Draft202012Validator, format_checker=jsonschema.FormatChecker())
