@@ -104,3 +104,5 @@ def test_text_generation(served: Served) -> None:
     assert got["sampled"][0] == got["sampled"][1]
     assert got["stopped"] == [" four, five,", "stop_sequence"]
     assert "max_new_tokens" in got["error"]
+    assert got["chat"][0]
+    assert got["chat"][1:] == ["length", 8]

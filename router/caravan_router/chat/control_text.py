@@ -24,7 +24,7 @@ class Marks:
     control_texts: tuple[str, ...]
 
     def broken_up(self, value: Any) -> Any:
-        """``value``, JSON as Python has it, with a mark in every control token's text. Raises RecursionError."""
+        """``value``, JSON as Python has it, with a mark in every control token's text."""
         if not self.control_texts:
             return value
         match value:
@@ -50,7 +50,7 @@ def draw_mark() -> str:
 
 
 def strings_of(value: Any) -> Iterator[str]:
-    """Every string in JSON as Python has it, keys included. Raises RecursionError."""
+    """Every string in JSON as Python has it, keys included."""
     match value:
         case str():
             yield value

@@ -62,7 +62,7 @@ def template_of(model: ModelFacts, *, tools: bool) -> str:
 async def prompt_of(
     engine: Engine, renderer: TemplateRenderer, model: ModelFacts, conversation: Conversation, max_bytes: int
 ) -> ChatPrompt:
-    """Raises TemplateError, TooManyControlTextsError, RecursionError, NoShardError, TextTooLongError."""
+    """Raises TemplateError, TooManyControlTextsError, NoShardError, TextTooLongError."""
     source = template_of(model, tools=bool(conversation.tools))
     messages, tools = list(conversation.messages), conversation.tools
     marks = await marks_for(engine, [*strings_of(messages), *strings_of(list(tools or []))])

@@ -10,11 +10,14 @@ from caravan_router.http.schema_chat import ContentPart, Message, Tool, ToolCall
 from caravan_router.http.validation_errors import (
     EmptyMessagesError,
     MissingFieldError,
+    NestedError,
     NotTextError,
     UnsupportedFieldError,
 )
 
 Json = dict[str, Any]
+
+MAX_DEPTH = 64
 
 
 def template_messages(messages: Sequence[Message], *, developer_known: bool) -> list[Json]:
@@ -39,7 +42,9 @@ def _template_message(field: str, message: Message, names: dict[str, str], *, de
     if message.name is not None:
         result["name"] = message.name
     if message.tool_calls:
-        result["tool_calls"] = [_call(number, call) for number, call in enumerate(message.tool_calls)]
+        result["tool_calls"] = [
+            _call(f"{field}.tool_calls[{number}]", number, call) for number, call in enumerate(message.tool_calls)
+        ]
         names |= {call["id"]: call["function"]["name"] for call in result["tool_calls"]}
     if message.role == "tool":
         call_id = "" if message.tool_call_id is None else str(message.tool_call_id)
@@ -73,17 +78,27 @@ def _part(field: str, part: ContentPart) -> str:
             raise NotTextError(field, part.type)
 
 
-def _call(number: int, call: ToolCall) -> Json:
+def _call(field: str, number: int, call: ToolCall) -> Json:
     arguments = call.function.arguments
     if isinstance(arguments, str):
         # Templates write the object as JSON themselves. What a model left unfinished stays text.
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments, type=dict[str, Any])
+    check_depth(f"{field}.function.arguments", arguments)
     return {
         "id": str(number) if call.id is None else str(call.id),
         "type": "function",
         "function": {"name": call.function.name, "arguments": {} if arguments is None else arguments},
     }
+
+
+def check_depth(field: str, value: Any, depth: int = MAX_DEPTH) -> None:
+    """Of JSON that is walked by functions that call themselves. Raises NestedError."""
+    if isinstance(value, dict | list):
+        if not depth:
+            raise NestedError(field, MAX_DEPTH)
+        for item in value.values() if isinstance(value, dict) else value:
+            check_depth(field, item, depth - 1)
 
 
 def template_tools(tools: Sequence[Tool]) -> list[Json]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from caravan_router.chat.control_text import strings_of
 from caravan_router.chat.prompt import ChatPrompt, Conversation, TooManyControlTextsError, prompt_of, template_of
 from caravan_router.chat.template_renderer import TemplateError, TemplateOutputError
 from caravan_router.chat.tool_format import GENERIC, MISTRAL, ToolFormat, knows_tools, tool_format_of
@@ -17,7 +18,6 @@ from caravan_router.http.schema_chat import ChatRequest
 from caravan_router.http.state import AppState
 from caravan_router.http.validation import bounds_of
 from caravan_router.http.validation_errors import (
-    BodyMismatchError,
     ContinueError,
     ControlTextsError,
     TooManyBytesError,
@@ -88,6 +88,10 @@ def _continued(request: ChatRequest) -> bool:
 async def chat_prompt_of(state: AppState, model: ModelFacts, plan: ChatPlan) -> ChatPrompt:
     """Raises ValidationError, ChatTemplateError, NoShardError, TextTooLongError."""
     limit = bounds_of(state.limits, model).max_prompt_bytes
+    # Before any of it is tokenized. What the template adds is counted after it.
+    size = sum(len(text.encode()) for text in strings_of(list(plan.conversation.messages)))
+    if size > limit:
+        raise TooManyBytesError("messages", limit, size)
     try:
         return await prompt_of(state.engine, state.templates, model, plan.conversation, limit)
     except TemplateOutputError as error:
@@ -96,5 +100,3 @@ async def chat_prompt_of(state: AppState, model: ModelFacts, plan: ChatPlan) -> 
         raise ChatTemplateError(str(error)) from error
     except TooManyControlTextsError as error:
         raise ControlTextsError(error.limit, error.given) from error
-    except RecursionError as error:
-        raise BodyMismatchError("tools", "`tools` are nested too deeply") from error

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caravan_router.http.chat_messages import check_depth
 from caravan_router.http.errors import ToolError
 from caravan_router.http.limits import Limits
 from caravan_router.http.schema_chat import ChatRequest, NamedToolChoice, Tool
@@ -37,6 +38,7 @@ def tool_plan_of(request: ChatRequest, limits: Limits) -> ToolPlan:
         if not _NAME.fullmatch(name) or name in names:
             raise FunctionNameError(f"tools[{number}].function.name", name)
         names.add(name)
+        check_depth(f"tools[{number}].function.parameters", tool.function.parameters or tool.function.arguments)
     several = request.parallel_tool_calls is not False
     match request.tool_choice:
         case "none":

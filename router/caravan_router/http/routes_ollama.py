@@ -148,7 +148,7 @@ class _Speech:
         for name, arguments in zip(self._names, self._arguments, strict=True):
             try:
                 decoded = msgspec.json.decode("".join(arguments), type=dict[str, object])
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue
             calls.append(ollama.OllamaToolCall(function=ollama.OllamaCalledFunction(name=name, arguments=decoded)))
         self._names.clear()

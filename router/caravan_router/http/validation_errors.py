@@ -302,6 +302,11 @@ class ContinueError(ValidationError):
         super().__init__("continue_final_message", f"`continue_final_message` must not be true when {reason}")
 
 
+class NestedError(ValidationError):
+    def __init__(self, field: str, limit: int) -> None:
+        super().__init__(field, f"`{field}` must be nested at most {limit} deep")
+
+
 class TooManyToolsError(ValidationError):
     def __init__(self, limit: int, given: int) -> None:
         super().__init__("tools", f"`tools` must have at most {limit} entries. Given: {given}")

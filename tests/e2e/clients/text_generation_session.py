@@ -6,6 +6,7 @@ import sys
 
 from text_generation import AsyncClient, Client
 from text_generation.errors import ValidationError
+from text_generation.types import Message
 
 PROMPT = "The capital of France is"
 
@@ -25,6 +26,7 @@ def main(url: str) -> None:
         for _ in range(2)
     ]
     stopped = client.generate("One, two, three,", max_new_tokens=20, stop_sequences=[" six"])
+    chat = client.chat([Message(role="user", content="Name three colours.")], max_tokens=8, seed=1)
     try:
         client.generate(PROMPT, max_new_tokens=10_000_000)
         error = None
@@ -41,6 +43,11 @@ def main(url: str) -> None:
                 "streamed_async": asyncio.run(stream_async(url)),
                 "sampled": sampled,
                 "stopped": [stopped.generated_text, stopped.details.finish_reason.value],
+                "chat": [
+                    chat.choices[0].message.content,
+                    chat.choices[0].finish_reason,
+                    chat.usage["completion_tokens"],
+                ],
                 "error": error,
             }
         )

@@ -18,6 +18,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 HI = [{"role": "user", "content": "hi"}]
+DEEP: dict[str, Any] = {}
+for _ in range(70):
+    DEEP = {"a": DEEP}
 PROMPT = "[user]hi\n[assistant]"
 
 
@@ -345,6 +348,10 @@ async def test_what_the_template_says_is_told(engine: ScriptedEngine) -> None:
         ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools[0].function.name", "'bad name'"),
         ({"tools": [{"function": {"name": "f"}}, {"function": {"name": "f"}}]}, "tools[1].function.name", "'f'"),
         ({"tools": [{"function": {"name": f"f{n}"}} for n in range(129)]}, "tools", "at most 128"),
+        ({"tools": [{"function": {"name": "f", "parameters": DEEP}}]}, "tools[0].function.parameters", "at most 64"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}]},
+         "messages[0].tool_calls[0].function.arguments", "at most 64 deep"),
+        ({"messages": [{"role": "user", "content": "<" + "x" * 10_000}]}, "messages", "at most 8192 bytes"),
         ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type", "retrieval"),
     ],
 )  # fmt: skip
@@ -390,3 +397,10 @@ async def test_chat_tokenize(service: Service) -> None:
     assert reply["tokenize_response"][0] == {"id": BOS, "text": "<s>", "start": 0, "stop": 0}
     assert "".join(token["text"] for token in reply["tokenize_response"][1:]) == PROMPT
     assert reply["tokenize_response"][-1]["stop"] == len(PROMPT)
+
+
+async def test_arguments_nested_beyond_reading_stay_text(service: Service) -> None:
+    call = {"function": {"name": "f", "arguments": '{"a":' + "[" * 100_000}}
+    response = await service.post("/chat_tokenize", {"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert response.status == 422
+    assert "at most 8192 bytes" in (await response.json())["error"]

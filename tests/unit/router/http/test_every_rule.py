@@ -64,6 +64,10 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    return {"a": nested(levels - 1)} if levels else {}
+
+
 CASES = [
     Case(
         rules.BodyMismatchError,
@@ -366,6 +370,13 @@ CASES = [
         {"continue_final_message": True},
         "continue_final_message",
         "`continue_final_message` must not be true when the last message is not the assistant's, or calls tools",
+    ),
+    Case(
+        rules.NestedError,
+        CHAT,
+        {"tools": [{"function": {"name": "a", "parameters": nested(65)}}]},
+        "tools[0].function.parameters",
+        "`tools[0].function.parameters` must be nested at most 64 deep",
     ),
     Case(
         rules.TooManyToolsError,
