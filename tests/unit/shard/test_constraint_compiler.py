@@ -179,7 +179,7 @@ async def test_expensive_sources_end_soon_and_the_loop_goes_on(
     assert perf_counter() - before < 15
     looking.cancel()
     # Not blocked: a compilation that took the loop along would be seen whole.
-    assert max(waits) < 0.5
+    assert max(waits) < 2.0
 
 
 async def test_time_is_limited_and_the_next_constraint_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
