@@ -7,19 +7,23 @@ ARGS ?=
 MINUTES ?= 20
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# A client whose pins collide with ours has an environment of its own.
+# Clients whose pins collide with ours, or that bring much along, have environments of their own.
 CLIENT := .cache/clients/text-generation/.installed
+CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
-.PHONY: help run test check lint format proto openapi bench soak clean
+.PHONY: help run test test-clients check lint format proto openapi bench soak clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(INSTALLED) $(MODEL) ## set up what is missing and serve MODEL (default: demo model) with SHARDS shards; ARGS: more flags
 	$(BIN)/caravan serve --model $(MODEL) --shards $(SHARDS) $(ARGS)
 
 test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## the whole test suite; ARGS: more pytest flags
 	$(BIN)/pytest $(ARGS)
+
+test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## more clients, each in its own environment, and nginx (apt-get install nginx-light)
+	$(BIN)/pytest -m clients $(ARGS)
 
 check: lint $(DEMO_MODEL) $(CLIENT) ## format, lint, types, import rules, drift, spelling, tests with coverage
 	$(BIN)/pytest --cov --cov-report=
@@ -56,9 +60,9 @@ clean: ## remove the environment and everything downloaded or built here
 $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py
 	$(PYTHON) deploy/setup/install.py
 
-$(CLIENT): | $(INSTALLED)
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet text-generation==0.7.0
+.cache/clients/%/.installed: tests/e2e/clients/%.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	touch $@
 
 $(DEMO_MODEL): | $(INSTALLED)

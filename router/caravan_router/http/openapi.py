@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_router.http.errors import is_openai_path
-from caravan_router.http.routes import ROUTES, Route
+from caravan_router.http.routes import EVENTS, ROUTES, Route
 from caravan_router.http.schema_errors import ErrorBody, OpenAIErrorBody
 from caravan_router.http.serving import PRIORITY_HEADER, TIMEOUT_HEADER
 
@@ -35,8 +36,8 @@ _SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {}]
 _SERVING_HEADERS = [
     {"name": header, "in": "header", "description": f"`{field}` for clients that cannot send it", "schema": schema}
     for header, field, schema in (
-        (PRIORITY_HEADER, "priority", {"type": "integer"}),
-        (TIMEOUT_HEADER, "timeout", {"type": "number"}),
+        (PRIORITY_HEADER, "priority", {"type": "integer", "minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY}),
+        (TIMEOUT_HEADER, "timeout", {"type": "number", "exclusiveMinimum": 0}),
     )
 ]
 
@@ -86,13 +87,17 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         operation["security"] = _SECURITY
     if any("priority" in _fields(kind) for kind in route.bodies):
         operation["parameters"] = _SERVING_HEADERS
+    envelope = by_type[id(OpenAIErrorBody if is_openai_path(route.path) else ErrorBody)]
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:
         by_content: dict[str, list[dict[str, Any]]] = {}
         for content_type, kind in route.replies:
             by_content.setdefault(content_type, []).append(by_type[id(kind)])
-        good["content"] = {content_type: {"schema": _any_of(schemas)} for content_type, schemas in by_content.items()}
-    envelope = by_type[id(OpenAIErrorBody if is_openai_path(route.path) else ErrorBody)]
+        good["content"] = {
+            # What goes wrong after a stream has begun is an event too.
+            content_type: {"schema": _event([*schemas, envelope]) if content_type == EVENTS else _any_of(schemas)}
+            for content_type, schemas in by_content.items()
+        }
     operation["responses"] = {"200": good} | {
         str(status): {
             "description": _DESCRIPTIONS[status],
@@ -105,6 +110,16 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
 
 def _fields(kind: type) -> set[str]:
     return {field.name for field in msgspec.structs.fields(kind)}
+
+
+def _event(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each: its data is JSON, or the word that ends a stream of OpenAI's."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _any_of(schemas)}
+    return {
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"type": "string", "const": "[DONE]"}, data]}},
+        "required": ["data"],
+    }
 
 
 def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ async def _send_tokens(events: EventStream, body: Body, run: Run) -> None:
             index += 1
             text.append(piece.text)
             message = StreamEvent(
-                index, _token(piece), _top_tokens(piece.token) if top_tokens else msgspec.UNSET, None, None
+                index, _token(piece), None, None, _top_tokens(piece.token) if top_tokens else msgspec.UNSET
             )
             if piece.finish is not None:
                 message.generated_text = "".join(text)

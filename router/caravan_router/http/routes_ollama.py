@@ -18,7 +18,7 @@ from caravan_router.http.headers import compute_headers, timing_headers
 from caravan_router.http.run import Run
 from caravan_router.http.runs import started
 from caravan_router.http.serving import serving_of
-from caravan_router.http.sse import LINES, EventStream
+from caravan_router.http.sse import LINES, EventStream, one_line
 from caravan_router.http.state import CLIENT, STATE, AppState
 from caravan_router.http.validation import bounds_of, model_of
 from caravan_router.http.validation_chat import ChatSource, ValidChat, validate_chat
@@ -112,7 +112,7 @@ async def _send_lines(lines: EventStream, chat: ValidChat, run: Run, shape: Shap
 
 
 def _line(reply: Reply) -> bytes:
-    return _ENCODER.encode(reply) + b"\n"
+    return one_line(_ENCODER.encode(reply)) + b"\n"
 
 
 class _Speech:

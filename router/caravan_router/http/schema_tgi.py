@@ -109,9 +109,9 @@ class StreamEvent(msgspec.Struct):
 
     index: int
     token: Token
-    top_tokens: list[Token] | msgspec.UnsetType
     generated_text: str | None
     details: StreamDetails | None
+    top_tokens: list[Token] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenizedToken(msgspec.Struct, frozen=True):

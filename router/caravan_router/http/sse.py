@@ -30,9 +30,21 @@ LINES = Framing("application/x-ndjson", None)
 STREAM_BEGUN = web.RequestKey("stream_begun", bool)
 
 
+# What JSON lets stand in a text, but many clients' line readers take for the end of a line: NEL, LS and PS.
+_LINE_ENDS = {b"\xc2\x85": b"\\u0085", b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80\xa9": b"\\u2029"}
+
+
+def one_line(data: bytes) -> bytes:
+    """JSON that no reader of lines breaks up."""
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        for raw, escaped in _LINE_ENDS.items():
+            data = data.replace(raw, escaped)
+    return data
+
+
 def event(data: bytes) -> bytes:
-    """One event. ``data`` is JSON, which has no raw line breaks: nothing in it can end the event."""
-    return b"data: %b\n\n" % data
+    """One event. ``data`` is JSON: nothing in it can end the event."""
+    return b"data: %b\n\n" % one_line(data)
 
 
 class EventStream:

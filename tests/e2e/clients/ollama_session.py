@@ -1,0 +1,68 @@
+"""Runs in an environment of its own: prints what Ollama's own client got as JSON."""
+
+import asyncio
+import json
+import sys
+
+from ollama import AsyncClient, Client, ResponseError
+
+PROMPT = "The capital of France is"
+QUESTION = [{"role": "user", "content": "Write the alphabet."}]
+GREEDY = {"temperature": 0, "num_predict": 24}
+SHORT = {"temperature": 0, "num_predict": 12}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+async def chat_async(url: str) -> str:
+    stream = await AsyncClient(url).chat("any", QUESTION, stream=True, options=GREEDY)
+    return "".join([part.message.content or "" async for part in stream])
+
+
+def weather(city: str) -> str:
+    """The weather of a city.
+
+    Args:
+        city: Its name.
+    """
+    return city
+
+
+def main(url: str) -> None:
+    client = Client(url)
+    whole = client.generate("any", PROMPT, raw=True, options=SHORT)
+    parts = list(client.generate("any", PROMPT, raw=True, stream=True, options=SHORT))
+    listed = client.list()
+    chat = client.chat("any", QUESTION, options=GREEDY)
+    structured = client.chat("any", QUESTION, format=SCHEMA, options={"temperature": 0, "num_predict": 60})
+    # Whether it calls is the model's choice: the request and what comes of it must be understood.
+    offered = client.chat("any", QUESTION, tools=[weather], options={"temperature": 0, "num_predict": 30})
+    try:
+        client.generate("any", PROMPT, options={"temperature": -1})
+        error = None
+    except ResponseError as refused:
+        error = [refused.status_code, refused.error]
+    got = {
+        "text": whole.response,
+        "done": [whole.done, whole.done_reason, whole.eval_count],
+        "streamed": "".join(part.response for part in parts),
+        "last": [parts[-1].done, parts[-1].done_reason, parts[-1].eval_count],
+        "models": [model.model for model in listed.models],
+        "capabilities": client.show(listed.models[0].model).capabilities,
+        "chat": chat.message.content,
+        "chat_streamed": "".join(
+            part.message.content or "" for part in client.chat("any", QUESTION, stream=True, options=GREEDY)
+        ),
+        "chat_async": asyncio.run(chat_async(url)),
+        "structured": json.loads(structured.message.content or ""),
+        "offered": bool(offered.message.content or offered.message.tool_calls),
+        "error": error,
+    }
+    print(json.dumps(got))
+
+
+main(sys.argv[1])

@@ -1,0 +1,99 @@
+"""Clients in environments of their own, which `make test-clients` sets up, against one server."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caravan_testing.serve_process import ROOT, Served, serve
+
+pytestmark = pytest.mark.clients
+
+SESSIONS = Path(__file__).parent / "clients"
+# What the demo model says to the sessions' prompts; no other token is nearly as likely anywhere in these.
+TEXT = " Paris.\n\nThe United States has a population of approximately"
+ALPHABET = "The alphabet is a series of symbols"
+STOPPED = " four, five,"
+VECTOR_SIZE = 576
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve("-np", "8", "-c", "8192", "-t", "2", "--embeddings") as running:
+        yield running
+
+
+def session(name: str, served: Served) -> dict[str, Any]:
+    """What the client got."""
+    python = ROOT / f".cache/clients/{name}/bin/python"
+    assert python.exists(), f"no environment for {name}: run `make test-clients`"
+    script = SESSIONS / f"{name.replace('-', '_')}_session.py"
+    run = subprocess.run([python, script, served.url], capture_output=True, text=True, timeout=110, check=False)
+    assert run.returncode == 0, run.stderr
+    got: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return got
+
+
+def test_langchain_openai(served: Served) -> None:
+    got = session("langchain-openai", served)
+    completions, chat = got["completions"], got["chat"]
+    assert completions["text"] == completions["streamed"] == completions["batch"][0] == TEXT
+    assert completions["stopped"] == STOPPED
+    assert "`temperature` must be strictly positive. Given: -1.0" in completions["error"]
+    assert chat["text"].startswith(ALPHABET)
+    assert chat["streamed"] == chat["text"]
+    assert chat["tokens"] == 24
+    assert set(chat["structured"]) == {"city", "days"}
+    ((name, arguments),) = chat["calls"]
+    assert (name, set(arguments)) == ("weather", {"city", "days"})
+    assert got["embeddings"] == [VECTOR_SIZE, VECTOR_SIZE]
+
+
+def test_langchain_huggingface(served: Served) -> None:
+    got = session("langchain-huggingface", served)
+    assert got["text"] == got["streamed"] == TEXT
+    assert got["stopped"] == STOPPED
+    assert got["sampled"][0] == got["sampled"][1]
+
+
+def test_litellm(served: Served) -> None:
+    got = session("litellm", served)
+    completions, chat = got["completions"], got["chat"]
+    assert completions["text"] == completions["streamed"] == completions["streamed_async"] == TEXT
+    assert (completions["finish"], completions["tokens"]) == ("length", 12)
+    assert completions["stopped"] == STOPPED
+    assert "`temperature` must be strictly positive. Given: -1" in completions["error"]
+    assert chat["text"].startswith(ALPHABET)
+    assert chat["streamed"] == got["ollama"] == chat["text"]
+    assert set(chat["structured"]) == {"city"}
+    ((name, arguments),) = chat["calls"]
+    assert (name, set(arguments)) == ("weather", {"city"})
+    assert got["embeddings"] == [VECTOR_SIZE, VECTOR_SIZE]
+
+
+def test_ollama(served: Served) -> None:
+    got = session("ollama", served)
+    assert got["text"] == got["streamed"] == TEXT
+    assert got["done"] == got["last"] == [True, "length", 12]
+    assert got["models"] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
+    assert {"completion", "tools"} <= set(got["capabilities"])
+    assert got["chat"].startswith(ALPHABET)
+    assert got["chat"] == got["chat_streamed"] == got["chat_async"]
+    assert set(got["structured"]) == {"city"}
+    assert got["offered"]
+    assert got["error"] == [400, "Input validation error: `temperature` must be strictly positive. Given: -1.0"]
+
+
+def test_llm(served: Served) -> None:
+    got = session("llm", served)
+    assert "OpenAI Completion: caravan-completions" in got["models"]
+    assert got["text"] == got["streamed"] == TEXT
+    assert got["chat"].startswith(ALPHABET)
+    assert got["chat_streamed"] == got["chat"]
+    assert set(json.loads(got["structured"])) == {"city"}
+    assert got["tool"]
+    assert not got["tool"].startswith("error")
+    assert "`max_tokens` must be <= 8192. Given: 1 `prompt` tokens and 100000 `max_tokens`" in got["error"]

@@ -1,0 +1,135 @@
+"""Behind nginx as deploy/nginx/caravan.conf sets it up, tokens arrive as they are made, and leaving is noticed."""
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+
+from caravan_router.scheduling.params import FinishReason
+from caravan_testing.http_server import Service, serving, until
+from caravan_testing.scripted_engine import MODEL, Pause, ScriptedEngine, word
+from caravan_testing.serve_process import ROOT
+
+pytestmark = pytest.mark.clients
+
+SITE = ROOT / "deploy/nginx/caravan.conf"
+MAIN = """
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {folder}/site.conf;
+}}
+"""
+STREAMS = [
+    ("/generate_stream", {"inputs": "a"}),
+    ("/v1/completions", {"prompt": "a", "stream": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
+    ("/api/generate", {"model": "any", "prompt": "a", "raw": True}),
+]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _write_configuration(folder: Path, upstream: str, port: int) -> None:
+    site = SITE.read_text()
+    assert site.count("127.0.0.1:3000;") == site.count("listen 80;") == 1
+    site = site.replace("127.0.0.1:3000", upstream).replace("listen 80;", f"listen 127.0.0.1:{port};")
+    (folder / "site.conf").write_text(site)
+    (folder / "main.conf").write_text(MAIN.format(folder=folder))
+
+
+@asynccontextmanager
+async def nginx(folder: Path, upstream: str) -> AsyncIterator[str]:
+    """In front of ``upstream``, host and port; yields its URL."""
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    assert program, "no nginx: apt-get install nginx-light"
+    port = _free_port()
+    await asyncio.to_thread(_write_configuration, folder, upstream, port)
+    process = await asyncio.create_subprocess_exec(
+        program, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "main.conf")
+    )
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                assert process.returncode is None, await asyncio.to_thread((folder / "error.log").read_text)
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                except ConnectionRefusedError:
+                    await asyncio.sleep(0.02)
+                else:
+                    writer.close()
+                    break
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    async with serving(ScriptedEngine(model=replace(MODEL, chat_template=template))) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+async def test_each_token_arrives_before_the_next_is_made(
+    service: Service, tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    engine = service.engine
+    engine.script = lambda _: [
+        word(" one"),
+        Pause(),
+        word(" two"),
+        Pause(),
+        word(" three"),
+        Pause(),
+        word(" four", finish=FinishReason.LENGTH),
+    ]
+    async with (
+        nginx(tmp_path, service.url.removeprefix("http://")) as url,
+        ClientSession() as client,
+        asyncio.timeout(20),
+        client.post(f"{url}{path}", json=body) as response,
+    ):
+        assert response.status == 200
+        assert "nginx" in response.headers["Server"]
+        seen = b""
+        for text in (b" one", b" two", b" three", b" four"):
+            while text not in seen:
+                seen += await response.content.readany()
+            engine.resume.set()
+            await asyncio.sleep(0)
+            engine.resume.clear()
+        await response.read()
+    await until(service.is_idle)
+
+
+async def test_a_client_that_leaves_nginx_leaves_caravan(service: Service, tmp_path: Path) -> None:
+    service.engine.script = lambda _: [word("a"), Pause()]
+    async with nginx(tmp_path, service.url.removeprefix("http://")) as url, ClientSession() as client:
+        response = await client.post(f"{url}/generate_stream", json={"inputs": "a"})
+        assert (await response.content.readline()).startswith(b"data: {")
+        assert not service.is_idle()
+        response.close()
+        await until(service.is_idle)

@@ -1,0 +1,41 @@
+"""The described API against a live server, with data that keeps to the description and data that does not: no 5xx, and
+nothing that is not described. ``CARAVAN_SCHEMATHESIS_EXAMPLES=200 pytest tests/e2e/test_schemathesis.py`` looks longer.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caravan_testing.serve_process import serve
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+EXAMPLES = int(os.environ.get("CARAVAN_SCHEMATHESIS_EXAMPLES", "5"))
+CONFIG = Path(__file__).parent / "schemathesis.toml"
+COMMAND = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"]
+FLAGS = ["--generation-deterministic", "--no-shrink", "--request-timeout", "30", "--no-color"]
+
+
+@pytest.mark.parametrize(
+    ("server", "phases"),
+    [
+        # The toy model answers as fast as it is asked.
+        (("--backend", "fake", "-np", "16", "-c", "4096", "--max-total-tokens", "128"), "coverage,fuzzing,stateful"),
+        pytest.param(
+            ("-np", "16", "-c", "4096", "-t", "2", "--max-total-tokens", "24"), "fuzzing", marks=pytest.mark.model
+        ),
+    ],
+    ids=["toy model", "real model"],
+)
+def test_the_api_is_as_described(server: tuple[str, ...], phases: str) -> None:
+    with serve(*server, "--embeddings") as served:
+        command = [*COMMAND, f"{served.url}/openapi.json", *FLAGS, "--phases", phases, "--max-examples", str(EXAMPLES)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+        # It did something: all operations, thousands of requests with the coverage phase.
+        assert "Tested: " in done.stdout
+        assert served.healthy()
+        assert not [line for line in served.log if line.startswith("Traceback")]

@@ -1,0 +1,72 @@
+"""Streams that arrive in pieces, of characters that arrive in pieces, are what they are whole."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from huggingface_hub import InferenceClient
+from openai import OpenAI
+
+from caravan_router.scheduling.params import FinishReason
+from caravan_testing.http_server import Service, serving
+from caravan_testing.raw_http import exchange, post
+from caravan_testing.scripted_engine import MODEL, ScriptedEngine, Step, word
+from caravan_testing.splitting_proxy import splitting
+
+# A flag and a family are several code points, which are one to a reader; "é" is two here; NUL and line breaks are text.
+TEXT = (
+    'Zoë e\u0301 👩\u200d👩\u200d👧 🏳️\u200d🌈 日本語 \u202eRTL\u202c "quoted" \\ \n\ndata: x\r\n\0\x85\u2028\u2029 end'
+)
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def tokens(size: int) -> list[Step]:
+    """The text in tokens of so many bytes, wherever characters begin."""
+    data = TEXT.encode()
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    return [
+        *(word(piece, logprob=-1.0) for piece in pieces[:-1]),
+        word(pieces[-1], logprob=-1.0, finish=FinishReason.LENGTH),
+    ]
+
+
+@pytest.fixture(params=[1, 2, 3, 7], ids="tokens of {} bytes".format)
+async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    engine = ScriptedEngine(script=lambda _: tokens(request.param), model=replace(MODEL, chat_template=TEMPLATE))
+    async with serving(engine) as running:
+        yield running
+
+
+@pytest.mark.parametrize("most_bytes", [1, 40])
+async def test_clients_read_the_same_text(service: Service, most_bytes: int) -> None:
+    async with splitting(service.url, most_bytes) as url:
+
+        def read() -> list[str]:
+            hub = InferenceClient(url)
+            with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+                completion = client.completions.create(model="any", prompt="a", stream=True)
+                chat = client.chat.completions.create(
+                    model="any", messages=[{"role": "user", "content": "a"}], stream=True
+                )
+                return [
+                    "".join(hub.text_generation("a", stream=True)),
+                    "".join(chunk.choices[0].text for chunk in completion),
+                    "".join(chunk.choices[0].delta.content or "" for chunk in chat),
+                ]
+
+        assert await asyncio.to_thread(read) == [TEXT] * 3
+
+
+@pytest.mark.parametrize(("path", "field"), [("/generate", "inputs"), ("/v1/completions", "prompt")])
+async def test_whole_replies_have_the_same_text(service: Service, path: str, field: str) -> None:
+    reply = await (await service.post(path, {field: "a"})).json()
+    assert (reply["generated_text"] if field == "inputs" else reply["choices"][0]["text"]) == TEXT
+
+
+async def test_the_bytes_of_a_stream_pass_unchanged(service: Service) -> None:
+    """That the proxy is what it should be: the same bytes, in more pieces."""
+    request = post("/generate_stream", b'{"inputs":"a"}', "Connection: close", "X-Request-Id: same")
+    async with splitting(service.url, 1) as url:
+        split, direct = await exchange(url, [request]), await exchange(service.url, [request])
+    assert split.partition(b"\r\n\r\n")[2] == direct.partition(b"\r\n\r\n")[2]
