@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--rounds", type=int, default=6)
     arguments = parser.parse_args()
-    flags = ("-np", str(FREE + OTHERS), "-c", "8192", "-t", "2", "--spin-count", "100000", "--prefix-caching", "false")
+    flags = ("-np", str(FREE + OTHERS), "-c", "8192", "-t", "2", "--prefix-caching", "false")
     with serve("--model", str(arguments.model.resolve()), *flags) as served:
         asyncio.run(measure(served.url, arguments.rounds))
 
