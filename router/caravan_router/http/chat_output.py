@@ -76,18 +76,25 @@ class ChatOutput:
         elif delta.role is not msgspec.UNSET and not parts:
             # Nothing at all was said: an empty text, as OpenAI has it.
             delta.content = ""
-        calls = [_call_delta(part) for part in parts if not isinstance(part, TextPart)]
-        if calls:
+        if calls := _call_deltas(parts):
             delta.tool_calls = calls
         return delta
 
 
-def _call_delta(part: Part) -> ToolCallDelta:
-    assert not isinstance(part, TextPart)
-    call = ToolCallDelta(part.index, FunctionDelta(part.arguments))
-    if part.name is not None:
-        call.id, call.type, call.function.name = new_call_id(), "function", part.name
-    return call
+def _call_deltas(parts: Sequence[Part]) -> list[ToolCallDelta]:
+    """One for each call: some clients take a chunk's entries for different calls."""
+    calls: list[ToolCallDelta] = []
+    for part in parts:
+        if isinstance(part, TextPart):
+            continue
+        if part.name is not None:
+            function = FunctionDelta(part.arguments, part.name)
+            calls.append(ToolCallDelta(part.index, function, id=new_call_id(), type="function"))
+        elif calls and calls[-1].index == part.index:
+            calls[-1].function.arguments += part.arguments
+        else:
+            calls.append(ToolCallDelta(part.index, FunctionDelta(part.arguments)))
+    return calls
 
 
 def new_call_id() -> str:

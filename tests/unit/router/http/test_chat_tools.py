@@ -93,6 +93,19 @@ async def test_a_streamed_call_is_the_same_in_pieces(service: Service) -> None:
     assert not any(delta.get("content") for delta in deltas)
 
 
+async def test_a_chunk_has_one_entry_for_each_call(service: Service, engine: ScriptedEngine) -> None:
+    # All is held back, since it may begin the stop string, and leaves at once.
+    engine.script = lambda _: letters(CALL + CALL)
+    stop = CALL + CALL + "!"
+    chunk, _ = await stream(service, stop=stop[:255])
+    calls = chunk["choices"][0]["delta"]["tool_calls"]
+    assert [(call["index"], call["function"]["arguments"]) for call in calls] == [
+        (0, '{"city": "Łódź"}'),
+        (1, '{"city": "Łódź"}'),
+    ]
+    assert chunk["choices"][0]["finish_reason"] == "tool_calls"
+
+
 async def test_text_before_a_call_streams_as_text(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: letters(f"Let me look. {CALL}")
     choice = await chat(service)
