@@ -1,80 +1,51 @@
-"""The grammars that tools become are ones that llguidance reads."""
+"""The grammar of a call that must be made."""
 
 import json
+from typing import Any
 
-import llguidance
 import pytest
 
-from caravan_router.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat
+from caravan_router.chat.tool_format import GENERIC
 from caravan_router.chat.tool_grammar import tool_constraint
-from caravan_router.chat.tool_parser import CallPart, ToolParser
 from caravan_testing.scripted_engine import ScriptedEngine
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {"unit": {"$ref": "#/$defs/Unit"}},
-    "required": ["unit"],
-    "additionalProperties": False,
-    "$defs": {"Unit": {"enum": ["°C"]}},
-}
-CALL = '{"name": "f", "%s": {"unit": "°C"}}'
-OUTPUTS = {
-    HERMES: "<tool_call>\n%s\n</tool_call>",
-    MISTRAL: "[TOOL_CALLS][%s]",
-    LLAMA_3: "%s",
-    GENERIC: "%s",
-}
-MORE = {HERMES: "<tool_call>\n%s\n</tool_call>\n<tool_call>\n%s\n</tool_call>", MISTRAL: "[TOOL_CALLS][%s, %s]"}
+TEXT = {"type": "string"}
 
 
-def accepts(grammar: str, text: str) -> bool:
-    """Whole, with a vocabulary of bytes."""
-    tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
-    wrapper = llguidance.TokenizerWrapper(_Bytes(tokens))
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer(wrapper), grammar)
-    assert not matcher.is_error(), matcher.get_error()
-    data = list(text.encode())
-    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+async def arguments_schema(parameters: dict[str, Any] | None) -> Any:
+    """What the arguments of a call have to match."""
+    constraint = await tool_constraint(ScriptedEngine(), GENERIC, {"f": parameters}, several=False)
+    (rule,) = (line for line in constraint.source.splitlines() if line.startswith("call_0:"))
+    return json.loads(rule.partition("%json ")[2])["properties"]["arguments"]
 
 
-class _Bytes:
-    def __init__(self, tokens: list[bytes]) -> None:
-        self.tokens = tokens
-        self.eos_token_id = len(tokens) - 1
-        self.bos_token_id = None
-        self.special_token_ids = [self.eos_token_id]
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text if isinstance(text, bytes) else text.encode())
+def objects(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
 
 
-@pytest.mark.parametrize("tool_format", list(OUTPUTS), ids=["hermes", "mistral", "llama-3", "generic"])
-async def test_what_it_allows_is_what_the_parser_reads(tool_format: ToolFormat) -> None:
-    functions = {"f": PARAMETERS, "clock": None}
-    constraint = await tool_constraint(ScriptedEngine(), tool_format, functions, several=False)
-    call = CALL % tool_format.arguments_key
-    output = OUTPUTS[tool_format] % call
-    assert accepts(constraint.source, output)
-    parser = ToolParser(tool_format, functions)
-    [part] = parser.feed(output) + parser.finish()
-    assert isinstance(part, CallPart)
-    assert (part.name, json.loads(part.arguments)) == ("f", {"unit": "°C"})
-    clock = '{"name": "clock", "%s": {}}' % tool_format.arguments_key  # noqa: UP031 - it has braces
-    assert accepts(constraint.source, OUTPUTS[tool_format] % clock)
-    for wrong in (output + " ", output.replace("°C", "°F"), output.replace('"f"', '"g"'), "text", ""):
-        assert not accepts(constraint.source, wrong)
+async def test_arguments_have_the_properties_that_are_named_and_no_others() -> None:
+    schema = await arguments_schema(objects(a=TEXT, b=objects(c=TEXT), d={"type": "array", "items": objects(e=TEXT)}))
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["b"]["additionalProperties"] is False
+    assert schema["properties"]["d"]["items"]["additionalProperties"] is False
+    assert schema["properties"]["a"] == TEXT
 
 
-@pytest.mark.parametrize("tool_format", list(MORE), ids=["hermes", "mistral"])
-async def test_several_calls_only_where_asked(tool_format: ToolFormat) -> None:
-    output = MORE[tool_format] % ((CALL % tool_format.arguments_key,) * 2)
-    one = await tool_constraint(ScriptedEngine(), tool_format, {"f": PARAMETERS}, several=False)
-    several = await tool_constraint(ScriptedEngine(), tool_format, {"f": PARAMETERS}, several=True)
-    assert not accepts(one.source, output)
-    assert accepts(several.source, output)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"additionalProperties": True},
+        {"additionalProperties": TEXT},
+        {"patternProperties": {"x.*": TEXT}},
+        {"anyOf": [objects(b=TEXT)]},
+        {"required": ["a", "b"]},
+    ],
+    ids=str,
+)
+async def test_what_allows_others_stays_as_it_is(more: dict[str, Any]) -> None:
+    schema = objects(a=TEXT) | more
+    assert await arguments_schema(schema) == schema
 
 
-async def test_a_marker_that_is_a_control_token_is_one_in_the_grammar() -> None:
-    engine = ScriptedEngine(controls={"[TOOL_CALLS]": 255})
-    constraint = await tool_constraint(engine, MISTRAL, {"f": None}, several=False)
-    assert constraint.source.startswith('start: <[255]> "[" call "]"\n')
+async def test_without_parameters_there_are_no_arguments() -> None:
+    assert await arguments_schema(None) == {"type": "object", "properties": {}, "additionalProperties": False}
