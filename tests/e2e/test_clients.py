@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient
@@ -15,6 +16,13 @@ from caravan_testing.serve_process import ROOT, Served
 pytestmark = pytest.mark.e2e
 
 PROMPT = "The capital of France is"
+QUESTION, ALPHABET = "Write the alphabet.", "The alphabet is a series of symbols"
+CITY: Any = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TEXT_GENERATION_PYTHON = ROOT / ".cache/clients/text-generation/bin/python"
 
 
@@ -106,3 +114,59 @@ def test_text_generation(served: Served) -> None:
     assert "max_new_tokens" in got["error"]
     assert got["chat"][0]
     assert got["chat"][1:] == ["length", 8]
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {"name": "weather", "description": "The weather of a city", "parameters": CITY},
+}
+
+
+def test_huggingface_hub_conversations(served: Served) -> None:
+    client = InferenceClient(served.url)
+    messages = [{"role": "user", "content": QUESTION}]
+    whole = client.chat_completion(messages, max_tokens=24, temperature=0)
+    answer = whole.choices[0].message.content
+    assert answer is not None
+    assert answer.startswith(ALPHABET)
+    streamed = list(client.chat_completion(messages, max_tokens=24, temperature=0, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == answer
+    called = client.chat_completion(messages, max_tokens=80, tools=[WEATHER], tool_choice="required")
+    assert called.choices[0].message.tool_calls is not None
+    (call,) = called.choices[0].message.tool_calls
+    assert call.function.name == "weather"
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    format_: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    kept = client.chat_completion(messages, max_tokens=80, response_format=format_)
+    assert set(json.loads(kept.choices[0].message.content or "")) == {"city"}
+    grammar: Any = {"type": "json", "value": CITY}
+    assert set(json.loads(client.text_generation(PROMPT, max_new_tokens=80, grammar=grammar))) == {"city"}
+
+
+def test_openai_conversations(served: Served) -> None:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        common: Any = {"model": "any", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+        whole = client.chat.completions.create(**common, max_completion_tokens=24, logprobs=True, top_logprobs=2)
+        answer = whole.choices[0].message.content
+        assert answer.startswith(ALPHABET)
+        assert len(whole.choices[0].logprobs.content) == 24
+        stream = client.chat.completions.create(
+            **common, max_tokens=24, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == answer
+        assert chunks[-1].usage.completion_tokens == 24
+        with client.chat.completions.stream(
+            **common, max_tokens=80, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "weather"}}
+        ) as events:
+            final = events.get_final_completion()
+        assert final.choices[0].message.tool_calls is not None
+        (call,) = final.choices[0].message.tool_calls
+        assert set(json.loads(call.function.arguments)) == {"city"}
+        schema: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+        kept = client.chat.completions.create(**common, max_tokens=80, response_format=schema)
+        assert set(json.loads(kept.choices[0].message.content)) == {"city"}
+        scored = client.completions.create(model="any", prompt=PROMPT, echo=True, logprobs=1, max_tokens=1)
+        assert scored.choices[0].text.startswith(PROMPT)
+        with pytest.raises(BadRequestError, match="logit_bias"):
+            client.chat.completions.create(**common, logit_bias={"-1": 5})

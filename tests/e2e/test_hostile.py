@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 PROMPTS = ("21 22 23 24 25", "31, 32, 33, 34,", "100 101 102 103 104", "1000 1001 1002")
 TOKENS = 40
 AT_ONCE = 8
+# What starts with the first conversations and constraints and stays: processes that render templates, threads.
+MOST_KEPT_OPEN = 24
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ async def _send(url: str, hostile: Hostile, wrong: list[str]) -> None:
 
 
 async def test_hostile_requests_have_their_status_and_disturb_nobody(served: Served) -> None:
-    assert len(TABLE) > 120
+    assert len(TABLE) > 160
     wrong: list[str] = []
     before = served.descriptors()
     gate = asyncio.Semaphore(AT_ONCE)
@@ -104,7 +106,7 @@ async def test_hostile_requests_have_their_status_and_disturb_nobody(served: Ser
     assert served.healthy()
     assert not [line for line in served.log if line.startswith("Traceback")]
     async with asyncio.timeout(10):
-        while served.descriptors() > before:  # noqa: ASYNC110 - there is nothing to be told by
+        while served.descriptors() > before + MOST_KEPT_OPEN:  # noqa: ASYNC110 - there is nothing to be told by
             await asyncio.sleep(0.1)
 
 
