@@ -30,10 +30,11 @@ FLAGS = ["--generation-deterministic", "--no-shrink", "--request-timeout", "30",
     ],
     ids=["toy model", "real model"],
 )
-def test_the_api_is_as_described(server: tuple[str, ...], phases: str) -> None:
+def test_the_api_is_as_described(server: tuple[str, ...], phases: str, tmp_path: Path) -> None:
     with serve(*server, "--embeddings") as served:
         command = [*COMMAND, f"{served.url}/openapi.json", *FLAGS, "--phases", phases, "--max-examples", str(EXAMPLES)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # It keeps what it found where it runs.
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
         # It did something: all operations, thousands of requests with the coverage phase.
         assert "Tested: " in done.stdout
