@@ -99,7 +99,9 @@ class SchemaMaker:
         if self._source.random() < 0.2:
             schema = {
                 "type": "object",
-                "additionalProperties": self._schema(0),
+                # A name of any length may never end.
+                "patternProperties": {"^[a-z]{1,8}$": self._schema(0)},
+                "additionalProperties": False,
                 "minProperties": 1,
                 "maxProperties": self._source.randint(1, 3),
                 "title": "a map",
