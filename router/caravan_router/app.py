@@ -19,6 +19,9 @@ from caravan_router.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 
+# A pass, and the command after it.
+_SETTLE_S = 5.0
+
 
 async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Callable[[Batcher, str], None]) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
@@ -59,6 +62,8 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
                 await asyncio.wait({engine, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
                     _log.info("draining", extra={"timeout_s": config.graceful_termination_timeout})
+        if not engine.done():
+            await batcher.settle(_SETTLE_S)
     finally:
         stopped.cancel()
         engine.cancel()

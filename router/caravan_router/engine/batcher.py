@@ -1,6 +1,7 @@
 """Feeds the scheduler with what happens and carries out what it decides. The one owner of requests and shard links."""
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import time
@@ -46,6 +47,7 @@ from caravan_router.scheduling.sequence import Request
 
 # Deadlines of the scheduler are seconds; it needs no finer clock when nothing happens.
 _TICK_S = 0.5
+_SETTLE_POLL_S = 0.01
 
 _T = TypeVar("_T")
 _NO_SHARD = "no shard is up"
@@ -101,6 +103,18 @@ class Batcher:
                     self._execute(action)
                 if self.scheduler.shards:
                     self.ready.set()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Until nothing runs, all streams being closed, but not longer: else shards would keep what nobody gives up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._is_settled:  # noqa: ASYNC110  once in a life, and nobody needs to tell
+                    await asyncio.sleep(_SETTLE_POLL_S)
+
+    @property
+    def _is_settled(self) -> bool:
+        shards = self.scheduler.shards.values()
+        return not (self._events or self.scheduler.sequences or any(shard.in_flight for shard in shards))
 
     async def _tick(self) -> None:
         while True:

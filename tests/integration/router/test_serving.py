@@ -12,6 +12,7 @@ from caravan_shard.backends.base import KvLayout
 from caravan_shard.backends.fake import expected_output
 from caravan_shard.backends.toy_model import ToyVocabulary
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually, generate
+from caravan_testing.specs import spec
 
 VOCABULARY = ToyVocabulary()
 
@@ -185,3 +186,16 @@ async def test_a_shard_that_drains_keeps_its_requests_and_gets_no_new_ones() -> 
         with pytest.raises(ShardRpcError, match="ending"):
             await client.lease("another", 99, 1000)
         await client.close()
+
+
+async def test_an_engine_settles_once_shards_hold_nothing_that_runs() -> None:
+    async with cluster() as running:
+        stream = running.engine.submit(spec([1, 2, 3], 500))
+        async for _ in stream:
+            break
+        stream.close()
+        await running.engine.settle(10.0)
+        (shard,) = running.engine.scheduler.shards.values()
+        assert not shard.in_flight
+        assert not shard.residents
+        assert not shard.has_header
