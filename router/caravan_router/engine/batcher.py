@@ -225,12 +225,10 @@ class Batcher:
         clients = [link.client for link in self._links.values() if link.client is not None]
         if not clients:
             raise NoShardError(_NO_SHARD)
-        results = await asyncio.gather(
-            *(client.compile_constraint(constraint) for client in clients), return_exceptions=True
-        )
-        problems = [result for result in results if not isinstance(result, BaseException)]
+        answers = await asyncio.gather(*(_compiled(client, constraint) for client in clients))
+        problems = [answer for answer in answers if not isinstance(answer, ShardRpcError)]
         if not problems:
-            raise NoShardError(str(results[0]))
+            raise NoShardError(str(answers[0]))
         return next((problem for problem in problems if problem is not None), None)
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
@@ -259,3 +257,11 @@ class Batcher:
     def _sequences_on(self, link: ShardLink) -> int:
         shard = self.scheduler.shards.get(link.address)
         return 0 if shard is None else len(shard.residents)
+
+
+async def _compiled(client: ShardClient, constraint: Constraint) -> str | ShardRpcError | None:
+    """What is wrong with it, or why this shard cannot say: another may."""
+    try:
+        return await client.compile_constraint(constraint)
+    except ShardRpcError as error:
+        return error
