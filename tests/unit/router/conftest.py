@@ -1,5 +1,6 @@
 """Nothing in the router may block its loop."""
 
+import asyncio
 from collections.abc import Iterator
 
 import grpc.aio
@@ -12,7 +13,12 @@ from caravan_router.http.routes_ops import openapi_document
 @pytest.fixture(autouse=True, scope="session")
 def grpc_stays_up() -> None:
     """Else the last channel to be collected, whenever that is, has gRPC wait for its poller's thread."""
-    grpc.aio.init_grpc_aio()
+
+    async def start() -> None:
+        grpc.aio.init_grpc_aio()
+
+    # It wants a loop, whatever the tests before have left.
+    asyncio.run(start())
 
 
 @pytest.fixture(autouse=True)
