@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caravan_router.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat
@@ -61,6 +61,7 @@ def test_cuts_do_not_matter(tool_format: ToolFormat, output: str, data: st.DataO
     assert read(tool_format, list(output)) == whole
 
 
+@example(tool_format=LLAMA_3, output=" <|python_tag|>")
 @given(tool_format=st.sampled_from(FORMATS), output=OUTPUTS)
 def test_without_calls_nothing_is_lost(tool_format: ToolFormat, output: str) -> None:
     parts = read(tool_format, [output])

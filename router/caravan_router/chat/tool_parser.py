@@ -75,14 +75,14 @@ class ToolParser:
             match self._mode:
                 case _Mode.TEXT:
                     self._say(self._partial)
-                    if not self.calls:
-                        self._add_text("".join(self._space))
                 case _Mode.READY if self.calls:
                     pass
                 case _ if not self._announced:
-                    self._add_text("".join(self._raw))
+                    self._say("".join(self._raw))
                 case _:
                     pass
+            if not self.calls:
+                self._add_text("".join(self._space))
         return self._taken()
 
     def _taken(self) -> list[Part]:
