@@ -11,11 +11,11 @@ import caravan_proto
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
-from caravan_router.http.application import Access, build_app
-from caravan_router.http.listener import Listen, listening
-from caravan_router.http.state import InfoExtras
-from caravan_router.http.tls import Tls
-from caravan_router.metrics import Metrics
+from caravan_router.http.app import Access, build_app
+from caravan_router.http.server.listener import Listen, listening
+from caravan_router.http.server.state import InfoExtras
+from caravan_router.http.server.tls import Tls
+from caravan_router.metrics.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 

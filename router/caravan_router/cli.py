@@ -14,7 +14,7 @@ from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
-from caravan_router.http.tls import TlsFileError
+from caravan_router.http.server.tls import TlsFileError
 
 _log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import socket
 from dataclasses import dataclass
 
 from caravan_proto.flags import flag
-from caravan_router.engine.shard_link import LinkConfig
+from caravan_router.engine.link import LinkConfig
 from caravan_router.http.limits import Limits
-from caravan_router.http.tls import TlsFiles
-from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+from caravan_router.http.server.tls import TlsFiles
+from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

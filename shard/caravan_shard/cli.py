@@ -10,8 +10,8 @@ from caravan_proto.flags import load
 from caravan_proto.telemetry import configure_logging
 from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
-from caravan_shard.parent import end_with_parent
-from caravan_shard.server import serve
+from caravan_shard.service.parent import end_with_parent
+from caravan_shard.service.server import serve
 
 _log = logging.getLogger(__name__)
 

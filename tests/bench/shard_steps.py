@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from statistics import median
 from time import perf_counter_ns
 
-from caravan_shard.backends.choice import backend_loader
-from caravan_shard.commands import Chunk, Decode, FilterBatch, Prefill
 from caravan_shard.config import ShardConfig
-from caravan_shard.engine import Engine
-from caravan_shard.parameters import SamplingParameters, SequenceParameters
-from caravan_shard.results import StepResult
+from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.commands import Chunk, Decode, FilterBatch, Prefill
+from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.results import StepResult
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.service.loading import backend_loader
 
 _MS = 1e6
 

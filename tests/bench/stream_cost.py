@@ -17,14 +17,14 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from caravan_router.engine.interface import GenerationSpec
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import FinishReason
+from caravan_router.core.tokens import GeneratedToken
 from caravan_router.engine.streams import RequestStream
-from caravan_router.http.application import build_app
+from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
-from caravan_router.http.listener import Listen, listening
-from caravan_router.metrics import Metrics
-from caravan_router.scheduling.params import FinishReason
-from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.http.server.listener import Listen, listening
+from caravan_router.metrics.metrics import Metrics
 from caravan_testing.scripted_engine import MODEL, ScriptedEngine
 
 STREAMS, TOKENS, STEP_S = 32, 2000, 0.002

@@ -10,17 +10,17 @@ from pathlib import Path
 from aiohttp import ClientSession
 
 from caravan_router.engine.batcher import Batcher
-from caravan_router.engine.shard_link import LinkConfig
-from caravan_router.http.application import build_app
+from caravan_router.engine.link import LinkConfig
+from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
-from caravan_router.http.listener import Listen, listening
-from caravan_router.metrics import Metrics
+from caravan_router.http.server.listener import Listen, listening
+from caravan_router.metrics.metrics import Metrics
 from caravan_router.scheduling import invariants
-from caravan_router.scheduling.policy import SchedulerConfig
+from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.base import KvLayout
-from caravan_shard.backends.fake import DecodeHook, FakeBackend
+from caravan_shard.backends.toy.backend import DecodeHook, FakeBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.server import ShardServer
+from caravan_shard.service.server import ShardServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 
 from caravan_shard.backends.base import Backend
-from caravan_shard.commands import Chunk, Decode, Header, Prefill
 from caravan_shard.constraints.constraint import Constraint, Problem
 from caravan_shard.constraints.grammar import Grammar, make_matcher
 from caravan_shard.constraints.tokenizer import make_token_table, make_tokenizer
-from caravan_shard.engine import Engine
-from caravan_shard.parameters import SamplingParameters, SequenceParameters
-from caravan_shard.results import FinishReason, StepResult
+from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.commands import Chunk, Decode, Header, Prefill
+from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.results import FinishReason, StepResult
+from caravan_shard.sampling.parameters import SamplingParameters
 
 
 @dataclass(slots=True)

@@ -5,16 +5,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from caravan_router.scheduling.actions import (
-    Chunk,
-    Command,
-    Decode,
-    FilterBatch,
-    Prefill,
-    PrefixCopy,
-    SwapIn,
-    SwapOut,
-)
+from caravan_router.core.sampling import FinishReason
+from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.scheduling.actions import Chunk, Command, Decode, FilterBatch, Prefill, PrefixCopy, SwapIn, SwapOut
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
@@ -26,9 +19,7 @@ from caravan_router.scheduling.events import (
     SwappedIn,
     SwappedOut,
 )
-from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.sequence import Request
-from caravan_router.scheduling.tokens import GeneratedToken, PromptToken
 
 _VOCABULARY = 97
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from caravan_shard.draw import uniform
+from caravan_shard.sampling.draw import uniform
 from caravan_testing.serve_process import MODEL
 
 # Seen on the demo model: below 0.1.

@@ -5,18 +5,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from caravan_router.engine.interface import (
+from caravan_router.core.constraint import Constraint
+from caravan_router.core.engine import (
     EngineError,
-    GenerationSpec,
     ModelFacts,
     NoShardError,
     StreamTimes,
     TextTooLongError,
     TokenizedText,
 )
-from caravan_router.scheduling.constraint import Constraint
-from caravan_router.scheduling.params import FinishReason
-from caravan_router.scheduling.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import FinishReason
+from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 
 BOS, EOS = 1, 2
 

@@ -7,8 +7,11 @@ from time import perf_counter_ns
 from typing import Any
 
 from caravan_shard.backends.base import Prefix
-from caravan_shard.backends.fake import FakeBackend
-from caravan_shard.commands import (
+from caravan_shard.backends.toy.backend import FakeBackend
+from caravan_shard.constraints.constraint import Constraint, ConstraintKind
+from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.commands import (
     Chunk,
     Decode,
     FilterBatch,
@@ -20,13 +23,11 @@ from caravan_shard.commands import (
     SwapOut,
     SwapOutEntry,
 )
-from caravan_shard.constraints.constraint import Constraint, ConstraintKind
-from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.engine import Engine
-from caravan_shard.parameters import SamplingParameters, SequenceParameters
-from caravan_shard.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
-from caravan_shard.swap import SwapSpace
-from caravan_shard.swap_shelves import MemoryShelf
+from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sequences.shelves import MemoryShelf
+from caravan_shard.sequences.swap import SwapSpace
 from caravan_testing.constrained_runs import Grammars
 
 

@@ -12,9 +12,9 @@ import grpc.aio
 from caravan_proto.channel import client_options
 from caravan_proto.errors import ShardError, parse_error
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
-from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.backends.toy.backend import FakeBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.server import ShardServer
+from caravan_shard.service.server import ShardServer
 
 NEUTRAL_SAMPLING = {"top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 

@@ -10,7 +10,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
+from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 

@@ -3,6 +3,8 @@
 import itertools
 from typing import TYPE_CHECKING
 
+from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.actions import (
     Action,
@@ -18,16 +20,14 @@ from caravan_router.scheduling.actions import (
     SwapIn,
     SwapOut,
 )
+from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Cancelled, Event, ShardJoined, ShardLimits, ShardLost, Submitted, Tick
-from caravan_router.scheduling.params import SamplingParams, StoppingParams
-from caravan_router.scheduling.policy import SchedulerConfig
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
-from caravan_router.scheduling.tenant import ANYONE, Tenant
 from caravan_testing.model_shard import ModelShard, expected_output, expected_scores
 
 if TYPE_CHECKING:
-    from caravan_router.scheduling.tokens import PromptToken
+    from caravan_router.core.tokens import PromptToken
 
 
 class Simulation:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable
 
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.engine.batcher import Batcher
-from caravan_router.engine.interface import GenerationSpec
 from caravan_router.engine.streams import RequestStream
-from caravan_router.scheduling.params import SamplingParams, StoppingParams
-from caravan_router.scheduling.tenant import ANYONE, Tenant
-from caravan_shard.backends.fake import expected_output
-from caravan_shard.parameters import SamplingParameters
+from caravan_shard.backends.toy.backend import expected_output
+from caravan_shard.sampling.parameters import SamplingParameters
 
 
 def spec(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from caravan_shard.backends.toy_cache import EMPTY_STATE, next_state
-from caravan_shard.backends.toy_model import toy_logits
+from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
+from caravan_shard.backends.toy.model import toy_logits
 
 
 def expected_logprobs(prompt: Sequence[int], adapter: str = "") -> list[NDArray[np.float64]]:

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from caravan_router.http.openapi import document, render
+from caravan_router.http.ops.routes import openapi_document
 from caravan_router.http.routes import ROUTES
-from caravan_router.http.routes_ops import openapi_document
 
 
 def test_the_committed_document_is_current() -> None:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from caravan_router.engine.interface import EngineError
-from caravan_router.http.error_table import markdown_table as error_table
-from caravan_router.http.errors import TABLE, RequestError
+from caravan_router.core.engine import EngineError
 from caravan_router.http.routes import ROUTES
-from caravan_router.metric_table import markdown_table
+from caravan_router.http.server.error_table import markdown_table as error_table
+from caravan_router.http.server.errors import TABLE, RequestError
+from caravan_router.metrics.table import markdown_table
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 

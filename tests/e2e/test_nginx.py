@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.scheduling.params import FinishReason
+from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import Service, serving, until
 from caravan_testing.scripted_engine import MODEL, Pause, ScriptedEngine, word
 from caravan_testing.serve_process import ROOT

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from caravan_shard.backends.base import KvLayout, Prefix, StartupError
-from caravan_shard.commands import Chunk, SwapInEntry, SwapOutEntry
+from caravan_shard.protocol.commands import Chunk, SwapInEntry, SwapOutEntry
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 from caravan_testing.shard_tiny_lora import write_tiny_lora

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 import jsonschema
 import pytest
 
-from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
+from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
-from caravan_shard.engine import Engine
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import FinishReason
+from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.results import FinishReason
+from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.constrained_runs import Grammars, Job, Output, run_jobs
 from caravan_testing.random_schemas import random_schema
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, fetched

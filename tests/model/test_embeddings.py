@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.commands import Embed
-from caravan_shard.results import Vector
+from caravan_shard.protocol.commands import Embed
+from caravan_shard.protocol.results import Vector
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba

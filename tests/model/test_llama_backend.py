@@ -8,9 +8,9 @@ import pytest
 
 from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, TokenBatch
 from caravan_shard.config import ShardConfig
-from caravan_shard.filters import filter_candidates
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import FinishReason, StepOutcome, StepResult
+from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
+from caravan_shard.sampling.filters import filter_candidates
+from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 from caravan_testing.shard_models import DEMO_MODEL
 
@@ -28,7 +28,7 @@ NEW_TOKENS = 12
 @pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
 def shard(request: pytest.FixtureRequest) -> Iterator[EngineDriver]:
     """A small context in each layout."""
-    from caravan_shard.backends.llama_cpp_backend import LlamaCppBackend
+    from caravan_shard.backends.llama.backend import LlamaCppBackend
 
     config = ShardConfig(
         model=str(DEMO_MODEL),
@@ -189,7 +189,7 @@ def test_what_llama_cpp_refuses_changes_nothing(driver: EngineDriver) -> None:
     ids=str,
 )
 def test_llama_cpp_filters_as_the_reference_does(parameters: SamplingParameters) -> None:
-    from caravan_shard.backends.llama_filter import LlamaFilter
+    from caravan_shard.backends.llama.filter import LlamaFilter
 
     size = 3_000
     llama_filter = LlamaFilter(size)

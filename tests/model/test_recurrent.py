@@ -7,8 +7,8 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing, Saving
-from caravan_shard.commands import SwapInEntry, SwapOut, SwapOutEntry
-from caravan_shard.results import Refusal
+from caravan_shard.protocol.commands import SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import first_chunk, header
 from caravan_testing.shard_models import ModelDriver
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba

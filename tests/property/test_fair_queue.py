@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caravan_router.scheduling.fair_share import FairShare
-from caravan_router.scheduling.params import SamplingParams, StoppingParams
-from caravan_router.scheduling.queue import HOLD, Hold, WaitingQueue, effective_priority
+from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.sequence import Request, Sequence
-from caravan_router.scheduling.tenant import Tenant
+from caravan_router.scheduling.waiting.fair_share import FairShare
+from caravan_router.scheduling.waiting.queue import HOLD, Hold, WaitingQueue, effective_priority
 
 TENANTS = tuple(Tenant(name=name, weight=weight) for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)))
 

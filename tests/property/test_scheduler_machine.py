@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from caravan_router.core.tenant import Tenant
+from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits, StepOutcome
-from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.tenant import Tenant
 from caravan_testing.simulation import Simulation
 
 # Few cells and ids: contention is the rule.

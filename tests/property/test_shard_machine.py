@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
 from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import Holdings, PromptRows, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_shard.protocol.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.protocol.results import Holdings, PromptRows, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import (
     EngineDriver,
     first_chunk,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_router.scheduling.params import FinishReason
+from caravan_router.core.sampling import FinishReason
 from caravan_router.text.assembler import Assembler
 from caravan_testing.scripted_engine import word
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
-from caravan_router.scheduling.tenant import Tenant
+from caravan_router.core.tenant import Tenant
 
 # It is a tenant's name and goes into the log.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

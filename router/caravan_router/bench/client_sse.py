@@ -8,14 +8,7 @@ import aiohttp
 import msgspec
 
 from caravan_router.bench.dialects import Dialect
-from caravan_router.bench.request import (
-    BenchRequest,
-    ErrorKind,
-    Failure,
-    RequestResult,
-    StreamRecord,
-    TokenSource,
-)
+from caravan_router.bench.request import BenchRequest, ErrorKind, Failure, RequestResult, StreamRecord, TokenSource
 from caravan_router.bench.sse import SseParser
 
 _MESSAGE_CHARS = 300

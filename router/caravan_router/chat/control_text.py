@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caravan_router.engine.interface import Engine
+from caravan_router.core.engine import Engine
 
 # In every vocabulary known, control tokens stand in angle or square brackets: other texts need not be looked at.
 _BRACKETS = ("<", "[")

@@ -7,7 +7,7 @@ from typing import Any
 
 from caravan_router.chat.control_text import draw_mark, marks_for, strings_of
 from caravan_router.chat.template_renderer import TemplateError, TemplateRenderer
-from caravan_router.engine.interface import Engine, ModelFacts, TokenizedText
+from caravan_router.core.engine import Engine, ModelFacts, TokenizedText
 
 _NO_TEMPLATE = (
     "the model has no chat template: serve a GGUF file with `tokenizer.chat_template`, "

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from caravan_router.chat.tool_format import ToolFormat
-from caravan_router.engine.interface import Engine
-from caravan_router.scheduling.constraint import Constraint, ConstraintKind
+from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_router.core.engine import Engine
 
 # As Python writes JSON, which is how templates show it. No other white space: a weak model may never stop with it.
 _LAYOUT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}

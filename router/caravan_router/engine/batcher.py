@@ -9,21 +9,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar, assert_never
 
 from caravan_proto.errors import ShardError
-from caravan_router.engine.fleet import Fleet
-from caravan_router.engine.interface import (
+from caravan_router.core.constraint import Constraint
+from caravan_router.core.engine import (
     DeadlineError,
     EngineError,
     GenerationError,
-    GenerationSpec,
     ModelFacts,
     NoShardError,
     QueueTimeoutError,
     TextTooLongError,
     TokenizedText,
 )
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.engine.client import ShardClient, ShardRpcError
+from caravan_router.engine.fleet import Fleet
+from caravan_router.engine.link import LinkConfig, ShardLink
 from caravan_router.engine.observer import EngineObserver, ShardUse
-from caravan_router.engine.shard_client import ShardClient, ShardRpcError
-from caravan_router.engine.shard_link import LinkConfig, ShardLink
 from caravan_router.engine.streams import RequestStream
 from caravan_router.scheduling.actions import (
     Action,
@@ -39,9 +40,8 @@ from caravan_router.scheduling.actions import (
     SwapIn,
     SwapOut,
 )
-from caravan_router.scheduling.constraint import Constraint
+from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Cancelled, Event, Submitted, Tick
-from caravan_router.scheduling.policy import SchedulerConfig
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
 

@@ -4,21 +4,12 @@ import math
 from dataclasses import dataclass
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_router.scheduling.actions import (
-    Chunk,
-    Decode,
-    FilterBatch,
-    Header,
-    Prefill,
-    PrefixCopy,
-    SwapIn,
-    SwapOut,
-)
-from caravan_router.scheduling.constraint import Constraint, ConstraintKind
+from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_router.core.sampling import FinishReason
+from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_router.scheduling.actions import Chunk, Decode, FilterBatch, Header, Prefill, PrefixCopy, SwapIn, SwapOut
 from caravan_router.scheduling.events import PromptRow, Row, ShardLimits, StepOutcome
-from caravan_router.scheduling.params import FinishReason
 from caravan_router.scheduling.sequence import Request
-from caravan_router.scheduling.tokens import Alternative, GeneratedToken, PromptToken
 
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,

@@ -1,7 +1,7 @@
 """What is known of the model that the shards serve: replicas of one file, with the smallest limits among them."""
 
+from caravan_router.core.engine import ModelFacts
 from caravan_router.engine.codec import ShardInfo
-from caravan_router.engine.interface import ModelFacts
 
 
 class Fleet:

@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Protocol
 
 from caravan_router.scheduling.actions import Preemption
-from caravan_router.scheduling.policy import JoinReason
+from caravan_router.scheduling.config import JoinReason
 
 
 class Method(Enum):

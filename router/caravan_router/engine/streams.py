@@ -5,8 +5,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from caravan_router.engine.interface import EngineError, StreamTimes
-from caravan_router.scheduling.tokens import GeneratedToken, PromptToken
+from caravan_router.core.engine import EngineError, StreamTimes
+from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 
 class RequestStream:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
-from caravan_router.http.errors import is_openai_path
+from caravan_router.http.generation.serving import PRIORITY_HEADER, TIMEOUT_HEADER
 from caravan_router.http.routes import EVENTS, ROUTES, Route
-from caravan_router.http.schema_errors import ErrorBody, OpenAIErrorBody
-from caravan_router.http.serving import PRIORITY_HEADER, TIMEOUT_HEADER
+from caravan_router.http.server.error_bodies import ErrorBody, OpenAIErrorBody
+from caravan_router.http.server.errors import is_openai_path
 
 _DESCRIPTIONS = {
     400: "The body is not JSON; on /v1 also: the request is not valid",

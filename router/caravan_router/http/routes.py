@@ -5,21 +5,19 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http import (
-    routes_chat,
-    routes_cloud,
-    routes_embeddings,
-    routes_generate,
-    routes_ollama,
-    routes_openai,
-    routes_ops,
-)
-from caravan_router.http import schema_ollama as ollama
-from caravan_router.http.schema_chat import ChatCompletion, ChatCompletionChunk, ChatRequest, ChatTokens
-from caravan_router.http.schema_cloud import VertexRequest, VertexResponse
-from caravan_router.http.schema_embeddings import EmbeddingList, EmbeddingRequest
-from caravan_router.http.schema_openai import Completion, CompletionRequest, ModelList
-from caravan_router.http.schema_tgi import (
+from caravan_router.http.cloud import routes as routes_cloud
+from caravan_router.http.cloud.schema import VertexRequest, VertexResponse
+from caravan_router.http.ollama import routes as routes_ollama
+from caravan_router.http.ollama import schema as ollama
+from caravan_router.http.openai.chat import routes as routes_chat
+from caravan_router.http.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, ChatTokens
+from caravan_router.http.openai.completions import routes as routes_openai
+from caravan_router.http.openai.embeddings import routes as routes_embeddings
+from caravan_router.http.openai.embeddings.schema import EmbeddingList, EmbeddingRequest
+from caravan_router.http.openai.schema import Completion, CompletionRequest, ModelList
+from caravan_router.http.ops import routes as routes_ops
+from caravan_router.http.tgi import routes as routes_generate
+from caravan_router.http.tgi.schema import (
     CompatGenerateRequest,
     GenerateRequest,
     GenerateResponse,

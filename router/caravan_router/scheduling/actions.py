@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from caravan_router.scheduling.policy import JoinReason
+from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.scheduling.config import JoinReason
 from caravan_router.scheduling.sequence import Request
-from caravan_router.scheduling.tokens import GeneratedToken, PromptToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What must hold between any two calls of the scheduler. Run by the property tests, and at rest by the shell."""
 
 from caravan_router.scheduling.scheduler import Scheduler
-from caravan_router.scheduling.shard_state import ShardState
+from caravan_router.scheduling.shard.ledger import ShardState
 
 
 def check(scheduler: Scheduler) -> None:

@@ -7,7 +7,9 @@ Plan, execute (the shell), apply (the next events).
 from collections.abc import Iterable
 from typing import assert_never
 
+from caravan_router.core.tokens import GeneratedToken
 from caravan_router.scheduling.actions import Action, Emit, Fail, FailureReason, Preempt, Preemption, ScorePrompt
+from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
     Cancelled,
     CommandEnded,
@@ -23,14 +25,12 @@ from caravan_router.scheduling.events import (
     SwappedOut,
     Tick,
 )
-from caravan_router.scheduling.in_flight import InFlight
-from caravan_router.scheduling.planner import Planner
-from caravan_router.scheduling.policy import SchedulerConfig
-from caravan_router.scheduling.queue import WaitingQueue
+from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.sequence import Request, Sequence, SwapTicket
-from caravan_router.scheduling.shard_state import ShardState
+from caravan_router.scheduling.shard.command import InFlight
+from caravan_router.scheduling.shard.ledger import ShardState
 from caravan_router.scheduling.state import SchedulerState
-from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.scheduling.waiting.queue import WaitingQueue
 
 # What a generated token costs a tenant, as in the paper on virtual token counters: it takes a pass of its own.
 _OUTPUT_TOKEN = 2.0

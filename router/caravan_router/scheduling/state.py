@@ -2,16 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from caravan_router.scheduling.deadlines import Deadlines
-from caravan_router.scheduling.fair_share import FairShare
-from caravan_router.scheduling.output_length import OutputLengths
-from caravan_router.scheduling.policy import SchedulerConfig
-from caravan_router.scheduling.queue import WaitingQueue
-from caravan_router.scheduling.sequence import Request, Resident, Sequence
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.planning.output_length import OutputLengths
+from caravan_router.scheduling.sequence import Request, Sequence
+from caravan_router.scheduling.waiting.deadlines import Deadlines
+from caravan_router.scheduling.waiting.fair_share import FairShare
+from caravan_router.scheduling.waiting.queue import WaitingQueue
 
 if TYPE_CHECKING:
-    from caravan_router.scheduling.shard_state import ShardState
-    from caravan_router.scheduling.tenant import Tenant
+    from caravan_router.core.tenant import Tenant
+    from caravan_router.scheduling.shard.ledger import ShardState
+    from caravan_router.scheduling.shard.resident import Resident
 
 
 class SchedulerState:

@@ -20,7 +20,7 @@ from caravan_router.auth.key_file import KeyFileError
 from caravan_router.cli import stop_on_signals
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
-from caravan_router.http.tls import TlsFileError
+from caravan_router.http.server.tls import TlsFileError
 from caravan_router.serve.shard_process import ShardProcess, ShardStartError
 
 _log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_router.scheduling.params import FinishReason
-from caravan_router.scheduling.tokens import GeneratedToken
+from caravan_router.core.sampling import FinishReason
+from caravan_router.core.tokens import GeneratedToken
 from caravan_router.text.detokenize import IncrementalDecoder
 from caravan_router.text.stops import StopMatch, StopMatcher
 

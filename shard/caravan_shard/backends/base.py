@@ -6,23 +6,13 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from caravan_shard.parameters import SamplingParameters
-
-Ids = NDArray[np.int32]
-Flags = NDArray[np.int8]
-Floats = NDArray[np.float32]
-# What the cache held of a sequence: only the backend that wrote it knows what is in it.
-State = NDArray[np.uint8]
+from caravan_shard.arrays import Flags, Floats, Ids, State
+from caravan_shard.sampling.candidates import CandidateFilter
 
 
 class StartupError(Exception):
     """The backend cannot start as configured; the message says what to do."""
-
-
-# A candidate so far below the likeliest, in units of logits, is less likely than one in 4e15.
-HOPELESS = 36.0
 
 
 class DecodeOutcome(Enum):
@@ -142,18 +132,6 @@ class Vocabulary(Protocol):
 
     def pieces(self) -> list[Piece]:
         """Those of all tokens; not cached."""
-        ...
-
-
-class CandidateFilter(Protocol):
-    """Takes unlikely candidates away. Any thread may call it."""
-
-    def __call__(self, logits: Floats, parameters: SamplingParameters) -> Ids:
-        """The indices of ``logits`` that are left, in any order, at least one.
-
-        ``logits`` [candidates] are already divided by the temperature, and not changed. None is more than
-        HOPELESS below the highest.
-        """
         ...
 
 

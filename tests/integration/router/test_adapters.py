@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from caravan_router.engine.interface import GenerationSpec
+from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.streams import RequestStream
 from caravan_shard.backends.base import KvLayout
-from caravan_shard.backends.fake import toy_vector
+from caravan_shard.backends.toy.backend import toy_vector
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, spec, undisturbed
 from caravan_testing.toy_scores import expected_logprobs

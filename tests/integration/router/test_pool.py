@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from caravan_router.engine.interface import GenerationSpec
-from caravan_router.scheduling.policy import SchedulerConfig
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.base import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.pass_log import PassLog

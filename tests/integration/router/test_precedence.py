@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from caravan_router.engine.interface import DeadlineError, EngineError, QueueTimeoutError
-from caravan_router.scheduling.policy import SchedulerConfig
-from caravan_router.scheduling.tenant import Tenant
+from caravan_router.core.engine import DeadlineError, EngineError, QueueTimeoutError
+from caravan_router.core.tenant import Tenant
+from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.base import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
 from caravan_testing.pass_log import PassLog

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from caravan_router.engine.interface import GenerationSpec
+from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.streams import RequestStream
 from caravan_shard.backends.base import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually

@@ -6,11 +6,11 @@ import random
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.engine.shard_client import ShardClient, ShardRpcError
-from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+from caravan_router.engine.client import ShardClient, ShardRpcError
+from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.base import KvLayout
-from caravan_shard.backends.fake import expected_output
-from caravan_shard.backends.toy_model import ToyVocabulary
+from caravan_shard.backends.toy.backend import expected_output
+from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually, generate
 from caravan_testing.specs import spec
 

@@ -6,8 +6,8 @@ import socket
 
 from aiohttp import ClientSession
 
-from caravan_router.http.connection import Connection
 from caravan_router.http.limits import Limits
+from caravan_router.http.server.connection import Connection
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
 from caravan_testing.raw_http import HOST, port_of, post
 

@@ -9,12 +9,12 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.backends.toy_model import VOCABULARY_SIZE
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.toy.model import VOCABULARY_SIZE
+from caravan_shard.checks.sampling import MAX_BIASES
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.constraint import Constraint, Problem
 from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.sampling_check import MAX_BIASES
 from caravan_testing.shard_builders import toy_grammar
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 

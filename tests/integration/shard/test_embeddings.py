@@ -11,7 +11,7 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2
-from caravan_shard.backends.fake import FakeBackend, expected_output, toy_vector
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output, toy_vector
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 
 # grpc.aio keeps to the loop it was first used on.

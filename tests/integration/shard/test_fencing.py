@@ -6,7 +6,7 @@ import grpc.aio
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.backends.toy.backend import FakeBackend
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -13,9 +13,9 @@ import pytest
 from caravan_proto.channel import client_options
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
-from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.backends.toy.backend import FakeBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.server import ShardServer
+from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

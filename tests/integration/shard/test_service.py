@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.base import DecodeOutcome, StartupError
-from caravan_shard.backends.choice import backend_loader
-from caravan_shard.backends.fake import FakeBackend, expected_output
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
 from caravan_shard.config import ShardConfig
-from caravan_shard.server import ShardServer
+from caravan_shard.service.loading import backend_loader
+from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 
 # grpc.aio keeps to the loop it was first used on.

@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from caravan_router.http.routes_ops import openapi_document
+from caravan_router.http.ops.routes import openapi_document
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,10 +2,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from caravan_router.engine.observer import Method, ShardUse, StepReport
-from caravan_router.instruments import Histogram
-from caravan_router.metric_table import METRICS, markdown_table
-from caravan_router.metrics import Metrics
-from caravan_router.scheduling.policy import JoinReason
+from caravan_router.metrics.instruments import Histogram
+from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.table import METRICS, markdown_table
+from caravan_router.scheduling.config import JoinReason
 
 
 async def lines(metrics: Metrics) -> list[str]:

@@ -4,9 +4,9 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import KvLayout, Prefix
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import Chunk, Decode, SwapIn, SwapInEntry, SwapOutEntry
-from caravan_shard.results import Refusal
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.protocol.commands import Chunk, Decode, SwapIn, SwapInEntry, SwapOutEntry
+from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
 
 PROMPT = toy_prompt("a prompt for everyone")

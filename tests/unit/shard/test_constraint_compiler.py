@@ -8,7 +8,7 @@ from time import perf_counter
 import pytest
 import pytest_asyncio
 
-from caravan_shard.backends.toy_model import TOY_FACTS, ToyVocabulary
+from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.constraints import checker, compiler
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.constraint import MAX_SOURCE_BYTES, Constraint, ConstraintKind, Problem

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.backends.toy_model import EOS, TOY_FACTS, TURN_END
-from caravan_shard.biases import Biases
-from caravan_shard.commands import Decode, SwapInEntry, SwapOutEntry
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.toy.model import EOS, TOY_FACTS, TURN_END
 from caravan_shard.constraints.constraint import ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.filters import filter_candidates
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.penalties import PenaltyCounts
-from caravan_shard.results import FinishReason, StepOutcome, StepResult
-from caravan_shard.sampling import Choice, Sampler, choose_token
+from caravan_shard.protocol.commands import Decode, SwapInEntry, SwapOutEntry
+from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
+from caravan_shard.sampling.filters import filter_candidates
+from caravan_shard.sampling.parameters import Biases, SamplingParameters
+from caravan_shard.sampling.penalties import PenaltyCounts
+from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_grammar, toy_prompt
 
 DRAWN = SamplingParameters(temperature=1.0, seed=5, repetition_penalty=1.2, top_k=60)

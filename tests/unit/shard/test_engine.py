@@ -4,10 +4,10 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, TokenBatch
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import Decode, Header
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import FinishReason, Refusal, StepOutcome, StepResult
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.protocol.commands import Decode, Header
+from caravan_shard.protocol.results import FinishReason, Refusal, StepOutcome, StepResult
+from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
 
 SAMPLED = SamplingParameters(

@@ -3,8 +3,8 @@
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.lease import LeaseBook, LeaseChange
-from caravan_shard.results import Refusal
+from caravan_shard.protocol.results import Refusal
+from caravan_shard.service.lease import LeaseBook, LeaseChange
 
 
 def refusal_of(answer: object) -> ShardError | None:

@@ -3,9 +3,9 @@
 import pytest
 
 from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, PrefixSharing
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import Refusal, StepOutcome, StepResult
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.protocol.results import Refusal, StepOutcome, StepResult
+from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
 
 PROMPT = toy_prompt("a prompt that others share")

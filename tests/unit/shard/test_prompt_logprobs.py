@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from caravan_shard.backends.base import DecodeOutcome, KvLayout
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.backends.toy_model import ToyVocabulary
-from caravan_shard.commands import Chunk, SwapInEntry, SwapOutEntry
-from caravan_shard.results import PromptRows, Refusal, StepOutcome, StepResult
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.toy.model import ToyVocabulary
+from caravan_shard.protocol.commands import Chunk, SwapInEntry, SwapOutEntry
+from caravan_shard.protocol.results import PromptRows, Refusal, StepOutcome, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
 from caravan_testing.toy_scores import expected_logprobs
 

@@ -4,11 +4,11 @@ import json
 
 import jsonschema
 
-from caravan_shard.backends.fake import FakeBackend
+from caravan_shard.backends.toy.backend import FakeBackend
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
-from caravan_shard.engine import Engine
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import FinishReason
+from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.results import FinishReason
+from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.constrained_runs import Grammars, Job, run_jobs
 from caravan_testing.random_schemas import random_schema
 

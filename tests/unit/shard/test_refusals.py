@@ -9,8 +9,9 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import (
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.commands import (
     Chunk,
     Command,
     Decode,
@@ -23,8 +24,7 @@ from caravan_shard.commands import (
     SwapOut,
     SwapOutEntry,
 )
-from caravan_shard.engine import Engine
-from caravan_shard.results import Refusal, Result, StepResult
+from caravan_shard.protocol.results import Refusal, Result, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, header, next_chunk, toy_prompt, with_parameters
 
 RUNNING, PARTIAL = 0, 1

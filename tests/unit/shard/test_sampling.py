@@ -5,14 +5,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import Floats, Ids
-from caravan_shard.candidates import find_candidates
-from caravan_shard.draw import draw_index, uniform
-from caravan_shard.filters import filter_candidates
-from caravan_shard.logprobs import token_logprobs
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.penalties import PenaltyCounts
-from caravan_shard.sampling import Choice, Sampler, choose_token
+from caravan_shard.arrays import Floats, Ids
+from caravan_shard.sampling.candidates import find_candidates
+from caravan_shard.sampling.draw import draw_index, uniform
+from caravan_shard.sampling.filters import filter_candidates
+from caravan_shard.sampling.logprobs import token_logprobs
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sampling.penalties import PenaltyCounts
+from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
 
 
 def random_logits(size: int = 5_000, scale: float = 3.0, seed: int = 0) -> Floats:

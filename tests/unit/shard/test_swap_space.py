@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import StartupError, State
+from caravan_shard.arrays import State
+from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
-from caravan_shard.parameters import SamplingParameters, SequenceParameters
-from caravan_shard.sequences import Sequence
-from caravan_shard.swap import MOST_SWAPPED, Swapped, SwapSpace, make_swap_space
-from caravan_shard.swap_shelves import DiskShelf, MemoryShelf
+from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sequences.sequence import Sequence
+from caravan_shard.sequences.shelves import DiskShelf, MemoryShelf
+from caravan_shard.sequences.swap import MOST_SWAPPED, Swapped, SwapSpace, make_swap_space
 
 PARAMETERS = SequenceParameters(sampling=SamplingParameters(), prompt_length=1, max_length=2)
 SWAPPED = Swapped(Sequence(sequence_id=0, parameters=PARAMETERS, birth=0), 0)

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing
-from caravan_shard.backends.fake import FakeBackend, expected_output
-from caravan_shard.commands import FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
-from caravan_shard.parameters import SamplingParameters
-from caravan_shard.results import Holdings, Refusal, SwappedIn, SwappedOut
-from caravan_shard.swap import SwapSpace
-from caravan_shard.swap_shelves import DiskShelf
+from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.protocol.commands import FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.protocol.results import Holdings, Refusal, SwappedIn, SwappedOut
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sequences.shelves import DiskShelf
+from caravan_shard.sequences.swap import SwapSpace
 from caravan_testing.shard_builders import EngineDriver, first_chunk, header, memory_swap, next_chunk, toy_prompt
 
 PROMPT = toy_prompt("a prompt that is long enough")

@@ -9,13 +9,23 @@ from time import monotonic
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, Floats, TokenBatch
-from caravan_shard.backends.fake import FakeBackend
-from caravan_shard.commands import Decode, Embed, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
-from caravan_shard.engine import Engine
-from caravan_shard.replies import RUN_AHEAD, Replies
-from caravan_shard.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, Vector
-from caravan_shard.worker import ENDING, Worker
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
+from caravan_shard.backends.toy.backend import FakeBackend
+from caravan_shard.engine.engine import Engine
+from caravan_shard.engine.replies import RUN_AHEAD, Replies
+from caravan_shard.engine.worker import ENDING, Worker
+from caravan_shard.protocol.commands import (
+    Decode,
+    Embed,
+    FilterBatch,
+    Prefill,
+    SwapIn,
+    SwapInEntry,
+    SwapOut,
+    SwapOutEntry,
+)
+from caravan_shard.protocol.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, Vector
 from caravan_testing.shard_builders import first_chunk, memory_swap, toy_prompt
 
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")

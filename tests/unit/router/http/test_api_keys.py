@@ -11,9 +11,9 @@ import pytest
 
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.http.application import Access
+from caravan_router.core.tenant import Tenant
+from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
-from caravan_router.scheduling.tenant import Tenant
 from caravan_testing.http_server import Service, serving, until
 from caravan_testing.scripted_engine import Pause, ScriptedEngine
 

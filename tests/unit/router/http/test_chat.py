@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from caravan_router.engine.interface import GenerationError, GenerationSpec
-from caravan_router.scheduling.constraint import Constraint, ConstraintKind
-from caravan_router.scheduling.tokens import Alternative
+from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_router.core.engine import GenerationError
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.tokens import Alternative
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import BOS, EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from caravan_router.scheduling.constraint import ConstraintKind
-from caravan_router.scheduling.params import FinishReason
+from caravan_router.core.constraint import ConstraintKind
+from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 

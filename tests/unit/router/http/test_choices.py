@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from caravan_router.engine.interface import GenerationSpec
-from caravan_router.http.seeds import choice_seed
-from caravan_router.scheduling.params import FinishReason
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import FinishReason
+from caravan_router.http.generation.seeds import choice_seed
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import Step, word
 

@@ -8,12 +8,12 @@ import pytest
 
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.engine.interface import ModelFacts
-from caravan_router.http import validation_errors as rules
-from caravan_router.http.application import Access
-from caravan_router.http.errors import ValidationError
+from caravan_router.core.engine import ModelFacts
+from caravan_router.core.tenant import Tenant
+from caravan_router.http.app import Access
+from caravan_router.http.generation import rules as rules
 from caravan_router.http.limits import Limits
-from caravan_router.scheduling.tenant import Tenant
+from caravan_router.http.server.errors import ValidationError
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import EOS, MODEL, ScriptedEngine
 

@@ -5,9 +5,9 @@ import re
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.http.application import Access
+from caravan_router.http.app import Access
 from caravan_router.http.openapi import document
-from caravan_router.http.routes_ops import openapi_document
+from caravan_router.http.ops.routes import openapi_document
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 

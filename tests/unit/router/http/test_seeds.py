@@ -1,4 +1,4 @@
-from caravan_router.http.seeds import MAX_SEED, choice_seed
+from caravan_router.http.generation.seeds import MAX_SEED, choice_seed
 
 
 def test_the_first_choice_has_the_seed_itself() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from caravan_router.engine.interface import DeadlineError, GenerationSpec, QueueTimeoutError
-from caravan_router.scheduling.tenant import ANYONE
+from caravan_router.core.engine import DeadlineError, QueueTimeoutError
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.tenant import ANYONE
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import Step, word
 

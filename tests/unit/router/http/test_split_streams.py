@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from openai import OpenAI
 
-from caravan_router.scheduling.params import FinishReason
+from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import Service, serving
 from caravan_testing.raw_http import exchange, post
 from caravan_testing.scripted_engine import MODEL, ScriptedEngine, Step, word

@@ -16,11 +16,11 @@ from aiohttp import ClientError, ClientSession, TCPConnector
 
 from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
-from caravan_router.http.application import build_app
+from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
-from caravan_router.http.listener import Listen, listening
-from caravan_router.http.tls import Tls, TlsFiles
-from caravan_router.metrics import Metrics
+from caravan_router.http.server.listener import Listen, listening
+from caravan_router.http.server.tls import Tls, TlsFiles
+from caravan_router.metrics.metrics import Metrics
 from caravan_testing.http_server import events
 from caravan_testing.scripted_engine import ScriptedEngine
 

@@ -1,9 +1,9 @@
 """A pass has one adapter; those that are wanted take turns, and share no cells."""
 
 from caravan_router.scheduling.actions import Decode, Prefill
-from caravan_router.scheduling.adapter_turn import TURN_PASSES, AdapterTurn
+from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits
-from caravan_router.scheduling.policy import PrefillMode, SchedulerConfig
+from caravan_router.scheduling.shard.adapter_turn import TURN_PASSES, AdapterTurn
 from caravan_testing.simulation import Simulation
 
 LIMITS = ShardLimits(cells=2000, cells_per_sequence=2000, max_sequences=8, max_batch_tokens=128)

@@ -1,7 +1,7 @@
 import pytest
 
-from caravan_router.scheduling.fair_share import FairShare
-from caravan_router.scheduling.tenant import Tenant
+from caravan_router.core.tenant import Tenant
+from caravan_router.scheduling.waiting.fair_share import FairShare
 
 A, B, C = (Tenant(name=name) for name in "abc")
 

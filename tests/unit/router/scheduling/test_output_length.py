@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from caravan_router.scheduling.output_length import OutputLengths
+from caravan_router.scheduling.planning.output_length import OutputLengths
 
 
 def lengths(*observed: int, window: int = 512) -> OutputLengths:

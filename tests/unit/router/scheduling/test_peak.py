@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from caravan_router.scheduling.peak import peak_cells
+from caravan_router.scheduling.planning.peak import peak_cells
 
 ENTRY = st.tuples(st.integers(0, 60), st.integers(0, 40))
 ENTRIES = st.lists(ENTRY, max_size=12)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from caravan_router.scheduling.fair_share import FairShare
-from caravan_router.scheduling.params import SamplingParams, StoppingParams
-from caravan_router.scheduling.queue import HOLD, Hold, WaitingQueue, effective_priority
+from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling.sequence import Request, Sequence
-from caravan_router.scheduling.tenant import ANYONE, Tenant
+from caravan_router.scheduling.waiting.fair_share import FairShare
+from caravan_router.scheduling.waiting.queue import HOLD, Hold, WaitingQueue, effective_priority
 
 A, B = Tenant(name="a"), Tenant(name="b")
 

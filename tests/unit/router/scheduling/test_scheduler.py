@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Prefill, Start
+from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import (
     CommandEnded,
     ShardDraining,
@@ -14,8 +16,6 @@ from caravan_router.scheduling.events import (
     Stepped,
     Submitted,
 )
-from caravan_router.scheduling.params import SamplingParams, StoppingParams
-from caravan_router.scheduling.policy import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.sequence import Request
 from caravan_testing.model_shard import expected_output
 from caravan_testing.simulation import Simulation

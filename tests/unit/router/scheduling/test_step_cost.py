@@ -1,7 +1,8 @@
 import pytest
 
-from caravan_router.scheduling.policy import MIN_CHUNK_TOKENS, SchedulerConfig, chunk_budget, pass_seconds
-from caravan_router.scheduling.step_cost import StepCost
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.planning.chunking import MIN_CHUNK_TOKENS, chunk_budget, pass_seconds
+from caravan_router.scheduling.shard.step_cost import StepCost
 
 
 def test_it_knows_nothing_before_the_first_chunk() -> None:

@@ -1,7 +1,8 @@
 import pytest
 
-from caravan_router.engine.interface import GenerationError, GenerationSpec
-from caravan_router.scheduling.params import FinishReason, SamplingParams, StoppingParams
+from caravan_router.core.engine import GenerationError
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import FinishReason, SamplingParams, StoppingParams
 from caravan_router.text.generation import Generation, IncompleteGenerationError
 from caravan_testing.scripted_engine import EOS_TOKEN, ScriptedEngine, Step, word
 

@@ -1,4 +1,4 @@
-from caravan_router.engine.interface import TokenizedText
+from caravan_router.core.engine import TokenizedText
 from caravan_router.text.offsets import token_spans
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from caravan_router.engine.interface import TokenizedText
+from caravan_router.core.engine import TokenizedText
 from caravan_router.text.prompt_text import as_decoded, as_written
 
 

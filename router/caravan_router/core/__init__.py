@@ -1,0 +1,1 @@
+"""The domain types that every room of the router uses. Imports nothing of ours."""

@@ -1,0 +1,142 @@
+"""What the HTTP layer may ask of the engine."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from caravan_router.core.constraint import Constraint
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.tokens import GeneratedToken, PromptToken
+
+
+class EngineError(Exception):
+    """Base of what a caller of the engine must expect.
+
+    EngineError
+     +-- NoShardError         no shard is up: nothing could be tried (503)
+     +-- GenerationError      a started generation could not go on (424)
+     +-- TextTooLongError     more text than the shard tokenizes (422)
+     +-- QueueTimeoutError    it waited too long for its turn (429)
+     +-- DeadlineError        it did not end in the time its client gave it (504)
+    """
+
+
+class NoShardError(EngineError):
+    """No shard is up."""
+
+
+class GenerationError(EngineError):
+    """A started generation could not go on."""
+
+
+class TextTooLongError(EngineError):
+    """More text than the shard tokenizes in one call."""
+
+
+class QueueTimeoutError(EngineError):
+    """It waited too long for its turn."""
+
+
+class DeadlineError(EngineError):
+    """It did not end in the time its client gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """Clock readings of a stream, seconds on ``time.monotonic``; None until it happened."""
+
+    submitted: float
+    started: float | None
+    first_token: float | None
+
+
+class TokenStream(Protocol):
+    """The tokens of one generation, as they are sampled; ends after the token with ``finish``.
+
+    Whoever holds it closes it, on every path; closing early releases the sequence by the next step.
+    Iterating raises GenerationError or NoShardError.
+    """
+
+    @property
+    def times(self) -> StreamTimes: ...
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens it started with that had been computed before; known from the first token on."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> Sequence[PromptToken]:
+        """Of a spec with ``prompt_logprobs``: one for each token of the prompt; complete from the first token on."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[GeneratedToken]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """Columns: the n-th id, its raw bytes, and whether it is a control token."""
+
+    token_ids: tuple[int, ...]
+    pieces: tuple[bytes, ...]
+    specials: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the shards said of the model they serve, the smallest limits among them.
+
+    ``tool_template``: for prompts with tools, where the file has one beside ``chat_template``. ``adapters``: those that
+    all shards have. ``embedding_size``: 0 if vectors are not served.
+    """
+
+    name: str
+    fingerprint: str
+    vocabulary_size: int
+    chat_template: str
+    bos_text: str
+    eos_text: str
+    max_sequence_tokens: int
+    max_top_n_tokens: int
+    max_tokenize_bytes: int
+    total_cells: int
+    tool_template: str = ""
+    adapters: tuple[str, ...] = ()
+    embedding_size: int = 0
+    max_embed_tokens: int = 0
+
+
+class Engine(Protocol):
+    """A model that generates, wherever it runs."""
+
+    @property
+    def model(self) -> ModelFacts | None:
+        """None until the first shard was seen; kept while none is up."""
+
+    @property
+    def healthy(self) -> bool:
+        """At least one shard is up and makes progress."""
+
+    def submit(self, spec: GenerationSpec) -> TokenStream:
+        """Queue a generation. Never blocks and never refuses."""
+
+    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
+        """Text to tokens, on a shard. Raises NoShardError, TextTooLongError."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        """The pieces of tokens below the vocabulary's size. Raises NoShardError."""
+        ...
+
+    async def compile_constraint(self, constraint: Constraint) -> str | None:
+        """What is wrong with it; None if the shards can keep to it, and now have it ready. Raises NoShardError."""
+        ...
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """A vector of length 1 for each text of 1 to ``max_embed_tokens`` tokens.
+
+        Raises NoShardError, GenerationError.
+        """
+        ...

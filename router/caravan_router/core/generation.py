@@ -1,0 +1,29 @@
+"""One sequence to generate."""
+
+import math
+from dataclasses import dataclass
+
+from caravan_router.core.constraint import Constraint
+from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.tenant import ANYONE, Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """One sequence to generate: non-empty ``prompt`` of token ids; with the new tokens it fits a shard.
+
+    Specs with the same prompt and ``namespace`` that are submitted together compute the prompt once. ``constraint``:
+    one that `Engine.compile_constraint` found no problem with. ``adapter``: one of `ModelFacts.adapters`, or empty.
+    ``timeout_s``: from submission to the last token.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    stopping: StoppingParams
+    priority: int = 0
+    tenant: Tenant = ANYONE
+    namespace: str = ""
+    constraint: Constraint | None = None
+    adapter: str = ""
+    prompt_logprobs: bool = False
+    timeout_s: float = math.inf

@@ -1,0 +1,68 @@
+"""The web application: routes, middlewares and what they share, wired. Starts nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from caravan_router.auth.keyring import Keyring
+from caravan_router.auth.permits import PermitPool
+from caravan_router.chat.template_renderer import TemplateRenderer
+from caravan_router.core.engine import Engine
+from caravan_router.http.limits import Limits
+from caravan_router.http.ops.routes import openapi_document
+from caravan_router.http.routes import ROUTES
+from caravan_router.http.server.authentication import Authentication
+from caravan_router.http.server.connection import mark_serving
+from caravan_router.http.server.middleware import Cors, add_request_id, errors_as_json, expected, identify_and_log
+from caravan_router.http.server.state import STATE, AppState, InfoExtras
+from caravan_router.metrics.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may ask. ``keyring``: None for anyone. ``cors_allow_origin``: whose pages; empty for any."""
+
+    keyring: Keyring | None = None
+    cors_allow_origin: Sequence[str] = ()
+
+
+DEFAULT_INFO = InfoExtras()
+OPEN_TO_ALL = Access()
+
+
+def build_app(
+    engine: Engine,
+    limits: Limits,
+    metrics: Metrics,
+    *,
+    info: InfoExtras = DEFAULT_INFO,
+    access: Access = OPEN_TO_ALL,
+) -> web.Application:
+    """To be run by `listener.listening`."""
+    cors = Cors(access.cors_allow_origin)
+    authentication = Authentication(access.keyring, {(route.method, route.path) for route in ROUTES if route.open})
+    app = web.Application(
+        client_max_size=limits.payload_limit,
+        middlewares=[mark_serving, identify_and_log, cors.preflight, errors_as_json, authentication.identify],
+    )
+    app[STATE] = AppState(
+        engine=engine,
+        limits=limits,
+        metrics=metrics,
+        permits=PermitPool(limits.max_concurrent_requests),
+        info=info,
+        templates=TemplateRenderer(),
+    )
+    app.on_cleanup.append(_close_templates)
+    openapi_document()
+    for route in ROUTES:
+        # HEAD is no method of this API: aiohttp would add it to GET.
+        app.router.add_route(route.method, route.path, route.handler, expect_handler=expected)
+    app.on_response_prepare.append(cors.add_headers)
+    app.on_response_prepare.append(add_request_id)
+    return app
+
+
+async def _close_templates(app: web.Application) -> None:
+    await app[STATE].templates.close()

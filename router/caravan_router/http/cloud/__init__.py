@@ -1,0 +1,1 @@
+"""The routes that SageMaker and Vertex AI call."""

@@ -1,0 +1,1 @@
+"""What all generating routes share, from permits to the tokens of a run."""

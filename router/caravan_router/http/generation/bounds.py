@@ -1,0 +1,39 @@
+"""The limits of the operator and of the model together."""
+
+from dataclasses import dataclass
+
+from caravan_router.core.engine import Engine, ModelFacts, NoShardError
+from caravan_router.http.limits import Limits
+
+# No text has so many bytes a token, but for long runs of spaces: what is longer need not be tokenized to be refused.
+BYTES_PER_TOKEN = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The limits of the operator and of the model together."""
+
+    max_total_tokens: int
+    max_input_tokens: int
+    max_top_n_tokens: int
+    max_prompt_bytes: int
+    max_request_new_tokens: int
+
+
+def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
+    """The smaller of both; a prompt leaves room for one token at least."""
+    total = min(limits.max_total_tokens or model.max_sequence_tokens, model.max_sequence_tokens)
+    return Bounds(
+        max_total_tokens=total,
+        max_input_tokens=min(limits.max_input_tokens or total - 1, total - 1),
+        max_top_n_tokens=min(limits.max_top_n_tokens, model.max_top_n_tokens),
+        max_prompt_bytes=min(limits.max_prompt_bytes or BYTES_PER_TOKEN * total, model.max_tokenize_bytes),
+        max_request_new_tokens=limits.max_request_new_tokens or limits.max_best_of * total,
+    )
+
+
+def model_of(engine: Engine) -> ModelFacts:
+    """Raises NoShardError while no shard was seen yet."""
+    if engine.model is None:
+        raise NoShardError("no shard was seen yet")
+    return engine.model

@@ -1,0 +1,43 @@
+"""Texts as OpenAI's clients send them: one or several, as text or as tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caravan_router.http.generation.rules import EmptyPromptError, MixedPromptError, TooManyPromptsError
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPrompt:
+    token_ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | TokensPrompt
+
+
+def split_prompts(field: str, given: str | Sequence[str | int | list[int]], limit: int) -> list[Prompt]:
+    """One entry a text, before anything is tokenized; at most ``limit``. Raises ValidationError."""
+    if isinstance(given, str):
+        return [TextPrompt(given)]
+    if not given:
+        raise EmptyPromptError(field)
+    ids = [item for item in given if isinstance(item, int)]
+    if len(ids) == len(given):
+        return [TokensPrompt(tuple(ids))]
+    prompts: list[Prompt] = []
+    kinds = set()
+    for item in given:
+        kinds.add(type(item))
+        if isinstance(item, str):
+            prompts.append(TextPrompt(item))
+        elif isinstance(item, list):
+            prompts.append(TokensPrompt(tuple(item)))
+    if len(kinds) > 1:
+        raise MixedPromptError(field)
+    if len(prompts) > limit:
+        raise TooManyPromptsError(field, limit, len(prompts))
+    return prompts

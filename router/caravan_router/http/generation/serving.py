@@ -1,0 +1,109 @@
+"""How a request is served, whatever it generates: for whom, how urgently, how long, and with whose cache."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
+from caravan_router.core.constraint import Constraint
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.tenant import Tenant
+from caravan_router.http.generation.checks import check_positive, check_range
+from caravan_router.http.generation.rules import CacheSaltError, HeaderError, PriorityError
+from caravan_router.http.generation.serving_fields import ServingFields
+from caravan_router.http.limits import Limits
+from caravan_router.http.openai.chat.schema import ChatRequest
+from caravan_router.http.openai.schema import CompletionRequest
+
+PRIORITY_HEADER = "X-Priority"
+TIMEOUT_HEADER = "X-Request-Timeout"
+
+# Python's own readers also take "1_0", "nan" and digits of other scripts.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What few requests ask for; see `GenerationSpec`."""
+
+    constraint: Constraint | None = None
+    adapter: str = ""
+    prompt_logprobs: bool = False
+
+
+NO_EXTRAS = Extras()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """``timeout_s``: from submission to the last token. ``namespace``: within it prompts share what is computed."""
+
+    priority: int
+    tenant: Tenant
+    namespace: str
+    timeout_s: float
+
+    def spec(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        stopping: StoppingParams,
+        extras: Extras = NO_EXTRAS,
+    ) -> GenerationSpec:
+        """A generation served so."""
+        return GenerationSpec(
+            prompt=prompt,
+            sampling=sampling,
+            stopping=stopping,
+            priority=self.priority,
+            tenant=self.tenant,
+            namespace=self.namespace,
+            constraint=extras.constraint,
+            adapter=extras.adapter,
+            prompt_logprobs=extras.prompt_logprobs,
+            timeout_s=self.timeout_s,
+        )
+
+
+def serving_of(
+    fields: ServingFields | CompletionRequest | ChatRequest, headers: Mapping[str, str], key: ApiKey, limits: Limits
+) -> Serving:
+    """The headers are for clients that cannot send the fields; a field wins. Raises ValidationError."""
+    salt = fields.cache_salt
+    if salt is not None and not 0 < len(salt.encode()) <= limits.max_cache_salt_bytes:
+        raise CacheSaltError(limits.max_cache_salt_bytes, len(salt.encode()))
+    return Serving(
+        priority=_priority(fields.priority, headers.get(PRIORITY_HEADER), key),
+        tenant=key.tenant,
+        # A name has no NUL: no salt makes one key's namespace another's.
+        namespace=f"{key.tenant.name}\0{salt or ''}",
+        timeout_s=_timeout_s(fields.timeout, headers.get(TIMEOUT_HEADER)),
+    )
+
+
+def _priority(field: int | None, header: str | None, key: ApiKey) -> int:
+    name, value = "priority", field
+    if header is not None:
+        if not _INTEGER.fullmatch(header):
+            raise HeaderError(PRIORITY_HEADER, "a whole number", header)
+        if field is None:
+            name, value = PRIORITY_HEADER, int(header)
+    check_range(name, value, MIN_PRIORITY, MAX_PRIORITY)
+    if value is not None and value > key.max_priority:
+        raise PriorityError(name, key.max_priority, value)
+    # A key that may not ask for the default gets the most that it may.
+    return min(0, key.max_priority) if value is None else value
+
+
+def _timeout_s(field: float | None, header: str | None) -> float:
+    name, value = "timeout", field
+    if header is not None:
+        if not _DECIMAL.fullmatch(header):
+            raise HeaderError(TIMEOUT_HEADER, "seconds as a decimal number", header)
+        if field is None:
+            name, value = TIMEOUT_HEADER, float(header)
+    check_positive(name, value)
+    return math.inf if value is None else value

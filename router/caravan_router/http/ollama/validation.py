@@ -1,0 +1,114 @@
+"""Ollama's requests, said in the words of chat completions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from caravan_router.http.generation.checks import check_positive, check_range
+from caravan_router.http.generation.constraint_fields import Format, JsonFormat, JsonObjectFormat
+from caravan_router.http.generation.rules import (
+    ImagesError,
+    NotBetweenZeroAndOneError,
+    OutOfRangeError,
+    UnsupportedFieldError,
+)
+from caravan_router.http.ollama import schema as ollama
+from caravan_router.http.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, ToolCall
+from caravan_router.http.openai.chat.validation import ChatSource
+
+DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
+_ALL_THAT_FITS = frozenset({-1, -2})
+_NO_OPTIONS = ollama.OllamaOptions()
+
+
+def source_of_generate(body: ollama.OllamaGenerateRequest, context_tokens: int) -> ChatSource:
+    """Raises ValidationError."""
+    for field, value in (("suffix", body.suffix), ("template", body.template), ("context", body.context)):
+        if value:
+            raise UnsupportedFieldError(field, "set it to null", value)
+    _check_images("images", body.images)
+    messages = [Message(role="user", content=body.prompt or "")]
+    if body.system:
+        if body.raw:
+            raise UnsupportedFieldError("system", "set `raw` to false", body.system)
+        messages.insert(0, Message(role="system", content=body.system))
+    return _source(body, messages, context_tokens, raw=body.prompt or "" if body.raw else None)
+
+
+def source_of_chat(body: ollama.OllamaChatRequest, context_tokens: int) -> ChatSource:
+    """Raises ValidationError."""
+    messages = [_message(f"messages[{number}]", message) for number, message in enumerate(body.messages or ())]
+    return _source(body, messages, context_tokens, tools=body.tools)
+
+
+def _source(body: ollama.OllamaFields, messages: Sequence[Message], context_tokens: int, **more: Any) -> ChatSource:
+    if body.think not in {None, False}:
+        raise UnsupportedFieldError("think", "set it to false", body.think)
+    for field, value in (("logprobs", body.logprobs), ("top_logprobs", body.top_logprobs)):
+        if value:
+            raise UnsupportedFieldError(field, "set it to null", value)
+    options = _NO_OPTIONS if body.options is None else body.options
+    check_positive("options.num_ctx", options.num_ctx)
+    if options.num_ctx is not None and options.num_ctx > context_tokens:
+        raise OutOfRangeError("options.num_ctx", 1, context_tokens, options.num_ctx)
+    if options.typical_p is not None and not 0 < options.typical_p <= 1:
+        raise NotBetweenZeroAndOneError("options.typical_p", options.typical_p)
+    num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
+    check_positive("options.num_predict", num_predict)
+    check_range("options.seed", options.seed, -(2**63), 2**63 - 1)
+    raw = more.pop("raw", None)
+    request = ChatRequest(
+        messages=list(messages),
+        model=body.model,
+        max_tokens=num_predict,
+        temperature=DEFAULT_TEMPERATURE if options.temperature is None else options.temperature,
+        top_k=DEFAULT_TOP_K if options.top_k is None else options.top_k,
+        top_p=DEFAULT_TOP_P if options.top_p is None else options.top_p,
+        min_p=options.min_p,
+        seed=None if options.seed is None or options.seed < 0 else options.seed,
+        stop=options.stop,
+        repetition_penalty=options.repeat_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        response_format=_format(body.format),
+        chat_template_kwargs=None if body.think is None else TemplateOptions(enable_thinking=False),
+        priority=body.priority,
+        timeout=body.timeout,
+        cache_salt=body.cache_salt,
+        **more,
+    )
+    names = ("messages" if raw is None else "prompt", "options.num_predict")
+    return ChatSource(request=request, raw=raw, names=names, typical_p=options.typical_p)
+
+
+def _format(asked: str | dict[str, Any] | None) -> Format | None:
+    match asked:
+        case None | "":
+            return None
+        case "json":
+            return JsonObjectFormat()
+        case dict(schema):
+            return JsonFormat(value=schema)
+        case _:
+            raise UnsupportedFieldError("format", 'set it to "json" or to a JSON schema', asked)
+
+
+def _message(field: str, message: ollama.OllamaMessage) -> Message:
+    _check_images(f"{field}.images", message.images)
+    calls = [
+        ToolCall(
+            id=call.id or str(number), function=FunctionCall(name=call.function.name, arguments=call.function.arguments)
+        )
+        for number, call in enumerate(message.tool_calls or ())
+    ]
+    return Message(
+        role=message.role,
+        content=message.content or "",
+        name=message.tool_name,
+        tool_calls=calls or None,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _check_images(field: str, images: Sequence[Any] | None) -> None:
+    if images:
+        raise ImagesError(field, len(images))

@@ -1,0 +1,113 @@
+"""A client's messages to what templates expect."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from caravan_router.http.generation.rules import (
+    EmptyMessagesError,
+    MissingFieldError,
+    NestedError,
+    NotTextError,
+    UnsupportedFieldError,
+)
+from caravan_router.http.openai.chat.schema import ContentPart, Message, Tool, ToolCall
+
+Json = dict[str, Any]
+
+MAX_DEPTH = 64
+
+
+def template_messages(messages: Sequence[Message], *, developer_known: bool) -> list[Json]:
+    """Each with ``role`` and ``content``, a text. Raises ValidationError."""
+    if not messages:
+        raise EmptyMessagesError
+    names: dict[str, str] = {}
+    return [
+        _template_message(f"messages[{number}]", message, names, developer_known=developer_known)
+        for number, message in enumerate(messages)
+    ]
+
+
+def _template_message(field: str, message: Message, names: dict[str, str], *, developer_known: bool) -> Json:
+    """``names``: of the functions called so far, by id."""
+    for name, value in (("audio", message.audio), ("function_call", message.function_call)):
+        if value:
+            raise UnsupportedFieldError(f"{field}.{name}", "set it to null", value)
+    # To models that were not taught the word, a developer is who else gives instructions.
+    role = "system" if message.role == "developer" and not developer_known else message.role
+    result: Json = {"role": role, "content": _text(f"{field}.content", message)}
+    if message.name is not None:
+        result["name"] = message.name
+    if message.tool_calls:
+        result["tool_calls"] = [
+            _call(f"{field}.tool_calls[{number}]", number, call) for number, call in enumerate(message.tool_calls)
+        ]
+        names |= {call["id"]: call["function"]["name"] for call in result["tool_calls"]}
+    if message.role == "tool":
+        call_id = "" if message.tool_call_id is None else str(message.tool_call_id)
+        result["tool_call_id"] = call_id
+        if message.name is None and call_id in names:
+            result["name"] = names[call_id]
+    return result
+
+
+def _text(field: str, message: Message) -> str:
+    match message.content:
+        case None:
+            if message.role != "assistant":
+                raise MissingFieldError(field)
+            return ""
+        case str(text):
+            return text
+        case parts:
+            return "".join(_part(f"{field}[{number}]", part) for number, part in enumerate(parts))
+
+
+def _part(field: str, part: ContentPart) -> str:
+    match part:
+        case ContentPart(type="text", text=str(text)):
+            return text
+        case ContentPart(type="refusal", refusal=str(text)):
+            return text
+        case ContentPart(type="text" | "refusal"):
+            raise MissingFieldError(f"{field}.{part.type}")
+        case _:
+            raise NotTextError(field, part.type)
+
+
+def _call(field: str, number: int, call: ToolCall) -> Json:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        # Templates write the object as JSON themselves. What a model left unfinished stays text.
+        with suppress(msgspec.DecodeError, RecursionError):
+            arguments = msgspec.json.decode(arguments, type=dict[str, Any])
+    check_depth(f"{field}.function.arguments", arguments)
+    return {
+        "id": str(number) if call.id is None else str(call.id),
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": {} if arguments is None else arguments},
+    }
+
+
+def check_depth(field: str, value: Any, depth: int = MAX_DEPTH) -> None:
+    """Of JSON that is walked by functions that call themselves. Raises NestedError."""
+    if isinstance(value, dict | list):
+        if not depth:
+            raise NestedError(field, MAX_DEPTH)
+        for item in value.values() if isinstance(value, dict) else value:
+            check_depth(field, item, depth - 1)
+
+
+def template_tools(tools: Sequence[Tool]) -> list[Json]:
+    """As OpenAI writes them, which is what templates expect."""
+    result = []
+    for tool in tools:
+        definition = tool.function
+        parameters = definition.parameters if definition.parameters is not None else definition.arguments
+        function: Json = {"name": definition.name, "description": definition.description or ""}
+        function["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
+        result.append({"type": "function", "function": function})
+    return result

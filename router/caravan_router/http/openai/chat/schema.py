@@ -1,0 +1,226 @@
+"""Bodies of the chat routes, in the words of OpenAI, TGI and vLLM."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from caravan_router.http.generation.serving_fields import CacheSalt, Priority, Timeout
+from caravan_router.http.openai.schema import ConstraintFields, LogitBias, SamplingFields, StreamOptions, Usage
+from caravan_router.http.tgi.schema import TokenizedToken
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``type``: "text"; what is not text is refused."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``arguments``: JSON text, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    description: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    function: FunctionCall
+    id: str | int | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One turn. A reply's message may be sent back as it came, with all its fields."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | int | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``parameters``: a JSON schema; left out: there are none. TGI also calls it ``arguments``.
+
+    ``strict``: a call that ``tool_choice`` demands matches the schema, whatever it says.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    arguments: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    function: FunctionDefinition
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    function: ChosenFunction
+    type: Literal["function"] = "function"
+
+
+class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a client may tell the template."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+
+
+class ChatRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``model``: an adapter's name selects it; anything else is the model that is served.
+
+    ``max_tokens``, ``max_completion_tokens``: the same; left out, what the context leaves. ``tool_choice``: "auto",
+    "none", "required", a function's name, or OpenAI's object. ``tool_prompt``: TGI's; how to call functions, for
+    models whose template does not say. ``continue_final_message``: by default, true if the last is the assistant's.
+    """
+
+    messages: list[Message]
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    choice_parameters: list[SamplingFields] | None = None
+    logit_bias: LogitBias = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    tool_prompt: str | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    # A struct has one base only: these are those of ServingFields.
+    priority: Priority = None
+    timeout: Timeout = None
+    cache_salt: CacheSalt = None
+
+
+class TokenAlternative(msgspec.Struct, frozen=True):
+    """``bytes``: of the token; ``token`` shows what of them is no character as U+FFFD."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float | None
+    bytes: list[int]
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+
+
+class CalledFunction(msgspec.Struct):
+    """``arguments``: JSON text as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ReplyToolCall(msgspec.Struct):
+    id: str
+    type: str
+    function: CalledFunction
+
+
+class ReplyMessage(msgspec.Struct):
+    """``content`` is null where there are calls only."""
+
+    role: str
+    content: str | None
+    tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+
+
+class FunctionDelta(msgspec.Struct):
+    """``name`` comes once; ``arguments`` joined are JSON text."""
+
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(msgspec.Struct):
+    """``id`` and ``type`` come with the first of a call."""
+
+    index: int
+    function: FunctionDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Delta(msgspec.Struct):
+    """``role`` comes with the first of a choice."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatCompletionChunk(msgspec.Struct):
+    """``usage`` is absent unless asked for, and null before the last chunk."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatTokens(msgspec.Struct, frozen=True):
+    """TGI's: a conversation as the model gets it, and its tokens."""
+
+    tokenize_response: list[TokenizedToken]
+    templated_text: str

@@ -1,0 +1,113 @@
+"""How OpenAI's clients say that tokens be chosen, with vLLM's extra parameters; for all choices and for each."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from caravan_router.core.engine import ModelFacts
+from caravan_router.core.sampling import SamplingParams
+from caravan_router.http.generation.checks import (
+    MAX_TOP_K,
+    check_range,
+    check_repetition_penalty,
+    check_temperature,
+    effective_temperature,
+)
+from caravan_router.http.generation.rules import (
+    BiasedTokenError,
+    ChoiceParametersError,
+    NotAProbabilityError,
+    TooManyBiasesError,
+)
+from caravan_router.http.generation.seeds import MAX_SEED, choice_seed, draw_seed
+from caravan_router.http.limits import Limits
+from caravan_router.http.openai.chat.schema import ChatRequest
+from caravan_router.http.openai.schema import CompletionRequest, SamplingFields
+
+MIN_SEED = -(2**63)
+MAX_BIAS = 100.0
+# One way to write each: an object's keys then name each token once.
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+
+Biases = tuple[tuple[int, float], ...]
+
+
+def check_choice_parameters(choices: Sequence[SamplingFields] | None, candidates: int) -> None:
+    """Raises ValidationError, which names the entry and the field."""
+    if choices is None:
+        return
+    if len(choices) != candidates:
+        raise ChoiceParametersError(candidates, len(choices))
+    for index, fields in enumerate(choices):
+        check_sampling(fields, f"choice_parameters[{index}].")
+
+
+def check_sampling(fields: SamplingFields, prefix: str = "") -> None:
+    """``prefix``: before a field's name. Raises ValidationError."""
+    check_temperature(f"{prefix}temperature", fields.temperature, zero_allowed=True)
+    if fields.top_p is not None and not 0 < fields.top_p <= 1:
+        raise NotAProbabilityError(f"{prefix}top_p", fields.top_p)
+    check_range(f"{prefix}min_p", fields.min_p, 0.0, 1.0)
+    # vLLM writes "off" as -1 or 0.
+    check_range(f"{prefix}top_k", fields.top_k, -1, MAX_TOP_K)
+    check_repetition_penalty(f"{prefix}repetition_penalty", fields.repetition_penalty)
+    check_range(f"{prefix}frequency_penalty", fields.frequency_penalty, -2.0, 2.0)
+    check_range(f"{prefix}presence_penalty", fields.presence_penalty, -2.0, 2.0)
+    check_range(f"{prefix}seed", fields.seed, MIN_SEED, MAX_SEED)
+
+
+def biases_of(logit_bias: Mapping[str, float] | None, limits: Limits, model: ModelFacts) -> Biases:
+    """What is added to which logits. Raises ValidationError."""
+    if logit_bias is None:
+        return ()
+    if len(logit_bias) > limits.max_logit_biases:
+        raise TooManyBiasesError(limits.max_logit_biases, len(logit_bias))
+    biases = []
+    for key, bias in logit_bias.items():
+        if not _TOKEN_ID.fullmatch(key) or (token_id := int(key)) >= model.vocabulary_size:
+            raise BiasedTokenError(model.vocabulary_size, key)
+        check_range(f"logit_bias[{token_id}]", bias, -MAX_BIAS, MAX_BIAS)
+        if bias:
+            biases.append((token_id, bias))
+    return tuple(biases)
+
+
+def samplings_of(
+    request: CompletionRequest | ChatRequest,
+    candidates: int,
+    model: ModelFacts,
+    *,
+    alternatives: int | None,
+    biases: Biases,
+) -> list[SamplingParams]:
+    """One for each candidate of a prompt. ``alternatives``: beside a token's logprob; None if not even that."""
+    seed = draw_seed() if request.seed is None else request.seed
+    own: Sequence[SamplingFields] = request.choice_parameters or [SamplingFields()] * candidates
+    samplings = []
+    for index, choice in enumerate(own):
+        fields = _merged(request, choice)
+        temperature = effective_temperature(1.0 if fields.temperature is None else fields.temperature)
+        # A signed seed is the same 64 bits.
+        drawn_from = choice_seed(seed & MAX_SEED, index) if choice.seed is None else choice.seed & MAX_SEED
+        samplings.append(
+            SamplingParams(
+                temperature=temperature,
+                top_k=min(max(fields.top_k or 0, 0), model.vocabulary_size),
+                top_p=1.0 if fields.top_p is None else fields.top_p,
+                min_p=fields.min_p or 0.0,
+                repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+                frequency_penalty=fields.frequency_penalty or 0.0,
+                presence_penalty=fields.presence_penalty or 0.0,
+                seed=drawn_from if temperature > 0 else 0,
+                logprobs=alternatives is not None,
+                top_n_tokens=alternatives or 0,
+                biases=biases,
+            )
+        )
+    return samplings
+
+
+def _merged(request: SamplingFields, choice: SamplingFields) -> SamplingFields:
+    """What the choice says, and where it says nothing, what the request does."""
+    fields = SamplingFields.__struct_fields__
+    own = {field: value for field in fields if (value := getattr(choice, field)) is not None}
+    return SamplingFields(**({field: getattr(request, field) for field in fields} | own))

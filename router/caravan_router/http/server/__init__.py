@@ -1,0 +1,1 @@
+"""HTTP without any dialect: port, connections, middleware, bodies, streams, errors."""

@@ -1,0 +1,148 @@
+"""Bodies of TGI's routes. Fields that are None-able accept an explicit null, as TGI's clients send it."""
+
+import msgspec
+
+from caravan_router.http.generation.constraint_fields import Format
+from caravan_router.http.generation.serving_fields import ServingFields
+
+
+class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Absent or null: TGI's default. ``do_sample``: false, but true if there is no ``parameters`` at all."""
+
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool | None = None
+    max_new_tokens: int | None = None
+    return_full_text: bool | None = None
+    stop: list[str] | None = None
+    truncate: int | None = None
+    watermark: bool | None = None
+    details: bool | None = None
+    decoder_input_details: bool | None = None
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    grammar: Format | None = None
+    adapter_id: str | None = None
+
+
+class GenerateRequest(ServingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    inputs: str
+    parameters: GenerateParameters | None = None
+
+
+class CompatGenerateRequest(ServingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /``: ``stream`` chooses between the two forms of reply."""
+
+    inputs: str
+    parameters: GenerateParameters | None = None
+    stream: bool | None = None
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    inputs: str
+    add_special_tokens: bool | None = None
+
+
+class Token(msgspec.Struct, frozen=True):
+    """``text`` may be "" where a character goes on in the next token."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+class PrefillToken(msgspec.Struct, frozen=True):
+    id: int
+    text: str
+    logprob: float | None
+
+
+class BestOfSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate that was not the best."""
+
+    generated_text: str
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    top_tokens: list[list[Token]] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """``seed`` is null for greedy decoding; ``top_tokens`` is there if asked for, one list a token.
+
+    ``cached_tokens``: of the prompt, had been computed before. ``best_of_sequences``: there with ``best_of`` > 1.
+    """
+
+    finish_reason: str
+    generated_tokens: int
+    cached_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    best_of_sequences: list[BestOfSequence] | msgspec.UnsetType = msgspec.UNSET
+    top_tokens: list[list[Token]] | msgspec.UnsetType = msgspec.UNSET
+
+
+class GenerateResponse(msgspec.Struct, frozen=True):
+    generated_text: str
+    details: Details | msgspec.UnsetType = msgspec.UNSET
+
+
+class StreamDetails(msgspec.Struct, frozen=True, kw_only=True):
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+    cached_tokens: int
+
+
+class StreamEvent(msgspec.Struct):
+    """One token. ``generated_text`` and ``details`` are null before the last event; ``index`` starts at 1."""
+
+    index: int
+    token: Token
+    generated_text: str | None
+    details: StreamDetails | None
+    top_tokens: list[Token] | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenizedToken(msgspec.Struct, frozen=True):
+    """``start`` and ``stop`` count characters of the input."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """TGI's fields, then ours. ``router`` keeps TGI's name, since that is what tells clients the API they talk to."""
+
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_tokens: int
+    max_total_tokens: int
+    validation_workers: int
+    max_client_batch_size: int
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None
+    server: str
+    waiting_served_ratio: float | None
+    max_waiting_tokens: int | None
+    max_batch_prefill_tokens: int | None
+    max_batch_total_tokens: int
+    max_batch_size: int | None

@@ -1,0 +1,253 @@
+"""What the router counts. The one place that touches instruments; everyone else calls a named method."""
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+
+from caravan_router.engine.observer import Method, ShardUse, StepReport
+from caravan_router.metrics.instruments import Histogram, Value, label_text
+from caravan_router.metrics.table import METRICS, Kind, MetricSpec
+from caravan_router.scheduling.actions import Preemption
+from caravan_router.scheduling.config import JoinReason
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Failure(Enum):
+    """Why a request did not end well: values of the label ``err``."""
+
+    OVERLOADED = "overloaded"
+    RATE_LIMITED = "rate_limited"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE = "deadline"
+    VALIDATION = "validation"
+    TEMPLATE = "template"
+    INCOMPLETE = "incomplete"
+    DROPPED = "dropped"
+    GENERATION = "generation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimings:
+    """Seconds; of a request that ended well."""
+
+    total_s: float
+    validation_s: float
+    queue_s: float
+    inference_s: float
+
+
+class _Family:
+    """A metric and its children, one for each set of label values."""
+
+    __slots__ = ("_children", "spec")
+
+    def __init__(self, spec: MetricSpec) -> None:
+        self.spec = spec
+        self._children: dict[tuple[str, ...], Value | Histogram] = {}
+
+    def value(self, *labels: str) -> Value:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = Value()
+        assert isinstance(child, Value), self.spec.name
+        return child
+
+    def histogram(self, *labels: str) -> Histogram:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = Histogram(self.spec.bounds)
+        assert isinstance(child, Histogram), self.spec.name
+        return child
+
+    def forget(self, first_label: str) -> None:
+        for labels in [labels for labels in self._children if labels[0] == first_label]:
+            del self._children[labels]
+
+    def text(self) -> str:
+        spec = self.spec
+        lines = [f"# HELP {spec.name} {spec.help}\n# TYPE {spec.name} {spec.kind.value}\n"]
+        for labels, child in self._children.items():
+            lines.extend(child.samples(spec.name, label_text(spec.labels, labels)))
+        return "".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepInstruments:
+    """What a step of one shard and method moves, looked up once."""
+
+    counts: tuple[Value, ...]
+    total: tuple[Histogram, ...]
+    forward: tuple[Histogram, ...]
+    sample: tuple[Histogram, ...]
+    batch_size: Histogram
+    overhead: Histogram
+
+    def record(self, report: StepReport) -> None:
+        for count in self.counts:
+            count.add()
+        for histograms, seconds in (
+            (self.total, report.total_s),
+            (self.forward, report.forward_s),
+            (self.sample, report.sample_s),
+        ):
+            for histogram in histograms:
+                histogram.observe(seconds)
+        self.batch_size.observe(report.sequences)
+        self.overhead.observe(report.overhead_s)
+
+
+class Metrics:
+    """All of ``metric_table.METRICS``, under TGI's names where TGI has one.
+
+    ``registry`` holds what prometheus_client collects by itself (process, platform, garbage collection); others may
+    register there too. Labels are few and closed, but for ``shard``: see ``shard_gone``.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._families = {spec.name: _Family(spec) for spec in METRICS}
+        for family in self._families.values():
+            if not family.spec.labels:
+                if family.spec.kind is Kind.HISTOGRAM:
+                    family.histogram()
+                else:
+                    family.value()
+        self._shards: dict[str, ShardUse] = {}
+        self._steps: dict[tuple[str, Method], _StepInstruments] = {}
+        # Touched once a token: looked up once.
+        self._inter_token = self._families["caravan_inter_token_latency_seconds"].histogram()
+        for how in Preemption:
+            self._value("caravan_preemptions", how.value)
+        for failure in Failure:
+            self._value("tgi_request_failure", failure.value)
+
+    def _value(self, name: str, *labels: str) -> Value:
+        return self._families[name].value(*labels)
+
+    def _observe(self, name: str, amount: float, *labels: str) -> None:
+        self._families[name].histogram(*labels).observe(amount)
+
+    async def render(self) -> bytes:
+        """The text exposition format, version 0.0.4."""
+        ours = "".join(family.text() for family in self._families.values())
+        # The process collector reads files.
+        return ours.encode() + await asyncio.to_thread(generate_latest, self.registry)
+
+    # Requests: called by the HTTP layer.
+
+    def request_arrived(self, generations: int = 1) -> None:
+        self._value("tgi_request_count").add(generations)
+
+    def request_validated(self, input_tokens: int, max_new_tokens: int) -> None:
+        self._observe("tgi_request_input_length", input_tokens)
+        self._observe("tgi_request_max_new_tokens", max_new_tokens)
+
+    def request_failed(self, failure: Failure, generations: int = 1) -> None:
+        self._value("tgi_request_failure", failure.value).add(generations)
+
+    def request_succeeded(self, timings: RequestTimings, generated_tokens: int) -> None:
+        self._value("tgi_request_success").add()
+        self._observe("tgi_request_duration", timings.total_s)
+        self._observe("tgi_request_validation_duration", timings.validation_s)
+        self._observe("tgi_request_queue_duration", timings.queue_s)
+        self._observe("tgi_request_inference_duration", timings.inference_s)
+        self._observe("tgi_request_mean_time_per_token_duration", timings.inference_s / max(1, generated_tokens))
+        self._observe("tgi_request_generated_tokens", generated_tokens)
+
+    def observe_first_token(self, since_arrival_s: float) -> None:
+        self._observe("caravan_time_to_first_token_seconds", since_arrival_s)
+
+    def observe_inter_token(self, gap_s: float) -> None:
+        self._inter_token.observe(gap_s)
+
+    # Steps, shards and the queue: this is the engine's observer.
+
+    def step(self, report: StepReport) -> None:
+        """A pass that succeeded."""
+        key = (report.shard, report.method)
+        instruments = self._steps.get(key)
+        if instruments is None:
+            instruments = self._steps[key] = self._step_instruments(report.shard, report.method.value)
+        instruments.record(report)
+
+    def _step_instruments(self, shard: str, method: str) -> _StepInstruments:
+        families = self._families
+        return _StepInstruments(
+            counts=(
+                families["tgi_batch_inference_count"].value(method),
+                families["tgi_batch_inference_success"].value(method),
+            ),
+            total=(
+                families["tgi_batch_inference_duration"].histogram(method),
+                families["caravan_step_duration_seconds"].histogram(shard, method),
+            ),
+            forward=(
+                families["tgi_batch_forward_duration"].histogram(method),
+                families["caravan_step_forward_seconds"].histogram(shard, method),
+            ),
+            sample=(
+                families["tgi_batch_decode_duration"].histogram(method),
+                families["caravan_step_sample_seconds"].histogram(shard, method),
+            ),
+            batch_size=families["caravan_batch_size"].histogram(shard, method),
+            overhead=families["caravan_step_overhead_seconds"].histogram(shard, method),
+        )
+
+    def step_failed(self, method: Method) -> None:
+        self._value("tgi_batch_inference_count", method.value).add()
+        self._value("tgi_batch_inference_failure", method.value).add()
+
+    def admitted(self, requests: int) -> None:
+        self._observe("tgi_batch_next_size", requests)
+
+    def queue_size(self, requests: int, swapped: int) -> None:
+        self._value("tgi_queue_size").set(requests)
+        self._value("caravan_sequences_swapped").set(swapped)
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        self._value("caravan_prefix_cache_query_tokens").add(prompt_tokens)
+        self._value("caravan_prefix_cache_hit_tokens").add(cached_tokens)
+        self._observe("tgi_request_skipped_tokens", cached_tokens)
+
+    def preempted(self, how: Preemption) -> None:
+        self._value("caravan_preemptions", how.value).add()
+
+    def swap_space(self, shard: str, used_bytes: int) -> None:
+        self._value("caravan_swap_bytes_used", shard).set(used_bytes)
+
+    def shard_use(self, use: ShardUse) -> None:
+        self._value("caravan_kv_cells_used", use.shard).set(use.used_cells)
+        self._value("caravan_kv_cells_cached", use.shard).set(use.cached_cells)
+        self._value("caravan_kv_cells_total", use.shard).set(use.total_cells)
+        self._value("caravan_sequences_running", use.shard).set(use.sequences)
+        self._shards[use.shard] = use
+        self._sum_shards()
+
+    def shard_gone(self, shard: str) -> None:
+        """Its series end, so that shards which come under new names do not pile up."""
+        for family in self._families.values():
+            if family.spec.labels[:1] == ("shard",):
+                family.forget(shard)
+        for method in Method:
+            self._steps.pop((shard, method), None)
+        self._shards.pop(shard, None)
+        self._sum_shards()
+
+    def _sum_shards(self) -> None:
+        uses = self._shards.values()
+        self._value("caravan_shards_up").set(len(uses))
+        self._value("tgi_batch_current_size").set(sum(use.sequences for use in uses))
+        self._value("tgi_batch_current_max_tokens").set(sum(use.used_cells for use in uses))
+        self._value("tgi_batch_max_total_tokens").set(sum(use.total_cells for use in uses))
+
+    def joined(self, reason: JoinReason) -> None:
+        self._value("tgi_batch_concat", reason.value).add()
+
+    def filtered(self, duration_s: float) -> None:
+        self._observe("tgi_batch_filter_duration", duration_s, Method.DECODE.value)

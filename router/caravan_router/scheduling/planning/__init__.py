@@ -1,0 +1,1 @@
+"""Decides what each shard does next."""

@@ -1,0 +1,1 @@
+"""Requests that no shard has taken, and their order."""

@@ -1,0 +1,1 @@
+"""llama.cpp by its C API."""

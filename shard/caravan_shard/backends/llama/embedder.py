@@ -1,0 +1,93 @@
+"""Vectors of texts: a second llama.cpp context over the model's weights, since how it pools is fixed for a context."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import ModelFacts, StartupError, TokenBatch
+from caravan_shard.backends.llama.batch import LlamaBatch
+from caravan_shard.backends.llama.context import FLASH_ATTENTION
+from caravan_shard.backends.llama.model import metadata
+from caravan_shard.config import ShardConfig
+
+_MEAN: int = llama_cpp.LLAMA_POOLING_TYPE_MEAN
+_RANK: int = llama_cpp.LLAMA_POOLING_TYPE_RANK
+_POOLINGS: dict[str, int] = {
+    "mean": _MEAN,
+    "cls": llama_cpp.LLAMA_POOLING_TYPE_CLS,
+    "last": llama_cpp.LLAMA_POOLING_TYPE_LAST,
+}
+
+
+class LlamaEmbedder:
+    """One text at a time, whole in one ubatch: a mean needs all of its tokens there. No adapter applies."""
+
+    def __init__(self, model: Any, config: ShardConfig, facts: ModelFacts) -> None:
+        """Open and warm up; raises StartupError.
+
+        llama.cpp computes and keeps the logits of every token here too, though nobody reads them: ``max_tokens`` x
+        vocabulary x 4 bytes twice.
+        """
+        self.size = int(llama_cpp.llama_model_n_embd_out(model))
+        self.max_tokens = min(config.ubatch_size, config.batch_size, facts.trained_context or config.ubatch_size)
+        self._context = llama_cpp.llama_init_from_model(model, self._parameters(config, _pooling(model, config, facts)))
+        if not self._context:
+            raise StartupError(
+                f"llama.cpp cannot make a context of {self.max_tokens} cells for --embeddings: pass a smaller -ub; "
+                "see --log-level debug"
+            )
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = LlamaBatch(self.max_tokens)
+        if self.embed([0]) is None:
+            raise StartupError("the first pass for --embeddings failed; see --log-level debug")
+
+    def _parameters(self, config: ShardConfig, pooling: int) -> Any:
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = self.max_tokens
+        parameters.n_seq_max = 1
+        parameters.embeddings = True
+        parameters.pooling_type = pooling
+        parameters.n_threads = config.decode_threads
+        parameters.n_threads_batch = config.batch_threads
+        parameters.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+        parameters.offload_kqv = True
+        parameters.no_perf = True
+        return parameters
+
+    def embed(self, tokens: Sequence[int]) -> Floats | None:
+        """[size], of length 1; None if the pass failed or made nothing that has a direction."""
+        count = len(tokens)
+        batch = TokenBatch(
+            np.array(tokens, np.int32),
+            np.arange(count, dtype=np.int32),
+            np.zeros(count, np.int32),
+            np.ones(count, np.int8),
+        )
+        llama_cpp.llama_memory_clear(self._memory, False)
+        if llama_cpp.llama_decode(self._context, self._batch.fill(batch)) != 0:
+            return None
+        pointer = llama_cpp.llama_get_embeddings_seq(self._context, 0)
+        if not pointer:
+            return None
+        vector = np.ctypeslib.as_array(pointer, (self.size,)).astype(np.float64)
+        length = np.linalg.norm(vector)
+        return (vector / length).astype(np.float32) if 0 < length < np.inf else None
+
+    def close(self) -> None:
+        """Free the context; the model stays."""
+        llama_cpp.llama_free(self._context)
+
+
+def _pooling(model: Any, config: ShardConfig, facts: ModelFacts) -> int:
+    if config.pooling != "model":
+        return _POOLINGS[config.pooling]
+    told = metadata(model, f"{facts.architecture}.pooling_type")
+    kind = int(told) if told.isdecimal() else 0
+    if kind == _RANK:
+        raise StartupError(
+            "this model ranks texts and gives them no vectors: leave --embeddings out, or pass --pooling"
+        )
+    return kind or _MEAN

@@ -1,0 +1,96 @@
+"""Loads a GGUF file and tells what it is."""
+
+import ctypes
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from caravan_shard.backends.base import ModelFacts, StartupError
+from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
+
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"GGUF"
+_HEADER_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 16
+_BLOCKS = 16
+
+
+def check_gguf_file(path: Path, kind: str, flag: str) -> None:
+    """Raises StartupError for a file that cannot be read or is no GGUF; ``kind`` of file, as ``flag`` named it."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except OSError as error:
+        raise StartupError(
+            f"cannot read the {kind} {path}: {error.strerror}; pass {flag} the path of a GGUF file"
+        ) from error
+    if magic != _MAGIC:
+        raise StartupError(f"{path} is no GGUF file; pass {flag} the path of one")
+
+
+def load_model(path: Path, gpu_layers: int) -> Any:
+    """A llama_model pointer; raises StartupError. Logs progress."""
+    logged = -1
+
+    def on_progress(progress: float, _user_data: Any) -> bool:
+        nonlocal logged
+        percent = int(progress * 4) * 25
+        if percent > logged:
+            logged = percent
+            _log.info("loading", extra={"percent": percent})
+        return True
+
+    callback = llama_cpp.llama_progress_callback(on_progress)
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 10_000
+    parameters.progress_callback = callback
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
+    if not model:
+        raise StartupError(
+            f"llama.cpp cannot load {path}: it is damaged, too new, or memory is short; see --log-level debug"
+        )
+    if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
+        raise StartupError(f"{path} is no text generation model: only decoder models can be served")
+    if llama_cpp.llama_model_is_diffusion(model):
+        raise StartupError(f"{path} is a diffusion model: only autoregressive models can be served")
+    return model
+
+
+def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary) -> ModelFacts:
+    """What Info tells."""
+    template = llama_cpp.llama_model_chat_template(model, None)
+    return ModelFacts(
+        name=path.name,
+        fingerprint=fingerprint(path),
+        vocabulary_size=vocabulary.size,
+        trained_context=int(llama_cpp.llama_model_n_ctx_train(model)),
+        chat_template=template.decode(errors="replace") if template else "",
+        bos_text=vocabulary.text(llama_cpp.llama_vocab_bos(vocab)),
+        eos_text=vocabulary.text(llama_cpp.llama_vocab_eos(vocab)),
+        eog_ids=vocabulary.eog_ids,
+        architecture=metadata(model, "general.architecture"),
+    )
+
+
+def metadata(model: Any, key: str) -> str:
+    """A short value of the file's metadata as text; empty if it has none."""
+    buffer = ctypes.create_string_buffer(256)
+    length = llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode(errors="replace") if length >= 0 else ""
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 of the file's size, its header and some of its blocks: equal for copies of one file."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_HEADER_BYTES))
+        for block in range(1, _BLOCKS + 1):
+            file.seek(max(0, size * block // _BLOCKS - _BLOCK_BYTES))
+            digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()

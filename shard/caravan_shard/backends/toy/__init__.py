@@ -1,0 +1,1 @@
+"""A deterministic model for tests, with the rules of the real one."""

@@ -1,0 +1,82 @@
+"""The toy model: 256 byte tokens and four control tokens; the next token is a fixed function of all tokens before."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import ModelFacts, Piece
+
+BOS = 256
+EOS = 257
+TURN_START = 258
+TURN_END = 259
+SPECIAL_TEXTS = {BOS: "<s>", EOS: "</s>", TURN_START: "<|im_start|>", TURN_END: "<|im_end|>"}
+VOCABULARY_SIZE = 260
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+TOY_FACTS = ModelFacts(
+    name="toy",
+    fingerprint="toy-1",
+    vocabulary_size=VOCABULARY_SIZE,
+    trained_context=1 << 20,
+    chat_template=CHAT_TEMPLATE,
+    bos_text="<s>",
+    eos_text="</s>",
+    eog_ids=frozenset({EOS, TURN_END}),
+    architecture="toy",
+)
+
+_ROWS = 4096
+
+
+def _logit_table() -> Floats:
+    """[rows, vocabulary]: mostly printable ASCII, an end token about once in 130 greedy tokens."""
+    table = np.random.Generator(np.random.Philox(key=2)).standard_normal((_ROWS, VOCABULARY_SIZE), np.float32) * 2
+    table[:, :32] -= 12
+    table[:, 127:256] -= 12
+    table[:, [BOS, TURN_START, TURN_END]] -= 12
+    table[:, EOS] -= 0.4
+    return table
+
+
+_TABLE = _logit_table()
+
+
+def toy_logits(states: NDArray[np.uint64]) -> Floats:
+    """[rows, vocabulary] from the states of the sequences."""
+    logits: Floats = _TABLE[states % np.uint64(_ROWS)]
+    return logits
+
+
+class ToyVocabulary:
+    """A Vocabulary: UTF-8 bytes, and control tokens by their text where asked."""
+
+    def __init__(self) -> None:
+        self._pieces = [Piece(bytes([byte]), special=False) for byte in range(256)]
+        self._pieces += [Piece(SPECIAL_TEXTS[token].encode(), special=True) for token in sorted(SPECIAL_TEXTS)]
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """BOS (where asked), then a token per byte."""
+        tokens = [BOS] if add_special else []
+        start = 0
+        while start < len(text):
+            found = [(text.find(name, start), token) for token, name in SPECIAL_TEXTS.items()] if parse_special else []
+            at, token = min((pair for pair in found if pair[0] >= 0), default=(len(text), -1))
+            tokens.extend(text[start:at].encode())
+            if token < 0:
+                break
+            tokens.append(token)
+            start = at + len(SPECIAL_TEXTS[token])
+        return tokens
+
+    def piece(self, token: int) -> Piece:
+        """The byte, or the control token's text."""
+        return self._pieces[token]
+
+    def pieces(self) -> list[Piece]:
+        """All of them."""
+        return list(self._pieces)

@@ -1,0 +1,1 @@
+"""Checks every command before anything changes."""

@@ -1,0 +1,98 @@
+"""Checks one prompt chunk against what the shard will hold."""
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import Capacity, ModelFacts
+from caravan_shard.checks.outlook import Outlook
+from caravan_shard.checks.sampling import check_sampling
+from caravan_shard.protocol.commands import Chunk
+from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.sequences.sequence import Phase
+
+
+class ChunkCheck:
+    """Checks the chunks of one command; ``outlook`` has seen its header."""
+
+    def __init__(self, outlook: Outlook, capacity: Capacity, facts: ModelFacts, *, draining: bool) -> None:
+        self._outlook = outlook
+        self._capacity = capacity
+        self._facts = facts
+        self._draining = draining
+
+    def check(self, chunk: Chunk) -> Refusal | None:
+        """The first chunk of a sequence, or a further one."""
+        if not chunk.tokens:
+            return bad_request(f"the chunk of sequence {chunk.sequence_id} is empty")
+        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self._facts.vocabulary_size:
+            return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(chunk.tokens)}")
+        takes_over = chunk.copy is not None and chunk.copy.source_id == chunk.sequence_id
+        sequence = self._outlook.find(chunk.sequence_id)
+        if sequence is None or takes_over:
+            return self._first(chunk)
+        if chunk.parameters is not None or chunk.copy is not None:
+            return Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {chunk.sequence_id} has begun already")
+        if self._outlook.phase(chunk.sequence_id) is not Phase.PREFILLING:
+            return Refusal(ShardError.WRONG_POSITION, f"the prompt of sequence {chunk.sequence_id} is complete already")
+        return self._place(chunk, sequence.computed, sequence.parameters)
+
+    def parameters_of(self, chunk: Chunk) -> SequenceParameters:
+        """What was said of the sequence of a sound chunk."""
+        return chunk.parameters or self._outlook.parameters(chunk.sequence_id)
+
+    def _first(self, chunk: Chunk) -> Refusal | None:
+        if chunk.parameters is None:
+            return Refusal(
+                ShardError.UNKNOWN_SEQUENCE,
+                f"sequence {chunk.sequence_id} has not begun and comes without parameters",
+            )
+        if self._draining:
+            return Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
+        start = 0
+        if chunk.copy is not None:
+            if chunk.parameters.prompt_logprobs:
+                return bad_request("prompt_logprobs needs the whole prompt computed and cannot be had with a copy")
+            start = chunk.copy.length
+            refusal = self._outlook.check_prefix(chunk.copy, chunk.parameters.adapter)
+            if refusal is not None:
+                return refusal
+        return (
+            self._parameters(chunk.parameters)
+            or check_sampling(chunk.parameters.sampling, self._facts.vocabulary_size)
+            or self._place(chunk, start, chunk.parameters)
+        )
+
+    def _parameters(self, parameters: SequenceParameters) -> Refusal | None:
+        if parameters.adapter and parameters.adapter not in self._facts.adapters:
+            return bad_request(f"there is no adapter {parameters.adapter[:128]!r} here")
+        if not 1 <= parameters.prompt_length < parameters.max_length:
+            return bad_request(
+                "prompt_length must be >= 1 and < max_length. "
+                f"Given: {parameters.prompt_length} and {parameters.max_length}"
+            )
+        # The last token is sampled and never computed: it needs no cell.
+        most = self._capacity.cells_per_sequence + 1
+        if parameters.max_length > most:
+            return Refusal(
+                ShardError.SEQUENCE_TOO_LONG, f"max_length must be <= {most} here. Given: {parameters.max_length}"
+            )
+        return None
+
+    def _place(self, chunk: Chunk, held: int, parameters: SequenceParameters) -> Refusal | None:
+        if chunk.start != held:
+            return Refusal(
+                ShardError.WRONG_POSITION,
+                f"sequence {chunk.sequence_id} goes on at {held}. Given: {chunk.start}",
+            )
+        end = chunk.start + len(chunk.tokens)
+        if end > self._capacity.cells_per_sequence:
+            return Refusal(
+                ShardError.SEQUENCE_TOO_LONG,
+                f"a sequence holds {self._capacity.cells_per_sequence} tokens. Given: {end}",
+            )
+        if end >= parameters.max_length:
+            return bad_request(
+                f"the chunks must leave room below max_length {parameters.max_length}. Given: {end} tokens"
+            )
+        if chunk.last and end < parameters.prompt_length:
+            return bad_request(f"the prompt has {parameters.prompt_length} tokens and its last chunk ends at {end}")
+        return None

@@ -1,0 +1,37 @@
+"""Texts to make vectors of: each checked before the first is computed."""
+
+from collections.abc import Sequence
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import Capacity
+from caravan_shard.protocol.results import Refusal, bad_request
+
+# Of one request: bounds the size of its reply.
+MAX_TEXTS = 256
+
+
+def split_texts(
+    token_ids: Sequence[int], counts: Sequence[int], capacity: Capacity, vocabulary_size: int
+) -> list[list[int]] | Refusal:
+    """``token_ids`` cut into texts of ``counts`` tokens."""
+    if capacity.embedding_size == 0:
+        return bad_request("vectors are not served here: start the shard with --embeddings")
+    if len(counts) > MAX_TEXTS:
+        return bad_request(f"there must be <= {MAX_TEXTS} texts. Given: {len(counts)}")
+    if sum(counts) != len(token_ids):
+        return bad_request(f"the counts must add up to the {len(token_ids)} tokens. Given: {sum(counts)}")
+    if token_ids and not 0 <= max(token_ids) < vocabulary_size:
+        return bad_request(f"token ids must be < {vocabulary_size}. Given: {max(token_ids)}")
+    texts = []
+    start = 0
+    for place, count in enumerate(counts):
+        if count == 0:
+            return bad_request(f"text {place} is empty")
+        if count > capacity.max_embed_tokens:
+            return Refusal(
+                ShardError.SEQUENCE_TOO_LONG,
+                f"a text must have <= {capacity.max_embed_tokens} tokens. Given: {count} in text {place}",
+            )
+        texts.append(list(token_ids[start : start + count]))
+        start += count
+    return texts

@@ -1,0 +1,111 @@
+"""The sequences as they will be once a command's header has been carried out; nothing changes here."""
+
+from collections.abc import Mapping, Sequence
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import Capacity, Prefix, PrefixSharing
+from caravan_shard.protocol.commands import Header
+from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.sequences.sequence import Phase
+from caravan_shard.sequences.sequence import Sequence as ShardSequence
+
+_MAX_UINT64 = 2**64 - 1
+
+
+class Outlook:
+    """Check the header first; every other question is about the time after it."""
+
+    def __init__(self, held: Mapping[int, ShardSequence], capacity: Capacity) -> None:
+        self._held = held
+        self._capacity = capacity
+        self._released: frozenset[int] = frozenset()
+        self._parked: dict[int, int] = {}
+        self._dropped: frozenset[int] = frozenset()
+
+    def check(self, header: Header) -> Refusal | None:
+        """Releases, then parks."""
+        refusal = self.check_listed(header.release_ids)
+        if refusal is not None:
+            return refusal
+        self._released = frozenset(header.release_ids)
+        refusal = self.check_listed([park.sequence_id for park in header.parks])
+        for park in header.parks:
+            refusal = refusal or self.check_prefix(Prefix(source_id=park.sequence_id, length=park.length))
+        if refusal is not None:
+            return refusal
+        self._parked = {park.sequence_id: park.length for park in header.parks}
+        self._dropped = frozenset(header.dropped_handles)
+        return self.check_handles(header.dropped_handles)
+
+    def find(self, sequence_id: int) -> ShardSequence | None:
+        """A sequence as it is now, if it will still be held; see `length` and `phase`."""
+        return None if sequence_id in self._released else self._held.get(sequence_id)
+
+    def length(self, sequence_id: int) -> int:
+        """Tokens in the cache of a sequence that will be held."""
+        return self._parked.get(sequence_id, self._held[sequence_id].computed)
+
+    def phase(self, sequence_id: int) -> Phase:
+        """Of a sequence that will be held."""
+        return Phase.ENDED if sequence_id in self._parked else self._held[sequence_id].phase
+
+    def parameters(self, sequence_id: int) -> SequenceParameters:
+        """Of a sequence that will be held."""
+        return self._held[sequence_id].parameters
+
+    def keeps_handle(self, handle: int) -> bool:
+        """The header does not drop it."""
+        return handle not in self._dropped
+
+    def check_listed(self, sequence_ids: Sequence[int]) -> Refusal | None:
+        """Ids in range, none twice, all of them held."""
+        return self.check_distinct(sequence_ids) or self.check_known(sequence_ids)
+
+    def check_distinct(self, sequence_ids: Sequence[int]) -> Refusal | None:
+        """Ids in range and none twice."""
+        seen: set[int] = set()
+        for sequence_id in sequence_ids:
+            if not 0 <= sequence_id < self._capacity.max_sequences:
+                return bad_request(f"sequence ids must be < {self._capacity.max_sequences}. Given: {sequence_id}")
+            if sequence_id in seen:
+                return bad_request(f"sequence {sequence_id} is listed twice")
+            seen.add(sequence_id)
+        return None
+
+    def check_known(self, sequence_ids: Sequence[int]) -> Refusal | None:
+        """All of them held."""
+        for sequence_id in sequence_ids:
+            if self.find(sequence_id) is None:
+                return Refusal(ShardError.UNKNOWN_SEQUENCE, f"sequence {sequence_id} is not held here")
+        return None
+
+    def check_handles(self, handles: Sequence[int]) -> Refusal | None:
+        """Handles in range and none twice."""
+        for handle in handles:
+            if not 0 <= handle <= _MAX_UINT64:
+                return bad_request(f"handles must be < 2^64. Given: {handle}")
+        if len(set(handles)) < len(handles):
+            return bad_request("a handle is listed twice")
+        return None
+
+    def check_prefix(self, prefix: Prefix, adapter: str | None = None) -> Refusal | None:
+        """Whether a sequence can be cut to, or another (of this adapter) can start with, so many tokens."""
+        refusal = self.check_known([prefix.source_id])
+        if refusal is not None:
+            return refusal
+        if adapter is not None and adapter != self.parameters(prefix.source_id).adapter:
+            return bad_request(f"sequence {prefix.source_id} was computed with another adapter")
+        computed = self.length(prefix.source_id)
+        if not 1 <= prefix.length <= computed:
+            return Refusal(
+                ShardError.WRONG_POSITION,
+                f"sequence {prefix.source_id} holds {computed} tokens; a prefix has 1 to {computed}. "
+                f"Given: {prefix.length}",
+            )
+        if self._capacity.sharing is PrefixSharing.WHOLE_ONLY and prefix.length != computed:
+            return Refusal(
+                ShardError.WRONG_POSITION,
+                f"this model shares only whole sequences: {computed} tokens. Given: {prefix.length}",
+            )
+        return None

@@ -1,0 +1,1 @@
+"""The thread that owns the model, and what commands do there."""

@@ -1,0 +1,78 @@
+"""From logits to the columns of a reply: choose, describe, and end what has ended."""
+
+from collections.abc import Sequence
+
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import Backend, Vocabulary
+from caravan_shard.protocol.results import FinishReason, TokenRows
+from caravan_shard.sampling.logprobs import token_logprobs
+from caravan_shard.sampling.sampler import Choice, Sampler
+from caravan_shard.sequences.sequence import Phase
+from caravan_shard.sequences.sequence import Sequence as ShardSequence
+
+
+def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler) -> TokenRows:
+    """Give each sequence its next token, from its row of ``logits`` [sequences, vocabulary], and tell about it."""
+    choices = [_choice(sequence) for sequence in sequences]
+    tokens = sampler.choose(logits, choices)
+    rows = TokenRows(token_ids=tokens)
+    asked = any(choice.parameters.logprobs for choice in choices)
+    for index, sequence in enumerate(sequences):
+        token = tokens[index]
+        piece = backend.vocabulary.piece(token)
+        sequence.extend((token,))
+        reason = _finish_reason(sequence, token, backend.facts.eog_ids)
+        if reason is None:
+            sequence.phase = Phase.RUNNING
+        else:
+            sequence.phase = Phase.ENDED
+            sequence.matching = None
+        rows.sequence_ids.append(sequence.sequence_id)
+        rows.pieces.append(piece.data)
+        rows.specials.append(piece.special)
+        rows.finish_reasons.append(reason)
+        if asked:
+            _add_logprobs(rows, logits[index], token, sequence, backend.vocabulary)
+    return rows
+
+
+def _choice(sequence: ShardSequence) -> Choice:
+    allowed = None if sequence.matching is None else sequence.matching.allowed
+    return Choice(sequence.parameters.sampling, len(sequence.tokens), sequence.penalties, allowed)
+
+
+def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int]) -> FinishReason | None:
+    matching = sequence.matching
+    if matching is not None:
+        # What it said may be the beginning of something that matches, and is no more than that.
+        if matching.failed:
+            return FinishReason.LENGTH
+        if token in eog_ids:
+            return FinishReason.EOS
+        matching.advance(token)
+        if matching.failed:
+            return FinishReason.LENGTH
+        if matching.ended:
+            return FinishReason.EOS
+    if token in eog_ids and not sequence.parameters.ignore_eos:
+        return FinishReason.EOS
+    if len(sequence.tokens) >= sequence.parameters.max_length:
+        return FinishReason.LENGTH
+    return None
+
+
+def _add_logprobs(rows: TokenRows, logits: Floats, token: int, sequence: ShardSequence, vocabulary: Vocabulary) -> None:
+    sampling = sequence.parameters.sampling
+    if not sampling.logprobs:
+        rows.logprobs.append(float("nan"))
+        rows.top_counts.append(0)
+        return
+    told = token_logprobs(logits, token, sampling.top_n_tokens)
+    rows.logprobs.append(told.chosen)
+    rows.top_counts.append(len(told.top_ids))
+    rows.top_token_ids.extend(told.top_ids)
+    rows.top_logprobs.extend(told.top)
+    for top_id in told.top_ids:
+        piece = vocabulary.piece(top_id)
+        rows.top_pieces.append(piece.data)
+        rows.top_specials.append(piece.special)

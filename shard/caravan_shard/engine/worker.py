@@ -1,0 +1,243 @@
+"""The one thread that touches the backend: takes commands in the order they came, and answers each.
+
+A running Decode gives way at the next step boundary, after at least one pass, when another command is queued. Texts
+to embed have a queue of their own and come one at a time between two commands or two steps: no sequence waits for more
+than one of them, and while a Decode runs they have at most half of the time.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, perf_counter_ns
+from typing import Any, TypeVar, assert_never
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import Backend
+from caravan_shard.engine.engine import Engine
+from caravan_shard.engine.replies import Replies
+from caravan_shard.protocol.commands import Command, Decode, Embed, FilterBatch, Prefill, ReleaseAll, SwapIn, SwapOut
+from caravan_shard.protocol.results import Refusal, StepOutcome, StepResult
+from caravan_shard.sequences.swap import SwapSpace
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+ENDING = Refusal(ShardError.DRAINING, "this shard is ending")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    command: Command
+    replies: Replies
+
+
+class Worker:
+    """Loads the backend on its own thread, then serves commands until stopped."""
+
+    def __init__(
+        self, load: Callable[[], Backend], sampling_threads: int, make_swap: Callable[[], SwapSpace] = SwapSpace
+    ) -> None:
+        """``load`` and ``make_swap`` are called on the worker's thread."""
+        self._load = load
+        self._make_swap = make_swap
+        self._sampling_threads = sampling_threads
+        self._changed = threading.Condition()
+        self._queue: deque[_Job] = deque()
+        self._texts: deque[_Job] = deque()
+        # Of the last text: sequences come first until as much time has passed again.
+        self._text_began_ns = self._text_ended_ns = 0
+        self._stopping = False
+        # When work began that has not shown progress since; None while idle or waiting for the router to read.
+        self._working_since: float | None = None
+        self._thread = threading.Thread(target=self._main, name="llama", daemon=True)
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[Engine] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    async def start(self) -> Engine:
+        """Load the backend; raises what loading raised. Only the worker's thread may call the engine's methods."""
+        self._thread.start()
+        return await asyncio.shield(self._started)
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the thread at the next step boundary, but do not wait longer; what has not begun is refused."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        await asyncio.wait({self.ended}, timeout=timeout_s)
+
+    def submit(self, command: Command) -> Replies:
+        """Queue a command. Call on the event loop: the order of calls is the order of execution, but for texts."""
+        replies = Replies(self._loop, self._notify)
+        with self._changed:
+            if self._stopping:
+                replies.put(ENDING)
+                replies.end()
+                return replies
+            queue = self._texts if isinstance(command, Embed) else self._queue
+            queue.append(_Job(command, replies))
+            if self._working_since is None:
+                self._working_since = monotonic()
+            self._changed.notify()
+        return replies
+
+    def release_all(self, refusal: Refusal) -> None:
+        """Release every sequence at the next step boundary; what is queued and has not begun gets ``refusal``."""
+        with self._changed:
+            overtaken = list(self._queue)
+            self._queue.clear()
+        for job in overtaken:
+            if not isinstance(job.command, ReleaseAll):
+                job.replies.put(refusal)
+                job.replies.end()
+        self.submit(ReleaseAll())
+
+    @property
+    def is_busy(self) -> bool:
+        """A command is queued or running. A Decode that waits for the router to read counts as idle."""
+        return self._working_since is not None
+
+    def stalled_s(self) -> float:
+        """For how long there has been work and no progress, in seconds."""
+        since = self._working_since
+        return 0.0 if since is None else monotonic() - since
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _main(self) -> None:
+        try:
+            swap = self._make_swap()
+            engine = Engine(self._load(), self._sampling_threads, swap)
+        except Exception as error:  # noqa: BLE001  carried to whoever waits for the start
+            # In this order: whoever waits for the start may close the loop as soon as it knows.
+            self._loop.call_soon_threadsafe(_succeed, self.ended, None)
+            self._loop.call_soon_threadsafe(_fail, self._started, error)
+            return
+        self._loop.call_soon_threadsafe(_succeed, self._started, engine)
+        running: _Job | None = None
+        try:
+            while (job := self._take()) is not None:
+                running = job
+                self._execute(engine, job)
+            engine.close()
+        except Exception as error:  # noqa: BLE001  carried to whoever waits for the end
+            # A broken promise of ours: what the cache holds is unknown now, so the process must end.
+            _log.exception("the worker failed")
+            if running is not None:
+                running.replies.put(ENDING)
+                running.replies.end()
+            self._refuse_all()
+            self._loop.call_soon_threadsafe(_fail, self.ended, error)
+        else:
+            self._loop.call_soon_threadsafe(_succeed, self.ended, None)
+
+    def _refuse_all(self) -> None:
+        with self._changed:
+            self._stopping = True
+            for job in (*self._queue, *self._texts):
+                job.replies.put(ENDING)
+                job.replies.end()
+            self._queue.clear()
+            self._texts.clear()
+
+    def _take(self) -> _Job | None:
+        """The next command; None once stopped."""
+        with self._changed:
+            while not self._has_news:
+                self._working_since = None
+                self._changed.wait()
+            if not self._stopping:
+                self._working_since = monotonic()
+                return (self._texts if self._text_is_due or not self._queue else self._queue).popleft()
+        self._refuse_all()
+        return None
+
+    def _execute(self, engine: Engine, job: _Job) -> None:
+        started_ns = perf_counter_ns()
+        command = job.command
+        if job.replies.cancelled:
+            return
+        match command:
+            case Prefill():
+                job.replies.put(engine.prefill(command, started_ns))
+            case Decode():
+                self._decode(engine, command, job.replies, started_ns)
+            case FilterBatch():
+                job.replies.put(engine.filter_batch(command))
+            case SwapOut():
+                job.replies.put(engine.swap_out(command, started_ns))
+            case SwapIn():
+                job.replies.put(engine.swap_in(command, started_ns))
+            case Embed():
+                self._embed(engine, command, job.replies)
+            case ReleaseAll():
+                engine.release_all()
+            case _:
+                assert_never(command)
+        job.replies.end()
+
+    def _decode(self, engine: Engine, command: Decode, replies: Replies, started_ns: int) -> None:
+        refusal = engine.begin_decode(command)
+        if refusal is not None:
+            replies.put(refusal)
+            return
+        for step in range(command.max_steps):
+            if step > 0 and not self._may_continue(engine, replies):
+                return
+            # The time of a text between two steps is of neither.
+            result = engine.decode_step(command.sequence_ids, max(started_ns, self._text_ended_ns))
+            if result is None:
+                return
+            replies.put(result)
+            if not isinstance(result, StepResult) or result.outcome is not StepOutcome.OK:
+                return
+            started_ns = perf_counter_ns()
+            self._working_since = monotonic()
+
+    def _may_continue(self, engine: Engine, replies: Replies) -> bool:
+        """Whether a Decode goes on; embeds a text first, and waits for the router to read if too much is unread."""
+        while True:
+            with self._changed:
+                while not (replies.has_room or self._has_news or replies.cancelled):
+                    self._working_since = None
+                    self._changed.wait()
+                if self._working_since is None:
+                    self._working_since = monotonic()
+                if self._queue or replies.cancelled or self._stopping:
+                    return False
+                text = self._texts.popleft() if self._text_is_due or (self._texts and not replies.has_room) else None
+            if text is not None:
+                self._execute(engine, text)
+                self._working_since = monotonic()
+            if replies.has_room:
+                return True
+
+    def _embed(self, engine: Engine, command: Embed, replies: Replies) -> None:
+        self._text_began_ns = perf_counter_ns()
+        replies.put(engine.embed(command))
+        self._text_ended_ns = perf_counter_ns()
+
+    @property
+    def _text_is_due(self) -> bool:
+        rest_ns = self._text_ended_ns - self._text_began_ns
+        return bool(self._texts) and perf_counter_ns() >= self._text_ended_ns + rest_ns
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._queue or self._texts or self._stopping)
+
+
+def _succeed(future: asyncio.Future[_T], value: _T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,98 @@
+"""Chooses the next token of each row: biases, penalties, what is allowed; then the best, or filters and a draw."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caravan_shard.arrays import Floats
+from caravan_shard.sampling.candidates import CandidateFilter, find_candidates
+from caravan_shard.sampling.draw import draw_index, uniform
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sampling.penalties import PenaltyCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What choosing one token needs: ``position`` is the one the new token will have in its sequence.
+
+    ``allowed``: ascending ids, at least one, of the tokens that may be chosen; None for any.
+    """
+
+    parameters: SamplingParameters
+    position: int
+    penalties: PenaltyCounts | None
+    allowed: NDArray[np.intp] | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """The most likely token may not be the one with the highest logit."""
+        return self.penalties is not None or self.parameters.biases is not None or self.allowed is not None
+
+
+def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
+    """One token from raw ``logits`` [vocabulary], which are not changed."""
+    biases = choice.parameters.biases
+    if choice.penalties is not None or biases is not None:
+        logits = logits.copy()
+    if biases is not None:
+        biases.apply(logits)
+    if choice.penalties is not None:
+        choice.penalties.apply(logits, choice.parameters)
+    if choice.allowed is None:
+        return _choose(logits, choice, candidate_filter)
+    if len(choice.allowed) == 1:
+        return int(choice.allowed[0])
+    return int(choice.allowed[_choose(logits[choice.allowed], choice, candidate_filter)])
+
+
+def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
+    """The index of one of ``logits`` [candidates], in ascending order of token id."""
+    parameters = choice.parameters
+    if parameters.temperature == 0.0:
+        return int(logits.argmax())
+    number = uniform(parameters.seed, choice.position)
+    if not parameters.filters:
+        with np.errstate(over="ignore"):
+            return draw_index((logits - logits.max()) / np.float32(parameters.temperature), number)
+    candidates = find_candidates(logits, parameters)
+    if len(candidates.ids) == 0:
+        # The model said NaN. It must cost this sequence its sense and nobody anything else.
+        return int(logits.argmax())
+    # Ascending, so that equal candidates are drawn from in equal order whatever filter found them.
+    left = np.sort(candidate_filter(candidates.scaled, candidates.parameters))
+    return int(candidates.ids[left][draw_index(candidates.scaled[left], number)])
+
+
+class Sampler:
+    """Chooses for all rows of a pass; with ``threads`` > 1 the rows that cost something share them."""
+
+    def __init__(self, candidate_filter: CandidateFilter, threads: int) -> None:
+        self._filter = candidate_filter
+        self._pool = ThreadPoolExecutor(threads, "sampling") if threads > 1 else None
+
+    def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[int]:
+        """A token per row of ``logits`` [rows, vocabulary]."""
+        costly = [
+            row for row, choice in enumerate(choices) if choice.parameters.temperature != 0.0 or choice.changes_logits
+        ]
+        if not costly:
+            greedy: list[int] = logits.argmax(axis=1).tolist()
+            return greedy
+        costly_rows = set(costly)
+        tokens = [0 if row in costly_rows else int(logits[row].argmax()) for row in range(len(choices))]
+
+        def choose_row(row: int) -> int:
+            return choose_token(logits[row], choices[row], self._filter)
+
+        chosen = self._pool.map(choose_row, costly) if self._pool and len(costly) > 1 else map(choose_row, costly)
+        for row, token in zip(costly, chosen, strict=True):
+            tokens[row] = token
+        return tokens
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()

@@ -1,0 +1,1 @@
+"""The sequences a shard holds, and those swapped out."""

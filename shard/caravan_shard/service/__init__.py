@@ -1,0 +1,1 @@
+"""The shard as a gRPC server: its life, its lease, its health."""

@@ -1,0 +1,295 @@
+"""Between messages and the shard's own types."""
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+import numpy as np
+
+from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_shard.backends.base import Capacity, KvLayout, ModelFacts, Piece, Prefix, PrefixSharing
+from caravan_shard.constraints.constraint import Constraint, ConstraintKind
+from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.protocol.commands import (
+    Chunk,
+    Decode,
+    FilterBatch,
+    Header,
+    Park,
+    Prefill,
+    SwapIn,
+    SwapInEntry,
+    SwapOut,
+    SwapOutEntry,
+)
+from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.results import (
+    FinishReason,
+    Holdings,
+    PromptRows,
+    StepOutcome,
+    StepResult,
+    SwappedIn,
+    SwappedOut,
+    Timings,
+    TokenRows,
+)
+from caravan_shard.sampling.parameters import Biases, SamplingParameters
+
+_FINISH = {
+    None: types_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+}
+_LAYOUTS = {KvLayout.UNIFIED: shard_pb2.KV_LAYOUT_UNIFIED, KvLayout.SPLIT: shard_pb2.KV_LAYOUT_SPLIT}
+_SHARINGS = {
+    PrefixSharing.ANY: shard_pb2.PREFIX_SHARING_ANY,
+    PrefixSharing.WHOLE_ONLY: shard_pb2.PREFIX_SHARING_WHOLE_ONLY,
+}
+
+
+def constraint(message: types_pb2.Constraint) -> Constraint | None:
+    """None if it says nothing."""
+    kind = message.WhichOneof("kind")
+    return None if kind is None else Constraint(ConstraintKind(kind), getattr(message, kind))
+
+
+def constraints(request: shard_pb2.PrefillRequest) -> list[Constraint]:
+    """What the new sequences must match."""
+    messages = (chunk.parameters.constraint for chunk in request.chunks if chunk.parameters.HasField("constraint"))
+    return [found for message in messages if (found := constraint(message)) is not None]
+
+
+def prefill_command(request: shard_pb2.PrefillRequest, grammars: Mapping[Constraint, Grammar]) -> Prefill:
+    """One pass; ``grammars`` has those of its `constraints`."""
+    return Prefill(
+        chunks=[_chunk(chunk, grammars) for chunk in request.chunks],
+        rider_ids=list(request.ride_sequence_ids),
+        header=_header(request.header),
+    )
+
+
+def decode_command(request: shard_pb2.DecodeRequest) -> Decode:
+    """Passes."""
+    return Decode(
+        sequence_ids=list(request.sequence_ids),
+        max_steps=request.max_steps,
+        header=_header(request.header),
+    )
+
+
+def filter_command(request: shard_pb2.FilterBatchRequest) -> FilterBatch:
+    """What to keep."""
+    return FilterBatch(keep_ids=list(request.keep_sequence_ids), header=_header(request.header))
+
+
+def swap_out_command(request: shard_pb2.SwapOutRequest) -> SwapOut:
+    """What to save and release."""
+    return SwapOut(
+        entries=[
+            SwapOutEntry(sequence_id=entry.sequence_id, handle=entry.handle, start=entry.start)
+            for entry in request.entries
+        ],
+        header=_header(request.header),
+    )
+
+
+def swap_in_command(request: shard_pb2.SwapInRequest) -> SwapIn:
+    """What to bring back."""
+    return SwapIn(
+        entries=[
+            SwapInEntry(handle=entry.handle, sequence_id=entry.sequence_id, copy=_prefix(entry))
+            for entry in request.entries
+        ],
+        header=_header(request.header),
+    )
+
+
+def _header(header: types_pb2.CommandHeader) -> Header:
+    return Header(
+        release_ids=list(header.release_sequence_ids),
+        parks=[Park(sequence_id=park.sequence_id, length=park.length) for park in header.park],
+        dropped_handles=list(header.drop_swap_handles),
+    )
+
+
+def _prefix(message: types_pb2.PrefillChunk | shard_pb2.SwapInEntry) -> Prefix | None:
+    if not message.HasField("copy"):
+        return None
+    return Prefix(source_id=message.copy.source_sequence_id, length=message.copy.length)
+
+
+def _chunk(chunk: types_pb2.PrefillChunk, grammars: Mapping[Constraint, Grammar]) -> Chunk:
+    return Chunk(
+        sequence_id=chunk.sequence_id,
+        start=chunk.start,
+        tokens=list(chunk.token_ids),
+        last=chunk.last,
+        parameters=_parameters(chunk.parameters, grammars) if chunk.HasField("parameters") else None,
+        copy=_prefix(chunk),
+    )
+
+
+def _parameters(message: types_pb2.SequenceParameters, grammars: Mapping[Constraint, Grammar]) -> SequenceParameters:
+    sampling = message.sampling
+    found = constraint(message.constraint) if message.HasField("constraint") else None
+    return SequenceParameters(
+        sampling=SamplingParameters(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            typical_p=sampling.typical_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            seed=sampling.seed,
+            logprobs=sampling.logprobs,
+            top_n_tokens=sampling.top_n_tokens,
+            biases=_biases(sampling),
+        ),
+        prompt_length=message.prompt_length,
+        max_length=message.max_length,
+        ignore_eos=message.ignore_eos,
+        adapter=message.adapter,
+        prompt_logprobs=message.prompt_logprobs,
+        grammar=None if found is None else grammars[found],
+    )
+
+
+def _biases(sampling: types_pb2.SamplingParameters) -> Biases | None:
+    if not (sampling.bias_token_ids or sampling.biases):
+        return None
+    return Biases(np.array(sampling.bias_token_ids, np.intp), np.array(sampling.biases, np.float32))
+
+
+def _outcome(outcome: StepOutcome) -> types_pb2.StepOutcome.ValueType:
+    match outcome:
+        case StepOutcome.OK:
+            return types_pb2.STEP_OUTCOME_OK
+        case StepOutcome.NO_KV:
+            return types_pb2.STEP_OUTCOME_NO_KV
+        case StepOutcome.ABORTED:
+            return types_pb2.STEP_OUTCOME_ABORTED
+        case _:
+            assert_never(outcome)
+
+
+def _columns(rows: TokenRows) -> types_pb2.TokenColumns:
+    columns = types_pb2.TokenColumns(
+        sequence_ids=rows.sequence_ids,
+        token_ids=rows.token_ids,
+        pieces=rows.pieces,
+        specials=rows.specials,
+        finish_reasons=[_FINISH[reason] for reason in rows.finish_reasons],
+    )
+    if rows.logprobs:
+        columns.logprobs.extend(rows.logprobs)
+        columns.top_counts.extend(rows.top_counts)
+        columns.top_token_ids.extend(rows.top_token_ids)
+        columns.top_logprobs.extend(rows.top_logprobs)
+        columns.top_pieces.extend(rows.top_pieces)
+        columns.top_specials.extend(rows.top_specials)
+    return columns
+
+
+def _prompt_columns(rows: PromptRows) -> types_pb2.PromptColumns:
+    return types_pb2.PromptColumns(
+        sequence_ids=rows.sequence_ids,
+        counts=rows.counts,
+        logprobs=rows.logprobs,
+        top_counts=rows.top_counts,
+        top_token_ids=rows.top_token_ids,
+        top_logprobs=rows.top_logprobs,
+        top_pieces=rows.top_pieces,
+        top_specials=rows.top_specials,
+    )
+
+
+def _timings(timings: Timings) -> types_pb2.StepTimings:
+    return types_pb2.StepTimings(forward_ns=timings.forward_ns, sample_ns=timings.sample_ns, total_ns=timings.total_ns)
+
+
+def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
+    """The reply to Prefill."""
+    return shard_pb2.PrefillResponse(
+        outcome=_outcome(result.outcome),
+        tokens=_columns(result.rows),
+        timings=_timings(result.timings),
+        prompt=_prompt_columns(result.prompt) if result.prompt is not None else None,
+    )
+
+
+def decode_response(result: StepResult) -> shard_pb2.DecodeResponse:
+    """One reply to Decode."""
+    return shard_pb2.DecodeResponse(
+        outcome=_outcome(result.outcome), tokens=_columns(result.rows), timings=_timings(result.timings)
+    )
+
+
+def filter_response(holdings: Holdings) -> shard_pb2.FilterBatchResponse:
+    """The reply to FilterBatch."""
+    return shard_pb2.FilterBatchResponse(free_cells=holdings.free_cells, sequence_ids=holdings.sequence_ids)
+
+
+def swap_out_response(result: SwappedOut) -> shard_pb2.SwapOutResponse:
+    """The reply to SwapOut."""
+    return shard_pb2.SwapOutResponse(
+        saved=result.saved, bytes=result.written_bytes, total_ns=result.total_ns, used_bytes=result.used_bytes
+    )
+
+
+def swap_in_response(result: SwappedIn) -> shard_pb2.SwapInResponse:
+    """The reply to SwapIn."""
+    return shard_pb2.SwapInResponse(restored=result.restored, total_ns=result.total_ns, used_bytes=result.used_bytes)
+
+
+def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
+    """What Info tells of the model."""
+    return shard_pb2.ModelInfo(
+        name=facts.name,
+        fingerprint=facts.fingerprint,
+        vocabulary_size=facts.vocabulary_size,
+        trained_context=facts.trained_context,
+        chat_template=facts.chat_template,
+        bos_text=facts.bos_text,
+        eos_text=facts.eos_text,
+        eog_token_ids=sorted(facts.eog_ids),
+        architecture=facts.architecture,
+        adapters=facts.adapters,
+    )
+
+
+def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int, swap_bytes: int) -> shard_pb2.Limits:
+    """What Info tells of the limits."""
+    return shard_pb2.Limits(
+        cells=capacity.cells,
+        cells_per_sequence=capacity.cells_per_sequence,
+        max_sequences=capacity.max_sequences,
+        max_batch_tokens=capacity.max_batch_tokens,
+        kv_layout=_LAYOUTS[capacity.layout],
+        max_top_n_tokens=max_top_n_tokens,
+        max_tokenize_bytes=max_tokenize_bytes,
+        prefix_sharing=_SHARINGS[capacity.sharing],
+        swap_bytes=swap_bytes,
+        max_prompt_logprob_tokens=capacity.max_prompt_logprob_tokens,
+        embedding_size=capacity.embedding_size,
+        max_embed_tokens=capacity.max_embed_tokens,
+    )
+
+
+def detokenize_response(pieces: Sequence[Piece]) -> shard_pb2.DetokenizeResponse:
+    """The reply to Detokenize."""
+    return shard_pb2.DetokenizeResponse(
+        text=b"".join(piece.data for piece in pieces),
+        pieces=[piece.data for piece in pieces],
+        specials=[piece.special for piece in pieces],
+    )
+
+
+def tokenize_response(token_ids: Sequence[int], pieces: Sequence[Piece]) -> shard_pb2.TokenizeResponse:
+    """The reply to Tokenize."""
+    return shard_pb2.TokenizeResponse(
+        token_ids=token_ids,
+        pieces=[piece.data for piece in pieces],
+        specials=[piece.special for piece in pieces],
+    )

@@ -1,0 +1,73 @@
+"""Looks at the lease and at progress, a few times a second, and says whether the shard serves."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from time import monotonic
+
+from grpc_health.v1 import health, health_pb2
+
+from caravan_proto.errors import ShardError
+from caravan_shard.engine.engine import Engine
+from caravan_shard.engine.worker import Worker
+from caravan_shard.protocol.results import Refusal
+from caravan_shard.service.lease import LeaseBook
+
+_log = logging.getLogger(__name__)
+
+_INTERVAL_S = 0.1
+# A pass may fail for its own reasons; the backend as such is broken when pass after pass does.
+FAILURES_TO_DISTRUST = 3
+EXPIRED = Refusal(ShardError.NOT_LEASED, "the lease has expired")
+
+
+class Watch:
+    """Sets the health services; expires the lease."""
+
+    def __init__(
+        self, worker: Worker, engine: Engine, lease: LeaseBook, services: Sequence[str], stall_timeout_s: float
+    ) -> None:
+        self.servicer = health.aio.HealthServicer()
+        self._worker = worker
+        self._engine = engine
+        self._lease = lease
+        self._services = ("", *services)
+        self._stall_timeout_s = stall_timeout_s
+        self._trouble: str | None = "starting"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.expire_lease()
+            await self._set(self._find_trouble())
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def drain(self) -> None:
+        """NOT_SERVING from now on."""
+        await self.servicer.enter_graceful_shutdown()
+
+    def expire_lease(self) -> None:
+        """Release everything if the lease is over."""
+        if self._lease.expire(monotonic()):
+            _log.warning("the lease expired: every sequence is released", extra={"epoch": self._lease.epoch})
+            self._worker.release_all(EXPIRED)
+
+    def _find_trouble(self) -> str | None:
+        stalled_s = self._worker.stalled_s()
+        if stalled_s > self._stall_timeout_s:
+            return f"no step in {self._stall_timeout_s:g} s though there is work"
+        if self._engine.failures_in_a_row >= FAILURES_TO_DISTRUST:
+            return "pass after pass fails"
+        return None
+
+    async def _set(self, trouble: str | None) -> None:
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if trouble is None else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for service in self._services:
+            await self.servicer.set(service, status)
+        if trouble is not None and trouble != self._trouble:
+            _log.error("not serving: %s", trouble)
+        elif trouble is None and self._trouble is not None:
+            _log.info("serving")
+        self._trouble = trouble

@@ -1,0 +1,73 @@
+"""Who may command this shard: one router at a time, under an epoch that only grows.
+
+Pure: time comes in as ``now``, in seconds of a monotonic clock.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from caravan_proto.errors import ShardError
+from caravan_shard.protocol.results import Refusal
+
+_MAX_ROUTER_ID = 256
+
+
+class LeaseChange(Enum):
+    """What a granted lease did."""
+
+    TAKEN = "taken"  # whatever was held belongs to nobody now
+    RENEWED = "renewed"
+
+
+@dataclass(slots=True)
+class _Holder:
+    router_id: str
+    expires_at: float
+
+
+class LeaseBook:
+    """The last epoch, and its holder while the lease lasts."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._holder: _Holder | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch granted; 0 before the first."""
+        return self._epoch
+
+    @property
+    def is_held(self) -> bool:
+        """A router holds the shard."""
+        return self._holder is not None
+
+    def request(self, router_id: str, epoch: int, ttl_s: float, now: float) -> LeaseChange | Refusal:
+        """Take the shard with a higher epoch, or keep it with the same one."""
+        if not 0 < len(router_id) <= _MAX_ROUTER_ID:
+            return Refusal(ShardError.BAD_REQUEST, f"router_id must have 1 to {_MAX_ROUTER_ID} characters")
+        if ttl_s <= 0:
+            return Refusal(ShardError.BAD_REQUEST, "ttl_ms must be >= 1")
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._holder = _Holder(router_id, now + ttl_s)
+            return LeaseChange.TAKEN
+        if epoch == self._epoch and self._holder is not None and self._holder.router_id == router_id:
+            self._holder.expires_at = now + ttl_s
+            return LeaseChange.RENEWED
+        return Refusal(ShardError.STALE_EPOCH, f"epoch {self._epoch} was granted. Given: {epoch}")
+
+    def check(self, epoch: int) -> Refusal | None:
+        """Whether a command under ``epoch`` may run."""
+        if self._holder is None:
+            return Refusal(ShardError.NOT_LEASED, "no router holds this shard")
+        if epoch != self._epoch:
+            return Refusal(ShardError.STALE_EPOCH, f"epoch {self._epoch} holds this shard. Given: {epoch}")
+        return None
+
+    def expire(self, now: float) -> bool:
+        """End the lease if its time is over; True once for each lease that ended so."""
+        if self._holder is None or now < self._holder.expires_at:
+            return False
+        self._holder = None
+        return True

@@ -1,0 +1,166 @@
+"""The life of a shard: load, serve, drain, end."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from caravan_proto.channel import server_options
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
+from caravan_shard.backends.base import Backend, StartupError
+from caravan_shard.config import ShardConfig
+from caravan_shard.constraints.compiler import ConstraintCompiler
+from caravan_shard.constraints.tokenizer import make_token_table
+from caravan_shard.engine.worker import Worker
+from caravan_shard.sequences.swap import make_swap_space
+from caravan_shard.service.health import Watch
+from caravan_shard.service.lease import LeaseBook
+from caravan_shard.service.loading import backend_loader
+from caravan_shard.service.servicer import ShardServicer
+from caravan_shard.service.text import TextService
+
+if TYPE_CHECKING:
+    from caravan_shard.engine.engine import Engine
+
+_log = logging.getLogger(__name__)
+
+_SERVICE = shard_pb2.DESCRIPTOR.services_by_name["ShardService"].full_name
+_DRAIN_POLL_S = 0.05
+_STOP_GRACE_S = 1.0
+
+
+class ShardServer:
+    """One shard in this process. Make it, `start`, and in the end `stop`, all on one event loop."""
+
+    def __init__(self, config: ShardConfig, load: Callable[[], Backend] | None = None) -> None:
+        """``load`` makes the backend on the worker's thread; by default the one the configuration names."""
+        self._config = config
+        self._worker = Worker(load or backend_loader(config), config.sampling_threads, lambda: make_swap_space(config))
+        self._lease = LeaseBook()
+        self._server = grpc.aio.server(options=server_options())
+        self._engine: Engine | None = None
+        self._watch: Watch | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._text: TextService | None = None
+        self._compiler: ConstraintCompiler | None = None
+        self.address = config.address
+
+    async def start(self) -> None:
+        """Load the model and serve; raises StartupError."""
+        engine = await self._worker.start()
+        backend = engine.backend
+        self._engine = engine
+        self._watch = Watch(self._worker, engine, self._lease, [_SERVICE], self._config.stall_timeout_s)
+        self._text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
+        # Before anybody waits for the shard: it holds the GIL for up to a second.
+        self._compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
+        servicer = ShardServicer(
+            shard_id=self._config.shard_id,
+            incarnation=secrets.token_hex(8),
+            worker=self._worker,
+            engine=engine,
+            lease=self._lease,
+            watch=self._watch,
+            text=self._text,
+            compiler=self._compiler,
+            max_tokenize_bytes=self._config.max_tokenize_bytes,
+        )
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._watch.servicer, self._server)
+        names = (_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            self._bind()
+        except StartupError:
+            await self.stop()
+            raise
+        await self._server.start()
+        self._watching = asyncio.create_task(self._watch.run())
+        _log.info("listening", extra={"address": self.address, "shard": self._config.shard_id})
+
+    def _bind(self) -> None:
+        try:
+            port = self._server.add_insecure_port(self._config.address)
+        except RuntimeError as error:
+            raise StartupError(f"cannot listen on {self._config.address}: {error}") from error
+        path = self._config.unix_path
+        if path is None:
+            self.address = f"{self._config.address.rpartition(':')[0]}:{port}"
+        else:
+            path.chmod(0o600)
+
+    async def drain(self) -> None:
+        """Refuse new sequences and wait until all have ended or are released, at most the drain timeout."""
+        assert self._engine is not None
+        assert self._watch is not None
+        deadline = monotonic() + self._config.drain_timeout_s
+        self._engine.draining = True
+        await self._watch.drain()
+        _log.info("draining", extra={"sequences": self._engine.unfinished_count})
+        # By looking, because the counters belong to the worker's thread.
+        while (self._engine.unfinished_count or self._worker.is_busy) and monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def failed(self) -> None:
+        """Wait until the worker breaks, and raise why."""
+        await asyncio.shield(self._worker.ended)
+
+    async def stop(self) -> None:
+        """End everything that runs and remove the socket file."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+        await self._worker.stop(_STOP_GRACE_S)
+        await self._server.stop(_STOP_GRACE_S)
+        if self._text is not None:
+            self._text.close()
+        if self._compiler is not None:
+            await self._compiler.close()
+        path = self._config.unix_path
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+async def serve(config: ShardConfig) -> None:
+    """Run until SIGTERM or SIGINT has drained the shard, or a second one ends it; raises what broke it."""
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    server = ShardServer(config)
+    starting = asyncio.ensure_future(server.start())
+    asked = asyncio.ensure_future(first.wait())
+    await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+    await starting  # a load cannot be interrupted
+    try:
+        await _first_of(asked, asyncio.ensure_future(server.failed()))
+        await _first_of(
+            asyncio.ensure_future(server.drain()),
+            asyncio.ensure_future(second.wait()),
+            asyncio.ensure_future(server.failed()),
+        )
+    finally:
+        await server.stop()
+    _log.info("ended")
+
+
+async def _first_of(*tasks: asyncio.Future[Any]) -> None:
+    """Wait for one of the tasks, raise what it raised, and cancel the others."""
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()

@@ -1,0 +1,64 @@
+"""Tokenizing and its reverse, on a few threads of their own: they answer while a pass runs."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import Piece, Vocabulary
+from caravan_shard.protocol.results import Refusal
+
+_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids and their pieces."""
+
+    token_ids: list[int]
+    pieces: list[Piece]
+
+
+class TextService:
+    """Bounded and off the event loop."""
+
+    def __init__(self, vocabulary: Vocabulary, vocabulary_size: int, max_bytes: int) -> None:
+        self._vocabulary = vocabulary
+        self._vocabulary_size = vocabulary_size
+        self._max_bytes = max_bytes
+        self._pool = ThreadPoolExecutor(_THREADS, "text")
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens | Refusal:
+        """The tokens of ``text``."""
+        # No character takes less than a byte: a text far too long is refused without encoding it.
+        size = len(text) if len(text) > self._max_bytes else len(text.encode())
+        if size > self._max_bytes:
+            return Refusal(ShardError.TEXT_TOO_LONG, f"text must have <= {self._max_bytes} bytes. Given: {size}")
+
+        def run() -> Tokens:
+            token_ids = self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+            return Tokens(token_ids, [self._vocabulary.piece(token) for token in token_ids])
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool) -> list[Piece] | Refusal:
+        """The pieces of the tokens; at most as many tokens as a text may have bytes."""
+        if len(token_ids) > self._max_bytes:
+            return Refusal(
+                ShardError.TEXT_TOO_LONG, f"there must be <= {self._max_bytes} tokens. Given: {len(token_ids)}"
+            )
+        if token_ids and not 0 <= max(token_ids) < self._vocabulary_size:
+            return Refusal(
+                ShardError.BAD_REQUEST, f"token ids must be < {self._vocabulary_size}. Given: {max(token_ids)}"
+            )
+
+        def run() -> list[Piece]:
+            pieces = map(self._vocabulary.piece, token_ids)
+            return [piece for piece in pieces if not (skip_special and piece.special)]
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+
+    def close(self) -> None:
+        """Wait for what runs and end the threads."""
+        self._pool.shutdown()
