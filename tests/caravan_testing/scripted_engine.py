@@ -6,14 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from caravan_router.core.constraint import Constraint
-from caravan_router.core.engine import (
-    EngineError,
-    ModelFacts,
-    NoShardError,
-    StreamTimes,
-    TextTooLongError,
-    TokenizedText,
-)
+from caravan_router.core.engine import ModelFacts, StreamTimes, TokenizedText
+from caravan_router.core.errors import EngineError, NoShardError, TextTooLongError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken

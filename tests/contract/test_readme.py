@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from caravan_router.core.engine import EngineError
+from caravan_router.core.errors import EngineError
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.error_table import markdown_table as error_table
 from caravan_router.http.server.errors import TABLE, RequestError

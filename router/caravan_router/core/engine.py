@@ -9,38 +9,6 @@ from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 
-class EngineError(Exception):
-    """Base of what a caller of the engine must expect.
-
-    EngineError
-     +-- NoShardError         no shard is up: nothing could be tried (503)
-     +-- GenerationError      a started generation could not go on (424)
-     +-- TextTooLongError     more text than the shard tokenizes (422)
-     +-- QueueTimeoutError    it waited too long for its turn (429)
-     +-- DeadlineError        it did not end in the time its client gave it (504)
-    """
-
-
-class NoShardError(EngineError):
-    """No shard is up."""
-
-
-class GenerationError(EngineError):
-    """A started generation could not go on."""
-
-
-class TextTooLongError(EngineError):
-    """More text than the shard tokenizes in one call."""
-
-
-class QueueTimeoutError(EngineError):
-    """It waited too long for its turn."""
-
-
-class DeadlineError(EngineError):
-    """It did not end in the time its client gave it."""
-
-
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
     """Clock readings of a stream, seconds on ``time.monotonic``; None until it happened."""

@@ -10,15 +10,14 @@ from typing import TypeVar, assert_never
 
 from caravan_proto.errors import ShardError
 from caravan_router.core.constraint import Constraint
-from caravan_router.core.engine import (
+from caravan_router.core.engine import ModelFacts, TokenizedText
+from caravan_router.core.errors import (
     DeadlineError,
     EngineError,
     GenerationError,
-    ModelFacts,
     NoShardError,
     QueueTimeoutError,
     TextTooLongError,
-    TokenizedText,
 )
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.client import ShardClient, ShardRpcError

@@ -5,7 +5,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from caravan_router.core.engine import EngineError, StreamTimes
+from caravan_router.core.engine import StreamTimes
+from caravan_router.core.errors import EngineError
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from caravan_router.core.engine import GenerationError, StreamTimes, TokenStream
+from caravan_router.core.engine import StreamTimes, TokenStream
+from caravan_router.core.errors import GenerationError
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import PromptToken
 from caravan_router.text.assembler import Assembler, Piece

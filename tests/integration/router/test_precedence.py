@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from caravan_router.core.engine import DeadlineError, EngineError, QueueTimeoutError
+from caravan_router.core.errors import DeadlineError, EngineError, QueueTimeoutError
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.base import KvLayout

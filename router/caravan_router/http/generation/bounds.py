@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from caravan_router.core.engine import Engine, ModelFacts, NoShardError
+from caravan_router.core.engine import Engine, ModelFacts
+from caravan_router.core.errors import NoShardError
 from caravan_router.http.limits import Limits
 
 # No text has so many bytes a token, but for long runs of spaces: what is longer need not be tokenized to be refused.

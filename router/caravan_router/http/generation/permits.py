@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from caravan_router.auth.client import Client
-from caravan_router.core.engine import EngineError
+from caravan_router.core.errors import EngineError
 from caravan_router.http.server.errors import (
     KeyConcurrencyError,
     OverloadedError,

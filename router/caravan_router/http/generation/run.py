@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from caravan_router.core.engine import EngineError
+from caravan_router.core.errors import EngineError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.http.server.errors import rendering_of
 from caravan_router.http.server.state import AppState

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.chat.tool_parser import Part, TextPart
-from caravan_router.core.engine import EngineError
+from caravan_router.core.errors import EngineError
 from caravan_router.http.generation.bounds import bounds_of, model_of
 from caravan_router.http.generation.headers import compute_headers, timing_headers
 from caravan_router.http.generation.permits import admitted, validating

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from caravan_router.core.engine import DeadlineError, GenerationError, NoShardError, QueueTimeoutError, TextTooLongError
+from caravan_router.core.errors import DeadlineError, GenerationError, NoShardError, QueueTimeoutError, TextTooLongError
 from caravan_router.http.server.error_bodies import ErrorBody, OpenAIError, OpenAIErrorBody
 from caravan_router.metrics.metrics import Failure
 from caravan_router.text.generation import IncompleteGenerationError

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from caravan_router.core.engine import EngineError
+from caravan_router.core.errors import EngineError
 from caravan_router.http.server.errors import (
     ExpectationError,
     MethodNotAllowedError,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from caravan_router.core.engine import EngineError, TextTooLongError
+from caravan_router.core.errors import EngineError, TextTooLongError
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.http.generation.candidates import best_first
 from caravan_router.http.generation.headers import compute_headers, timing_headers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.engine import GenerationError
+from caravan_router.core.errors import GenerationError
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, Pause, word
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.engine import GenerationError
+from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import EOS_TOKEN, Step, word

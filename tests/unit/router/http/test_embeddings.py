@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from caravan_router.core.engine import GenerationError
+from caravan_router.core.errors import GenerationError
 from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, serving, until
 from caravan_testing.scripted_engine import MODEL, ScriptedEngine

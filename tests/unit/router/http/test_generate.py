@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.engine import GenerationError, NoShardError
+from caravan_router.core.errors import GenerationError, NoShardError
 from caravan_testing.http_server import Service
 from caravan_testing.scripted_engine import EOS_TOKEN, word
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from caravan_router.core.constraint import Constraint, ConstraintKind
-from caravan_router.core.engine import GenerationError
+from caravan_router.core.errors import GenerationError
 from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, EOS_TOKEN, MODEL, ScriptedEngine, word

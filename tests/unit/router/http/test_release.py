@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.core.engine import GenerationError
+from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, serving, until

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.engine import DeadlineError, QueueTimeoutError
+from caravan_router.core.errors import DeadlineError, QueueTimeoutError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tenant import ANYONE
 from caravan_testing.http_server import Service, events

@@ -1,6 +1,6 @@
 import pytest
 
-from caravan_router.core.engine import GenerationError
+from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason, SamplingParams, StoppingParams
 from caravan_router.text.generation import Generation, IncompleteGenerationError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from caravan_router.core.engine import EngineError
+from caravan_router.core.errors import EngineError
 from caravan_router.http.generation.bounds import model_of
 from caravan_router.http.generation.headers import compute_headers, timing_headers
 from caravan_router.http.generation.permits import admitted, check_rate, validating
