@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from caravan_router.bench.cpu_time import NoSuchProcessError
+from caravan_router.bench.dialects import Api
 from caravan_router.bench.report import print_report, write_json
 from caravan_router.bench.runner import BenchConfig, WarmUpError, run_bench
 from caravan_router.bench.workloads import Shape, Workload
@@ -40,7 +41,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--url", required=True, help="base address, for example http://127.0.0.1:3000")
-    add("--api", choices=("completions", "generate"), default="completions", help="/v1/completions, /generate_stream")
+    add(
+        "--api",
+        type=Api,
+        choices=tuple(Api),
+        default=Api.COMPLETIONS,
+        help="completions: /v1/completions with outputs of exactly --tokens tokens. generate: /generate_stream with at "
+        "most --tokens tokens, because TGI's API cannot demand an exact length; the report counts shorter outputs",
+    )
     add("--model", default="default", help="model name sent to /v1/completions")
     add("--api-key", help="sent as a bearer token")
     add("--workload", type=Workload, choices=tuple(Workload), default=Workload.PLAIN, help="what is sent")
@@ -72,7 +80,7 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
         parser.error(f"--url must start with http:// or https://, not {args.url!r}")
     if args.rate is not None and args.rate <= 0:
         parser.error(f"--rate must be above 0, not {args.rate:g}")
-    if args.api == "generate" and args.workload is Workload.N:
+    if args.api is Api.GENERATE and args.workload is Workload.N:
         parser.error("the workload n needs --api completions: /generate_stream streams one choice alone")
     if args.pid and sys.platform != "linux":
         parser.error("--pid reads /proc, which only Linux has")

@@ -43,7 +43,7 @@ class SseClient:
             failure = Failure(ErrorKind.CUT, str(error)[:_MESSAGE_CHARS])
         except (aiohttp.ClientError, OSError) as error:
             failure = Failure(ErrorKind.CONNECTION, (str(error) or type(error).__name__)[:_MESSAGE_CHARS])
-        return _result(request, record, start, failure)
+        return self._result(request, record, start, failure)
 
     async def _stream(self, request: BenchRequest, record: StreamRecord) -> Failure | None:
         body = self.dialect.body(request)
@@ -65,30 +65,33 @@ class SseClient:
             return Failure(ErrorKind.CUT, "the stream ended without its last event")
         return None
 
+    def _result(
+        self, request: BenchRequest, record: StreamRecord, start: float, failure: Failure | None
+    ) -> RequestResult:
+        if record.usage_tokens is None:
+            output_tokens, source = record.event_tokens, TokenSource.EVENTS
+        else:
+            output_tokens, source = record.usage_tokens, TokenSource.USAGE
+            if record.event_tokens > output_tokens:
+                output_tokens *= request.n  # llama-server counts the tokens of one choice; all have the same length
+        asked = request.max_tokens * request.n
+        ended_early = failure is None and output_tokens < asked
+        if ended_early and self.dialect.fixes_length:
+            failure = Failure(ErrorKind.SHORT, f"{output_tokens} of {asked} tokens")
+        return RequestResult(
+            scheduled=start,
+            ended=time.perf_counter(),
+            token_times=tuple(tuple(times) for _, times in sorted(record.token_times.items())),
+            prompt_tokens=record.prompt_tokens,
+            output_tokens=output_tokens,
+            token_source=source,
+            ended_early=ended_early and failure is None,
+            failure=failure,
+        )
+
 
 def _refusal(status: int, text: str) -> Failure:
     message = f"HTTP {status}: {text.strip()[:_MESSAGE_CHARS]}"
     if status == 429:
         return Failure(ErrorKind.OVERLOADED, message)
     return Failure(ErrorKind.REFUSED if status < 500 else ErrorKind.SERVER, message)
-
-
-def _result(request: BenchRequest, record: StreamRecord, start: float, failure: Failure | None) -> RequestResult:
-    if record.usage_tokens is None:
-        output_tokens, source = record.event_tokens, TokenSource.EVENTS
-    else:
-        output_tokens, source = record.usage_tokens, TokenSource.USAGE
-        if record.event_tokens > output_tokens:
-            output_tokens *= request.n  # llama-server counts one choice alone, and all are of one length
-    asked = request.max_tokens * request.n
-    if failure is None and output_tokens < asked:
-        failure = Failure(ErrorKind.SHORT, f"{output_tokens} of {asked} tokens")
-    return RequestResult(
-        scheduled=start,
-        ended=time.perf_counter(),
-        token_times=tuple(tuple(times) for _, times in sorted(record.token_times.items())),
-        prompt_tokens=record.prompt_tokens,
-        output_tokens=output_tokens,
-        token_source=source,
-        failure=failure,
-    )

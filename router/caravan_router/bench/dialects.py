@@ -1,6 +1,7 @@
-"""The two streaming APIs: how a request is asked for, and what an event says."""
+"""The streaming APIs that can be measured: how each asks for a generation, and what its events mean."""
 
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Protocol, assert_never
 
 import msgspec
 
@@ -9,16 +10,39 @@ from caravan_router.bench.request import BenchRequest, StreamRecord
 _DONE = b"[DONE]"
 
 
+class Api(StrEnum):
+    """Names as on the command line."""
+
+    COMPLETIONS = "completions"
+    GENERATE = "generate"
+
+
 class Dialect(Protocol):
     """One API: a path, a body, and the meaning of its events."""
 
     @property
     def path(self) -> str: ...
 
+    @property
+    def fixes_length(self) -> bool:
+        """Whether a request can demand an exact number of tokens. If not, the model may end an output earlier."""
+        ...
+
     def body(self, request: BenchRequest) -> bytes: ...
 
     def read(self, data: bytes, when: float, record: StreamRecord) -> None:
         """Note in ``record`` what an event that arrived at ``when`` says. Raises msgspec.MsgspecError if unreadable."""
+
+
+def dialect_of(api: Api, *, model: str) -> Dialect:
+    """Return the dialect of ``api``. ``model`` is the model name to send, where the API has a field for it."""
+    match api:
+        case Api.COMPLETIONS:
+            return CompletionsDialect(model=model)
+        case Api.GENERATE:
+            return GenerateDialect()
+        case _:
+            assert_never(api)
 
 
 class _Choice(msgspec.Struct):
@@ -39,16 +63,17 @@ class _CompletionEvent(msgspec.Struct):
 
 
 class CompletionsDialect:
-    """OpenAI ``/v1/completions`` with ``stream_options.include_usage``; and ``ignore_eos``."""
+    """OpenAI's ``/v1/completions`` with ``stream_options.include_usage``, and with ``ignore_eos`` as vLLM has it."""
 
     path = "/v1/completions"
+    fixes_length = True
 
     def __init__(self, *, model: str) -> None:
         self._model = model
         self._decoder = msgspec.json.Decoder(_CompletionEvent)
 
     def body(self, request: BenchRequest) -> bytes:
-        """Greedy, of fixed length, streamed."""
+        """Ask for a greedy stream of exactly ``request.max_tokens`` tokens per choice."""
         fields: dict[str, object] = {
             "model": self._model,
             "prompt": request.prompt,
@@ -63,7 +88,7 @@ class CompletionsDialect:
         return msgspec.json.encode(fields)
 
     def read(self, data: bytes, when: float, record: StreamRecord) -> None:
-        """Each non-empty text is one token."""
+        """Count each non-empty text as one token."""
         if data == _DONE:
             record.ended = True
             return
@@ -96,26 +121,29 @@ class _GenerateEvent(msgspec.Struct):
 
 
 class GenerateDialect:
-    """TGI ``/generate_stream``: an event per token, and details in the last one."""
+    """TGI's ``/generate_stream``: one event per token, with details in the last one.
+
+    TGI's API has no way to demand an exact length: its ``ignore_eos_token`` exists only between router and shard.
+    """
 
     path = "/generate_stream"
+    fixes_length = False
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_GenerateEvent)
 
     def body(self, request: BenchRequest) -> bytes:
-        """Greedy, of fixed length. TGI streams one choice alone, so that ``n`` above 1 must not come here."""
+        """Ask for a greedy stream of at most ``request.max_tokens`` tokens. TGI streams one choice, so ``n`` is 1."""
         assert request.n == 1, f"n={request.n} on /generate_stream"
         parameters = {
             "max_new_tokens": request.max_tokens,
             "do_sample": False,
             "details": True,
-            "ignore_eos": True,
         }
         return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters})
 
     def read(self, data: bytes, when: float, record: StreamRecord) -> None:
-        """The event with ``details`` ends the stream; there is no ``[DONE]``."""
+        """Count each token; the event with ``details`` ends the stream, since TGI sends no ``[DONE]``."""
         event = self._decoder.decode(data)
         if event.error is not None:
             record.error = event.error

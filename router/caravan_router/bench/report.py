@@ -33,6 +33,8 @@ def _print_phase(console: Console, phase: PhaseReport, report: BenchReport) -> N
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_row("completed", f"{summary.completed} of {summary.requests} in {summary.duration_s:.1f} s")
+    if summary.ended_early:
+        table.add_row("  with fewer tokens than asked for", str(summary.ended_early))
     table.add_row("output tokens/s", f"{summary.output_tokens_per_s:.1f}")
     if summary.steady_tokens_per_s is not None:
         table.add_row("  while all streams decode", f"{summary.steady_tokens_per_s:.1f}")

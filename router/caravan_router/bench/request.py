@@ -26,7 +26,7 @@ class TokenSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """A prompt and the exact number of tokens each of its ``n`` choices must get."""
+    """A prompt and the number of tokens that each of its ``n`` choices is to get."""
 
     prompt: str
     max_tokens: int
@@ -45,7 +45,8 @@ class Failure:
 class RequestResult:
     """Times are seconds on ``time.perf_counter``; ``token_times`` holds the arrival of each token, by choice.
 
-    ``failure`` is None exactly for a request that delivered every token asked for.
+    ``failure`` is None for a request that delivered every token it asked for. ``ended_early`` marks a successful
+    request that delivered fewer because its API cannot demand an exact length.
     """
 
     scheduled: float
@@ -54,6 +55,7 @@ class RequestResult:
     prompt_tokens: int | None = None
     output_tokens: int = 0
     token_source: TokenSource = TokenSource.EVENTS
+    ended_early: bool = False
     failure: Failure | None = None
 
     @property

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from caravan_router.bench.client_sse import SseClient
 from caravan_router.bench.cpu_time import cpu_seconds, with_children
-from caravan_router.bench.dialects import CompletionsDialect, Dialect, GenerateDialect
+from caravan_router.bench.dialects import Api, dialect_of
 from caravan_router.bench.load import closed_loop, open_loop, poisson_arrivals
 from caravan_router.bench.progress import progress
 from caravan_router.bench.stall import StallResult, run_stall
@@ -22,7 +22,7 @@ class BenchConfig:
     """What ``caravan bench`` was asked to do. ``rate`` None is the closed loop."""
 
     url: str
-    api: str = "completions"
+    api: Api = Api.COMPLETIONS
     model: str = "default"
     api_key: str | None = None
     workload: Workload = Workload.PLAIN
@@ -84,7 +84,10 @@ async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
         client = SseClient(
-            session=session, base_url=config.url.rstrip("/"), dialect=_dialect(config), timeout_s=config.timeout_s
+            session=session,
+            base_url=config.url.rstrip("/"),
+            dialect=dialect_of(config.api, model=config.model),
+            timeout_s=config.timeout_s,
         )
         for request in warm_up(config.shape, config.warmup):
             result = await client.run(request)
@@ -120,9 +123,3 @@ async def _run_phase(phase: Phase, client: SseClient, config: BenchConfig, conso
     per_token = server_s * 1e6 / delivered if server_s is not None and delivered else None
     cpu = CpuUse(client_s=client_s, server_s=server_s, cpu_us_per_output_token=per_token)
     return PhaseReport(name=phase.name, summary=summary, cpu=cpu)
-
-
-def _dialect(config: BenchConfig) -> Dialect:
-    if config.api == "generate":
-        return GenerateDialect()
-    return CompletionsDialect(model=config.model)

@@ -27,6 +27,7 @@ class Summary:
 
     requests: int
     completed: int
+    ended_early: int
     errors: dict[str, int]
     error_samples: dict[str, str]
     duration_s: float
@@ -77,6 +78,7 @@ def summarise(results: Sequence[RequestResult]) -> Summary:
     return Summary(
         requests=len(results),
         completed=len(completed),
+        ended_early=sum(result.ended_early for result in completed),
         errors=dict(Counter(failure.kind.value for failure in failures)),
         # The first of each kind is enough to act on.
         error_samples={failure.kind.value: failure.message for failure in reversed(failures)},

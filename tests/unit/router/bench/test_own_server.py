@@ -1,0 +1,65 @@
+"""The bench against Caravan's own HTTP layer: what one sends, the other must accept."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from caravan_router.bench.dialects import Api
+from caravan_router.bench.report import print_report
+from caravan_router.bench.runner import BenchConfig, run_bench
+from caravan_router.bench.workloads import Shape, Workload
+from caravan_router.core.generation import GenerationSpec
+from caravan_testing.http_server import serving
+from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, count_up, word
+
+SHAPE = Shape(words=5, tokens=6, requests=4, concurrency=2)
+LARGE_MODEL = replace(MODEL, max_sequence_tokens=4096)
+
+
+def end_after_two_tokens(spec: GenerationSpec) -> Sequence[Step]:
+    """An end of sequence as the third token, unless the request asked to ignore it."""
+    return count_up(spec) if spec.stopping.ignore_eos else [word(" a"), word(" b"), EOS_TOKEN]
+
+
+@pytest.mark.parametrize("api", Api)
+async def test_every_api_is_accepted_and_every_token_is_counted(api: Api) -> None:
+    async with serving(ScriptedEngine()) as service:
+        report = await run_bench(BenchConfig(url=service.url, api=api, shape=SHAPE), Console(file=io.StringIO()))
+    summary = report.phases[0].summary
+    assert (summary.completed, summary.errors, summary.ended_early) == (4, {}, 0)
+    assert summary.output_tokens == 4 * 6
+    assert summary.token_source == "usage"
+    assert summary.prompt_tokens > 0
+    assert all(not stream.spec.sampling.temperature for stream in service.engine.streams)
+
+
+@pytest.mark.parametrize("api", Api)
+async def test_every_api_can_run_the_stall_workload(api: Api) -> None:
+    engine = ScriptedEngine(model=LARGE_MODEL, step_s=0.001)
+    config = BenchConfig(url="", api=api, workload=Workload.STALL, shape=Shape(words=9, tokens=4))
+    async with serving(engine) as service:
+        report = await run_bench(replace(config, url=service.url), Console(file=io.StringIO()))
+    assert report.stall is not None
+    assert report.stall.failures == ()
+
+
+async def test_completions_have_the_exact_length_although_the_model_would_end_earlier() -> None:
+    async with serving(ScriptedEngine(script=end_after_two_tokens)) as service:
+        config = BenchConfig(url=service.url, api=Api.COMPLETIONS, shape=SHAPE)
+        report = await run_bench(config, Console(file=io.StringIO()))
+    assert report.phases[0].summary.output_tokens == 4 * 6
+
+
+async def test_generate_streams_that_the_model_ends_early_are_completed_and_reported() -> None:
+    async with serving(ScriptedEngine(script=end_after_two_tokens)) as service:
+        config = BenchConfig(url=service.url, api=Api.GENERATE, shape=SHAPE)
+        report = await run_bench(config, Console(file=io.StringIO()))
+    summary = report.phases[0].summary
+    assert (summary.completed, summary.errors, summary.ended_early) == (4, {}, 4)
+    assert summary.output_tokens == 4 * 3
+    printed = io.StringIO()
+    print_report(Console(file=printed, width=120), report)
+    assert "with fewer tokens than asked for" in printed.getvalue()
