@@ -56,7 +56,7 @@ class SteppedEngine(ScriptedEngine):
             finish = FinishReason.LENGTH if number == TOKENS - 1 else None
             token = GeneratedToken(1234, b" word", False, -1.25, (), finish)
             for stream in self.real_streams:
-                stream.push(token)
+                stream.deliver((), (token,))
             await asyncio.sleep(STEP_S)
         await asyncio.sleep(0.2)
         return time.process_time() - began

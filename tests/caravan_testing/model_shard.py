@@ -5,21 +5,19 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.actions import Chunk, Command, Decode, FilterBatch, Prefill, PrefixCopy, SwapIn, SwapOut
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
-    PromptRow,
-    Row,
     ShardLimits,
     StepOutcome,
     Stepped,
     SwappedIn,
     SwappedOut,
 )
-from caravan_router.scheduling.sequence import Request
 
 _VOCABULARY = 97
 
@@ -32,29 +30,29 @@ def next_token(tokens: list[int], adapter: str = "") -> int:
     return state % _VOCABULARY
 
 
-def expected_output(request: Request) -> list[int]:
-    """What ``request`` must yield, however it was scheduled. Token 0 ends it early unless ignored."""
-    tokens = list(request.prompt)
-    while len(tokens) < request.max_length:
-        tokens.append(next_token(tokens, request.adapter))
-        if tokens[-1] == 0 and not request.stopping.ignore_eos:
+def expected_output(spec: GenerationSpec) -> list[int]:
+    """What ``spec`` must yield, however it was scheduled. Token 0 ends it early unless ignored."""
+    tokens = list(spec.prompt)
+    while len(tokens) < spec.max_length:
+        tokens.append(next_token(tokens, spec.adapter))
+        if tokens[-1] == 0 and not spec.stopping.ignore_eos:
             break
-    return tokens[len(request.prompt) :]
+    return tokens[len(spec.prompt) :]
 
 
-def expected_scores(request: Request) -> tuple[PromptToken, ...]:
-    """What must be told of its prompt, once."""
-    return tuple(PromptToken(-float(place) if place else None, ()) for place in range(len(request.prompt)))
+def expected_prompt_logprobs(spec: GenerationSpec) -> tuple[PromptToken, ...]:
+    """The prompt logprobs that must be delivered, once."""
+    return tuple(PromptToken(-float(place) if place else None, ()) for place in range(len(spec.prompt)))
 
 
 @dataclass
 class _Held:
-    request: Request
+    spec: GenerationSpec
     tokens: list[int] = field(default_factory=list)
     # One number a cell: sequences that share a prefix have the same.
     cells: list[int] = field(default_factory=list)
     ended: bool = False
-    scores: bool = False
+    prompt_logprobs: bool = False
 
     @property
     def pending(self) -> bool:
@@ -138,7 +136,11 @@ class ModelShard:
             self.swapped.pop(handle, None)
 
     def _stepped(
-        self, command: Command, rows: list[Row], tokens: int, prompt_rows: tuple[PromptRow, ...] = ()
+        self,
+        command: Command,
+        rows: list[tuple[int, GeneratedToken]],
+        tokens: int,
+        prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = (),
     ) -> Stepped:
         outcome, self.fail_next_pass = self.fail_next_pass or StepOutcome.OK, None
         assert self.used_cells <= self.limits.cells, f"{self.used_cells} cells of {self.limits.cells}"
@@ -146,21 +148,21 @@ class ModelShard:
             shard=self.name,
             command_id=command.command_id,
             outcome=outcome,
-            rows=tuple(rows),
+            tokens=tuple(rows),
             seconds=0.005 + 0.001 * tokens,
-            prompt_rows=prompt_rows,
+            prompt_logprobs=prompt_logprobs,
         )
 
-    def _copied(self, copy: PrefixCopy, own_id: int, request: Request) -> _Held:
+    def _copied(self, copy: PrefixCopy, own_id: int, spec: GenerationSpec) -> _Held:
         """A sequence that begins with a prefix of another, or of what its own id held."""
         source = self.held[copy.source_id]
         assert 1 <= copy.length <= len(source.cells), f"{copy.length} of {len(source.cells)} cells"
         assert not self.limits.whole_only or copy.length == len(source.cells)
-        assert source.request.adapter == request.adapter, "cells of another adapter"
+        assert source.spec.adapter == spec.adapter, "cells of another adapter"
         cells = source.cells[: copy.length]
         if copy.source_id != own_id and not self.limits.shares_cells:
             cells = [next(self._cells) for _ in cells]
-        return _Held(request, source.tokens[: copy.length], cells)
+        return _Held(spec, source.tokens[: copy.length], cells)
 
     def _prefill(self, command: Prefill) -> Stepped:
         tokens = sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
@@ -184,29 +186,31 @@ class ModelShard:
             return self._stepped(command, [], tokens)
         self.held |= new
         self._check_adapter(ids)
-        scored = tuple(self._scores(chunk) for chunk in command.chunks if self.held[chunk.sequence_id].scores)
+        logprobs = tuple(
+            self._logprobs(chunk) for chunk in command.chunks if self.held[chunk.sequence_id].prompt_logprobs
+        )
         rows = [row for sequence_id in command.ride if (row := self._step(sequence_id)) is not None]
         for chunk in command.chunks:
             held = self.held[chunk.sequence_id]
             held.tokens.extend(chunk.token_ids)
             held.cells.extend(next(self._cells) for _ in chunk.token_ids)
             self.computed_tokens += len(chunk.token_ids)
-            prompt = held.request.prompt[: len(held.tokens)]
+            prompt = held.spec.prompt[: len(held.tokens)]
             assert tuple(held.tokens[: len(prompt)]) == prompt, "another prompt's prefix"
             assert len(held.cells) <= self.limits.cells_per_sequence
             if chunk.last:
                 rows.append(self._sample(chunk.sequence_id, held))
         self.max_pass_tokens = max(self.max_pass_tokens, tokens)
-        return self._stepped(command, rows, tokens, scored)
+        return self._stepped(command, rows, tokens, logprobs)
 
     def _check_adapter(self, ids: Iterable[int]) -> None:
-        adapters = {self.held[sequence_id].request.adapter for sequence_id in ids}
+        adapters = {self.held[sequence_id].spec.adapter for sequence_id in ids}
         assert len(adapters) == 1, f"a pass with the adapters {adapters}"
 
-    def _scores(self, chunk: Chunk) -> PromptRow:
+    def _logprobs(self, chunk: Chunk) -> tuple[int, tuple[PromptToken, ...]]:
         assert len(chunk.token_ids) <= self.limits.max_prompt_logprob_tokens
-        scores = expected_scores(self.held[chunk.sequence_id].request)
-        return PromptRow(chunk.sequence_id, scores[chunk.start : chunk.start + len(chunk.token_ids)])
+        logprobs = expected_prompt_logprobs(self.held[chunk.sequence_id].spec)
+        return chunk.sequence_id, logprobs[chunk.start : chunk.start + len(chunk.token_ids)]
 
     def _check_chunk(self, chunk: Chunk, taken_over: set[int]) -> None:
         assert chunk.sequence_id < self.limits.max_sequences
@@ -229,8 +233,8 @@ class ModelShard:
     def _new(self, chunk: Chunk) -> _Held:
         assert chunk.setup is not None
         if chunk.copy is None:
-            return _Held(chunk.setup, scores=chunk.scores)
-        assert not chunk.scores, "scores of a prompt that is not computed whole"
+            return _Held(chunk.setup, prompt_logprobs=chunk.prompt_logprobs)
+        assert not chunk.prompt_logprobs, "logprobs of a prompt that is not computed whole"
         return self._copied(chunk.copy, chunk.sequence_id, chunk.setup)
 
     def _overflows(self, new: dict[int, _Held], command: Prefill) -> bool:
@@ -259,7 +263,7 @@ class ModelShard:
             events.append(self._end())
         return events
 
-    def _step(self, sequence_id: int) -> Row | None:
+    def _step(self, sequence_id: int) -> tuple[int, GeneratedToken] | None:
         held = self.held[sequence_id]
         assert held.ended or held.pending, f"sequence {sequence_id} is not prefilled"
         if held.ended:
@@ -267,16 +271,16 @@ class ModelShard:
         held.cells.append(next(self._cells))
         return self._sample(sequence_id, held)
 
-    def _sample(self, sequence_id: int, held: _Held) -> Row:
-        token = next_token(held.tokens, held.request.adapter)
+    def _sample(self, sequence_id: int, held: _Held) -> tuple[int, GeneratedToken]:
+        token = next_token(held.tokens, held.spec.adapter)
         held.tokens.append(token)
         finish = None
-        if token == 0 and not held.request.stopping.ignore_eos:
+        if token == 0 and not held.spec.stopping.ignore_eos:
             finish = FinishReason.EOS_TOKEN
-        elif len(held.tokens) >= held.request.max_length:
+        elif len(held.tokens) >= held.spec.max_length:
             finish = FinishReason.LENGTH
         held.ended = finish is not None
-        return Row(sequence_id, GeneratedToken(token, b"x", False, None, (), finish))
+        return sequence_id, GeneratedToken(token, b"x", False, None, (), finish)
 
     def _swap_out(self, command: SwapOut) -> SwappedOut:
         saved = []
@@ -300,7 +304,7 @@ class ModelShard:
             assert (entry.copy is None) == (start == 0)
             if entry.copy is not None:
                 assert entry.copy.length == start
-                prefix = self._copied(entry.copy, entry.sequence_id, held.request)
+                prefix = self._copied(entry.copy, entry.sequence_id, held.spec)
                 assert prefix.tokens == held.tokens[:start], "restored behind another prefix"
                 held.cells[:start] = prefix.cells
             fresh = len(held.cells) - start

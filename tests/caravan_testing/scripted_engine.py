@@ -106,7 +106,7 @@ class ScriptedStream:
         return self._engine.cached_tokens(self.spec)
 
     @property
-    def prompt_tokens(self) -> list[PromptToken]:
+    def prompt_logprobs(self) -> list[PromptToken]:
         assert self.sent, "complete from the first token on"
         if not self.spec.prompt_logprobs:
             return []
@@ -114,8 +114,8 @@ class ScriptedStream:
             Alternative(30 + rank, f" p{rank}".encode(), False, -2.0 - rank)
             for rank in range(self.spec.sampling.top_n_tokens)
         ]
-        scored = [PromptToken(-0.25, tuple(alternatives)) for _ in self.spec.prompt[1:]]
-        return [PromptToken(None, ()), *scored]
+        rest = [PromptToken(-0.25, tuple(alternatives)) for _ in self.spec.prompt[1:]]
+        return [PromptToken(None, ()), *rest]
 
     async def __aiter__(self) -> AsyncIterator[GeneratedToken]:
         for step in self._steps:

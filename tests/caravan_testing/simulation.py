@@ -3,19 +3,17 @@
 import itertools
 from typing import TYPE_CHECKING
 
-from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.actions import (
     Action,
     Decode,
-    Emit,
+    Deliver,
     Fail,
     FailureReason,
     FilterBatch,
     Preempt,
     Prefill,
-    ScorePrompt,
     Start,
     SwapIn,
     SwapOut,
@@ -23,11 +21,12 @@ from caravan_router.scheduling.actions import (
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Cancelled, Event, ShardJoined, ShardLimits, ShardLost, Submitted, Tick
 from caravan_router.scheduling.scheduler import Scheduler
-from caravan_router.scheduling.sequence import Request
-from caravan_testing.model_shard import ModelShard, expected_output, expected_scores
+from caravan_testing.model_shard import ModelShard, expected_output, expected_prompt_logprobs
+from caravan_testing.requests import request
 
 if TYPE_CHECKING:
     from caravan_router.core.tokens import PromptToken
+    from caravan_router.scheduling.sequence import Request
 
 
 class Simulation:
@@ -38,7 +37,7 @@ class Simulation:
         self.shards: dict[str, ModelShard] = {}
         self.requests: dict[int, Request] = {}
         self.received: dict[int, list[int]] = {}
-        self.scored: dict[int, tuple[PromptToken, ...]] = {}
+        self.prompt_logprobs: dict[int, tuple[PromptToken, ...]] = {}
         self.finished: set[int] = set()
         self.failed: dict[int, FailureReason] = {}
         self.cancelled: set[int] = set()
@@ -58,21 +57,25 @@ class Simulation:
         match action:
             case Prefill() | Decode() | FilterBatch() | SwapOut() | SwapIn():
                 self.shards[action.shard].send(action)
-            case Emit():
-                for request_id, token in action.tokens:
-                    self._assert_open(request_id)
-                    self.received[request_id].append(token.token_id)
-                    if token.finish is not None:
-                        self.finished.add(request_id)
+            case Deliver():
+                self._deliver(action)
             case Fail():
                 self._assert_open(action.request_id)
                 self.failed[action.request_id] = action.reason
-            case ScorePrompt():
-                self._assert_open(action.request_id)
-                self.scored[action.request_id] = self.scored.get(action.request_id, ()) + action.tokens
-                assert not self.received[action.request_id], "scored after its first token"
             case Start() | Preempt():
                 assert action.request_id in self.requests
+
+    def _deliver(self, action: Deliver) -> None:
+        request_id = action.request_id
+        self._assert_open(request_id)
+        if action.prompt_logprobs:
+            assert not self.received[request_id], "prompt logprobs after the first token"
+            self.prompt_logprobs[request_id] = self.prompt_logprobs.get(request_id, ()) + action.prompt_logprobs
+        for token in action.tokens:
+            self._assert_open(request_id)
+            self.received[request_id].append(token.token_id)
+            if token.finish is not None:
+                self.finished.add(request_id)
 
     def _assert_open(self, request_id: int) -> None:
         ended = self.finished | self.cancelled | self.failed.keys()
@@ -99,12 +102,11 @@ class Simulation:
         prompt_logprobs: bool = False,
     ) -> int:
         request_id = next(self._ids)
-        stopping = StoppingParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
-        request = Request(
-            request_id=request_id,
-            prompt=prompt,
-            sampling=SamplingParams(),
-            stopping=stopping,
+        made = request(
+            request_id,
+            prompt,
+            max_new_tokens,
+            ignore_eos=ignore_eos,
             priority=priority,
             tenant=tenant,
             namespace=namespace,
@@ -112,9 +114,9 @@ class Simulation:
             prompt_logprobs=prompt_logprobs,
             arrived_s=self.now,
         )
-        self.requests[request_id] = request
+        self.requests[request_id] = made
         self.received[request_id] = []
-        self.handle(Submitted(request))
+        self.handle(Submitted(made))
         return request_id
 
     def cancel(self, request_id: int) -> None:
@@ -144,13 +146,13 @@ class Simulation:
 
     def check_at_rest(self) -> None:
         """Everything ended exactly once, with the right tokens, and nothing is held anywhere."""
-        for request_id, request in self.requests.items():
-            expected = expected_output(request)
+        for request_id, made in self.requests.items():
+            expected = expected_output(made.spec)
             received = self.received[request_id]
             if request_id in self.finished:
                 assert received == expected
-                scores = expected_scores(request) if request.prompt_logprobs else ()
-                assert self.scored.get(request_id, ()) == scores
+                logprobs = expected_prompt_logprobs(made.spec) if made.spec.prompt_logprobs else ()
+                assert self.prompt_logprobs.get(request_id, ()) == logprobs
             else:
                 assert request_id in self.cancelled or request_id in self.failed, f"request {request_id} was forgotten"
                 assert received == expected[: len(received)]

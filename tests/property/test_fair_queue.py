@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.core.tenant import Tenant
-from caravan_router.scheduling.sequence import Request, Sequence
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.waiting.fair_share import FairShare
 from caravan_router.scheduling.waiting.queue import HOLD, Hold, WaitingQueue, effective_priority
+from caravan_testing.requests import request
 
 TENANTS = tuple(Tenant(name=name, weight=weight) for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)))
 
@@ -19,17 +19,8 @@ TENANTS = tuple(Tenant(name=name, weight=weight) for name, weight in (("a", 1.0)
 def waiting(
     request_id: int, tenant: Tenant, *, prompt: int = 1, output: int = 1, priority: int = 0, arrived_s: float = 0.0
 ) -> Sequence:
-    return Sequence(
-        Request(
-            request_id=request_id,
-            prompt=(1,) * prompt,
-            sampling=SamplingParams(),
-            stopping=StoppingParams(max_new_tokens=output),
-            priority=priority,
-            tenant=tenant,
-            arrived_s=arrived_s,
-        )
-    )
+    made = request(request_id, (1,) * prompt, output, priority=priority, tenant=tenant, arrived_s=arrived_s)
+    return Sequence(made)
 
 
 class Service:
@@ -45,7 +36,7 @@ class Service:
         self._running: dict[Sequence, int] = {}
 
     def submit(self, tenant: Tenant, prompt: int, output: int) -> None:
-        active = +self.waits + Counter(sequence.request.tenant for sequence in self._running)
+        active = +self.waits + Counter(sequence.spec.tenant for sequence in self._running)
         if tenant not in active:
             self.fair_share.activate(tenant, active)
         self.waits[tenant] += 1
@@ -54,12 +45,12 @@ class Service:
 
     def step(self) -> None:
         while len(self._running) < self.places and (taken := self.queue.pop_fitting(lambda sequence: "place")):
-            request = taken[0].request
-            self.waits[request.tenant] -= 1
-            self._serve(request.tenant, len(request.prompt))
-            self._running[taken[0]] = request.stopping.max_new_tokens
+            spec = taken[0].spec
+            self.waits[spec.tenant] -= 1
+            self._serve(spec.tenant, len(spec.prompt))
+            self._running[taken[0]] = spec.stopping.max_new_tokens
         for sequence in list(self._running):
-            self._serve(sequence.request.tenant, 1)
+            self._serve(sequence.spec.tenant, 1)
             self._running[sequence] -= 1
             if not self._running[sequence]:
                 del self._running[sequence]
@@ -134,7 +125,7 @@ def test_nobody_starves_while_higher_priorities_keep_arriving(
         assert queue.pop_fitting(lambda sequence: "place", float(second)) is not None
         # Only what came before it had aged above the highest may have gone first.
         for sequence in queue:
-            lead_s = (highest - sequence.request.priority + 1) * aging_s
+            lead_s = (highest - sequence.spec.priority + 1) * aging_s
             assert second - sequence.request.arrived_s <= backlog + lead_s + 1
 
 
@@ -173,12 +164,12 @@ def test_the_order_is_total_and_that_of_the_pops(
         queue.push(sequence)
 
     def rank(sequence: Sequence) -> tuple[float, ...]:
-        request = sequence.request
+        one = sequence.request
         return (
-            -min(effective_priority(request, 30.0, aging_s), max(other.request.priority for other in queue)),
+            -min(effective_priority(one, 30.0, aging_s), max(other.spec.priority for other in queue)),
             not sequence.started,
-            fair_share.counter(request.tenant),
-            request.request_id,
+            fair_share.counter(one.spec.tenant),
+            one.request_id,
         )
 
     for _ in sequences:
@@ -210,6 +201,6 @@ def test_bypass_is_bounded(max_bypass: int, steps: int, data: st.DataObject) -> 
         else:
             assert not exhausted
             assert all(answers[sequence] != "place" for sequence in ahead)
-            fair_share.charge(taken[0].request.tenant, 10)
+            fair_share.charge(taken[0].spec.tenant, 10)
         for sequence in order:
             assert sequence.bypassed == before[sequence] + (taken is not None and sequence in refused) <= max_bypass

@@ -34,8 +34,8 @@ class TokenStream(Protocol):
         ...
 
     @property
-    def prompt_tokens(self) -> Sequence[PromptToken]:
-        """Of a spec with ``prompt_logprobs``: one for each token of the prompt; complete from the first token on."""
+    def prompt_logprobs(self) -> Sequence[PromptToken]:
+        """One entry for each token of the prompt if the spec asks for them, else empty. Complete at the first token."""
         ...
 
     def __aiter__(self) -> AsyncIterator[GeneratedToken]: ...

@@ -27,3 +27,8 @@ class GenerationSpec:
     adapter: str = ""
     prompt_logprobs: bool = False
     timeout_s: float = math.inf
+
+    @property
+    def max_length(self) -> int:
+        """Number of tokens, prompt and output together, at which the sequence ends."""
+        return len(self.prompt) + self.stopping.max_new_tokens

@@ -1,12 +1,11 @@
-"""Tokens as they come back from a shard."""
+"""Tokens as shards return them: named tuples, which cost half of what frozen dataclasses do to make."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from caravan_router.core.sampling import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(NamedTuple):
     """One of the most likely tokens at a position."""
 
     token_id: int
@@ -15,19 +14,18 @@ class Alternative:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class PromptToken:
-    """How likely a token of the prompt was after those before it; None for the first, which follows nothing."""
+class PromptToken(NamedTuple):
+    """The logprob of a prompt token given the tokens before it; None for the first token, which follows nothing."""
 
     logprob: float | None
     alternatives: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
-    """A sampled token. ``piece`` is raw bytes: a character may be split over tokens. Control tokens are ``special``.
+class GeneratedToken(NamedTuple):
+    """A sampled token.
 
-    ``logprob`` is the natural logarithm of its probability under the model's own distribution, None if not asked for.
+    ``piece`` is raw bytes: a character may be split over several tokens. ``special`` marks control tokens. ``logprob``
+    is the natural logarithm of the token's probability under the model's own distribution, None if not asked for.
     ``finish`` is set on the last token of the sequence.
     """
 

@@ -28,13 +28,12 @@ from caravan_router.engine.streams import RequestStream
 from caravan_router.scheduling.actions import (
     Action,
     Decode,
-    Emit,
+    Deliver,
     Fail,
     FailureReason,
     FilterBatch,
     Preempt,
     Prefill,
-    ScorePrompt,
     Start,
     SwapIn,
     SwapOut,
@@ -138,6 +137,11 @@ class Batcher:
 
     def _execute(self, action: Action) -> None:
         match action:
+            case Deliver():  # first, since most actions are of this kind
+                # The stream is gone if it was closed in the same turn of the loop.
+                stream = self._streams.get(action.request_id)
+                if stream is not None and stream.deliver(action.prompt_logprobs, action.tokens):
+                    del self._streams[action.request_id]
             case Prefill():
                 if started := sum(chunk.setup is not None for chunk in action.chunks):
                     self._observer.admitted(started)
@@ -150,28 +154,13 @@ class Batcher:
                 if (stream := self._streams.get(action.request_id)) is not None:
                     stream.start(action.cached_tokens)
                 self._observer.started(action.prompt_tokens, action.cached_tokens)
-            case ScorePrompt():
-                if (stream := self._streams.get(action.request_id)) is not None:
-                    stream.score(action.tokens)
             case Preempt():
                 self._observer.preempted(action.how)
-            case Emit():
-                self._deliver(action)
             case Fail():
                 if (stream := self._streams.pop(action.request_id, None)) is not None:
                     stream.fail(_FAILURES[action.reason]())
             case _:
                 assert_never(action)
-
-    def _deliver(self, emit: Emit) -> None:
-        streams = self._streams
-        for request_id, token in emit.tokens:
-            stream = streams.get(request_id)
-            if stream is None:
-                continue  # closed in the same turn of the loop
-            if token.finish is not None:
-                del streams[request_id]
-            stream.push(token)
 
     @property
     def model(self) -> ModelFacts | None:
@@ -195,15 +184,7 @@ class Batcher:
         now = time.monotonic()
         request = Request(
             request_id=request_id,
-            prompt=spec.prompt,
-            sampling=spec.sampling,
-            stopping=spec.stopping,
-            priority=spec.priority,
-            tenant=spec.tenant,
-            namespace=spec.namespace,
-            constraint=spec.constraint,
-            adapter=spec.adapter,
-            prompt_logprobs=spec.prompt_logprobs,
+            spec=spec,
             arrived_s=now,
             start_by_s=now + self._queue_timeout_s,
             end_by_s=now + spec.timeout_s,

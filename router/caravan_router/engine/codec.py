@@ -8,8 +8,7 @@ from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.scheduling.actions import Chunk, Decode, FilterBatch, Header, Prefill, PrefixCopy, SwapIn, SwapOut
-from caravan_router.scheduling.events import PromptRow, Row, ShardLimits, StepOutcome
-from caravan_router.scheduling.sequence import Request
+from caravan_router.scheduling.events import ShardLimits, StepOutcome
 
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -28,11 +27,11 @@ class StepReply:
     """One pass as the shard reports it; times in seconds."""
 
     outcome: StepOutcome
-    rows: tuple[Row, ...]
+    tokens: tuple[tuple[int, GeneratedToken], ...]
     forward_s: float
     sample_s: float
     total_s: float
-    prompt_rows: tuple[PromptRow, ...]
+    prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,11 @@ def constraint_message(constraint: Constraint) -> types_pb2.Constraint:
     return message
 
 
-def _sequence_parameters(request: Request, *, scores: bool) -> types_pb2.SequenceParameters:
-    sampling = request.sampling
+def _parameters(chunk: Chunk) -> types_pb2.SequenceParameters | None:
+    spec = chunk.setup
+    if spec is None:
+        return None
+    sampling = spec.sampling
     return types_pb2.SequenceParameters(
         sampling=types_pb2.SamplingParameters(
             temperature=sampling.temperature,
@@ -93,12 +95,12 @@ def _sequence_parameters(request: Request, *, scores: bool) -> types_pb2.Sequenc
             bias_token_ids=[token_id for token_id, _ in sampling.biases],
             biases=[bias for _, bias in sampling.biases],
         ),
-        prompt_length=len(request.prompt),
-        max_length=request.max_length,
-        ignore_eos=request.stopping.ignore_eos,
-        constraint=None if request.constraint is None else constraint_message(request.constraint),
-        adapter=request.adapter,
-        prompt_logprobs=scores,
+        prompt_length=len(spec.prompt),
+        max_length=spec.max_length,
+        ignore_eos=spec.stopping.ignore_eos,
+        constraint=None if spec.constraint is None else constraint_message(spec.constraint),
+        adapter=spec.adapter,
+        prompt_logprobs=chunk.prompt_logprobs,
     )
 
 
@@ -108,7 +110,7 @@ def _chunk(chunk: Chunk) -> types_pb2.PrefillChunk:
         start=chunk.start,
         token_ids=chunk.token_ids,
         last=chunk.last,
-        parameters=_sequence_parameters(chunk.setup, scores=chunk.scores) if chunk.setup is not None else None,
+        parameters=_parameters(chunk),
         copy=_copy(chunk.copy),
     )
 
@@ -180,32 +182,32 @@ def step_reply(message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse) ->
     timings = message.timings
     return StepReply(
         outcome=_OUTCOME[message.outcome],
-        rows=_rows(message.tokens),
+        tokens=_tokens(message.tokens),
         forward_s=timings.forward_ns / 1e9,
         sample_s=timings.sample_ns / 1e9,
         total_s=timings.total_ns / 1e9,
-        prompt_rows=_prompt_rows(message.prompt) if isinstance(message, shard_pb2.PrefillResponse) else (),
+        prompt_logprobs=_prompt_logprobs(message.prompt) if isinstance(message, shard_pb2.PrefillResponse) else (),
     )
 
 
-def _prompt_rows(columns: types_pb2.PromptColumns) -> tuple[PromptRow, ...]:
+def _prompt_logprobs(columns: types_pb2.PromptColumns) -> tuple[tuple[int, tuple[PromptToken, ...]], ...]:
     tokens = [
         PromptToken(None if math.isnan(logprob) else logprob, top)
         for logprob, top in zip(columns.logprobs, _alternatives(columns), strict=True)
     ]
     rows, start = [], 0
     for sequence_id, count in zip(columns.sequence_ids, columns.counts, strict=True):
-        rows.append(PromptRow(sequence_id, tuple(tokens[start : start + count])))
+        rows.append((sequence_id, tuple(tokens[start : start + count])))
         start += count
     return tuple(rows)
 
 
-def _rows(columns: types_pb2.TokenColumns) -> tuple[Row, ...]:
+def _tokens(columns: types_pb2.TokenColumns) -> tuple[tuple[int, GeneratedToken], ...]:
     count = len(columns.sequence_ids)
     logprobs = columns.logprobs or (math.nan,) * count
     alternatives = _alternatives(columns) if columns.top_counts else ((),) * count
     return tuple(
-        Row(
+        (
             sequence_id,
             GeneratedToken(token_id, piece, special, None if math.isnan(logprob) else logprob, top, _FINISH[end]),
         )

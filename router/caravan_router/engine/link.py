@@ -178,9 +178,9 @@ class ShardLink:
                     shard=self.address,
                     command_id=command.command_id,
                     outcome=reply.outcome,
-                    rows=reply.rows,
+                    tokens=reply.tokens,
                     seconds=reply.total_s,
-                    prompt_rows=reply.prompt_rows,
+                    prompt_logprobs=reply.prompt_logprobs,
                 )
             )
         if isinstance(command, FilterBatch):
@@ -214,7 +214,7 @@ class ShardLink:
             StepReport(
                 shard=self.address,
                 method=method,
-                sequences=len(reply.rows),
+                sequences=len(reply.tokens),
                 forward_s=reply.forward_s,
                 sample_s=reply.sample_s,
                 total_s=reply.total_s,

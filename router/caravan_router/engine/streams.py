@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 
 from caravan_router.core.engine import StreamTimes
 from caravan_router.core.errors import EngineError
@@ -24,7 +24,7 @@ class RequestStream:
         self._started: float | None = None
         self._first_token: float | None = None
         self.cached_tokens = 0
-        self.prompt_tokens: list[PromptToken] = []
+        self.prompt_logprobs: list[PromptToken] = []
 
     @property
     def times(self) -> StreamTimes:
@@ -36,17 +36,17 @@ class RequestStream:
         self._started = time.monotonic()
         self.cached_tokens = cached_tokens
 
-    def score(self, tokens: Iterable[PromptToken]) -> None:
-        """The next tokens of the prompt."""
-        self.prompt_tokens.extend(tokens)
-
-    def push(self, token: GeneratedToken) -> None:
-        """Hand over a token; one with ``finish`` ends the stream."""
+    def deliver(self, prompt_logprobs: tuple[PromptToken, ...], tokens: tuple[GeneratedToken, ...]) -> bool:
+        """Hand over the next prompt logprobs and tokens. Return whether the last token ended the stream."""
+        self.prompt_logprobs += prompt_logprobs
+        if not tokens:
+            return False
         if self._first_token is None:
             self._first_token = time.monotonic()
-        self._tokens.append(token)
-        self._ended = token.finish is not None
+        self._tokens += tokens
+        self._ended = tokens[-1].finish is not None
         self._wakeup.set()
+        return self._ended
 
     def fail(self, error: EngineError) -> None:
         """End the stream with ``error``, after the tokens it already has."""

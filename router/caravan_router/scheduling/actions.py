@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
+from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.config import JoinReason
-from caravan_router.scheduling.sequence import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +33,16 @@ class PrefixCopy:
 class Chunk:
     """A run of tokens to compute at ``start``. ``setup`` is set on a sequence's first chunk, ``last`` on its last.
 
-    ``scores``: with ``setup``, whether the log probabilities of the prompt are to be told.
+    ``prompt_logprobs`` is set on the first chunk if the shard must return logprobs for this and the following chunks.
     """
 
     sequence_id: int
     start: int
     token_ids: tuple[int, ...]
     last: bool
-    setup: Request | None
+    setup: GenerationSpec | None
     copy: PrefixCopy | None = None
-    scores: bool = False
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,19 +126,15 @@ class Start:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScorePrompt:
-    """The next of a prompt's tokens, before the request's first Emit."""
+class Deliver(NamedTuple):
+    """Hand a request the next logprobs of its prompt, then its next tokens. A token with ``finish`` is the last.
+
+    The logprobs of a prompt are complete before the first token. A named tuple, since one is made for each token.
+    """
 
     request_id: int
-    tokens: tuple[PromptToken, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """New tokens, in order; one with ``finish`` is its request's last."""
-
-    tokens: tuple[tuple[int, GeneratedToken], ...]
+    prompt_logprobs: tuple[PromptToken, ...]
+    tokens: tuple[GeneratedToken, ...]
 
 
 class FailureReason(Enum):
@@ -174,4 +171,4 @@ class Preempt:
 
 
 Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn
-Action = Command | Start | ScorePrompt | Emit | Fail | Preempt
+Action = Command | Start | Deliver | Fail | Preempt

@@ -13,7 +13,7 @@ class ShardLimits:
 
     ``shares_cells``: sequences with a common prefix hold its cells once (the unified layout), else each has a copy.
     ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory).
-    ``max_prompt_logprob_tokens``: of all sequences together in a pass that tells of their prompts.
+    ``max_prompt_logprob_tokens``: of all sequences together in a pass that returns prompt logprobs.
     """
 
     cells: int
@@ -32,22 +32,6 @@ class StepOutcome(Enum):
     OK = "ok"
     NO_KV = "no_kv"
     ABORTED = "aborted"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A token and the sequence id it belongs to, as of the command that produced it."""
-
-    sequence_id: int
-    token: GeneratedToken
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """What a pass tells of a chunk's tokens."""
-
-    sequence_id: int
-    tokens: tuple[PromptToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +72,18 @@ class ShardDraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """One pass is done: the reply to a Prefill, or one of those to a Decode. ``seconds``: the pass on the shard."""
+    """A step has ended: the reply to a Prefill, or one of the replies to a Decode.
+
+    ``tokens`` and ``prompt_logprobs`` come with the sequence id they belong to, as of the command that produced them.
+    ``prompt_logprobs`` are those of the step's chunks. ``seconds``: duration of the step on the shard.
+    """
 
     shard: str
     command_id: int
     outcome: StepOutcome
-    rows: tuple[Row, ...]
+    tokens: tuple[tuple[int, GeneratedToken], ...]
     seconds: float
-    prompt_rows: tuple[PromptRow, ...] = ()
+    prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

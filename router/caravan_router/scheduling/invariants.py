@@ -6,10 +6,10 @@ from caravan_router.scheduling.shard.ledger import ShardState
 
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError with the numbers if an invariant is broken."""
-    waiting = [sequence.request.request_id for sequence in scheduler.waiting]
+    waiting = [sequence.request_id for sequence in scheduler.waiting]
     assert waiting == sorted(set(waiting)), f"queue out of order or with doubles: {waiting}"
     resident = [
-        resident.sequence.request.request_id
+        resident.sequence.request_id
         for shard in scheduler.shards.values()
         for resident in (*shard.residents.values(), *shard.leaving.values())
         if resident.live

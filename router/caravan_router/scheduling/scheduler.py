@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from caravan_router.core.tokens import GeneratedToken
-from caravan_router.scheduling.actions import Action, Emit, Fail, FailureReason, Preempt, Preemption, ScorePrompt
+from caravan_router.scheduling.actions import Action, Fail, FailureReason, Preempt, Preemption
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
     Cancelled,
     CommandEnded,
     Event,
-    Row,
     ShardDraining,
     ShardJoined,
     ShardLost,
@@ -61,59 +60,52 @@ class Scheduler:
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""
-        actions: list[Action] = []
-        emitted: list[tuple[int, GeneratedToken]] = []
         preempted = False
         for event in events:
             if not isinstance(event, Stepped | Tick):
                 self._state.queue_is_due = True
             match event:
                 case Submitted():
-                    self._submit(event.request, actions)
+                    self._submit(event.request)
                 case Cancelled():
                     self._cancel(event.request_id)
                 case ShardJoined():
-                    self._join(event, actions)
+                    self._join(event)
                 case ShardLost():
-                    self._lose(event.shard, actions)
+                    self._lose(event.shard)
                 case ShardDraining():
                     if event.shard in self.shards:
                         self.shards[event.shard].draining = True
                 case Stepped():
-                    preempted |= self._apply_step(event, emitted, actions)
+                    preempted |= self._apply_step(event)
                 case SwappedOut():
-                    self._apply_swap_out(event, actions)
+                    self._apply_swap_out(event)
                 case SwappedIn():
-                    self._apply_swap_in(event, actions)
+                    self._apply_swap_in(event)
                 case CommandEnded():
                     self._end_command(event)
                 case Tick():
                     pass
                 case _:
                     assert_never(event)
-        if emitted:
-            # After what is told of its prompt, before a failure of the same request.
-            scores = sum(isinstance(action, ScorePrompt) for action in actions)
-            actions.sort(key=lambda action: not isinstance(action, ScorePrompt))
-            actions.insert(scores, Emit(tuple(emitted)))
-        self._fail_late(now, actions)
-        self._fail_hopeless(now, actions)
-        self._planner.plan(now, actions, preempted=preempted)
-        return actions
+        self._fail_late(now)
+        self._fail_hopeless(now)
+        self._planner.plan(now, preempted=preempted)
+        return self._state.outbox.drain()
 
     # Requests
 
-    def _submit(self, request: Request, actions: list[Action]) -> None:
+    def _submit(self, request: Request) -> None:
         assert request.request_id not in self.sequences, f"request {request.request_id} was submitted before"
         sequence = self._state.enter(request)
         if self.shards:
-            self._fail_unplaceable([sequence], actions)
+            self._fail_unplaceable([sequence])
 
-    def _fail_unplaceable(self, sequences: list[Sequence], actions: list[Action]) -> None:
+    def _fail_unplaceable(self, sequences: list[Sequence]) -> None:
         """End those of the waiting ``sequences`` that fit no shard even when it is empty."""
         for sequence in sequences:
             if not any(shard.could_ever_hold(sequence) for shard in self.shards.values()):
-                self._fail(sequence.request.request_id, FailureReason.DOES_NOT_FIT, actions)
+                self._fail(sequence.request_id, FailureReason.DOES_NOT_FIT)
 
     def _cancel(self, request_id: int) -> None:
         if request_id not in self.sequences:
@@ -126,18 +118,18 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._state.drop_ticket(sequence)
 
-    def _fail(self, request_id: int, reason: FailureReason, actions: list[Action]) -> None:
+    def _fail(self, request_id: int, reason: FailureReason) -> None:
         self._cancel(request_id)
-        actions.append(Fail(request_id, reason))
+        self._state.outbox.add(Fail(request_id, reason))
 
-    def _fail_late(self, now: float, actions: list[Action]) -> None:
+    def _fail_late(self, now: float) -> None:
         """End requests whose time is over."""
         for request_id, reason in self._state.deadlines.due(now):
             sequence = self.sequences.get(request_id)
             if sequence is not None and not (reason is FailureReason.QUEUE_TIMEOUT and sequence.started):
-                self._fail(request_id, reason, actions)
+                self._fail(request_id, reason)
 
-    def _fail_hopeless(self, now: float, actions: list[Action]) -> None:
+    def _fail_hopeless(self, now: float) -> None:
         """End waiting requests that no shard came back for in time."""
         if self.shards:
             self._no_shard_since = None
@@ -146,16 +138,16 @@ class Scheduler:
             self._no_shard_since = now
         if now - self._no_shard_since >= self._state.config.no_shard_grace_s:
             for sequence in list(self.waiting):
-                self._fail(sequence.request.request_id, FailureReason.NO_SHARD, actions)
+                self._fail(sequence.request_id, FailureReason.NO_SHARD)
 
     # Shards
 
-    def _join(self, event: ShardJoined, actions: list[Action]) -> None:
-        self._lose(event.shard, actions)  # a shard that joins is empty, whatever was thought of it
+    def _join(self, event: ShardJoined) -> None:
+        self._lose(event.shard)  # a shard that joins is empty, whatever was thought of it
         self.shards[event.shard] = ShardState(event.shard, event.limits, self._state.config)
-        self._fail_unplaceable(list(self.waiting), actions)
+        self._fail_unplaceable(list(self.waiting))
 
-    def _lose(self, name: str, actions: list[Action]) -> None:
+    def _lose(self, name: str) -> None:
         shard = self.shards.pop(name, None)
         if shard is None:
             return
@@ -165,14 +157,14 @@ class Scheduler:
         for resident in (*shard.residents.values(), *shard.leaving.values()):
             if resident.live:
                 resident.live = False
-                self._take_back(resident.sequence, actions)
+                self._take_back(resident.sequence)
 
-    def _take_back(self, sequence: Sequence, actions: list[Action]) -> None:
+    def _take_back(self, sequence: Sequence) -> None:
         """Queue a sequence again after it lost its cells by a failure: its tokens are computed anew."""
         self._state.wait_again(sequence)
         sequence.losses += 1
         if sequence.losses > self._state.config.max_losses:
-            self._fail(sequence.request.request_id, FailureReason.NO_PROGRESS, actions)
+            self._fail(sequence.request_id, FailureReason.NO_PROGRESS)
 
     # Results
 
@@ -190,14 +182,14 @@ class Scheduler:
             shard, command = found
             shard.in_flight.remove(command)
 
-    def _apply_step(self, event: Stepped, emitted: list[tuple[int, GeneratedToken]], actions: list[Action]) -> bool:
+    def _apply_step(self, event: Stepped) -> bool:
         """Apply a pass; whether it took cells from a request."""
         found = self._find_command(event.shard, event.command_id)
         if found is None:
             return False
         shard, command = found
         if event.outcome is not StepOutcome.OK:
-            return self._fail_pass(shard, command, event.outcome, actions)
+            return self._fail_pass(shard, command, event.outcome)
         command.steps_left -= 1
         if shard.turn.count_pass():
             self._state.queue_is_due = True  # for whoever waits for another adapter
@@ -206,47 +198,45 @@ class Scheduler:
             has_riders = len(command.chunk_tokens) < len(command.residents)
             cost = shard.mixed_cost if has_riders else shard.idle_cost
             cost.observe_chunk(sum(command.chunk_tokens.values()), event.seconds)
-            self._apply_scores(command, event, actions)
+            self._apply_prompt_logprobs(command, event)
             for sequence_id, tokens in command.chunk_tokens.items():
                 shard.advance(command.residents[sequence_id], tokens)
         else:
             shard.steps_since_prefill += 1
             shard.mixed_cost.observe_decode(event.seconds)
-        for row in event.rows:
-            self._apply_row(shard, command, row, emitted)
+        for sequence_id, token in event.tokens:
+            self._apply_token(shard, command, sequence_id, token)
         return False
 
-    def _apply_scores(self, command: InFlight, event: Stepped, actions: list[Action]) -> None:
-        """Hand on what was not told before: a prompt that lost its cells halfway begins anew."""
-        for row in event.prompt_rows:
-            resident = command.residents[row.sequence_id]
+    def _apply_prompt_logprobs(self, command: InFlight, event: Stepped) -> None:
+        """Deliver what was not delivered before: a prompt that lost its cells halfway is computed from its start."""
+        for sequence_id, tokens in event.prompt_logprobs:
+            resident = command.residents[sequence_id]
             if resident.live:
                 sequence = resident.sequence
-                new = row.tokens[max(0, sequence.scored - resident.computed) :]
-                sequence.scored += len(new)
-                actions.append(ScorePrompt(sequence.request.request_id, new))
+                new = tokens[max(0, sequence.prompt_logprobs_delivered - resident.computed) :]
+                sequence.prompt_logprobs_delivered += len(new)
+                self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
 
-    def _apply_row(
-        self, shard: ShardState, command: InFlight, row: Row, emitted: list[tuple[int, GeneratedToken]]
-    ) -> None:
-        resident = command.residents[row.sequence_id]
+    def _apply_token(self, shard: ShardState, command: InFlight, sequence_id: int, token: GeneratedToken) -> None:
+        resident = command.residents[sequence_id]
         if not resident.live:
             return  # cancelled while the shard was computing
         sequence = resident.sequence
-        if row.sequence_id not in command.chunk_tokens:
+        request = sequence.request
+        if sequence_id not in command.chunk_tokens:
             shard.grow(resident)
-        sequence.output.append(row.token.token_id)
+        sequence.output.append(token.token_id)
         sequence.losses = 0
-        self._state.fair_share.charge(sequence.request.tenant, _OUTPUT_TOKEN)
-        request_id = sequence.request.request_id
-        emitted.append((request_id, row.token))
-        if row.token.finish is not None:
+        self._state.fair_share.charge(request.spec.tenant, _OUTPUT_TOKEN)
+        self._state.outbox.deliver_token(request.request_id, token)
+        if token.finish is not None:
             self._state.lengths.observe(len(sequence.output))
             shard.finish(resident)
-            del self._state.residents[request_id]
-            self._state.forget(request_id)
+            del self._state.residents[request.request_id]
+            self._state.forget(request.request_id)
 
-    def _fail_pass(self, shard: ShardState, command: InFlight, outcome: StepOutcome, actions: list[Action]) -> bool:
+    def _fail_pass(self, shard: ShardState, command: InFlight, outcome: StepOutcome) -> bool:
         """The pass changed nothing: prompts that were to begin wait again. Whether it took cells from others."""
         for sequence_id in command.chunk_tokens:
             resident = command.residents[sequence_id]
@@ -257,9 +247,9 @@ class Scheduler:
                     self._state.wait_again(resident.sequence)
         command.chunk_tokens.clear()
         command.steps_left = 0
-        return outcome is StepOutcome.NO_KV and self._make_room(shard, command, actions)
+        return outcome is StepOutcome.NO_KV and self._make_room(shard, command)
 
-    def _make_room(self, shard: ShardState, command: InFlight, actions: list[Action]) -> bool:
+    def _make_room(self, shard: ShardState, command: InFlight) -> bool:
         """The shard says its cache is full though the accounting says it is not: whoever is new there gives way."""
         if shard.parked:
             for sequence_id in list(shard.parked):
@@ -268,13 +258,13 @@ class Scheduler:
         live = [resident for key, resident in command.residents.items() if shard.residents.get(key) is resident]
         if not live:
             return False
-        victim = max(live, key=lambda resident: resident.sequence.request.request_id)
+        victim = max(live, key=lambda resident: resident.sequence.request_id)
         shard.remove(victim)
         shard.release_now = True
-        self._take_back(victim.sequence, actions)
+        self._take_back(victim.sequence)
         return True
 
-    def _apply_swap_out(self, event: SwappedOut, actions: list[Action]) -> None:
+    def _apply_swap_out(self, event: SwappedOut) -> None:
         found = self._find_command(event.shard, event.command_id)
         if found is None:
             return
@@ -297,10 +287,10 @@ class Scheduler:
                 )
             self._state.wait_again(sequence)
             how = Preemption.SWAP if saved else Preemption.RECOMPUTE
-            actions.append(Preempt(sequence.request.request_id, how))
+            self._state.outbox.add(Preempt(sequence.request_id, how))
         shard.swap_cost.observe(cells, event.seconds)
 
-    def _apply_swap_in(self, event: SwappedIn, actions: list[Action]) -> None:
+    def _apply_swap_in(self, event: SwappedIn) -> None:
         found = self._find_command(event.shard, event.command_id)
         if found is None:
             return
@@ -314,5 +304,5 @@ class Scheduler:
             was_live = resident.live
             shard.never_began(resident)
             if was_live:
-                self._take_back(resident.sequence, actions)
+                self._take_back(resident.sequence)
         shard.swap_cost.observe(cells, event.seconds)

@@ -3,51 +3,34 @@
 import math
 from dataclasses import dataclass, field
 
-from caravan_router.core.constraint import Constraint
-from caravan_router.core.sampling import SamplingParams, StoppingParams
-from caravan_router.core.tenant import ANYONE, Tenant
+from caravan_router.core.generation import GenerationSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asked for. ``request_id`` grows with arrival; ``prompt`` is not empty.
+    """A generation that a client waits for. ``request_id`` grows with arrival.
 
-    ``priority``: higher goes first, and may take the place of lower ones. ``namespace``: prefixes are shared within it,
-    by requests with the same ``adapter`` (empty: none). ``prompt_logprobs``: its prompt's are told, so all of it is
-    computed.
-    ``arrived_s``, and ``start_by_s`` and ``end_by_s``, after which it fails if it has not started or ended, are on the
-    scheduler's clock.
+    The times are seconds on the scheduler's clock. The request fails if it has not started by ``start_by_s`` or has not
+    ended by ``end_by_s``.
     """
 
     request_id: int
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    stopping: StoppingParams
-    priority: int = 0
-    tenant: Tenant = ANYONE
-    namespace: str = ""
-    constraint: Constraint | None = None
-    adapter: str = ""
-    prompt_logprobs: bool = False
+    spec: GenerationSpec
     arrived_s: float = 0.0
     start_by_s: float = math.inf
     end_by_s: float = math.inf
 
     @property
     def prefix_namespace(self) -> str:
-        """Within it equal tokens have equal cells."""
-        # Neither part has a line break: no name makes one namespace another.
-        return f"{self.adapter}\n{self.namespace}" if self.adapter else self.namespace
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of prompt and output together at which the sequence ends."""
-        return len(self.prompt) + self.stopping.max_new_tokens
+        """Requests with the same namespace share cells of equal prefixes."""
+        spec = self.spec
+        # Neither part contains a line break, so two different pairs never make the same name.
+        return f"{spec.adapter}\n{spec.namespace}" if spec.adapter else spec.namespace
 
     @property
     def peak_cells(self) -> int:
-        """Cells it holds at most: the last token is sampled, never computed."""
-        return self.max_length - 1
+        """The most cells it ever holds: the last token is sampled and never computed."""
+        return self.spec.max_length - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +61,32 @@ class Sequence:
     # Its tenant was charged for the tokens before this position: computing them again costs nothing.
     charged: int = 0
     ticket: SwapTicket | None = None
-    # Prompt tokens whose log probabilities were told.
-    scored: int = 0
+    # Number of prompt tokens whose logprobs were delivered.
+    prompt_logprobs_delivered: int = 0
     # Tokens it has in common with others, by their request id, as found while waiting.
     common: dict[int, int] = field(default_factory=dict)
 
     @property
-    def known_tokens(self) -> int:
-        """Prompt and output so far."""
-        return len(self.request.prompt) + len(self.output)
+    def request_id(self) -> int:
+        return self.request.request_id
 
     @property
-    def needs_scores(self) -> bool:
-        """Its prompt has to be computed whole."""
-        return self.request.prompt_logprobs and self.scored < len(self.request.prompt)
+    def spec(self) -> GenerationSpec:
+        return self.request.spec
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.spec.prompt) + len(self.output)
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether logprobs of its prompt are missing, so that all of the prompt must be computed."""
+        return self.spec.prompt_logprobs and self.prompt_logprobs_delivered < len(self.spec.prompt)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Known tokens at positions [start, stop)."""
-        prompt = self.request.prompt
+        prompt = self.spec.prompt
         if stop <= len(prompt):
             return prompt[start:stop]
         return (prompt + tuple(self.output))[start:stop]

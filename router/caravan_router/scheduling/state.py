@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.planning.output_length import OutputLengths
 from caravan_router.scheduling.sequence import Request, Sequence
 from caravan_router.scheduling.waiting.deadlines import Deadlines
@@ -24,6 +25,7 @@ class SchedulerState:
         self.lengths = OutputLengths()
         self.deadlines = Deadlines()
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
+        self.outbox = Outbox()
         self.shards: dict[str, ShardState] = {}
         self.sequences: dict[int, Sequence] = {}
         self.residents: dict[int, tuple[ShardState, Resident]] = {}
@@ -34,7 +36,7 @@ class SchedulerState:
 
     def enter(self, request: Request) -> Sequence:
         """A new request waits."""
-        tenant = request.tenant
+        tenant = request.spec.tenant
         _, active = self._tenants.get(tenant.name, (tenant, 0))
         if active == 0:
             self.fair_share.activate(tenant, [other for other, _ in self._tenants.values()])
@@ -48,14 +50,14 @@ class SchedulerState:
         """The request has ended."""
         self.queue_is_due = True
         sequence = self.sequences.pop(request_id)
-        tenant, active = self._tenants.pop(sequence.request.tenant.name)
+        tenant, active = self._tenants.pop(sequence.spec.tenant.name)
         if active > 1:
             self._tenants[tenant.name] = (tenant, active - 1)
         return sequence
 
     def wait_again(self, sequence: Sequence) -> None:
         """A resident request lost its cells and waits to go on."""
-        del self.residents[sequence.request.request_id]
+        del self.residents[sequence.request_id]
         sequence.common.clear()
         self.waiting.push(sequence)
 

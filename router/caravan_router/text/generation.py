@@ -42,9 +42,9 @@ class Generation:
         return self._stream.cached_tokens
 
     @property
-    def prompt_tokens(self) -> Sequence[PromptToken]:
-        """Of a prompt that is scored: one for each of its tokens; complete from the first pieces on."""
-        return self._stream.prompt_tokens
+    def prompt_logprobs(self) -> Sequence[PromptToken]:
+        """One entry for each token of the prompt if they were asked for, else empty. Complete at the first pieces."""
+        return self._stream.prompt_logprobs
 
     def __enter__(self) -> Self:
         return self

@@ -43,7 +43,7 @@ async def check(running: Cluster, wanted: list[GenerationSpec]) -> None:
     done = await asyncio.gather(*(submit(number, one) for number, one in enumerate(wanted)))
     for one, (stream, tokens) in zip(wanted, done, strict=True):
         assert tokens == undisturbed(one)
-        told = [token.logprob for token in stream.prompt_tokens]
+        told = [token.logprob for token in stream.prompt_logprobs]
         if not one.prompt_logprobs:
             assert told == []
             continue

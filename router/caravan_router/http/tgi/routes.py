@@ -127,7 +127,7 @@ def _prefill(prompt: PromptText | None, run: Run) -> list[PrefillToken]:
     """The prompt's tokens as the model saw them: what ``truncate`` cut off is not among them."""
     if prompt is None:
         return []
-    columns = (prompt.tokenized.token_ids, prompt.tokenized.pieces, run.pieces.prompt_tokens)
+    columns = (prompt.tokenized.token_ids, prompt.tokenized.pieces, run.pieces.prompt_logprobs)
     return [
         PrefillToken(token_id, display_text(piece), score.logprob)
         for token_id, piece, score in zip(*columns, strict=True)

@@ -47,4 +47,4 @@ class CellForecast:
     def _to_come(self, sequence: Sequence) -> int:
         """Output tokens it will take cells for from now on, as far as one can tell; the last one takes none."""
         generated = len(sequence.output)
-        return max(0, self._lengths.expected(generated, sequence.request.stopping.max_new_tokens) - generated - 1)
+        return max(0, self._lengths.expected(generated, sequence.spec.stopping.max_new_tokens) - generated - 1)

@@ -73,7 +73,7 @@ def _waits_for_prefix(shard: ShardState, sequence: Sequence, cost: int, best: Pl
         return False
     here = best.match.length if shard is best.draft.shard else 0
     for leader in shard.prefilling:
-        if leader.priority < sequence.request.priority:
+        if leader.priority < sequence.spec.priority:
             continue  # others may come before it yet
         common = _common(leader, sequence)
         if common < here + _LEAST_PREFIX_TO_WAIT_FOR or (
@@ -90,7 +90,7 @@ def _waits_for_prefix(shard: ShardState, sequence: Sequence, cost: int, best: Pl
 def _common(leader: Resident, sequence: Sequence) -> int:
     """Tokens at the start of both, less the last of ``sequence``; compared once."""
     other = leader.sequence
-    if other.request.prefix_namespace != sequence.request.prefix_namespace or sequence.needs_scores:
+    if other.request.prefix_namespace != sequence.request.prefix_namespace or sequence.needs_prompt_logprobs:
         return 0
     key = other.request.request_id
     found = sequence.common.get(key)

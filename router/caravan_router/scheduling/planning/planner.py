@@ -3,7 +3,7 @@
 import functools
 import math
 
-from caravan_router.scheduling.actions import Action, Preempt, Preemption, Start, SwapOut, SwapOutEntry
+from caravan_router.scheduling.actions import Preempt, Preemption, Start, SwapOut, SwapOutEntry
 from caravan_router.scheduling.config import PrefillMode
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.placement import Place, choose
@@ -28,7 +28,7 @@ class Planner:
         self._last_command_id = 0
         self._last_handle = 0
 
-    def plan(self, now: float, actions: list[Action], *, preempted: bool) -> None:
+    def plan(self, now: float, *, preempted: bool) -> None:
         """Add the commands for every shard that can take one.
 
         Nobody is admitted in a step that ``preempted``, but for the one request that others were preempted for.
@@ -41,12 +41,12 @@ class Planner:
         for shard in shards:
             victims = victims_of_growth(shard)
             if victims:
-                self._preempt(shard, victims, actions)
+                self._preempt(shard, victims)
                 preempted = True
         if not preempted and len(self._state.waiting):
-            preempted = self._admit(shards, now, actions)
+            preempted = self._admit(shards, now)
         else:
-            self._send(self._drafts(shards, now), now, actions)
+            self._send(self._drafts(shards, now), now)
 
     def _needs_plan(self, shard: ShardState) -> bool:
         """Cheap, since it is asked for every shard after every pass of any."""
@@ -56,14 +56,14 @@ class Planner:
 
     def _drafts(self, shards: list[ShardState], now: float, first: Sequence | None = None) -> list[Draft]:
         """``first``: of those that wait."""
-        adapter = None if first is None else first.request.adapter
+        adapter = None if first is None else first.spec.adapter
         outside = Outside(waiting=len(self._state.waiting), adapter=adapter, now=now)
         return [self._draft(shard, outside) for shard in shards if shard.can_command]
 
     def _draft(self, shard: ShardState, outside: Outside) -> Draft:
         return Draft(shard, self._state.config, self._state.lengths, outside)
 
-    def _admit(self, shards: list[ShardState], now: float, actions: list[Action]) -> bool:
+    def _admit(self, shards: list[ShardState], now: float) -> bool:
         """Let in whom the shards can take, then send their commands; whether somebody was preempted instead."""
         self._state.queue_is_due = False
         first = self._state.waiting.ordered(now)[0]
@@ -72,28 +72,28 @@ class Planner:
 
         def place_for(sequence: Sequence) -> Place | Hold | None:
             nonlocal blocked
-            if sequence.request.priority < blocked:
+            if sequence.spec.priority < blocked:
                 return None  # else what was preempted for a higher priority would take its place back
             place = choose(drafts, self._state.shards.values(), sequence)
             if place is None:
-                blocked = max(blocked, sequence.request.priority)
+                blocked = max(blocked, sequence.spec.priority)
             return place
 
-        open_to_first = [draft.shard for draft in drafts if draft.adapter == first.request.adapter]
-        if place_for(first) is None and self._preempt_for(first, open_to_first, actions):
+        open_to_first = [draft.shard for draft in drafts if draft.adapter == first.spec.adapter]
+        if place_for(first) is None and self._preempt_for(first, open_to_first):
             drafts = self._drafts(shards, now, first)
             place = choose(drafts, self._state.shards.values(), first)
             if isinstance(place, Place):  # nothing needs to be saved before it begins
                 self._state.waiting.remove(first)
-                self._start(first, place, actions)
-            self._send(drafts, now, actions)
+                self._start(first, place)
+            self._send(drafts, now)
             return True
         while (placed := self._state.waiting.pop_fitting(place_for, now)) is not None:
-            self._start(*placed, actions)
-        self._send(drafts, now, actions)
+            self._start(*placed)
+        self._send(drafts, now)
         return False
 
-    def _start(self, sequence: Sequence, place: Place, actions: list[Action]) -> None:
+    def _start(self, sequence: Sequence, place: Place) -> None:
         draft, request = place.draft, sequence.request
         if place.restore:
             resident = draft.restore(sequence, place.match)
@@ -102,28 +102,28 @@ class Planner:
             resident = draft.admit(sequence, place.match)
             uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
             sequence.charged = resident.target
-            self._state.fair_share.charge(request.tenant, _PROMPT_TOKEN * uncharged)
+            self._state.fair_share.charge(request.spec.tenant, _PROMPT_TOKEN * uncharged)
         self._state.residents[request.request_id] = (draft.shard, resident)
         if not sequence.started:
             sequence.started = True
-            actions.append(Start(request.request_id, len(request.prompt), cached_tokens=resident.shared))
+            self._state.outbox.add(Start(request.request_id, len(request.spec.prompt), cached_tokens=resident.shared))
 
-    def _send(self, drafts: list[Draft], now: float, actions: list[Action]) -> None:
+    def _send(self, drafts: list[Draft], now: float) -> None:
         for draft in drafts:
             if draft.is_idle:  # nobody could be let in for whom the pass was kept
                 draft = self._draft(draft.shard, Outside(waiting=0, adapter=None, now=now))
             command = draft.finish(self._last_command_id + 1)
             if command is not None:
                 self._last_command_id += 1
-                actions.append(command)
+                self._state.outbox.add(command)
 
     # Preemption
 
-    def _preempt_for(self, sequence: Sequence, shards: list[ShardState], actions: list[Action]) -> bool:
+    def _preempt_for(self, sequence: Sequence, shards: list[ShardState]) -> bool:
         """Take the place of lower priorities, where that takes the fewest."""
         best: tuple[int, ShardState, list[Resident]] | None = None
         for shard in shards:
-            if all(resident.priority >= sequence.request.priority for resident in shard.residents.values()):
+            if all(resident.priority >= sequence.spec.priority for resident in shard.residents.values()):
                 continue
             forecast = functools.partial(CellForecast, shard, self._state.lengths, self._state.config.watermark)
             victims = victims_of_priority(shard, sequence, shard.match(sequence).live_length, forecast)
@@ -131,10 +131,10 @@ class Planner:
                 best = (len(victims), shard, victims)
         if best is None:
             return False
-        self._preempt(best[1], best[2], actions)
+        self._preempt(best[1], best[2])
         return True
 
-    def _preempt(self, shard: ShardState, victims: list[Resident], actions: list[Action]) -> None:
+    def _preempt(self, shard: ShardState, victims: list[Resident]) -> None:
         """Take the cells of ``victims``; they wait to go on, in their old order."""
         leaving: dict[int, Resident] = {}
         swaps: dict[int, tuple[int, int]] = {}
@@ -150,7 +150,7 @@ class Planner:
             else:
                 shard.cancel(resident)
                 self._state.wait_again(resident.sequence)
-                actions.append(Preempt(resident.sequence.request.request_id, Preemption.RECOMPUTE))
+                self._state.outbox.add(Preempt(resident.sequence.request_id, Preemption.RECOMPUTE))
         if not leaving:
             return
         for resident in leaving.values():
@@ -159,7 +159,7 @@ class Planner:
         shard.in_flight.append(
             InFlight(command_id=self._last_command_id, kind=Kind.SWAP_OUT, residents=leaving, swaps=swaps)
         )
-        actions.append(
+        self._state.outbox.add(
             SwapOut(
                 shard=shard.name,
                 command_id=self._last_command_id,

@@ -14,9 +14,7 @@ _FIRST_TOKEN_S = 1e-3
 
 def _by_rank(shard: ShardState) -> list[Resident]:
     """Residents, those that should give way first in front: lowest priority, then newest."""
-    return sorted(
-        shard.residents.values(), key=lambda resident: (resident.priority, -resident.sequence.request.request_id)
-    )
+    return sorted(shard.residents.values(), key=lambda resident: (resident.priority, -resident.sequence.request_id))
 
 
 def victims_of_growth(shard: ShardState) -> list[Resident]:
@@ -41,7 +39,7 @@ def victims_of_priority(
     for resident in _by_rank(shard):
         if shard.free_sequences + len(victims) > 0 and forecast(victims).has_room(sequence, known_live):
             return victims
-        if resident.priority >= sequence.request.priority:
+        if resident.priority >= sequence.spec.priority:
             return []
         victims.append(resident)
     return victims

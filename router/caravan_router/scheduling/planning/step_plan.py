@@ -71,7 +71,7 @@ class Draft:
         )
         if config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
             self._riders = []  # decodes wait
-        self._scores_budget = shard.limits.max_prompt_logprob_tokens
+        self._prompt_logprobs_budget = shard.limits.max_prompt_logprob_tokens
         self._budget = self._token_budget(prompts=len(prefilling) + max(0, min(waiting, shard.free_sequences)))
         for resident in prefilling:
             self._add_chunk(resident)
@@ -85,9 +85,9 @@ class Draft:
 
     def _add_chunk(self, resident: Resident) -> None:
         tokens = min(self._budget, resident.target - resident.computed)
-        if resident.sequence.needs_scores:
-            tokens = min(tokens, self._scores_budget)
-            self._scores_budget -= max(0, tokens)
+        if resident.sequence.needs_prompt_logprobs:
+            tokens = min(tokens, self._prompt_logprobs_budget)
+            self._prompt_logprobs_budget -= max(0, tokens)
         if tokens > 0:
             self._budget -= tokens
             self._chunks.append((resident, tokens))
@@ -115,7 +115,9 @@ class Draft:
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very pass with the prefix that ``match`` found."""
-        if sequence.request.adapter != self.adapter or (sequence.needs_scores and self._scores_budget == 0):
+        if sequence.spec.adapter != self.adapter or (
+            sequence.needs_prompt_logprobs and self._prompt_logprobs_budget == 0
+        ):
             return False
         return self.shard.could_ever_hold(sequence) and self._has_cells(sequence, match.live_length)
 
@@ -324,7 +326,7 @@ def _chunk(resident: Resident, tokens: int) -> Chunk:
         start=start,
         token_ids=sequence.tokens(start, end),
         last=end == resident.target,
-        setup=None if resident.begun else sequence.request,
+        setup=None if resident.begun else sequence.spec,
         copy=copy,
-        scores=not resident.begun and sequence.needs_scores,
+        prompt_logprobs=not resident.begun and sequence.needs_prompt_logprobs,
     )

@@ -138,7 +138,7 @@ class ShardState:
 
     def match(self, sequence: Sequence) -> Match:
         """What is there of its prompt and output so far; the last token is always computed. Sources can be copied."""
-        if sequence.needs_scores:
+        if sequence.needs_prompt_logprobs:
             return NO_MATCH
         tokens = sequence.tokens(0, sequence.known_tokens)
         namespace, most = sequence.request.prefix_namespace, len(tokens) - 1

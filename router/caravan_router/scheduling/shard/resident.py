@@ -31,7 +31,7 @@ class Resident:
 
     @property
     def adapter(self) -> str:
-        return self.sequence.request.adapter
+        return self.sequence.spec.adapter
 
     @property
     def prefilling(self) -> bool:

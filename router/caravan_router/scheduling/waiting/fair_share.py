@@ -28,7 +28,8 @@ class FairShare:
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         """Count ``tokens`` that were computed for it."""
-        self._counters[tenant.name] = self.counter(tenant) + tokens / tenant.weight
+        counters, name = self._counters, tenant.name
+        counters[name] = counters.get(name, 0.0) + tokens / tenant.weight
 
     def activate(self, tenant: Tenant, active: Iterable[Tenant]) -> None:
         """Let in a tenant that had nothing waiting or running: its idle time earned it no credit.

@@ -24,11 +24,11 @@ HOLD: Final = Hold.HOLD
 
 def effective_priority(request: Request, now: float, aging_s: float) -> int:
     """Its priority, one higher for every ``aging_s`` since it arrived, so that no stream of higher ones starves it."""
-    return request.priority + math.floor((now - request.arrived_s) / aging_s)
+    return request.spec.priority + math.floor((now - request.arrived_s) / aging_s)
 
 
 def _arrival(sequence: Sequence) -> int:
-    return sequence.request.request_id
+    return sequence.request_id
 
 
 class WaitingQueue:
@@ -65,13 +65,13 @@ class WaitingQueue:
         """All, in the order in which they should be admitted."""
         counters: dict[str, float] = {}
         # Age lifts a request to those above it, never over them: there, fair share decides.
-        top = max((sequence.request.priority for sequence in self._sequences), default=0)
+        top = max((sequence.spec.priority for sequence in self._sequences), default=0)
 
         def rank(sequence: Sequence) -> tuple[int, bool, float]:
             request = sequence.request
-            name = request.tenant.name
+            name = request.spec.tenant.name
             if name not in counters:
-                counters[name] = self._fair_share.counter(request.tenant)
+                counters[name] = self._fair_share.counter(request.spec.tenant)
             priority = min(effective_priority(request, now, self._aging_s), top)
             return -priority, not sequence.started, counters[name]
 

@@ -197,7 +197,7 @@ async def test_logprobs_have_bytes_and_alternatives(service: Service) -> None:
     tokens: list[Step] = [
         word(smile[:2], logprob=-0.1, alternatives=[Alternative(5, b"x", False, -0.2)]),
         word(smile[2:], logprob=-0.3),
-        replace(EOS_TOKEN, logprob=-0.4),
+        EOS_TOKEN._replace(logprob=-0.4),
     ]
     service.engine.script = lambda _: tokens
     [choice] = (await chat(service, logprobs=True, top_logprobs=1))["choices"]

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
-from caravan_router.scheduling.sequence import Request, Sequence
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.waiting.fair_share import FairShare
 from caravan_router.scheduling.waiting.queue import HOLD, Hold, WaitingQueue, effective_priority
+from caravan_testing.requests import request
 
 A, B = Tenant(name="a"), Tenant(name="b")
 
@@ -17,16 +17,8 @@ A, B = Tenant(name="a"), Tenant(name="b")
 def waiting(
     request_id: int, *, priority: int = 0, tenant: Tenant = ANYONE, arrived_s: float = 0.0, started: bool = False
 ) -> Sequence:
-    request = Request(
-        request_id=request_id,
-        prompt=(1,),
-        sampling=SamplingParams(),
-        stopping=StoppingParams(max_new_tokens=1),
-        priority=priority,
-        tenant=tenant,
-        arrived_s=arrived_s,
-    )
-    return Sequence(request, started=started)
+    made = request(request_id, priority=priority, tenant=tenant, arrived_s=arrived_s)
+    return Sequence(made, started=started)
 
 
 def queue_of(*sequences: Sequence, max_bypass: int = 8, aging_s: float = math.inf) -> WaitingQueue:

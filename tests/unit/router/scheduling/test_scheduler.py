@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Prefill, Start
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import (
@@ -16,8 +15,8 @@ from caravan_router.scheduling.events import (
     Stepped,
     Submitted,
 )
-from caravan_router.scheduling.sequence import Request
 from caravan_testing.model_shard import expected_output
+from caravan_testing.requests import request
 from caravan_testing.simulation import Simulation
 
 LIMITS = ShardLimits(cells=400, cells_per_sequence=400, max_sequences=4, max_batch_tokens=128)
@@ -39,23 +38,15 @@ def test_a_request_is_prefilled_decoded_and_released() -> None:
     request_id = sim.submit(prompt(10), 5, ignore_eos=True)
     sim.run()
     sim.check_at_rest()
-    assert sim.received[request_id] == expected_output(sim.requests[request_id])
+    assert sim.received[request_id] == expected_output(sim.requests[request_id].spec)
     kinds = [type(action) for action in sim.actions if isinstance(action, Prefill | Decode | FilterBatch | Start)]
     assert kinds == [Start, Prefill, Decode, FilterBatch]
 
 
 def test_requests_of_one_instant_share_a_pass() -> None:
     sim = simulation()
-    requests = [
-        Request(
-            request_id=number,
-            prompt=prompt(20, number),
-            sampling=SamplingParams(),
-            stopping=StoppingParams(max_new_tokens=3),
-        )
-        for number in range(1, 4)
-    ]
-    actions = sim.scheduler.handle([Submitted(request) for request in requests], 0.0)
+    requests = [request(number, prompt(20, number), 3) for number in range(1, 4)]
+    actions = sim.scheduler.handle([Submitted(one) for one in requests], 0.0)
     (prefill,) = (action for action in actions if isinstance(action, Prefill))
     assert [len(chunk.token_ids) for chunk in prefill.chunks] == [20, 20, 20]
     assert all(chunk.last and chunk.setup is not None for chunk in prefill.chunks)
@@ -272,7 +263,7 @@ def test_results_of_an_earlier_life_of_a_shard_are_ignored() -> None:
     request_id = sim.submit(prompt(10), 10, ignore_eos=True)
     (prefill,) = (action for action in sim.actions if isinstance(action, Prefill))
     sim.lose("a")
-    late = Stepped(shard="a", command_id=prefill.command_id, outcome=StepOutcome.OK, rows=(), seconds=0.1)
+    late = Stepped(shard="a", command_id=prefill.command_id, outcome=StepOutcome.OK, tokens=(), seconds=0.1)
     assert sim.handle(late, CommandEnded("a", prefill.command_id)) == []
     sim.join("a", LIMITS)
     sim.run()

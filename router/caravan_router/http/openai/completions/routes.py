@@ -50,14 +50,14 @@ class _Asked:
         prompt = self.valid[index // self.choices.candidates].prompt_text
         if prompt is None or not self.body.echo:
             return None
-        return echo_of(prompt, run.pieces.prompt_tokens, self.body.logprobs)
+        return echo_of(prompt, run.pieces.prompt_logprobs, self.body.logprobs)
 
     def prompt_logprobs(self, index: int, run: Run) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
         """vLLM's; ``index`` and ``run`` as for `echo`."""
         prompt = self.valid[index // self.choices.candidates].prompt_text
         if prompt is None or self.body.prompt_logprobs is None:
             return msgspec.UNSET
-        return prompt_logprobs_of(prompt, run.pieces.prompt_tokens, self.body.prompt_logprobs)
+        return prompt_logprobs_of(prompt, run.pieces.prompt_logprobs, self.body.prompt_logprobs)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:

@@ -1,0 +1,35 @@
+"""Requests as the scheduler sees them."""
+
+from collections.abc import Sequence
+
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.tenant import ANYONE, Tenant
+from caravan_router.scheduling.sequence import Request
+
+
+def request(
+    request_id: int,
+    prompt: Sequence[int] = (1,),
+    max_new_tokens: int = 1,
+    *,
+    ignore_eos: bool = False,
+    priority: int = 0,
+    tenant: Tenant = ANYONE,
+    namespace: str = "",
+    adapter: str = "",
+    prompt_logprobs: bool = False,
+    arrived_s: float = 0.0,
+) -> Request:
+    """Return a request without deadlines and with default sampling."""
+    spec = GenerationSpec(
+        prompt=tuple(prompt),
+        sampling=SamplingParams(),
+        stopping=StoppingParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos),
+        priority=priority,
+        tenant=tenant,
+        namespace=namespace,
+        adapter=adapter,
+        prompt_logprobs=prompt_logprobs,
+    )
+    return Request(request_id=request_id, spec=spec, arrived_s=arrived_s)
