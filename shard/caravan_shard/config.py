@@ -9,7 +9,7 @@ from pathlib import Path
 
 from caravan_proto.flags import flag
 from caravan_shard.adapter_file import AdapterFile, parse_adapter
-from caravan_shard.backends.base import KvLayout
+from caravan_shard.kv_layout import KvLayout
 
 # llama.cpp compiles with LLAMA_MAX_SEQ = 256.
 MAX_SEQUENCES = 256

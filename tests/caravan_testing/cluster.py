@@ -17,9 +17,9 @@ from caravan_router.http.server.listener import Listen, listening
 from caravan_router.metrics.metrics import Metrics
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_shard.backends.base import KvLayout
-from caravan_shard.backends.toy.backend import DecodeHook, FakeBackend
+from caravan_shard.backends.toy.backend import DecodeHook, ToyBackend
 from caravan_shard.config import ShardConfig
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.service.server import ShardServer
 
 
@@ -62,7 +62,7 @@ class Cluster:
         self.config = config
         self._folder = folder
         self.servers: dict[str, ShardServer] = {}
-        self.backends: dict[str, FakeBackend] = {}
+        self.backends: dict[str, ToyBackend] = {}
         self.metrics = Metrics()
         self.addresses = [f"unix:{folder}/{number}.sock" for number in range(config.shards)]
         self.engine = Batcher(self.addresses, config.scheduler, config.link, self.metrics)
@@ -70,7 +70,7 @@ class Cluster:
 
     async def start_shard(self, address: str) -> None:
         config = self.config
-        self.backends[address] = FakeBackend(
+        self.backends[address] = ToyBackend(
             cells=config.cells,
             max_sequences=config.max_sequences,
             max_batch_tokens=config.max_batch_tokens,

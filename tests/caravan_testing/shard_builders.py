@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from caravan_shard.backends.base import Prefix
-from caravan_shard.backends.toy.backend import FakeBackend
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.engine.engine import Engine
@@ -26,7 +26,7 @@ from caravan_shard.protocol.commands import (
 from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sequences.shelves import MemoryShelf
+from caravan_shard.sequences.state_stores import MemoryStore
 from caravan_shard.sequences.swap import SwapSpace
 from caravan_testing.constrained_runs import Grammars
 
@@ -82,7 +82,7 @@ def toy_grammar(source: str, kind: ConstraintKind = ConstraintKind.REGEX) -> Gra
 
 @cache
 def _toy_grammars() -> Grammars:
-    return Grammars(FakeBackend())
+    return Grammars(ToyBackend())
 
 
 def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: bool = True) -> Chunk:
@@ -98,14 +98,14 @@ def header(*, release: Sequence[int] = (), park: Mapping[int, int] | None = None
 
 def memory_swap(size_bytes: int = 1 << 30) -> SwapSpace:
     """Swap space in memory alone."""
-    return SwapSpace([MemoryShelf(size_bytes)])
+    return SwapSpace([MemoryStore(size_bytes)])
 
 
 class EngineDriver:
     """An engine that is expected to do what it is told; collects what each sequence says."""
 
     def __init__(self, backend: Any = None, *, sampling_threads: int = 1, swap: SwapSpace | None = None) -> None:
-        self.backend = backend if backend is not None else FakeBackend()
+        self.backend = backend if backend is not None else ToyBackend()
         self.engine = Engine(self.backend, sampling_threads, memory_swap() if swap is None else swap)
         self.output: dict[int, list[int]] = {}
 

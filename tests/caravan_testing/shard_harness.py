@@ -12,7 +12,7 @@ import grpc.aio
 from caravan_proto.channel import client_options
 from caravan_proto.errors import ShardError, parse_error
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
-from caravan_shard.backends.toy.backend import FakeBackend
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
 
@@ -24,7 +24,7 @@ class RunningShard:
     """A started shard and a client; `take` it before commanding."""
 
     server: ShardServer
-    backend: FakeBackend
+    backend: ToyBackend
     address: str
     channel: grpc.aio.Channel
     stub: Any
@@ -115,9 +115,9 @@ def error_code(error: grpc.aio.AioRpcError) -> ShardError | None:
 
 
 @asynccontextmanager
-async def running_shard(backend: FakeBackend | None = None, **flags: Any) -> AsyncIterator[RunningShard]:
+async def running_shard(backend: ToyBackend | None = None, **flags: Any) -> AsyncIterator[RunningShard]:
     """Start a shard on the toy backend; ``flags`` are fields of ShardConfig."""
-    backend = backend or FakeBackend()
+    backend = backend or ToyBackend()
     with tempfile.TemporaryDirectory(prefix="caravan") as folder:
         address = f"unix:{Path(folder) / 'shard'}"
         server = ShardServer(ShardConfig(backend="fake", address=address, **flags), lambda: backend)

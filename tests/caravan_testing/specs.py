@@ -8,8 +8,8 @@ from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.streams import RequestStream
-from caravan_shard.backends.toy.backend import expected_output
 from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_testing.toy_oracle import expected_output
 
 
 def spec(

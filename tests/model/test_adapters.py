@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from caravan_shard.backends.base import KvLayout, Prefix, StartupError
+from caravan_shard.backends.base import Prefix, StartupError
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Chunk, SwapInEntry, SwapOutEntry
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver

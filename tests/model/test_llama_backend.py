@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, TokenBatch
+from caravan_shard.backends.base import DecodeOutcome, Prefix, TokenBatch
 from caravan_shard.config import ShardConfig
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.parameters import SamplingParameters

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from caravan_shard.backends.base import KvLayout, Prefix, Saving
+from caravan_shard.backends.base import Prefix, Saving
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import SwapInEntry, SwapOutEntry
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched

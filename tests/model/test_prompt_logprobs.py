@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import KvLayout
+from caravan_shard.kv_layout import KvLayout
 from caravan_testing.shard_builders import first_chunk, next_chunk, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba

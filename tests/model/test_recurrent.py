@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing, Saving
+from caravan_shard.backends.base import Prefix, PrefixSharing, Saving
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import first_chunk, header

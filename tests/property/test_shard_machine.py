@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import DecodeOutcome, Prefix
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.protocol.results import Holdings, PromptRows, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
 from caravan_shard.sampling.parameters import SamplingParameters
@@ -23,7 +24,7 @@ from caravan_testing.shard_builders import (
     toy_grammar,
     with_parameters,
 )
-from caravan_testing.toy_scores import expected_logprobs
+from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
 CELLS = 64
 SEQUENCES = 4
@@ -99,7 +100,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backend = FakeBackend(
+        self.backend = ToyBackend(
             cells=CELLS,
             max_sequences=SEQUENCES,
             max_batch_tokens=24,

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from caravan_shard.arrays import Flags, Floats, Ids, State
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.sampling.candidates import CandidateFilter
 
 
@@ -23,13 +24,6 @@ class DecodeOutcome(Enum):
     ABORTED = "aborted"  # part of the pass may be in memory
     INVALID = "invalid"  # llama.cpp refused the batch; memory as before
     FAILED = "failed"  # part of the pass may be in memory
-
-
-class KvLayout(Enum):
-    """Whether all sequences share the cells, or each has its own part."""
-
-    UNIFIED = "unified"
-    SPLIT = "split"
 
 
 class PrefixSharing(Enum):

@@ -2,7 +2,7 @@
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity, ModelFacts
-from caravan_shard.checks.outlook import Outlook
+from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import check_sampling
 from caravan_shard.protocol.commands import Chunk
 from caravan_shard.protocol.parameters import SequenceParameters
@@ -11,10 +11,10 @@ from caravan_shard.sequences.sequence import Phase
 
 
 class ChunkCheck:
-    """Checks the chunks of one command; ``outlook`` has seen its header."""
+    """Checks the chunks of one command; ``preview`` has seen its header."""
 
-    def __init__(self, outlook: Outlook, capacity: Capacity, facts: ModelFacts, *, draining: bool) -> None:
-        self._outlook = outlook
+    def __init__(self, preview: Preview, capacity: Capacity, facts: ModelFacts, *, draining: bool) -> None:
+        self._preview = preview
         self._capacity = capacity
         self._facts = facts
         self._draining = draining
@@ -26,18 +26,18 @@ class ChunkCheck:
         if min(chunk.tokens) < 0 or max(chunk.tokens) >= self._facts.vocabulary_size:
             return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(chunk.tokens)}")
         takes_over = chunk.copy is not None and chunk.copy.source_id == chunk.sequence_id
-        sequence = self._outlook.find(chunk.sequence_id)
+        sequence = self._preview.find(chunk.sequence_id)
         if sequence is None or takes_over:
             return self._first(chunk)
         if chunk.parameters is not None or chunk.copy is not None:
             return Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {chunk.sequence_id} has begun already")
-        if self._outlook.phase(chunk.sequence_id) is not Phase.PREFILLING:
+        if self._preview.phase(chunk.sequence_id) is not Phase.PREFILLING:
             return Refusal(ShardError.WRONG_POSITION, f"the prompt of sequence {chunk.sequence_id} is complete already")
         return self._place(chunk, sequence.computed, sequence.parameters)
 
     def parameters_of(self, chunk: Chunk) -> SequenceParameters:
         """What was said of the sequence of a sound chunk."""
-        return chunk.parameters or self._outlook.parameters(chunk.sequence_id)
+        return chunk.parameters or self._preview.parameters(chunk.sequence_id)
 
     def _first(self, chunk: Chunk) -> Refusal | None:
         if chunk.parameters is None:
@@ -52,7 +52,7 @@ class ChunkCheck:
             if chunk.parameters.prompt_logprobs:
                 return bad_request("prompt_logprobs needs the whole prompt computed and cannot be had with a copy")
             start = chunk.copy.length
-            refusal = self._outlook.check_prefix(chunk.copy, chunk.parameters.adapter)
+            refusal = self._preview.check_prefix(chunk.copy, chunk.parameters.adapter)
             if refusal is not None:
                 return refusal
         return (

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity, ModelFacts, Prefix, Saving
 from caravan_shard.checks.chunk import ChunkCheck
-from caravan_shard.checks.outlook import Outlook
+from caravan_shard.checks.preview import Preview
 from caravan_shard.protocol.commands import Decode, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.sequence import Phase
@@ -22,14 +22,14 @@ class CommandCheck:
     def __init__(self, held: Mapping[int, ShardSequence], swap: SwapSpace, capacity: Capacity) -> None:
         self._swap = swap
         self._capacity = capacity
-        self._outlook = Outlook(held, capacity)
+        self._preview = Preview(held, capacity)
 
     def prefill(self, command: Prefill, *, facts: ModelFacts, draining: bool) -> Refusal | None:
         """One pass with prompt chunks."""
         chunk_ids = [chunk.sequence_id for chunk in command.chunks]
-        refusal = self._outlook.check(command.header)
-        refusal = refusal or self._outlook.check_distinct([*chunk_ids, *command.rider_ids])
-        chunks = ChunkCheck(self._outlook, self._capacity, facts, draining=draining)
+        refusal = self._preview.check(command.header)
+        refusal = refusal or self._preview.check_distinct([*chunk_ids, *command.rider_ids])
+        chunks = ChunkCheck(self._preview, self._capacity, facts, draining=draining)
         for chunk in command.chunks:
             refusal = refusal or chunks.check(chunk)
         refusal = refusal or self._advance(command.rider_ids)
@@ -43,7 +43,7 @@ class CommandCheck:
 
     def decode(self, command: Decode) -> Refusal | None:
         """Passes without prompt chunks."""
-        refusal = self._outlook.check(command.header) or self._outlook.check_distinct(command.sequence_ids)
+        refusal = self._preview.check(command.header) or self._preview.check_distinct(command.sequence_ids)
         if refusal is None and command.max_steps < 1:
             return bad_request("max_steps must be >= 1")
         refusal = refusal or self._advance(command.sequence_ids) or self._pass_size(0, command.sequence_ids)
@@ -51,37 +51,37 @@ class CommandCheck:
 
     def filter_batch(self, command: FilterBatch) -> Refusal | None:
         """Sequences to keep."""
-        return self._outlook.check(command.header) or self._outlook.check_listed(command.keep_ids)
+        return self._preview.check(command.header) or self._preview.check_listed(command.keep_ids)
 
     def swap_out(self, command: SwapOut) -> Refusal | None:
         """Sequences to save and release."""
-        refusal = self._outlook.check(command.header)
-        refusal = refusal or self._outlook.check_listed([entry.sequence_id for entry in command.entries])
-        refusal = refusal or self._outlook.check_handles([entry.handle for entry in command.entries])
+        refusal = self._preview.check(command.header)
+        refusal = refusal or self._preview.check_listed([entry.sequence_id for entry in command.entries])
+        refusal = refusal or self._preview.check_handles([entry.handle for entry in command.entries])
         for entry in command.entries:
             refusal = refusal or self._save(entry)
         return refusal
 
     def swap_in(self, command: SwapIn) -> Refusal | None:
         """Sequences to bring back."""
-        refusal = self._outlook.check(command.header)
-        refusal = refusal or self._outlook.check_distinct([entry.sequence_id for entry in command.entries])
-        refusal = refusal or self._outlook.check_handles([entry.handle for entry in command.entries])
+        refusal = self._preview.check(command.header)
+        refusal = refusal or self._preview.check_distinct([entry.sequence_id for entry in command.entries])
+        refusal = refusal or self._preview.check_handles([entry.handle for entry in command.entries])
         for entry in command.entries:
             refusal = refusal or self._restore(entry)
         return refusal
 
     def _advance(self, sequence_ids: Sequence[int]) -> Refusal | None:
-        refusal = self._outlook.check_known(sequence_ids)
+        refusal = self._preview.check_known(sequence_ids)
         if refusal is not None:
             return refusal
         for sequence_id in sequence_ids:
-            if self._outlook.phase(sequence_id) is Phase.PREFILLING:
+            if self._preview.phase(sequence_id) is Phase.PREFILLING:
                 return Refusal(ShardError.NOT_PREFILLED, f"the prompt of sequence {sequence_id} is not complete")
         return None
 
     def _pass_size(self, chunk_tokens: int, sequence_ids: Sequence[int]) -> Refusal | None:
-        advancing = sum(self._outlook.phase(sequence_id) is Phase.RUNNING for sequence_id in sequence_ids)
+        advancing = sum(self._preview.phase(sequence_id) is Phase.RUNNING for sequence_id in sequence_ids)
         most = self._capacity.max_batch_tokens
         if chunk_tokens + advancing > most:
             return Refusal(
@@ -100,18 +100,18 @@ class CommandCheck:
 
     def _one_adapter(self, adapters: set[str], sequence_ids: Sequence[int]) -> Refusal | None:
         """llama.cpp applies the same to all tokens of a pass."""
-        adapters = adapters | {self._outlook.parameters(sequence_id).adapter for sequence_id in sequence_ids}
+        adapters = adapters | {self._preview.parameters(sequence_id).adapter for sequence_id in sequence_ids}
         if len(adapters) > 1:
             names = ", ".join(repr(name) for name in sorted(adapters))
             return bad_request(f"all sequences of a pass must have the same adapter. Given: {names}")
         return None
 
     def _save(self, entry: SwapOutEntry) -> Refusal | None:
-        if entry.handle in self._swap and self._outlook.keeps_handle(entry.handle):
+        if entry.handle in self._swap and self._preview.keeps_handle(entry.handle):
             return bad_request(f"handle {entry.handle} is in use")
         if entry.start != 0 and self._capacity.saving is not Saving.SUFFIXES:
             return bad_request(f"this shard saves only whole sequences: start must be 0. Given: {entry.start}")
-        computed = self._outlook.length(entry.sequence_id)
+        computed = self._preview.length(entry.sequence_id)
         if not 0 <= entry.start <= computed:
             return Refusal(
                 ShardError.WRONG_POSITION,
@@ -120,11 +120,11 @@ class CommandCheck:
         return None
 
     def _restore(self, entry: SwapInEntry) -> Refusal | None:
-        if self._outlook.find(entry.sequence_id) is not None:
+        if self._preview.find(entry.sequence_id) is not None:
             return Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {entry.sequence_id} is held already")
-        swapped = self._swap.peek(entry.handle) if self._outlook.keeps_handle(entry.handle) else None
+        swapped = self._swap.peek(entry.handle) if self._preview.keeps_handle(entry.handle) else None
         adapter = swapped.sequence.parameters.adapter if swapped is not None else None
-        refusal = self._outlook.check_prefix(entry.copy, adapter) if entry.copy is not None else None
+        refusal = self._preview.check_prefix(entry.copy, adapter) if entry.copy is not None else None
         if refusal is not None or swapped is None:
             return refusal
         given = entry.copy.length if entry.copy is not None else 0
@@ -135,6 +135,6 @@ class CommandCheck:
         return None
 
     def _same_tokens(self, prefix: Prefix, sequence: ShardSequence) -> bool:
-        source = self._outlook.find(prefix.source_id)
+        source = self._preview.find(prefix.source_id)
         assert source is not None
         return source.tokens[: prefix.length] == sequence.tokens[: prefix.length]

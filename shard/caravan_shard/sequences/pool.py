@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 
-from caravan_shard.backends.base import Backend, KvLayout, Prefix, Saving
+from caravan_shard.backends.base import Backend, Prefix, Saving
 from caravan_shard.constraints.matching import Matching
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Chunk, Header, SwapInEntry, SwapOutEntry
 from caravan_shard.sampling.penalties import PenaltyCounts
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells

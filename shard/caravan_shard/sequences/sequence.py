@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import KvLayout
 from caravan_shard.constraints.matching import Matching
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.sampling.penalties import PenaltyCounts
 

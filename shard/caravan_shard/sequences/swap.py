@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from caravan_shard.arrays import State
-from caravan_shard.backends.base import StartupError
-from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
-from caravan_shard.sequences.shelves import DiskShelf, MemoryShelf, Shelf
+from caravan_shard.sequences.state_stores import StateStore
 
 # More than two shards full. Bounds open files, and what sequences take beside their states.
 MOST_SWAPPED = 512
@@ -23,10 +20,10 @@ class Swapped:
 
 
 class SwapSpace:
-    """Swapped sequences by handle; a state goes to the first shelf that has room for it."""
+    """Swapped sequences by handle; a state goes to the first store that has room for it."""
 
-    def __init__(self, shelves: Sequence[Shelf] = ()) -> None:
-        self._shelves = shelves
+    def __init__(self, stores: Sequence[StateStore] = ()) -> None:
+        self._stores = stores
         self._swapped: dict[int, Swapped] = {}
 
     def __len__(self) -> int:
@@ -38,20 +35,20 @@ class SwapSpace:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of all shelves."""
-        return sum(shelf.capacity_bytes for shelf in self._shelves)
+        """Of all stores."""
+        return sum(store.capacity_bytes for store in self._stores)
 
     @property
     def used_bytes(self) -> int:
-        """Of all shelves."""
-        return sum(shelf.used_bytes for shelf in self._shelves)
+        """Of all stores."""
+        return sum(store.used_bytes for store in self._stores)
 
     @property
     def most_bytes(self) -> int:
         """The largest state that fits now; -1 if none does."""
         if len(self) >= MOST_SWAPPED:
             return -1
-        return max((shelf.capacity_bytes - shelf.used_bytes for shelf in self._shelves), default=-1)
+        return max((store.capacity_bytes - store.used_bytes for store in self._stores), default=-1)
 
     def peek(self, handle: int) -> Swapped | None:
         """What a handle names; None if nothing."""
@@ -62,8 +59,8 @@ class SwapSpace:
         assert handle not in self._swapped, f"handle {handle} is in use"
         if len(self) >= MOST_SWAPPED:
             return False
-        for shelf in self._shelves:
-            if shelf.used_bytes + state.nbytes <= shelf.capacity_bytes and shelf.put(handle, state):
+        for store in self._stores:
+            if store.used_bytes + state.nbytes <= store.capacity_bytes and store.put(handle, state):
                 self._swapped[handle] = swapped
                 return True
         return False
@@ -73,29 +70,16 @@ class SwapSpace:
         swapped = self._swapped.pop(handle, None)
         if swapped is None:
             return None
-        state = next((state for shelf in self._shelves if (state := shelf.take(handle)) is not None), None)
+        state = next((state for store in self._stores if (state := store.take(handle)) is not None), None)
         return None if state is None else (swapped, state)
 
     def drop(self, handles: Iterable[int]) -> None:
         """Forget sequences; unknown handles are passed over."""
         for handle in handles:
             if self._swapped.pop(handle, None) is not None:
-                for shelf in self._shelves:
-                    shelf.drop(handle)
+                for store in self._stores:
+                    store.drop(handle)
 
     def clear(self) -> None:
         """Forget all."""
         self.drop(list(self._swapped))
-
-
-def make_swap_space(config: ShardConfig) -> SwapSpace:
-    """The swap space that the flags ask for; raises StartupError."""
-    shelves: list[Shelf] = []
-    if config.swap_memory_bytes > 0:
-        shelves.append(MemoryShelf(config.swap_memory_bytes))
-    if config.swap_disk_bytes > 0:
-        try:
-            shelves.append(DiskShelf(Path(config.swap_dir), config.swap_disk_bytes))
-        except OSError as error:
-            raise StartupError(f"cannot make files in --swap-dir {config.swap_dir}: {error.strerror}") from error
-    return SwapSpace(shelves)

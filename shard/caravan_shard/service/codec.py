@@ -6,9 +6,10 @@ from typing import assert_never
 import numpy as np
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import Capacity, KvLayout, ModelFacts, Piece, Prefix, PrefixSharing
+from caravan_shard.backends.base import Capacity, ModelFacts, Piece, Prefix, PrefixSharing
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
     Chunk,
     Decode,

@@ -1,12 +1,15 @@
-"""Makes the backend that the configuration names."""
+"""Makes what the flags describe: the backend and the swap space."""
 
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
-from caravan_shard.backends.base import Backend
-from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, FakeBackend
+from caravan_shard.backends.base import Backend, StartupError
+from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
 from caravan_shard.config import ShardConfig
+from caravan_shard.sequences.state_stores import DiskStore, MemoryStore, StateStore
+from caravan_shard.sequences.swap import SwapSpace
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +21,7 @@ def backend_loader(config: ShardConfig) -> Callable[[], Backend]:
 
 def _load_fake(config: ShardConfig) -> Backend:
     _log.info("toy model ready")
-    return FakeBackend(
+    return ToyBackend(
         cells=config.ctx_size or 8192,
         max_sequences=config.parallel,
         max_batch_tokens=config.batch_size,
@@ -39,3 +42,16 @@ def _load_llama(config: ShardConfig) -> Backend:
     from caravan_shard.backends.llama.backend import LlamaCppBackend
 
     return LlamaCppBackend(config)
+
+
+def make_swap_space(config: ShardConfig) -> SwapSpace:
+    """Return a swap space with the stores that the flags ask for, memory before disk; raises StartupError."""
+    stores: list[StateStore] = []
+    if config.swap_memory_bytes > 0:
+        stores.append(MemoryStore(config.swap_memory_bytes))
+    if config.swap_disk_bytes > 0:
+        try:
+            stores.append(DiskStore(Path(config.swap_dir), config.swap_disk_bytes))
+        except OSError as error:
+            raise StartupError(f"cannot make files in --swap-dir {config.swap_dir}: {error.strerror}") from error
+    return SwapSpace(stores)

@@ -20,10 +20,9 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.tokenizer import make_token_table
 from caravan_shard.engine.worker import Worker
-from caravan_shard.sequences.swap import make_swap_space
 from caravan_shard.service.health import Watch
 from caravan_shard.service.lease import LeaseBook
-from caravan_shard.service.loading import backend_loader
+from caravan_shard.service.loading import backend_loader, make_swap_space
 from caravan_shard.service.servicer import ShardServicer
 from caravan_shard.service.text import TextService
 

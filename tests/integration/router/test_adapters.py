@@ -8,11 +8,11 @@ import pytest
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.streams import RequestStream
-from caravan_shard.backends.base import KvLayout
 from caravan_shard.backends.toy.backend import toy_vector
+from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, spec, undisturbed
-from caravan_testing.toy_scores import expected_logprobs
+from caravan_testing.toy_oracle import expected_logprobs
 
 LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 ADAPTERS = ("one", "other")

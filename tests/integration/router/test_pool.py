@@ -6,7 +6,7 @@ import pytest
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_shard.backends.base import KvLayout
+from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.pass_log import PassLog
 from caravan_testing.specs import read, run, spec, undisturbed

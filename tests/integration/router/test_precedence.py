@@ -9,7 +9,7 @@ import pytest
 from caravan_router.core.errors import DeadlineError, EngineError, QueueTimeoutError
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_shard.backends.base import KvLayout
+from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
 from caravan_testing.pass_log import PassLog
 from caravan_testing.specs import read, run, spec, undisturbed

@@ -8,11 +8,11 @@ from aiohttp import ClientSession
 
 from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_shard.backends.base import KvLayout
-from caravan_shard.backends.toy.backend import expected_output
 from caravan_shard.backends.toy.model import ToyVocabulary
+from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually, generate
 from caravan_testing.specs import spec
+from caravan_testing.toy_oracle import expected_output
 
 VOCABULARY = ToyVocabulary()
 

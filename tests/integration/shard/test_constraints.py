@@ -9,7 +9,7 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import VOCABULARY_SIZE
 from caravan_shard.checks.sampling import MAX_BIASES
 from caravan_shard.constraints.compiler import ConstraintCompiler
@@ -17,6 +17,7 @@ from caravan_shard.constraints.constraint import Constraint, Problem
 from caravan_shard.constraints.grammar import Grammar
 from caravan_testing.shard_builders import toy_grammar
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+from caravan_testing.toy_oracle import expected_output
 
 # grpc.aio keeps to the loop it was first used on.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -108,7 +109,7 @@ async def test_commands_keep_their_order_while_a_constraint_is_compiled(monkeypa
 
 async def test_a_decode_goes_on_and_health_answers_while_a_bomb_is_compiled() -> None:
     bomb = "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(40)) + 'T40: "a"'
-    async with running_shard(FakeBackend(token_s=0.002)) as shard:
+    async with running_shard(ToyBackend(token_s=0.002)) as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, PROMPT, max_new=4_000, ignore_eos=True))
         steps = 0

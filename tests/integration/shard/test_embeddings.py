@@ -11,8 +11,9 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output, toy_vector
+from caravan_shard.backends.toy.backend import ToyBackend, toy_vector
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+from caravan_testing.toy_oracle import expected_output
 
 # grpc.aio keeps to the loop it was first used on.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -36,7 +37,7 @@ async def embed(shard: RunningShard, *texts: Sequence[int]) -> Any:
 
 
 async def test_texts_have_vectors_without_a_lease() -> None:
-    async with running_shard(FakeBackend(embedding_size=SIZE)) as shard:
+    async with running_shard(ToyBackend(embedding_size=SIZE)) as shard:
         limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
         assert (limits.embedding_size, limits.max_embed_tokens) == (SIZE, 512)
         made = await embed(shard, *TEXTS)
@@ -59,7 +60,7 @@ BAD_REQUESTS = {
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 async def test_bad_requests_are_refused_whole(name: str) -> None:
     message, error = BAD_REQUESTS[name]
-    async with running_shard(FakeBackend(embedding_size=SIZE)) as shard:
+    async with running_shard(ToyBackend(embedding_size=SIZE)) as shard:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await shard.stub.Embed(message)
         assert error_code(caught.value) is error
@@ -77,7 +78,7 @@ async def test_a_shard_without_vectors_says_so() -> None:
 
 async def test_texts_come_between_the_steps_of_a_decode() -> None:
     prompt = list(b"to be continued")
-    async with running_shard(FakeBackend(embedding_size=SIZE, step_s=0.005)) as shard:
+    async with running_shard(ToyBackend(embedding_size=SIZE, step_s=0.005)) as shard:
         await shard.take()
         reply = await shard.prefill(prompt_chunk(0, prompt, ignore_eos=True))
         output = list(reply.tokens.token_ids)
@@ -96,7 +97,7 @@ async def test_another_lease_leaves_texts_alone() -> None:
         entered.set()
         leave.wait(5)
 
-    async with running_shard(FakeBackend(embedding_size=SIZE, hook=hook)) as shard:
+    async with running_shard(ToyBackend(embedding_size=SIZE, hook=hook)) as shard:
         await shard.take()
         call = shard.prefill(prompt_chunk(0, b"abc"))
         assert await asyncio.to_thread(entered.wait, 5)

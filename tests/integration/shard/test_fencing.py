@@ -6,7 +6,7 @@ import grpc.aio
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.toy.backend import FakeBackend
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -25,7 +25,7 @@ async def until_empty(shard: RunningShard) -> None:
 
 
 async def test_a_takeover_releases_everything_and_fences_the_old_router() -> None:
-    async with running_shard(FakeBackend(step_s=0.002)) as shard:
+    async with running_shard(ToyBackend(step_s=0.002)) as shard:
         await shard.take(1, router_id="old")
         await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5_000))
         replies = aiter(shard.decode([0], max_steps=4_000))
@@ -70,7 +70,7 @@ async def test_an_expired_lease_releases_everything_by_itself() -> None:
 
 
 async def test_expiry_ends_a_running_decode() -> None:
-    async with running_shard(FakeBackend(step_s=0.002)) as shard:
+    async with running_shard(ToyBackend(step_s=0.002)) as shard:
         await shard.take(1, ttl_ms=150)
         await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=8_000))
         steps = len([reply async for reply in shard.decode([0], max_steps=7_000)])

@@ -8,11 +8,13 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import KvLayout, PrefixSharing, StartupError
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import PrefixSharing, StartupError
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+from caravan_testing.toy_oracle import expected_output
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -83,7 +85,7 @@ async def test_a_new_lease_forgets_what_was_swapped() -> None:
 
 
 async def test_a_running_decode_gives_way_to_a_swap() -> None:
-    async with running_shard(FakeBackend(step_s=0.002)) as shard:
+    async with running_shard(ToyBackend(step_s=0.002)) as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, PROMPT, ignore_eos=True, max_new=5_000))
         decode = shard.decode([0], max_steps=4_000)
@@ -131,7 +133,7 @@ async def test_swaps_are_fenced_and_checked() -> None:
 async def test_info_tells_of_sharing_and_swap_space(
     sharing: PrefixSharing, told: shard_pb2.PrefixSharing.ValueType, tmp_path: Path
 ) -> None:
-    backend = FakeBackend(sharing=sharing, layout=KvLayout.SPLIT)
+    backend = ToyBackend(sharing=sharing, layout=KvLayout.SPLIT)
     async with running_shard(backend, swap_space=0.5, swap_dir=str(tmp_path), swap_dir_space=2.0) as shard:
         limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
         assert limits.prefix_sharing == told

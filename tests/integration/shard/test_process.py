@@ -13,7 +13,7 @@ import pytest
 from caravan_proto.channel import client_options
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
-from caravan_shard.backends.toy.backend import FakeBackend
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk
@@ -33,7 +33,7 @@ async def shard_process(folder: Path, *flags: str) -> AsyncIterator[tuple[asynci
                 await channel.channel_ready()
             server = ShardServer(ShardConfig(backend="fake", address=address))
             stub = shard_pb2_grpc.ShardServiceStub(channel)
-            yield process, RunningShard(server, FakeBackend(), address, channel, stub)
+            yield process, RunningShard(server, ToyBackend(), address, channel, stub)
     finally:
         if process.returncode is None:
             process.kill()

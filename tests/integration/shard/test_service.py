@@ -16,11 +16,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.base import DecodeOutcome, StartupError
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+from caravan_testing.toy_oracle import expected_output
 
 # grpc.aio keeps to the loop it was first used on.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -50,7 +51,7 @@ async def refused(call: object) -> ShardError | None:
 async def test_a_sequence_has_the_adapter_it_names() -> None:
     config = ShardConfig(backend="fake", lora=("poet", "jurist=somewhere.gguf"), embeddings=True)
     backend = backend_loader(config)()
-    assert isinstance(backend, FakeBackend)
+    assert isinstance(backend, ToyBackend)
     async with running_shard(backend) as shard:
         info = await shard.stub.Info(shard_pb2.InfoRequest())
         assert list(info.model.adapters) == ["poet", "jurist"]
@@ -146,7 +147,7 @@ async def test_refusals_carry_code_and_status() -> None:
 
 
 async def test_a_full_cache_is_an_outcome_of_prefill_and_of_decode() -> None:
-    async with running_shard(FakeBackend(cells=20)) as shard:
+    async with running_shard(ToyBackend(cells=20)) as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"x" * 17, ignore_eos=True, max_new=4))
         reply = await shard.prefill(prompt_chunk(1, b"y" * 10, max_new=2), release=[])
@@ -159,7 +160,7 @@ async def test_a_full_cache_is_an_outcome_of_prefill_and_of_decode() -> None:
 
 
 async def test_a_failed_pass_is_an_error_that_health_tells_only_when_it_repeats() -> None:
-    backend = FakeBackend()
+    backend = ToyBackend()
     async with running_shard(backend) as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True))
@@ -175,7 +176,7 @@ async def test_a_failed_pass_is_an_error_that_health_tells_only_when_it_repeats(
 
 
 async def test_initial_metadata_means_queued_and_the_next_command_makes_it_yield() -> None:
-    async with running_shard(FakeBackend(step_s=0.002)) as shard:
+    async with running_shard(ToyBackend(step_s=0.002)) as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5_000))
         decode = shard.decode([0], max_steps=4_000)
@@ -190,7 +191,7 @@ async def test_initial_metadata_means_queued_and_the_next_command_makes_it_yield
 
 
 async def test_a_cancelled_decode_stops() -> None:
-    async with running_shard(FakeBackend(step_s=0.002)) as shard:
+    async with running_shard(ToyBackend(step_s=0.002)) as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5_000))
         decode = shard.decode([0], max_steps=4_000)
@@ -209,7 +210,7 @@ async def test_health_and_tokenizing_and_leases_answer_during_a_pass() -> None:
         entered.set()
         leave.wait(5)
 
-    async with running_shard(FakeBackend(hook=hook)) as shard:
+    async with running_shard(ToyBackend(hook=hook)) as shard:
         await shard.take()
         call = shard.prefill(prompt_chunk(0, b"abc"))
         assert await asyncio.to_thread(entered.wait, 5)
@@ -238,7 +239,7 @@ async def test_a_stalled_pass_is_not_serving_until_it_goes_on() -> None:
     def hook(_batch: object) -> None:
         leave.wait(5)
 
-    async with running_shard(FakeBackend(hook=hook), stall_timeout_s=0.1) as shard:
+    async with running_shard(ToyBackend(hook=hook), stall_timeout_s=0.1) as shard:
         await shard.take()
         call = shard.prefill(prompt_chunk(0, b"abc"))
         await until_health(shard, NOT_SERVING)

@@ -3,11 +3,13 @@
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import KvLayout, Prefix
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import Prefix
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Chunk, Decode, SwapIn, SwapInEntry, SwapOutEntry
 from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
+from caravan_testing.toy_oracle import expected_output
 
 PROMPT = toy_prompt("a prompt for everyone")
 ADAPTERS = ["", "one", "other"]
@@ -24,7 +26,7 @@ def chunk(sequence_id: int, adapter: str, tokens: list[int] = PROMPT, *, copy: P
 @pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
 def driver(request: pytest.FixtureRequest) -> EngineDriver:
     """An empty shard with two adapters."""
-    return EngineDriver(FakeBackend(layout=request.param, adapters=ADAPTERS[1:]))
+    return EngineDriver(ToyBackend(layout=request.param, adapters=ADAPTERS[1:]))
 
 
 def test_each_adapter_says_something_else(driver: EngineDriver) -> None:
@@ -92,7 +94,7 @@ def test_swapped_sequences_keep_their_adapter(driver: EngineDriver) -> None:
 
 
 def test_a_swapped_suffix_goes_behind_a_prefix_of_its_adapter() -> None:
-    driver = EngineDriver(FakeBackend(adapters=ADAPTERS[1:]))
+    driver = EngineDriver(ToyBackend(adapters=ADAPTERS[1:]))
     for key, adapter in enumerate(["one", "one", ""]):
         driver.prefill(chunk(key, adapter))
     driver.swap_out(SwapOutEntry(sequence_id=0, handle=1, start=4))

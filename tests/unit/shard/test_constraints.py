@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import DecodeOutcome, Prefix
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, TURN_END
 from caravan_shard.constraints.constraint import ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Decode, SwapInEntry, SwapOutEntry
 from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
 from caravan_shard.sampling.filters import filter_candidates
@@ -20,6 +21,7 @@ from caravan_shard.sampling.parameters import Biases, SamplingParameters
 from caravan_shard.sampling.penalties import PenaltyCounts
 from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_grammar, toy_prompt
+from caravan_testing.toy_oracle import expected_output
 
 DRAWN = SamplingParameters(temperature=1.0, seed=5, repetition_penalty=1.2, top_k=60)
 PROMPT = toy_prompt("a prompt")
@@ -240,7 +242,7 @@ def test_a_resumed_sequence_goes_on_where_it_was(grammar: Grammar, said: int) ->
 def test_it_survives_swaps_failed_passes_and_a_shared_prompt(grammar: Grammar, layout: KvLayout) -> None:
     whole = expected_output(PROMPT, 40, sampling=DRAWN, grammar=grammar)
     outcomes = itertools.cycle([DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, None])
-    driver = EngineDriver(FakeBackend(layout=layout))
+    driver = EngineDriver(ToyBackend(layout=layout))
     driver.prefill(first_chunk(1, PROMPT, max_new=2))
     driver.backend.hook = lambda _batch: next(outcomes)
     chunk = first_chunk(
@@ -274,7 +276,7 @@ def test_it_survives_swaps_failed_passes_and_a_shared_prompt(grammar: Grammar, l
 
 def test_a_last_chunk_that_failed_may_come_back_otherwise() -> None:
     outcomes = iter([None, DecodeOutcome.NO_KV, None, None])
-    driver = EngineDriver(FakeBackend(hook=lambda _batch: next(outcomes)))
+    driver = EngineDriver(ToyBackend(hook=lambda _batch: next(outcomes)))
     grammar = toy_grammar("(one|two)!")
     driver.prefill(
         first_chunk(0, PROMPT, total=len(PROMPT) + 2, prompt_length=len(PROMPT), last=False, grammar=grammar)

@@ -3,12 +3,14 @@
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, TokenBatch
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import DecodeOutcome, Prefix, TokenBatch
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Decode, Header
 from caravan_shard.protocol.results import FinishReason, Refusal, StepOutcome, StepResult
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
+from caravan_testing.toy_oracle import expected_output
 
 SAMPLED = SamplingParameters(
     temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, seed=11
@@ -23,7 +25,7 @@ def layout(request: pytest.FixtureRequest) -> KvLayout:
 
 
 def test_sequences_in_one_batch_say_what_each_says_alone(layout: KvLayout) -> None:
-    driver = EngineDriver(FakeBackend(layout=layout))
+    driver = EngineDriver(ToyBackend(layout=layout))
     prompts = {key: toy_prompt(f"prompt number {key} " * (key + 1)) for key in range(5)}
     driver.prefill(*(first_chunk(key, prompt) for key, prompt in prompts.items()))
     driver.decode(list(prompts))
@@ -41,7 +43,7 @@ def test_drawn_tokens_do_not_depend_on_batch_mates() -> None:
 
 
 def test_a_prompt_in_chunks_with_riders_says_the_same(layout: KvLayout) -> None:
-    driver = EngineDriver(FakeBackend(layout=layout))
+    driver = EngineDriver(ToyBackend(layout=layout))
     prompt = toy_prompt("a long prompt that comes in three chunks")
     driver.prefill(first_chunk(0, toy_prompt("rider"), ignore_eos=True))
     driver.prefill(first_chunk(5, prompt[:10], total=len(prompt), last=False), riders=[0])
@@ -55,7 +57,7 @@ def test_a_prompt_in_chunks_with_riders_says_the_same(layout: KvLayout) -> None:
 
 
 def test_a_copied_prefix_is_as_good_as_a_computed_one(layout: KvLayout) -> None:
-    driver = EngineDriver(FakeBackend(layout=layout))
+    driver = EngineDriver(ToyBackend(layout=layout))
     prefix, tails = toy_prompt("you are a helpful assistant. "), [toy_prompt("first"), toy_prompt("second")]
     driver.prefill(first_chunk(0, prefix + tails[0], sampling=SAMPLED))
     # The source advances in the very pass that copies from it.
@@ -66,7 +68,7 @@ def test_a_copied_prefix_is_as_good_as_a_computed_one(layout: KvLayout) -> None:
 
 
 def test_shared_cells_count_once_and_outlive_their_source() -> None:
-    driver = EngineDriver(FakeBackend(cells=100))
+    driver = EngineDriver(ToyBackend(cells=100))
     driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
     driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=Prefix(source_id=0, length=30)))
     driver.prefill(first_chunk(2, toy_prompt("z" * 5), copy=Prefix(source_id=1, length=35)))
@@ -78,7 +80,7 @@ def test_shared_cells_count_once_and_outlive_their_source() -> None:
 
 
 def test_a_split_cache_counts_a_copy_for_each_sequence() -> None:
-    driver = EngineDriver(FakeBackend(cells=400, max_sequences=4, layout=KvLayout.SPLIT))
+    driver = EngineDriver(ToyBackend(cells=400, max_sequences=4, layout=KvLayout.SPLIT))
     driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
     driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=Prefix(source_id=0, length=30)))
     assert driver.keep(0, 1).free_cells == 400 - 40 - 40
@@ -136,7 +138,7 @@ def test_a_pass_with_nothing_to_do_is_ok_and_releases() -> None:
 
 
 def test_a_full_cache_is_a_result_that_changes_nothing() -> None:
-    driver = EngineDriver(FakeBackend(cells=60))
+    driver = EngineDriver(ToyBackend(cells=60))
     prompt = toy_prompt("p" * 30)
     driver.prefill(first_chunk(0, prompt, ignore_eos=True, max_new=25))
     copied = first_chunk(1, toy_prompt("q" * 40), copy=Prefix(source_id=0, length=10), max_new=5)
@@ -162,7 +164,7 @@ def test_a_full_cache_is_a_result_that_changes_nothing() -> None:
 def test_a_failed_pass_leaves_everything_as_it_was(
     outcome: DecodeOutcome, answer: StepOutcome | ShardError, layout: KvLayout
 ) -> None:
-    backend = FakeBackend(layout=layout)
+    backend = ToyBackend(layout=layout)
     driver = EngineDriver(backend)
     prompt, half = toy_prompt("a running sequence"), toy_prompt("half of a prompt and the rest")
     driver.prefill(first_chunk(0, prompt), first_chunk(2, half[:9], total=len(half), last=False))
@@ -199,7 +201,7 @@ def test_rows_of_a_batch_are_in_order_of_sequence_ids() -> None:
     def note(batch: TokenBatch) -> None:
         seen.append(batch.sequence_ids.tolist())
 
-    driver = EngineDriver(FakeBackend(hook=note))
+    driver = EngineDriver(ToyBackend(hook=note))
     driver.prefill(first_chunk(5, toy_prompt("ab"), ignore_eos=True), first_chunk(1, toy_prompt("c"), ignore_eos=True))
     driver.prefill(first_chunk(3, toy_prompt("de"), ignore_eos=True), riders=[5, 1])
     driver.decode([5, 3, 1], steps=1)
@@ -207,7 +209,7 @@ def test_rows_of_a_batch_are_in_order_of_sequence_ids() -> None:
 
 
 def test_timings_tell_where_a_pass_spent_its_time() -> None:
-    driver = EngineDriver(FakeBackend(step_s=0.01, token_s=0.001))
+    driver = EngineDriver(ToyBackend(step_s=0.01, token_s=0.001))
     timings = driver.prefill(first_chunk(0, toy_prompt("0123456789"))).timings
     assert timings.forward_ns >= 20_000_000
     assert timings.total_ns >= timings.forward_ns + timings.sample_ns

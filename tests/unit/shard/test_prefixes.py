@@ -2,11 +2,13 @@
 
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome, KvLayout, Prefix, PrefixSharing
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import DecodeOutcome, Prefix, PrefixSharing
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.results import Refusal, StepOutcome, StepResult
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
+from caravan_testing.toy_oracle import expected_output
 
 PROMPT = toy_prompt("a prompt that others share")
 TAIL = toy_prompt(" and a tail")
@@ -16,7 +18,7 @@ PENALIZED = SamplingParameters(repetition_penalty=1.4, frequency_penalty=0.5, pr
 @pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
 def driver(request: pytest.FixtureRequest) -> EngineDriver:
     """Both layouts."""
-    return EngineDriver(FakeBackend(cells=1024, layout=request.param))
+    return EngineDriver(ToyBackend(cells=1024, layout=request.param))
 
 
 def free_as_the_cache_says(driver: EngineDriver) -> int:
@@ -116,7 +118,7 @@ def test_copies_see_what_is_taken_over_as_it_was_before_the_pass(driver: EngineD
 
 
 def test_a_taken_over_sequence_keeps_sharing_what_it_shared() -> None:
-    driver = EngineDriver(FakeBackend(cells=200))
+    driver = EngineDriver(ToyBackend(cells=200))
     driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
     driver.prefill(first_chunk(1, toy_prompt("y" * 20), copy=Prefix(source_id=0, length=30)))
     # Cut into what it shares, then into what it added, then grown again.
@@ -130,7 +132,7 @@ def test_a_taken_over_sequence_keeps_sharing_what_it_shared() -> None:
 
 
 def test_a_pass_that_does_not_fit_cuts_nothing() -> None:
-    driver = EngineDriver(FakeBackend(cells=60))
+    driver = EngineDriver(ToyBackend(cells=60))
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True, max_new=30), first_chunk(1, toy_prompt("y" * 10)))
     driver.decode([0], steps=3)
     taking = first_chunk(0, toy_prompt("z" * 46), copy=Prefix(source_id=0, length=5), max_new=2)
@@ -162,7 +164,7 @@ def test_after_a_failed_pass_the_id_holds_the_parked_prefix(driver: EngineDriver
 
 
 def test_a_recurrent_model_parks_and_hands_over_whole_sequences() -> None:
-    driver = EngineDriver(FakeBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver = EngineDriver(ToyBackend(sharing=PrefixSharing.WHOLE_ONLY))
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.decode([0], steps=3)
     known = PROMPT + driver.output[0][:3]
@@ -174,7 +176,7 @@ def test_a_recurrent_model_parks_and_hands_over_whole_sequences() -> None:
 
 
 def test_a_recurrent_sequence_that_no_pass_took_over_goes_on() -> None:
-    backend = FakeBackend(sharing=PrefixSharing.WHOLE_ONLY)
+    backend = ToyBackend(sharing=PrefixSharing.WHOLE_ONLY)
     driver = EngineDriver(backend)
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     backend.hook = lambda _batch: DecodeOutcome.NO_KV

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome, KvLayout
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import DecodeOutcome
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Chunk, SwapInEntry, SwapOutEntry
 from caravan_shard.protocol.results import PromptRows, Refusal, StepOutcome, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
-from caravan_testing.toy_scores import expected_logprobs
+from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
 PROMPT = toy_prompt("a prompt whose tokens are told of")
 TOP = 3
@@ -58,7 +59,7 @@ def told(result: StepResult | Refusal) -> PromptRows:
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 @pytest.mark.parametrize("size", [1, 2, 7, len(PROMPT) - 1, len(PROMPT)])
 def test_chunks_of_any_size_tell_the_same(layout: KvLayout, size: int) -> None:
-    driver = EngineDriver(FakeBackend(layout=layout))
+    driver = EngineDriver(ToyBackend(layout=layout))
     driver.prefill(first_chunk(0, toy_prompt("rider"), ignore_eos=True))
     rows = []
     for start in range(0, len(PROMPT), size):

@@ -4,7 +4,7 @@ import json
 
 import jsonschema
 
-from caravan_shard.backends.toy.backend import FakeBackend
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.engine.engine import Engine
 from caravan_shard.protocol.results import FinishReason
@@ -16,7 +16,7 @@ SCHEMAS = 500
 
 
 def test_outputs_for_random_schemas_parse_and_validate() -> None:
-    engine = Engine(FakeBackend(cells=65_536), sampling_threads=1)
+    engine = Engine(ToyBackend(cells=65_536), sampling_threads=1)
     grammars = Grammars(engine.backend)
     schemas = [random_schema(seed) for seed in range(SCHEMAS)]
     jobs = [

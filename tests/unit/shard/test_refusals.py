@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import Prefix, PrefixSharing
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.engine import Engine
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
     Chunk,
     Command,
@@ -26,6 +27,7 @@ from caravan_shard.protocol.commands import (
 )
 from caravan_shard.protocol.results import Refusal, Result, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, header, next_chunk, toy_prompt, with_parameters
+from caravan_testing.toy_oracle import expected_output
 
 RUNNING, PARTIAL = 0, 1
 # A swapped sequence that began like RUNNING, and where its state starts.
@@ -267,7 +269,7 @@ CASES: dict[str, tuple[Command, ShardError]] = {
 def driver() -> EngineDriver:
     """One sequence that runs, one in the middle of its prompt, and one that is swapped."""
     driver = EngineDriver(
-        FakeBackend(cells=200, max_batch_tokens=64, max_prompt_logprob_tokens=20, adapters=["one", "other"])
+        ToyBackend(cells=200, max_batch_tokens=64, max_prompt_logprob_tokens=20, adapters=["one", "other"])
     )
     driver.prefill(first_chunk(2, PROMPT, ignore_eos=True))
     driver.swap_out(SwapOutEntry(sequence_id=2, handle=HANDLE, start=SUFFIX_START))
@@ -324,7 +326,7 @@ def test_a_draining_shard_brings_swapped_sequences_back_and_starts_none_in_their
 
 
 def test_a_split_cache_saves_only_whole_sequences() -> None:
-    driver = EngineDriver(FakeBackend(layout=KvLayout.SPLIT))
+    driver = EngineDriver(ToyBackend(layout=KvLayout.SPLIT))
     driver.prefill(first_chunk(RUNNING, PROMPT, ignore_eos=True))
     answer = driver.engine.swap_out(swap_out((RUNNING, 1, 2)), 0)
     assert isinstance(answer, Refusal)
@@ -333,7 +335,7 @@ def test_a_split_cache_saves_only_whole_sequences() -> None:
 
 
 def test_a_recurrent_model_parks_only_whole_sequences() -> None:
-    driver = EngineDriver(FakeBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver = EngineDriver(ToyBackend(sharing=PrefixSharing.WHOLE_ONLY))
     driver.prefill(first_chunk(RUNNING, PROMPT, ignore_eos=True))
     for command in (parked(RUNNING, 3), taking_over(RUNNING, 3)):
         answer = driver.engine.prefill(command, 0)
@@ -345,7 +347,7 @@ def test_a_recurrent_model_parks_only_whole_sequences() -> None:
 
 @pytest.mark.parametrize("make", [lambda: copied(RUNNING, 4), lambda: copied(RUNNING, 7)])
 def test_a_recurrent_model_shares_only_whole_sequences(make: Callable[[], Prefill]) -> None:
-    driver = EngineDriver(FakeBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver = EngineDriver(ToyBackend(sharing=PrefixSharing.WHOLE_ONLY))
     driver.prefill(first_chunk(RUNNING, PROMPT))
     command = make()
     chunk: Chunk = command.chunks[0]

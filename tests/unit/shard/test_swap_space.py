@@ -14,8 +14,9 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sequences.sequence import Sequence
-from caravan_shard.sequences.shelves import DiskShelf, MemoryShelf
-from caravan_shard.sequences.swap import MOST_SWAPPED, Swapped, SwapSpace, make_swap_space
+from caravan_shard.sequences.state_stores import DiskStore, MemoryStore
+from caravan_shard.sequences.swap import MOST_SWAPPED, Swapped, SwapSpace
+from caravan_shard.service.loading import make_swap_space
 
 PARAMETERS = SequenceParameters(sampling=SamplingParameters(), prompt_length=1, max_length=2)
 SWAPPED = Swapped(Sequence(sequence_id=0, parameters=PARAMETERS, birth=0), 0)
@@ -38,7 +39,7 @@ def open_files(folder: Path) -> int:
 @pytest.fixture
 def space(tmp_path: Path) -> SwapSpace:
     """100 bytes of memory, 1,000 of disk."""
-    return SwapSpace([MemoryShelf(100), DiskShelf(tmp_path, 1_000)])
+    return SwapSpace([MemoryStore(100), DiskStore(tmp_path, 1_000)])
 
 
 def test_memory_first_then_disk_then_nothing(space: SwapSpace, tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_nothing_has_a_name_on_the_disk_and_dropping_closes_it(space: SwapSpace,
 
 
 def test_the_count_is_bounded_too() -> None:
-    space = SwapSpace([MemoryShelf(1_000)])
+    space = SwapSpace([MemoryStore(1_000)])
     for handle in range(MOST_SWAPPED):
         assert space.put(handle, SWAPPED, state(0))
     assert space.most_bytes == -1
@@ -114,17 +115,17 @@ class BrokenFile:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> DiskShelf:
+def shelf(tmp_path: Path) -> DiskStore:
     """An empty one."""
-    return DiskShelf(tmp_path, 1_000)
+    return DiskStore(tmp_path, 1_000)
 
 
 def give(monkeypatch: pytest.MonkeyPatch, file: BrokenFile) -> BrokenFile:
-    monkeypatch.setattr(DiskShelf, "_open", lambda _self: file)
+    monkeypatch.setattr(DiskStore, "_open", lambda _self: file)
     return file
 
 
-def test_a_full_disk_keeps_nothing(shelf: DiskShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_nothing(shelf: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     file = give(monkeypatch, BrokenFile(writes=2))
     assert not shelf.put(1, state(30))
     assert file.closed
@@ -132,7 +133,7 @@ def test_a_full_disk_keeps_nothing(shelf: DiskShelf, monkeypatch: pytest.MonkeyP
 
 
 def test_a_state_is_written_and_read_in_as_many_parts_as_the_disk_likes(
-    shelf: DiskShelf, monkeypatch: pytest.MonkeyPatch
+    shelf: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give(monkeypatch, BrokenFile(writes=10))
     assert shelf.put(1, state(95))
@@ -141,7 +142,7 @@ def test_a_state_is_written_and_read_in_as_many_parts_as_the_disk_likes(
     assert np.array_equal(read, state(95))
 
 
-def test_a_file_that_lost_its_end_is_no_state(shelf: DiskShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_lost_its_end_is_no_state(shelf: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     file = give(monkeypatch, BrokenFile(writes=10))
     assert shelf.put(1, state(50))
     file.data = file.data[:-1]
@@ -149,11 +150,11 @@ def test_a_file_that_lost_its_end_is_no_state(shelf: DiskShelf, monkeypatch: pyt
     assert shelf.used_bytes == 0
 
 
-def test_too_many_open_files_keep_nothing(shelf: DiskShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_keep_nothing(shelf: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_self: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(DiskShelf, "_open", refuse)
+    monkeypatch.setattr(DiskStore, "_open", refuse)
     assert not shelf.put(1, state(5))
 
 

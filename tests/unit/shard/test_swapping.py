@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from caravan_shard.backends.base import KvLayout, Prefix, PrefixSharing
-from caravan_shard.backends.toy.backend import FakeBackend, expected_output
+from caravan_shard.backends.base import Prefix, PrefixSharing
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.protocol.results import Holdings, Refusal, SwappedIn, SwappedOut
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sequences.shelves import DiskShelf
+from caravan_shard.sequences.state_stores import DiskStore
 from caravan_shard.sequences.swap import SwapSpace
 from caravan_testing.shard_builders import EngineDriver, first_chunk, header, memory_swap, next_chunk, toy_prompt
+from caravan_testing.toy_oracle import expected_output
 
 PROMPT = toy_prompt("a prompt that is long enough")
 SAMPLED = SamplingParameters(temperature=0.9, top_k=40, repetition_penalty=1.2, presence_penalty=0.2, seed=11)
@@ -30,13 +32,13 @@ def back(handle: int, sequence_id: int, source_id: int | None = None, length: in
 @pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
 def driver(request: pytest.FixtureRequest) -> EngineDriver:
     """Both layouts."""
-    return EngineDriver(FakeBackend(cells=1024, layout=request.param))
+    return EngineDriver(ToyBackend(cells=1024, layout=request.param))
 
 
 @pytest.fixture
 def unified() -> EngineDriver:
     """The layout that saves suffixes."""
-    return EngineDriver(FakeBackend(cells=200))
+    return EngineDriver(ToyBackend(cells=200))
 
 
 def free_as_the_cache_says(driver: EngineDriver) -> int:
@@ -176,7 +178,7 @@ def test_releasing_all_forgets_swapped_sequences(driver: EngineDriver) -> None:
 
 
 def test_a_state_may_wait_on_disk(tmp_path: Path) -> None:
-    driver = EngineDriver(swap=SwapSpace([DiskShelf(tmp_path, 1 << 20)]))
+    driver = EngineDriver(swap=SwapSpace([DiskStore(tmp_path, 1 << 20)]))
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.swap_out(out(0, 1))
     driver.swap_in(back(1, 0))
@@ -185,7 +187,7 @@ def test_a_state_may_wait_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_recurrent_model_swaps_whole_sequences() -> None:
-    driver = EngineDriver(FakeBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver = EngineDriver(ToyBackend(sharing=PrefixSharing.WHOLE_ONLY))
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     refusal = driver.engine.swap_out(SwapOut(entries=[out(0, 1, start=3)]), 0)
     assert isinstance(refusal, Refusal)

@@ -11,7 +11,7 @@ import pytest
 from caravan_proto.errors import ShardError
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
-from caravan_shard.backends.toy.backend import FakeBackend
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import RUN_AHEAD, Replies
 from caravan_shard.engine.worker import ENDING, Worker
@@ -62,7 +62,7 @@ class Gate:
 
 
 @asynccontextmanager
-async def worker_on(backend: FakeBackend) -> AsyncIterator[tuple[Worker, Engine]]:
+async def worker_on(backend: ToyBackend) -> AsyncIterator[tuple[Worker, Engine]]:
     worker = Worker(lambda: backend, 1, memory_swap)
     engine = await worker.start()
     try:
@@ -87,7 +87,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_commands_run_in_the_order_they_were_submitted() -> None:
-    async with worker_on(FakeBackend()) as (worker, _engine):
+    async with worker_on(ToyBackend()) as (worker, _engine):
         started = worker.submit(START)
         filtered = worker.submit(FilterBatch(keep_ids=[1]))
         refused = worker.submit(Decode(sequence_ids=[0], max_steps=1))
@@ -102,7 +102,7 @@ async def test_commands_run_in_the_order_they_were_submitted() -> None:
 
 async def test_a_decode_gives_way_to_the_next_command_after_the_running_pass() -> None:
     gate = Gate()
-    backend = FakeBackend()
+    backend = ToyBackend()
     async with worker_on(backend) as (worker, engine):
         await all_of(worker.submit(START))
         backend.hook = gate
@@ -119,7 +119,7 @@ async def test_a_decode_gives_way_to_the_next_command_after_the_running_pass() -
 
 async def test_a_decode_gives_way_to_a_swap_which_a_new_lease_forgets() -> None:
     gate = Gate()
-    backend = FakeBackend()
+    backend = ToyBackend()
     async with worker_on(backend) as (worker, engine):
         await all_of(worker.submit(START))
         backend.hook = gate
@@ -140,7 +140,7 @@ async def test_a_decode_gives_way_to_a_swap_which_a_new_lease_forgets() -> None:
 
 async def test_a_decode_makes_one_pass_even_if_others_wait() -> None:
     gate = Gate()
-    async with worker_on(FakeBackend(hook=gate)) as (worker, _engine):
+    async with worker_on(ToyBackend(hook=gate)) as (worker, _engine):
         started = worker.submit(START)
         await gate.next_pass()
         first, second = worker.submit(DECODE), worker.submit(DECODE)
@@ -150,7 +150,7 @@ async def test_a_decode_makes_one_pass_even_if_others_wait() -> None:
 
 
 async def test_a_router_that_stops_reading_stops_the_decode_and_counts_as_no_stall() -> None:
-    async with worker_on(FakeBackend()) as (worker, engine):
+    async with worker_on(ToyBackend()) as (worker, engine):
         await all_of(worker.submit(START))
         decode = worker.submit(DECODE)
         await until(lambda: engine.step_count == 1 + RUN_AHEAD and not worker.is_busy)
@@ -165,7 +165,7 @@ async def test_a_router_that_stops_reading_stops_the_decode_and_counts_as_no_sta
 
 async def test_a_cancelled_decode_stops_at_the_next_boundary() -> None:
     gate = Gate()
-    backend = FakeBackend()
+    backend = ToyBackend()
     async with worker_on(backend) as (worker, engine):
         await all_of(worker.submit(START))
         backend.hook = gate
@@ -179,7 +179,7 @@ async def test_a_cancelled_decode_stops_at_the_next_boundary() -> None:
 
 async def test_a_command_cancelled_before_it_began_does_nothing() -> None:
     gate = Gate()
-    async with worker_on(FakeBackend(hook=gate)) as (worker, engine):
+    async with worker_on(ToyBackend(hook=gate)) as (worker, engine):
         started = worker.submit(START)
         await gate.next_pass()
         worker.submit(FilterBatch(keep_ids=[])).cancel()
@@ -191,7 +191,7 @@ async def test_a_command_cancelled_before_it_began_does_nothing() -> None:
 
 async def test_releasing_all_ends_the_running_decode_and_refuses_what_waits() -> None:
     gate = Gate()
-    backend = FakeBackend()
+    backend = ToyBackend()
     async with worker_on(backend) as (worker, engine):
         await all_of(worker.submit(START))
         backend.hook = gate
@@ -208,7 +208,7 @@ async def test_releasing_all_ends_the_running_decode_and_refuses_what_waits() ->
 
 async def test_a_pass_that_does_not_end_is_a_stall() -> None:
     gate = Gate()
-    async with worker_on(FakeBackend(hook=gate)) as (worker, _engine):
+    async with worker_on(ToyBackend(hook=gate)) as (worker, _engine):
         assert worker.stalled_s() == 0.0
         started = worker.submit(START)
         await gate.next_pass()
@@ -221,7 +221,7 @@ async def test_a_pass_that_does_not_end_is_a_stall() -> None:
 
 async def test_stopping_refuses_what_has_not_begun() -> None:
     gate = Gate()
-    async with worker_on(FakeBackend(hook=gate)) as (worker, _engine):
+    async with worker_on(ToyBackend(hook=gate)) as (worker, _engine):
         started = worker.submit(START)
         await gate.next_pass()
         waiting = worker.submit(DECODE)
@@ -235,7 +235,7 @@ async def test_stopping_refuses_what_has_not_begun() -> None:
 
 
 async def test_a_failed_load_is_raised_at_the_start() -> None:
-    def load() -> FakeBackend:
+    def load() -> ToyBackend:
         raise OSError("no such model")
 
     with pytest.raises(OSError, match="no such model"):
@@ -246,7 +246,7 @@ async def test_a_broken_promise_ends_the_worker_and_answers_those_who_wait() -> 
     def hook(_batch: TokenBatch) -> None:
         raise RuntimeError("broken")
 
-    worker = Worker(lambda: FakeBackend(hook=hook), sampling_threads=1)
+    worker = Worker(lambda: ToyBackend(hook=hook), sampling_threads=1)
     await worker.start()
     running, waiting = worker.submit(START), worker.submit(DECODE)
     with pytest.raises(RuntimeError, match="broken"):
@@ -256,7 +256,7 @@ async def test_a_broken_promise_ends_the_worker_and_answers_those_who_wait() -> 
     assert await all_of(worker.submit(DECODE)) == [ENDING]
 
 
-class TracedBackend(FakeBackend):
+class TracedBackend(ToyBackend):
     """Writes down what it computes: "p" for a pass, "t" for a text; a text takes as long as some ten passes."""
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ async def test_texts_come_between_steps_and_leave_them_half_of_the_time() -> Non
 
 async def test_texts_come_between_commands() -> None:
     gate = Gate()
-    async with worker_on(FakeBackend(embedding_size=8, hook=gate)) as (worker, engine):
+    async with worker_on(ToyBackend(embedding_size=8, hook=gate)) as (worker, engine):
         worker.submit(START)
         await gate.next_pass()
         kept = [worker.submit(FilterBatch(keep_ids=[0, 1])) for _ in range(3)]
@@ -304,7 +304,7 @@ async def test_texts_come_between_commands() -> None:
 
 
 async def test_a_decode_that_waits_to_be_read_embeds_meanwhile() -> None:
-    async with worker_on(FakeBackend(embedding_size=8)) as (worker, engine):
+    async with worker_on(ToyBackend(embedding_size=8)) as (worker, engine):
         await all_of(worker.submit(START))
         decoding = worker.submit(DECODE)
         await until(lambda: not worker.is_busy)
@@ -320,7 +320,7 @@ async def test_a_decode_that_waits_to_be_read_embeds_meanwhile() -> None:
 
 async def test_texts_survive_a_lease_and_not_the_end() -> None:
     gate = Gate()
-    async with worker_on(FakeBackend(embedding_size=8, hook=gate)) as (worker, engine):
+    async with worker_on(ToyBackend(embedding_size=8, hook=gate)) as (worker, engine):
         worker.submit(START)
         await gate.next_pass()
         text = worker.submit(Embed([65]))

@@ -5,10 +5,11 @@ from typing import Any
 
 import llama_cpp
 
-from caravan_shard.backends.base import Capacity, KvLayout, PrefixSharing, Saving, StartupError
+from caravan_shard.backends.base import Capacity, PrefixSharing, Saving, StartupError
 from caravan_shard.backends.llama.memory import LlamaMemory
 from caravan_shard.backends.llama.window import WindowedMemory, ids_needed
 from caravan_shard.config import CELL_BLOCK, MAX_SEQUENCES, ShardConfig
+from caravan_shard.kv_layout import KvLayout
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 # enum ggml_type; the bindings name only some of them.

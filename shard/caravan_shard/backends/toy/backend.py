@@ -12,15 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import Capacity, DecodeOutcome, KvLayout, Prefix, PrefixSharing, Saving, TokenBatch
+from caravan_shard.backends.base import Capacity, DecodeOutcome, Prefix, PrefixSharing, Saving, TokenBatch
 from caravan_shard.backends.toy.cache import EMPTY_STATE, ToyCache, next_state
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logits
-from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.constraints.matching import Matching
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sampling.penalties import PenaltyCounts
-from caravan_shard.sampling.sampler import Choice, choose_token
 
 # Called before each pass, on the worker's thread; may block. An outcome other than None is what the pass then has:
 # ABORTED and FAILED leave half of the pass in the cache, as llama.cpp does.
@@ -31,7 +27,7 @@ MAX_EMBED_TOKENS = 512
 EMBEDDING_SIZE = 16
 
 
-class FakeBackend:
+class ToyBackend:
     """A Backend. ``step_s`` and ``token_s`` are the time of a pass: a base and a part per token."""
 
     def __init__(
@@ -159,49 +155,3 @@ def toy_vector(tokens: Sequence[int], size: int) -> Floats:
     vector = toy_logits(np.array([state], np.uint64))[0, 32 : 32 + size]
     normal: Floats = vector / np.linalg.norm(vector)
     return normal
-
-
-def expected_output(
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    *,
-    sampling: SamplingParameters | None = None,
-    ignore_eos: bool = False,
-    earlier_output: Sequence[int] = (),
-    adapter: str = "",
-    grammar: Grammar | None = None,
-) -> list[int]:
-    """What the toy model answers to ``prompt``, its end token included: on one shard or several, alone or in company.
-
-    ``earlier_output`` are tokens that an interrupted sequence had already; the result goes on after them, and
-    ``max_new_tokens`` counts the result alone.
-    """
-    parameters = sampling or SamplingParameters()
-    tokens = [*prompt, *earlier_output]
-    penalties = PenaltyCounts() if parameters.penalizes else None
-    if penalties is not None:
-        penalties.add(prompt, output=False)
-        penalties.add(earlier_output, output=True)
-    matching = None if grammar is None else Matching(grammar, ignore_eos=ignore_eos)
-    state = EMPTY_STATE
-    for position, token in enumerate(tokens):
-        state = next_state(state, token, position, adapter)
-    output: list[int] = []
-    while len(output) < max_new_tokens:
-        position = len(tokens) + len(output)
-        logits = toy_logits(np.array([state], np.uint64))[0]
-        if matching is not None:
-            matching.find(earlier_output)
-        allowed = None if matching is None else matching.allowed
-        token = choose_token(logits, Choice(parameters, position, penalties, allowed), filter_candidates)
-        output.append(token)
-        if token in TOY_FACTS.eog_ids and not (ignore_eos and matching is None):
-            break
-        if matching is not None:
-            matching.advance(token)
-            if matching.ended:
-                break
-        if penalties is not None:
-            penalties.add([token], output=True)
-        state = next_state(state, token, position, adapter)
-    return output

@@ -13,7 +13,7 @@ from caravan_shard.sequences.sequence import Sequence as ShardSequence
 _MAX_UINT64 = 2**64 - 1
 
 
-class Outlook:
+class Preview:
     """Check the header first; every other question is about the time after it."""
 
     def __init__(self, held: Mapping[int, ShardSequence], capacity: Capacity) -> None:

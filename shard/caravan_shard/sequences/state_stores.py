@@ -14,7 +14,7 @@ from caravan_shard.arrays import State
 _log = logging.getLogger(__name__)
 
 
-class Shelf(Protocol):
+class StateStore(Protocol):
     """States by handle, at most ``capacity_bytes`` of them."""
 
     capacity_bytes: int
@@ -33,7 +33,7 @@ class Shelf(Protocol):
         ...
 
 
-class MemoryShelf:
+class MemoryStore:
     """Host memory."""
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -65,7 +65,7 @@ class _SwapFile:
     size_bytes: int
 
 
-class DiskShelf:
+class DiskStore:
     """A file for each state. The files have no names: however this process ends, nothing of them is left behind."""
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
