@@ -1,1 +1,1 @@
-"""From token bytes to text a client may see: incremental UTF-8, stop strings, one owner of the stream."""
+"""From the bytes of tokens to the text a client sees: UTF-8 decoding, stop strings, and the owner of a token stream."""

@@ -1,4 +1,4 @@
-"""Token bytes to text, a character at a time."""
+"""Turns the bytes of tokens into text."""
 
 import codecs
 
@@ -6,9 +6,9 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDecoder:
-    """Joins bytes to characters: an unfinished character waits for its other bytes, invalid bytes become U+FFFD.
+    """Decodes UTF-8 that arrives in parts: incomplete characters wait for their other bytes, invalid bytes give U+FFFD.
 
-    All outputs joined equal ``b"".join(inputs).decode("utf-8", "replace")``, however the bytes were cut.
+    All outputs joined equal ``b"".join(inputs).decode("utf-8", "replace")``, however the bytes are split.
     """
 
     __slots__ = ("_decode",)
@@ -17,14 +17,14 @@ class IncrementalDecoder:
         self._decode = _decoder("replace").decode
 
     def push(self, piece: bytes) -> str:
-        """The characters that ``piece`` completes; "" while the last one is unfinished."""
+        """Return the characters that ``piece`` completes; "" while the last one is incomplete."""
         return self._decode(piece)
 
     def flush(self) -> str:
-        """What an unfinished character at the end amounts to: U+FFFD, or ""."""
+        """Return U+FFFD if the input ended inside a character, else ""."""
         return self._decode(b"", True)
 
 
 def display_text(piece: bytes) -> str:
-    """One token alone, as text: for control tokens and alternatives, which are no part of the output."""
+    """Return the text of one token by itself: a control token or an alternative, which are not part of the output."""
     return piece.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""One generation as text: the token stream and what is made of it, closed together."""
+"""One generation as text: the token stream and the assembler that reads it, closed together."""
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -8,18 +8,18 @@ from caravan_router.core.engine import StreamTimes, TokenStream
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import PromptToken
-from caravan_router.text.assembler import Assembler, Piece
+from caravan_router.text.assembler import Assembler, Piece, TextOptions
 
 
 class IncompleteGenerationError(GenerationError):
-    """The stream ended without saying why."""
+    """The stream ended without a finish reason."""
 
 
 class Generation:
-    """Iterates over lists of pieces that may leave together; use as a context manager, which closes the stream.
+    """Iterates over lists of pieces that can be sent together. A context manager that closes the stream.
 
-    The stream is closed as soon as a stop string matched: its sequence gets no further step. ``on_token`` is called
-    as each token arrives, before it may be held back.
+    A matched stop string closes the stream at once, so that its sequence gets no further step. ``on_token`` is called
+    when a token arrives, before the assembler may hold it back.
     """
 
     __slots__ = ("_assembler", "_closed", "_on_token", "_stream", "_tokens", "finish")
@@ -27,7 +27,7 @@ class Generation:
     def __init__(self, stream: TokenStream, stops: Sequence[str], on_token: Callable[[], None]) -> None:
         self._stream = stream
         self._tokens = aiter(stream)
-        self._assembler = Assembler(stops)
+        self._assembler = Assembler(TextOptions(stops=tuple(stops)))
         self._on_token = on_token
         self._closed = False
         self.finish: FinishReason | None = None
@@ -38,12 +38,12 @@ class Generation:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that had been computed before; known from the first pieces on."""
+        """Number of prompt tokens whose KV cells were reused; known once pieces have arrived."""
         return self._stream.cached_tokens
 
     @property
     def prompt_logprobs(self) -> Sequence[PromptToken]:
-        """One entry for each token of the prompt if they were asked for, else empty. Complete at the first pieces."""
+        """One entry per prompt token if the spec asks for them, else empty. Complete once pieces have arrived."""
         return self._stream.prompt_logprobs
 
     def __enter__(self) -> Self:
@@ -55,10 +55,19 @@ class Generation:
         self._close()
 
     def end(self) -> None:
-        """Its reader needs no more: it counts as ended by a stop string, which a reader finds likewise."""
+        """End the generation because its reader needs no more text. It counts as ended by a stop string."""
         if self.finish is None:
             self.finish = FinishReason.STOP_SEQUENCE
             self._close()
+
+    def cut(self) -> list[Piece]:
+        """End the generation before its last token, as a deadline does. Return the pieces that were held back.
+
+        ``finish`` is then FinishReason.LENGTH, also on the last returned piece, if there is one.
+        """
+        self.finish = FinishReason.LENGTH
+        self._close()
+        return self._assembler.flush()
 
     def _close(self) -> None:
         if not self._closed:
@@ -69,7 +78,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[Piece]:
-        """The next pieces, never an empty list. Raises GenerationError, NoShardError."""
+        """Return the next pieces, at least one. Raises GenerationError, NoShardError."""
         if self.finish is not None:
             raise StopAsyncIteration
         while True:

@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces, and says how much of it could still begin one."""
+"""Finds stop strings in text that arrives in parts, and tells how much of its end could still begin one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """Where the stop string lies in the whole text, ``start`` included, ``end`` not."""
+    """The position of a stop string in the whole text: from ``start`` up to, but not including, ``end``."""
 
     start: int
     end: int
 
 
 class StopMatcher:
-    """The first stop string to be completed wins; of those that end at the same character, the longest.
+    """The first stop string to be completed wins; of those that end at the same character, the longest wins.
 
-    So the result does not depend on where the text was cut, and the text before the match holds no stop string.
-    One Knuth-Morris-Pratt automaton per stop string: each character is looked at once per stop string.
+    The result therefore does not depend on how the text is split, and the text before the match holds no stop string.
+    Each stop string has a Knuth-Morris-Pratt automaton, which looks at each character once.
     """
 
     __slots__ = ("_failures", "_position", "_states", "_stops")
 
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops), "an empty stop string matches everything"
-        # Longest first, so that the first one found at a character is the one that starts earliest.
+        # Longest first: the first one found at a character is the one that starts earliest.
         self._stops = tuple(sorted(set(stops), key=len, reverse=True))
         self._failures = tuple(_failure_table(stop) for stop in self._stops)
         self._states = [0] * len(self._stops)
@@ -31,21 +31,25 @@ class StopMatcher:
 
     @property
     def held(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop string."""
+        """Number of characters at the end of the text that may be the beginning of a stop string."""
         return max(self._states, default=0)
 
-    def feed(self, text: str) -> StopMatch | None:
-        """Reads on. Not to be called again after a match."""
+    def feed(self, text: str, *, ignore_matches: bool = False) -> StopMatch | None:
+        """Read the next part of the text and return the first match. Do not call again after a match.
+
+        With ``ignore_matches``, stop strings that end in this part do not count, but one may begin in it.
+        """
         found: StopMatch | None = None
         for number, stop in enumerate(self._stops):
-            end = self._advance(number, stop, text)
-            # Strictly earlier only: at the same end the longer one, read before, stays.
+            end = self._advance(number, stop, text, ignore_matches)
+            # Only a strictly earlier end replaces a match: at the same end, the longer string came first.
             if end is not None and (found is None or end < found.end):
                 found = StopMatch(end - len(stop), end)
         self._position += len(text)
         return found
 
-    def _advance(self, number: int, stop: str, text: str) -> int | None:
+    def _advance(self, number: int, stop: str, text: str, ignore_matches: bool) -> int | None:
+        """Run one automaton over ``text``; return the position after the first match."""
         failure = self._failures[number]
         state = self._states[number]
         for offset, character in enumerate(text):
@@ -54,13 +58,15 @@ class StopMatcher:
             if stop[state] == character:
                 state += 1
                 if state == len(stop):
-                    return self._position + offset + 1
+                    if not ignore_matches:
+                        return self._position + offset + 1
+                    state = failure[-1]
         self._states[number] = state
         return None
 
 
 def _failure_table(stop: str) -> tuple[int, ...]:
-    """For each prefix, the length of its longest proper suffix that is again a prefix."""
+    """Return, for each prefix of ``stop``, the length of its longest proper suffix that is also a prefix."""
     table = [0] * len(stop)
     length = 0
     for index in range(1, len(stop)):

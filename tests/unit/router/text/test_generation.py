@@ -1,6 +1,6 @@
 import pytest
 
-from caravan_router.core.errors import GenerationError
+from caravan_router.core.errors import DeadlineError, GenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason, SamplingParams, StoppingParams
 from caravan_router.text.generation import Generation, IncompleteGenerationError
@@ -47,3 +47,17 @@ async def test_an_end_without_a_reason_is_an_error() -> None:
     with pytest.raises(IncompleteGenerationError), generation:
         async for _ in generation:
             pass
+
+
+async def test_a_cut_gives_back_what_was_held_and_closes_the_stream() -> None:
+    engine, generation, _ = start(["bx"], word("a"), word("b"), DeadlineError("too late"))
+    with generation:
+        assert [piece.text for piece in await anext(generation)] == ["a"]
+        with pytest.raises(DeadlineError):
+            await anext(generation)
+        (last,) = generation.cut()
+        with pytest.raises(StopAsyncIteration):
+            await anext(generation)
+    assert (last.text, last.finish) == ("b", FinishReason.LENGTH)
+    assert generation.finish is FinishReason.LENGTH
+    assert engine.all_closed

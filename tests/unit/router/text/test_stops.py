@@ -25,3 +25,10 @@ def test_the_first_to_be_completed_wins_wherever_the_text_is_cut(cut: tuple[str,
 
 def test_of_those_that_end_together_the_longest_wins() -> None:
     assert StopMatcher(["b", "xab", "ab"]).feed("xab") == StopMatch(0, 3)
+
+
+def test_an_ignored_match_may_overlap_one_that_counts() -> None:
+    matcher = StopMatcher(["aba"])
+    assert matcher.feed("aba", ignore_matches=True) is None
+    assert matcher.held == 1
+    assert matcher.feed("ba") == StopMatch(2, 5)

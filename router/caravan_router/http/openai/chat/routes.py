@@ -31,7 +31,7 @@ from caravan_router.http.server.errors import openai_body
 from caravan_router.http.server.event_stream import DONE, EventStream, event
 from caravan_router.http.server.state import CLIENT, STATE, AppState
 from caravan_router.http.tgi.schema import TokenizedToken
-from caravan_router.text.offsets import token_spans
+from caravan_router.text.prompt_text import token_spans
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _ENCODER = msgspec.json.Encoder()
