@@ -1,7 +1,7 @@
 """One gRPC channel to one shard: typed calls with deadlines, and every failure as ShardRpcError."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from typing import Protocol, TypeVar
 
 import grpc
@@ -13,6 +13,7 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import TokenizedText
 from caravan_router.engine import codec
+from caravan_router.engine.fleet import ShardInfo
 from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Prefill, SwapIn, SwapOut
 
 Reply = TypeVar("Reply", covariant=True)
@@ -99,14 +100,22 @@ class ShardClient:
         """End the channel and every call on it."""
         await self._channel.close()
 
-    async def info(self) -> codec.ShardInfo:
+    async def info(self) -> ShardInfo:
         """Identity and limits; waits for the connection as long as the deadline allows."""
         return codec.shard_info(await _checked(self._stub.Info(shard_pb2.InfoRequest()), _CONTROL_TIMEOUT_S))
 
-    async def lease(self, router_id: str, epoch: int, ttl_ms: int) -> shard_pb2.LeaseResponse:
-        """Take or keep the shard."""
-        request = shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, ttl_ms=ttl_ms)
-        return await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
+    async def lease(self, router_id: str, epoch: int, ttl_s: float) -> None:
+        """Take the shard with a new epoch, or keep it with the same one."""
+        request = shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, ttl_ms=int(ttl_s * 1000))
+        await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
+
+    async def watch(self, interval_s: float) -> AsyncGenerator[codec.ShardStatus, None]:
+        """Yield the shard's status when it starts to drain and at least every ``interval_s``; end when it ends."""
+        call = self._stub.Watch(shard_pb2.WatchRequest(interval_ms=int(interval_s * 1000)))
+        while isinstance(
+            message := await _checked(call.read(), interval_s + _CONTROL_TIMEOUT_S), shard_pb2.WatchResponse
+        ):
+            yield codec.shard_status(message)
 
     async def start(self, command: Command, epoch: int) -> StartedCommand:
         """Send ``command``. When this returns, a command started later runs later."""

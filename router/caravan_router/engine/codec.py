@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_router.engine.fleet import ShardInfo
 from caravan_router.scheduling.actions import Chunk, Decode, FilterBatch, Header, Prefill, PrefixCopy, SwapIn, SwapOut
 from caravan_router.scheduling.events import ShardLimits, StepOutcome
 
@@ -44,19 +46,12 @@ class SwapReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardInfo:
-    """What a shard says of itself and its model."""
+class ShardStatus:
+    """How a shard does: steps since its start, whether it has work, whether it is about to end."""
 
-    shard_id: str
-    incarnation: str
-    epoch: int
-    version: str
-    limits: ShardLimits
-    model: shard_pb2.ModelInfo
-    max_top_n_tokens: int
-    max_tokenize_bytes: int
-    embedding_size: int
-    max_embed_tokens: int
+    steps: int
+    busy: bool
+    draining: bool
 
 
 _CONSTRAINT_FIELDS = {
@@ -239,13 +234,12 @@ def _alternatives(columns: types_pb2.TokenColumns | types_pb2.PromptColumns) -> 
 
 
 def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
-    """What ``message`` says."""
-    limits = message.limits
+    """Decode the reply to Info."""
+    limits, model = message.limits, message.model
     return ShardInfo(
-        shard_id=message.shard_id,
         incarnation=message.incarnation,
         epoch=message.epoch,
-        version=message.version,
+        leased=message.leased,
         limits=ShardLimits(
             cells=limits.cells,
             cells_per_sequence=limits.cells_per_sequence,
@@ -256,9 +250,25 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             swap_bytes=limits.swap_bytes,
             max_prompt_logprob_tokens=max(1, limits.max_prompt_logprob_tokens),
         ),
-        model=message.model,
-        max_top_n_tokens=limits.max_top_n_tokens,
-        max_tokenize_bytes=limits.max_tokenize_bytes,
-        embedding_size=limits.embedding_size,
-        max_embed_tokens=limits.max_embed_tokens,
+        facts=ModelFacts(
+            name=model.name,
+            fingerprint=model.fingerprint,
+            vocabulary_size=model.vocabulary_size,
+            chat_template=model.chat_template,
+            tool_template=model.tool_template,
+            bos_text=model.bos_text,
+            eos_text=model.eos_text,
+            adapters=tuple(model.adapters),
+            max_sequence_tokens=limits.cells_per_sequence,
+            max_top_n_tokens=limits.max_top_n_tokens,
+            max_tokenize_bytes=limits.max_tokenize_bytes,
+            total_cells=limits.cells,
+            embedding_size=limits.embedding_size,
+            max_embed_tokens=limits.max_embed_tokens,
+        ),
     )
+
+
+def shard_status(message: shard_pb2.WatchResponse) -> ShardStatus:
+    """Decode a message of Watch."""
+    return ShardStatus(steps=message.steps, busy=message.busy, draining=message.draining)

@@ -1,45 +1,54 @@
-"""What is known of the model that the shards serve: replicas of one file, with the smallest limits among them."""
+"""The shards that the router has seen: replicas of one model, and the limits that hold on all of them."""
+
+import dataclasses
+from dataclasses import dataclass
 
 from caravan_router.core.engine import ModelFacts
-from caravan_router.engine.codec import ShardInfo
+from caravan_router.scheduling.events import ShardLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo:
+    """A shard's identity, lease, limits and model.
+
+    ``incarnation`` is new with every start of the shard's process. ``epoch`` numbers its last lease; ``leased`` says
+    whether a router still holds that one.
+    """
+
+    incarnation: str
+    epoch: int
+    leased: bool
+    limits: ShardLimits
+    facts: ModelFacts
 
 
 class Fleet:
-    """Remembers every shard that was accepted, also while it is away: the facts a client was told stay true."""
+    """Keeps the facts of every accepted shard, also while it is away: what clients were told stays true."""
 
     def __init__(self) -> None:
-        self._infos: dict[str, ShardInfo] = {}
+        self._facts: dict[str, ModelFacts] = {}
 
     def accept(self, address: str, info: ShardInfo) -> str | None:
-        """Take in the shard at ``address``, or say why it cannot serve beside the others."""
-        for other_address, other in self._infos.items():
-            if other_address != address and other.model.fingerprint != info.model.fingerprint:
-                return (
-                    f"it serves {info.model.name}, {other_address} serves {other.model.name}: all must have one model"
-                )
-        self._infos[address] = info
+        """Add the shard at ``address``, or return why it cannot serve beside the others."""
+        for other_address, other in self._facts.items():
+            if other_address != address and other.fingerprint != info.facts.fingerprint:
+                return f"it serves {info.facts.name}, {other_address} serves {other.name}: all must have one model"
+        self._facts[address] = info.facts
         return None
 
     @property
     def facts(self) -> ModelFacts | None:
-        """None until a shard was accepted."""
-        if not self._infos:
+        """The model with the limits that hold on every shard; None until a shard was accepted."""
+        if not self._facts:
             return None
-        infos = list(self._infos.values())
-        model = infos[0].model
-        return ModelFacts(
-            name=model.name,
-            fingerprint=model.fingerprint,
-            vocabulary_size=model.vocabulary_size,
-            chat_template=model.chat_template,
-            bos_text=model.bos_text,
-            eos_text=model.eos_text,
-            max_sequence_tokens=min(info.limits.cells_per_sequence for info in infos),
-            max_top_n_tokens=min(info.max_top_n_tokens for info in infos),
-            max_tokenize_bytes=min(info.max_tokenize_bytes for info in infos),
-            total_cells=sum(info.limits.cells for info in infos),
-            tool_template=model.tool_template,
-            adapters=tuple(name for name in model.adapters if all(name in info.model.adapters for info in infos)),
-            embedding_size=min(info.embedding_size for info in infos),
-            max_embed_tokens=min(info.max_embed_tokens for info in infos),
+        every = list(self._facts.values())
+        return dataclasses.replace(
+            every[0],
+            max_sequence_tokens=min(facts.max_sequence_tokens for facts in every),
+            max_top_n_tokens=min(facts.max_top_n_tokens for facts in every),
+            max_tokenize_bytes=min(facts.max_tokenize_bytes for facts in every),
+            total_cells=sum(facts.total_cells for facts in every),
+            adapters=tuple(name for name in every[0].adapters if all(name in facts.adapters for facts in every)),
+            embedding_size=min(facts.embedding_size for facts in every),
+            max_embed_tokens=min(facts.max_embed_tokens for facts in every),
         )

@@ -1,6 +1,18 @@
-"""The life of a shard as the router sees it: connect, lease, carry out commands, notice its end, begin again."""
+"""One shard as the router sees it: connect, take the lease, carry out commands, notice the end, start over.
+
+A shard obeys one router at a time, the one with the newest epoch. A router takes a shard with an epoch one above the
+last:
+
+- at once, if no router holds it, if the last lease was its own, or if it never held this shard: a router that was just
+  started replaces the one before it without waiting for that one's lease to expire;
+- otherwise another router took the shard from it, and it stands by: it asks again after a delay that grows, with
+  jitter, and takes the shard once the other router's lease has expired.
+
+So two routers that were given the same shard do not take it from each other in turns: the newer one keeps it.
+"""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -9,6 +21,7 @@ from dataclasses import dataclass
 
 from caravan_router.engine import codec
 from caravan_router.engine.client import ShardClient, ShardRpcError, StartedCommand
+from caravan_router.engine.fleet import ShardInfo
 from caravan_router.engine.observer import EngineObserver, Method, StepReport
 from caravan_router.scheduling.actions import Command, Decode, FilterBatch, SwapIn, SwapOut
 from caravan_router.scheduling.events import (
@@ -31,7 +44,12 @@ _MAX_BACKOFF_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
-    """Who leases, for how long without a heartbeat, and how long a pass may take before the shard is given up."""
+    """Settings of the links to all shards.
+
+    ``router_id`` names the holder of the leases. A lease ends ``lease_ttl_s`` seconds after its last renewal. Every
+    ``heartbeat_s`` seconds the router renews it and the shard reports its steps; a shard that has work and completes no
+    step for ``step_timeout_s`` seconds is given up.
+    """
 
     router_id: str
     lease_ttl_s: float = 15.0
@@ -39,8 +57,8 @@ class LinkConfig:
     step_timeout_s: float = 60.0
 
 
-class _Stalled(Exception):
-    """The shard answers, but its passes stand still."""
+class _SessionError(Exception):
+    """Why a session with the shard ended or could not start, apart from a failed call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +69,9 @@ class _Sent:
 
 
 class ShardLink:
-    """Owns one shard's connection. ``run`` never returns; what happens is posted as events.
+    """Owns the connection to one shard and posts what happens there as events.
 
-    ``accept`` judges a shard before it may join: a reason to refuse it, or None.
+    ``accept`` judges a shard before it joins: it returns a reason to refuse the shard, or None.
     """
 
     def __init__(
@@ -62,7 +80,7 @@ class ShardLink:
         config: LinkConfig,
         *,
         post: Callable[[Event], None],
-        accept: Callable[[str, codec.ShardInfo], str | None],
+        accept: Callable[[str, ShardInfo], str | None],
         observer: EngineObserver,
     ) -> None:
         self.address = address
@@ -72,21 +90,23 @@ class ShardLink:
         self._observer = observer
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         self._last_step_end = 0.0
+        # Incarnation and epoch of the last lease this router held; None before the first.
+        self._last_lease: tuple[str, int] | None = None
         # The client to ask for anything but commands; None while the shard is not leased.
         self.client: ShardClient | None = None
 
     def send(self, command: Command) -> None:
-        """Carry out ``command`` after those before it; a running Decode yields to it."""
+        """Queue ``command``; a running Decode yields to it."""
         self._commands.put_nowait(command)
 
     async def run(self) -> None:
-        """Keep the shard leased for ever. Ends by cancellation only."""
+        """Keep the shard leased, or wait for it, until cancelled."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             joined_at = time.monotonic()
             try:
                 await self._session()
-            except* (ShardRpcError, _Stalled) as errors:
+            except* (ShardRpcError, _SessionError) as errors:
                 level = logging.DEBUG if self.client is None else logging.WARNING
                 reason = "; ".join(str(error) for error in errors.exceptions)
                 _log.log(level, "shard is not available", extra={"shard": self.address, "reason": reason})
@@ -94,7 +114,7 @@ class ShardLink:
                 self._leave()
             if time.monotonic() - joined_at > _MAX_BACKOFF_S:
                 backoff_s = _FIRST_BACKOFF_S
-            # Jitter: routers and links that lost the same host must not come back in step.
+            # Jitter: routers and links that lost the same host must not come back at the same moment.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 
@@ -106,42 +126,54 @@ class ShardLink:
             self._post(ShardLost(self.address))
 
     async def _session(self) -> None:
-        """One lease of the shard, from connecting to its end. Raises a group of ShardRpcError and _Stalled."""
+        """Hold the shard from connecting to its end. Raise ShardRpcError or _SessionError, or a group of them."""
         client = ShardClient(self.address, self._config.step_timeout_s)
         try:
+            info = await client.info()
+            epoch = await self._take(client, info)
+            self.client = client
+            self._post(ShardJoined(self.address, info.limits))
+            _log.info("shard joined", extra={"shard": self.address, "epoch": epoch, "cells": info.limits.cells})
             async with asyncio.TaskGroup() as tasks:
-                info = await client.info()
-                refusal = self._accept(self.address, info)
-                if refusal is not None:
-                    _log.error("shard refused", extra={"shard": self.address, "reason": refusal})
-                    raise ShardRpcError(None, refusal)
-                epoch = info.epoch + 1
-                await client.lease(self._config.router_id, epoch, self._ttl_ms)
-                self.client = client
-                self._post(ShardJoined(self.address, info.limits))
-                _log.info("shard joined", extra={"shard": self.address, "epoch": epoch, "cells": info.limits.cells})
-                tasks.create_task(self._heartbeat(client, epoch))
+                tasks.create_task(self._renew(client, epoch))
+                tasks.create_task(self._watch(client))
                 tasks.create_task(self._carry_out(client, epoch))
         finally:
             await client.close()
 
-    @property
-    def _ttl_ms(self) -> int:
-        return int(self._config.lease_ttl_s * 1000)
+    async def _take(self, client: ShardClient, info: ShardInfo) -> int:
+        """Take the lease and return its epoch."""
+        refusal = self._accept(self.address, info)
+        if refusal is not None:
+            _log.error("shard refused", extra={"shard": self.address, "reason": refusal})
+            raise _SessionError(refusal)
+        if info.leased and self._last_lease not in (None, (info.incarnation, info.epoch)):
+            raise _SessionError("another router holds the shard")
+        epoch = info.epoch + 1
+        await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s)
+        self._last_lease = (info.incarnation, epoch)
+        return epoch
 
-    async def _heartbeat(self, client: ShardClient, epoch: int) -> None:
-        """Renew the lease, and notice passes that stand still though the shard answers."""
-        last_steps, moved_at, draining = -1, time.monotonic(), False
+    async def _renew(self, client: ShardClient, epoch: int) -> None:
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
-            state = await client.lease(self._config.router_id, epoch, self._ttl_ms)
-            if state.draining and not draining:
-                draining = True
-                self._post(ShardDraining(self.address))
-            if state.steps != last_steps or not state.busy:
-                last_steps, moved_at = state.steps, time.monotonic()
-            elif time.monotonic() - moved_at > self._config.step_timeout_s:
-                raise _Stalled(f"no pass completed for {self._config.step_timeout_s:g} s")
+            await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s)
+
+    async def _watch(self, client: ShardClient) -> None:
+        """Post that the shard drains; raise once it ends, or has work and completes no step for too long."""
+        last_steps, moved_at, draining = -1, time.monotonic(), False
+        async with contextlib.aclosing(client.watch(self._config.heartbeat_s)) as statuses:
+            async for status in statuses:
+                if status.draining and not draining:
+                    draining = True
+                    self._post(ShardDraining(self.address))
+                if status.steps != last_steps or not status.busy:
+                    last_steps, moved_at = status.steps, time.monotonic()
+                elif time.monotonic() - moved_at > self._config.step_timeout_s:
+                    raise _SessionError(f"no step completed for {self._config.step_timeout_s:g} s")
+        # The last replies may still be on their way.
+        await self._commands.join()
+        raise _SessionError("the shard ended")
 
     async def _carry_out(self, client: ShardClient, epoch: int) -> None:
         """Commands in order. The next is sent while a Decode runs, so that the shard turns to it without a pause."""
@@ -157,6 +189,7 @@ class ShardLink:
             successor = asyncio.create_task(start_next())
             try:
                 await self._collect(current)
+                commands.task_done()
                 current = await successor
             finally:
                 successor.cancel()

@@ -1,4 +1,4 @@
-"""Looks at the lease and at progress, a few times a second, and says whether the shard serves."""
+"""The gRPC health service: checks the lease and the worker's progress several times a second."""
 
 import asyncio
 import logging
@@ -16,13 +16,13 @@ from caravan_shard.service.lease import LeaseBook
 _log = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.1
-# A pass may fail for its own reasons; the backend as such is broken when pass after pass does.
+# One step may fail for reasons of its own; several in a row mean that the backend is broken.
 FAILURES_TO_DISTRUST = 3
 EXPIRED = Refusal(ShardError.NOT_LEASED, "the lease has expired")
 
 
-class Watch:
-    """Sets the health services; expires the lease."""
+class HealthMonitor:
+    """Sets the status of the health service and expires the lease."""
 
     def __init__(
         self, worker: Worker, engine: Engine, lease: LeaseBook, services: Sequence[str], stall_timeout_s: float
@@ -36,18 +36,18 @@ class Watch:
         self._trouble: str | None = "starting"
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check until cancelled."""
         while True:
             self.expire_lease()
             await self._set(self._find_trouble())
             await asyncio.sleep(_INTERVAL_S)
 
     async def drain(self) -> None:
-        """NOT_SERVING from now on."""
+        """Report NOT_SERVING from now on."""
         await self.servicer.enter_graceful_shutdown()
 
     def expire_lease(self) -> None:
-        """Release everything if the lease is over."""
+        """Release every sequence if the lease has expired."""
         if self._lease.expire(monotonic()):
             _log.warning("the lease expired: every sequence is released", extra={"epoch": self._lease.epoch})
             self._worker.release_all(EXPIRED)
@@ -57,7 +57,7 @@ class Watch:
         if stalled_s > self._stall_timeout_s:
             return f"no step in {self._stall_timeout_s:g} s though there is work"
         if self._engine.failures_in_a_row >= FAILURES_TO_DISTRUST:
-            return "pass after pass fails"
+            return "step after step fails"
         return None
 
     async def _set(self, trouble: str | None) -> None:

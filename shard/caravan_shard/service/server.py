@@ -20,9 +20,10 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.tokenizer import make_token_table
 from caravan_shard.engine.worker import Worker
-from caravan_shard.service.health import Watch
+from caravan_shard.service.health import HealthMonitor
 from caravan_shard.service.lease import LeaseBook
 from caravan_shard.service.loading import backend_loader, make_swap_space
+from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.servicer import ShardServicer
 from caravan_shard.service.text import TextService
 
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _SERVICE = shard_pb2.DESCRIPTOR.services_by_name["ShardService"].full_name
 _DRAIN_POLL_S = 0.05
+_NOTICE_S = 2.0
 _STOP_GRACE_S = 1.0
 
 
@@ -46,8 +48,9 @@ class ShardServer:
         self._lease = LeaseBook()
         self._server = grpc.aio.server(options=server_options())
         self._engine: Engine | None = None
-        self._watch: Watch | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._phase = PhaseSignal()
+        self._health: HealthMonitor | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._text: TextService | None = None
         self._compiler: ConstraintCompiler | None = None
         self.address = config.address
@@ -57,7 +60,7 @@ class ShardServer:
         engine = await self._worker.start()
         backend = engine.backend
         self._engine = engine
-        self._watch = Watch(self._worker, engine, self._lease, [_SERVICE], self._config.stall_timeout_s)
+        self._health = HealthMonitor(self._worker, engine, self._lease, [_SERVICE], self._config.stall_timeout_s)
         self._text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
         # Before anybody waits for the shard: it holds the GIL for up to a second.
         self._compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
@@ -67,13 +70,14 @@ class ShardServer:
             worker=self._worker,
             engine=engine,
             lease=self._lease,
-            watch=self._watch,
+            health=self._health,
+            phase=self._phase,
             text=self._text,
             compiler=self._compiler,
             max_tokenize_bytes=self._config.max_tokenize_bytes,
         )
         shard_pb2_grpc.add_ShardServiceServicer_to_server(servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._watch.servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         names = (_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
@@ -82,7 +86,7 @@ class ShardServer:
             await self.stop()
             raise
         await self._server.start()
-        self._watching = asyncio.create_task(self._watch.run())
+        self._checking = asyncio.create_task(self._health.run())
         _log.info("listening", extra={"address": self.address, "shard": self._config.shard_id})
 
     def _bind(self) -> None:
@@ -97,15 +101,23 @@ class ShardServer:
             path.chmod(0o600)
 
     async def drain(self) -> None:
-        """Refuse new sequences and wait until all have ended or are released, at most the drain timeout."""
+        """Tell the router, then wait until all sequences have ended or are released, at most the drain timeout.
+
+        New sequences are refused after ``_NOTICE_S``: a refusal ends the router's session and costs every sequence its
+        cells, so commands that were sent before the router knew are still carried out.
+        """
         assert self._engine is not None
-        assert self._watch is not None
-        deadline = monotonic() + self._config.drain_timeout_s
-        self._engine.draining = True
-        await self._watch.drain()
+        assert self._health is not None
+        began = monotonic()
+        self._phase.advance(Phase.DRAINING)
+        await self._health.drain()
         _log.info("draining", extra={"sequences": self._engine.unfinished_count})
-        # By looking, because the counters belong to the worker's thread.
-        while (self._engine.unfinished_count or self._worker.is_busy) and monotonic() < deadline:  # noqa: ASYNC110
+        # Polled, because the counters belong to the worker's thread.
+        while self._engine.unfinished_count or self._worker.is_busy:
+            waited_s = monotonic() - began
+            if waited_s >= self._config.drain_timeout_s:
+                return
+            self._engine.draining = waited_s >= _NOTICE_S
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def failed(self) -> None:
@@ -114,10 +126,11 @@ class ShardServer:
 
     async def stop(self) -> None:
         """End everything that runs and remove the socket file."""
-        if self._watching is not None:
-            self._watching.cancel()
+        self._phase.advance(Phase.ENDED)
+        if self._checking is not None:
+            self._checking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
+                await self._checking
         await self._worker.stop(_STOP_GRACE_S)
         await self._server.stop(_STOP_GRACE_S)
         if self._text is not None:

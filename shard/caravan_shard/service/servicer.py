@@ -29,12 +29,14 @@ from caravan_shard.protocol.results import (
     bad_request,
 )
 from caravan_shard.service import codec
-from caravan_shard.service.health import Watch
+from caravan_shard.service.health import HealthMonitor
 from caravan_shard.service.lease import LeaseBook, LeaseChange
+from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.text import TextService
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+MIN_WATCH_MS = 100
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "another lease took the shard")
 
 
@@ -49,7 +51,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         worker: Worker,
         engine: Engine,
         lease: LeaseBook,
-        watch: Watch,
+        health: HealthMonitor,
+        phase: PhaseSignal,
         text: TextService,
         compiler: ConstraintCompiler,
         max_tokenize_bytes: int,
@@ -57,7 +60,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         self._worker = worker
         self._engine = engine
         self._lease = lease
-        self._watch = watch
+        self._health = health
+        self._phase = phase
         self._text = text
         self._compiler = compiler
         # Taken in the order of asking.
@@ -77,14 +81,16 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         )
 
     async def Info(self, request: shard_pb2.InfoRequest, context: Context) -> shard_pb2.InfoResponse:
+        self._health.expire_lease()
         info = shard_pb2.InfoResponse()
         info.CopyFrom(self._info)
         info.epoch = self._lease.epoch
+        info.leased = self._lease.is_held
         return info
 
     async def Lease(self, request: shard_pb2.LeaseRequest, context: Context) -> shard_pb2.LeaseResponse:
-        self._watch.expire_lease()
-        if self._engine.draining and request.epoch > self._lease.epoch:
+        self._health.expire_lease()
+        if self._is_draining and request.epoch > self._lease.epoch:
             await _abort(context, Refusal(ShardError.DRAINING, "this shard is ending"))
         granted = self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000, monotonic())
         if isinstance(granted, Refusal):
@@ -95,8 +101,27 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             steps=self._engine.step_count,
             sequences=self._engine.sequence_count,
             busy=self._worker.is_busy,
-            draining=self._engine.draining,
+            draining=self._is_draining,
         )
+
+    async def Watch(self, request: shard_pb2.WatchRequest, context: Context) -> AsyncIterator[shard_pb2.WatchResponse]:
+        if request.interval_ms < MIN_WATCH_MS:
+            await _abort(context, bad_request(f"interval_ms must be >= {MIN_WATCH_MS}. Given: {request.interval_ms}"))
+        while True:
+            seen = self._phase.current
+            yield shard_pb2.WatchResponse(
+                steps=self._engine.step_count,
+                sequences=self._engine.sequence_count,
+                busy=self._worker.is_busy,
+                draining=self._is_draining,
+            )
+            if seen is Phase.ENDED:
+                return
+            await self._phase.wait_for_change(seen, request.interval_ms / 1000)
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._phase.current is not Phase.SERVING
 
     async def Prefill(self, request: shard_pb2.PrefillRequest, context: Context) -> shard_pb2.PrefillResponse:
         async with self._turn:
@@ -188,7 +213,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
 
     async def _submit_next(self, command: Command, epoch: int, context: Context) -> Replies:
         """Awaits only to refuse, so that order is kept."""
-        self._watch.expire_lease()
+        self._health.expire_lease()
         refusal = self._lease.check(epoch)
         if refusal is not None:
             await _abort(context, refusal)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import pytest
 from aiohttp import ClientSession
@@ -11,6 +12,7 @@ from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually, generate
+from caravan_testing.pass_log import PassLog
 from caravan_testing.specs import spec
 from caravan_testing.toy_oracle import expected_output
 
@@ -141,16 +143,18 @@ async def test_without_a_shard_a_request_is_refused_with_a_reason() -> None:
 
 
 async def test_a_second_router_takes_the_shard_and_the_first_notices() -> None:
-    """Fencing: the older lease's commands are refused, and it fights for the shard only by a new lease."""
+    """Fencing: the older lease's commands are refused, and the first router waits until the new lease is over."""
     async with cluster(ClusterConfig(step_s=0.002)) as running, ClientSession() as session:
         answer = asyncio.create_task(generate(session, running.url, body("fenced", 200)))
         (address,) = running.addresses
         await eventually(lambda: bool(running.engine.scheduler.shards[address].decoding), "it decodes")
         client = ShardClient(address, 5.0)
         epoch = (await client.info()).epoch
-        await client.lease("another", epoch + 1, 60_000)
+        await client.lease("another", epoch + 1, 1.0)
+        taken_at = time.monotonic()
         assert (await answer)["generated_text"] == expected_text("fenced", 200)
-        assert (await client.info()).epoch > epoch + 1
+        assert time.monotonic() - taken_at > 1.0
+        assert (await client.info()).epoch == epoch + 2
         await client.close()
 
 
@@ -168,7 +172,8 @@ async def test_a_broken_connection_of_a_client_is_no_error_of_the_server() -> No
 
 
 async def test_a_shard_that_drains_keeps_its_requests_and_gets_no_new_ones() -> None:
-    config = ClusterConfig(shards=2, step_s=0.005, drain_timeout_s=20.0)
+    log = PassLog()
+    config = ClusterConfig(shards=2, step_s=0.005, drain_timeout_s=20.0, hook=log)
     async with cluster(config) as running, ClientSession() as session:
         answers = [
             asyncio.create_task(generate(session, running.url, body(f"prompt {number}", 150))) for number in range(4)
@@ -176,15 +181,16 @@ async def test_a_shard_that_drains_keeps_its_requests_and_gets_no_new_ones() -> 
         shards = running.engine.scheduler.shards
         await eventually(lambda: all(shard.decoding for shard in shards.values()), "both shards decode")
         leaving = running.addresses[0]
-        drained = asyncio.create_task(running.servers[leaving].drain())
-        await eventually(lambda: shards[leaving].draining, "the router knows")
+        async with log.held():
+            drained = asyncio.create_task(running.servers[leaving].drain())
+            await eventually(lambda: shards[leaving].draining, "the router knows")
         await asyncio.gather(*(generate(session, running.url, body(f"later {number}", 5)) for number in range(4)))
         await drained
         texts = [answer["generated_text"] for answer in await asyncio.gather(*answers)]
         assert texts == [expected_text(f"prompt {number}", 150) for number in range(4)]
         client = ShardClient(leaving, 5.0)
         with pytest.raises(ShardRpcError, match="ending"):
-            await client.lease("another", 99, 1000)
+            await client.lease("another", 99, 1.0)
         await client.close()
 
 

@@ -136,6 +136,38 @@ async def test_info_tells_identity_limits_and_epoch() -> None:
         assert (await other.stub.Info(shard_pb2.InfoRequest())).incarnation != info.incarnation
 
 
+async def test_info_tells_whether_a_router_holds_the_shard() -> None:
+    async with running_shard() as shard:
+        assert not (await shard.stub.Info(shard_pb2.InfoRequest())).leased
+        await shard.take(ttl_ms=60_000)
+        assert (await shard.stub.Info(shard_pb2.InfoRequest())).leased
+        await shard.take(2, ttl_ms=1)
+        await asyncio.sleep(0.01)
+        assert not (await shard.stub.Info(shard_pb2.InfoRequest())).leased
+
+
+async def test_watch_reports_steps_at_an_interval_and_a_drain_at_once() -> None:
+    async with running_shard() as shard:
+        assert await refused(shard.stub.Watch(shard_pb2.WatchRequest(interval_ms=99)).read()) is ShardError.BAD_REQUEST
+        often, seldom = (shard.stub.Watch(shard_pb2.WatchRequest(interval_ms=ms)) for ms in (100, 3_600_000))
+        for watch in (often, seldom):
+            state = await watch.read()
+            assert (state.steps, state.sequences, state.busy, state.draining) == (0, 0, False, False)
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, b"abc"))
+        async with asyncio.timeout(10):
+            while (state := await often.read()).steps == 0:
+                pass
+            assert (state.sequences, state.draining) == (1, False)
+            drained = asyncio.create_task(shard.server.drain())
+            assert (await seldom.read()).draining
+            await shard.keep()
+            await drained
+            await shard.server.stop()
+            assert (await seldom.read()).draining
+            assert await seldom.read() is grpc.aio.EOF
+
+
 async def test_refusals_carry_code_and_status() -> None:
     async with running_shard() as shard:
         assert await refused(shard.prefill(prompt_chunk(0, b"a"))) is ShardError.NOT_LEASED

@@ -48,6 +48,11 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LeaseRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LeaseResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/caravan.shard.v1.ShardService/Watch',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.WatchRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.WatchResponse.FromString,
+                _registered_method=True)
         self.Prefill = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/Prefill',
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.PrefillRequest.SerializeToString,
@@ -111,6 +116,15 @@ class ShardServiceServicer:
 
     def Lease(self, request, context):
         """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """The shard's state: at once, whenever `draining` changes, and at a regular interval. Needs no lease.
+        The stream ends with OK when the shard ends, and its last message says `draining`: a router that watches always
+        hears of a drain before it loses the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,6 +205,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Lease,
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LeaseRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LeaseResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.WatchRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.WatchResponse.SerializeToString,
             ),
             'Prefill': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefill,
@@ -296,6 +315,33 @@ class ShardService:
             '/caravan.shard.v1.ShardService/Lease',
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LeaseRequest.SerializeToString,
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/Watch',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.WatchRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,11 @@ class ShardServiceStub:
     """Identity, limits and model facts. Needs no lease."""
     Lease: _grpc.UnaryUnaryMultiCallable[_shard_pb2.LeaseRequest, _shard_pb2.LeaseResponse]
     """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
+    Watch: _grpc.UnaryStreamMultiCallable[_shard_pb2.WatchRequest, _shard_pb2.WatchResponse]
+    """The shard's state: at once, whenever `draining` changes, and at a regular interval. Needs no lease.
+    The stream ends with OK when the shard ends, and its last message says `draining`: a router that watches always
+    hears of a drain before it loses the connection.
+    """
     Prefill: _grpc.UnaryUnaryMultiCallable[_shard_pb2.PrefillRequest, _shard_pb2.PrefillResponse]
     """One forward pass over prompt chunks, with one decode token for each riding sequence."""
     Decode: _grpc.UnaryStreamMultiCallable[_shard_pb2.DecodeRequest, _shard_pb2.DecodeResponse]
@@ -74,6 +79,11 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Identity, limits and model facts. Needs no lease."""
     Lease: _aio.UnaryUnaryMultiCallable[_shard_pb2.LeaseRequest, _shard_pb2.LeaseResponse]  # type: ignore[assignment]
     """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
+    Watch: _aio.UnaryStreamMultiCallable[_shard_pb2.WatchRequest, _shard_pb2.WatchResponse]  # type: ignore[assignment]
+    """The shard's state: at once, whenever `draining` changes, and at a regular interval. Needs no lease.
+    The stream ends with OK when the shard ends, and its last message says `draining`: a router that watches always
+    hears of a drain before it loses the connection.
+    """
     Prefill: _aio.UnaryUnaryMultiCallable[_shard_pb2.PrefillRequest, _shard_pb2.PrefillResponse]  # type: ignore[assignment]
     """One forward pass over prompt chunks, with one decode token for each riding sequence."""
     Decode: _aio.UnaryStreamMultiCallable[_shard_pb2.DecodeRequest, _shard_pb2.DecodeResponse]  # type: ignore[assignment]
@@ -116,6 +126,17 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.LeaseResponse, _abc.Awaitable[_shard_pb2.LeaseResponse]]:
         """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _shard_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_shard_pb2.WatchResponse], _abc.AsyncIterator[_shard_pb2.WatchResponse]]:
+        """The shard's state: at once, whenever `draining` changes, and at a regular interval. Needs no lease.
+        The stream ends with OK when the shard ends, and its last message says `draining`: a router that watches always
+        hears of a drain before it loses the connection.
+        """
 
     @_abc_1.abstractmethod
     def Prefill(

@@ -1,0 +1,96 @@
+"""The link between a router and a shard: what each hears of the other, and who holds the shard."""
+
+import asyncio
+from pathlib import Path
+
+from caravan_router.engine.batcher import Batcher
+from caravan_router.engine.client import ShardClient
+from caravan_router.engine.link import LinkConfig, ShardLink
+from caravan_router.metrics.metrics import Metrics
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.events import Event, ShardDraining, ShardJoined, ShardLost
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.config import ShardConfig
+from caravan_shard.service.server import ShardServer
+from caravan_testing.cluster import ClusterConfig, cluster, eventually
+from caravan_testing.pass_log import PassLog
+from caravan_testing.specs import run, spec, undisturbed
+
+# Nothing that a test waits for may come from the next heartbeat.
+NO_HEARTBEAT = LinkConfig(router_id="test", heartbeat_s=600, lease_ttl_s=1200)
+
+
+async def test_the_router_hears_at_once_that_a_shard_drains() -> None:
+    log = PassLog()
+    async with cluster(ClusterConfig(shards=2, link=NO_HEARTBEAT, hook=log)) as running:
+        shards = running.engine.scheduler.shards
+        reading = asyncio.create_task(run(running.engine, spec([1, 2, 3], 20)))
+        async with log.held():
+            (leaving,) = [name for name, shard in shards.items() if shard.residents]
+            drained = asyncio.create_task(running.servers[leaving].drain())
+            await eventually(lambda: shards[leaving].draining, "the router knows")
+        assert await reading == undisturbed(spec([1, 2, 3], 20))
+        await drained
+
+
+async def test_the_router_hears_of_a_drain_before_the_shard_is_gone(tmp_path: Path) -> None:
+    """Even if the shard has nothing to finish and ends at once."""
+    server = ShardServer(ShardConfig(backend="fake", address=f"unix:{tmp_path}/shard"), ToyBackend)
+    await server.start()
+    events: list[Event] = []
+    link = ShardLink(
+        server.address, NO_HEARTBEAT, post=events.append, accept=lambda _address, _info: None, observer=Metrics()
+    )
+    running = asyncio.create_task(link.run())
+    await eventually(lambda: bool(events), "it joined")
+    await server.drain()
+    await server.stop()
+    await eventually(lambda: len(events) >= 3, "the router knows")
+    assert [type(event) for event in events] == [ShardJoined, ShardDraining, ShardLost]
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_what_was_sent_before_the_router_knew_of_a_drain_is_carried_out() -> None:
+    log = PassLog()
+    wanted = [spec([number, 2, 3], 100) for number in range(2)]
+    async with cluster(ClusterConfig(hook=log, step_s=0.005, drain_timeout_s=60.0)) as running:
+        (address,) = running.addresses
+        (shard,) = running.engine.scheduler.shards.values()
+        reading = [asyncio.create_task(run(running.engine, wanted[0]))]
+        await eventually(lambda: bool(shard.decoding), "the first decodes")
+        async with log.held():
+            reading.append(asyncio.create_task(run(running.engine, wanted[1])))
+            await eventually(lambda: running.queued_commands(address) > 0, "the shard has the prompt of the second")
+            drained = asyncio.create_task(running.servers[address].drain())
+            await eventually(lambda: shard.draining, "the router knows")
+        assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
+        assert running.engine.scheduler.shards[address] is shard, "the shard was lost"
+        await drained
+
+
+async def test_the_newer_of_two_routers_keeps_the_shard_and_the_older_stands_by() -> None:
+    link = LinkConfig(router_id="older", heartbeat_s=0.2, lease_ttl_s=3.0)
+    wanted = spec([1, 2, 3], 300)
+    async with cluster(ClusterConfig(link=link, step_s=0.005)) as running:
+        newer = Batcher(
+            running.addresses,
+            SchedulerConfig(),
+            LinkConfig(router_id="newer", heartbeat_s=0.2, lease_ttl_s=3.0),
+            Metrics(),
+        )
+        serving = asyncio.create_task(newer.run())
+        await newer.ready.wait()
+        await running.wait_until_up(0)
+        client = ShardClient(running.addresses[0], 5.0)
+        epoch = (await client.info()).epoch
+        of_the_older = asyncio.create_task(run(running.engine, wanted))
+        # At least 1.5 s: time enough for the older one to try again several times.
+        assert await run(newer, wanted) == undisturbed(wanted)
+        assert (await client.info()).epoch == epoch
+        assert not running.engine.scheduler.shards
+        serving.cancel()
+        await asyncio.wait({serving})
+        assert await of_the_older == undisturbed(wanted)
+        assert (await client.info()).epoch == epoch + 1
+        await client.close()
