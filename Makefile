@@ -11,7 +11,7 @@ INSTALLED := .venv/.installed
 CLIENT := .cache/clients/text-generation/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
-.PHONY: help run test test-clients check lint format proto openapi bench soak clean
+.PHONY: help run test test-clients check lint format proto openapi docs bench soak clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ proto: $(INSTALLED) ## generate the Python code of the .proto files
 
 openapi: $(INSTALLED) ## generate openapi.json from the request and response types
 	$(BIN)/python -m caravan_router.http.openapi > router/caravan_router/http/openapi.json
+
+docs: $(INSTALLED) ## write the tables of the documentation that the code knows
+	$(BIN)/python docs/doc_tables.py
 
 bench: $(INSTALLED) $(MODEL) ## build llama-server and llama-batched-bench (once) and measure side by side; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m bench.build_peers

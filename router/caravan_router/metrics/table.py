@@ -93,6 +93,6 @@ METRICS = (
 
 
 def markdown_table() -> str:
-    """The table of the README."""
+    """The metrics as a Markdown table."""
     rows = [f"| `{m.name}` | {m.kind.value} | {', '.join(m.labels)} | {m.help} |" for m in METRICS]
     return "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"

@@ -1,0 +1,154 @@
+"""The tables of the documentation that the code knows. `make docs` writes each between its markers:
+
+    <!-- table: metrics -->
+    ...
+    <!-- end of table -->
+
+A contract test fails when a table in a document is not what this module makes of the code.
+"""
+
+import ast
+import dataclasses
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from caravan_router.config import RouterConfig
+from caravan_router.http.routes import ROUTES
+from caravan_router.http.server.error_table import markdown_table as error_table
+from caravan_router.metrics.table import METRICS
+from caravan_router.serve.cli import ServeConfig
+from caravan_shard.config import ShardConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = ("proto/caravan_proto", "router/caravan_router", "shard/caravan_shard")
+_TABLE = re.compile(r"(<!-- table: ([a-z -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+# A higher bound only catches slips of the keyboard; the reader has no use for it.
+_LARGEST_SHOWN_BOUND = 1e5
+
+
+def documents() -> list[Path]:
+    """Every document, README.md first."""
+    return [*sorted(ROOT.glob("*.md"), reverse=True), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def with_tables(text: str) -> str:
+    """The text of a document with every table made anew."""
+    return _TABLE.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
+
+
+def table_names(text: str) -> list[str]:
+    """The tables that a document has."""
+    return [match[2] for match in _TABLE.finditer(text)]
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    # Docstrings write code as ``code``, Markdown as `code`.
+    cells = ([cell.replace("|", "\\|").replace("``", "`") for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def flags_table(config: type[Any]) -> str:
+    """One row for each field of a configuration made with `caravan_proto.flags.flag`."""
+    hints = typing.get_type_hints(config)
+    rows = []
+    for field in dataclasses.fields(config):
+        meta = field.metadata["flag"]
+        names = ", ".join(f"`{name}`" for name in (*meta.aliases, f"--{field.name.replace('_', '-')}"))
+        rows.append((names, _values(hints[field.name], meta), _default(field.default), meta.help))
+    return _table(("flag", "values", "default", "meaning"), rows)
+
+
+def _values(hint: Any, meta: Any) -> str:
+    if meta.choices:
+        return ", ".join(f"`{choice}`" for choice in meta.choices)
+    scalars = set(typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint])
+    if bool in scalars:
+        return "`on`, `off`"
+    if not scalars & {int, float}:
+        return "text"
+    kind = "integer" if int in scalars else "number"
+    if meta.high <= _LARGEST_SHOWN_BOUND:
+        return f"{kind}, {meta.low:g} to {meta.high:g}"
+    return f"{kind}, at least {meta.low:g}" if meta.low > -math.inf else kind
+
+
+def _default(default: object) -> str:
+    if default is None or default in ("", ()):
+        return ""
+    if isinstance(default, bool):
+        return "`on`" if default else "`off`"
+    return f"`{default}`"
+
+
+def metrics_table() -> str:
+    """One row for each metric."""
+    rows = ((f"`{m.name}`", m.kind.value, ", ".join(f"`{label}`" for label in m.labels), m.help) for m in METRICS)
+    return _table(("metric", "kind", "labels", "meaning"), rows)
+
+
+def routes_table() -> str:
+    """One row for each route, in the order of registration."""
+    return _table(("route", "what it does"), ((f"`{route.method} {route.path}`", route.summary) for route in ROUTES))
+
+
+def packages_table() -> str:
+    """One row for each package, with the first paragraph of its docstring."""
+    rows = []
+    for package in _PACKAGES:
+        for file in sorted((ROOT / package).rglob("__init__.py"), key=lambda file: file.parent.parts):
+            docstring = ast.get_docstring(ast.parse(file.read_text()))
+            if docstring:
+                folder = file.parent.relative_to(ROOT)
+                rows.append((f"`{folder}/`", " ".join(docstring.partition("\n\n")[0].split())))
+    return _table(("package", "what is there"), rows)
+
+
+def targets_table() -> str:
+    """One row for each target of the Makefile that has a help text."""
+    found = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return _table(("target", "what it does"), ((f"`make {target}`", text) for target, text in found))
+
+
+def decisions_table() -> str:
+    """One row for each decision, with a link."""
+    rows = []
+    for file in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
+        title = file.read_text().partition("\n")[0].removeprefix("# ")
+        number, _, sentence = title.partition(". ")
+        rows.append((number, f"[{sentence}](decisions/{file.name})"))
+    return _table(("", "decision"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "flags of caravan serve": lambda: flags_table(ServeConfig),
+    "flags of the router": lambda: flags_table(RouterConfig),
+    "flags of a shard": lambda: flags_table(ShardConfig),
+    "metrics": metrics_table,
+    "errors": error_table,
+    "routes": routes_table,
+    "packages": packages_table,
+    "make targets": targets_table,
+    "decisions": decisions_table,
+}
+
+
+def main() -> int:
+    """Write every table; name the documents that changed."""
+    for path in documents():
+        text = path.read_text()
+        current = with_tables(text)
+        if current != text:
+            path.write_text(current)
+            sys.stdout.write(f"{path.relative_to(ROOT)}: tables written\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What the documents say of the program is what the program says of itself."""
+
+import doc_tables
+import pytest
+from doc_tables import ROOT
+
+from caravan_router.core.errors import EngineError
+from caravan_router.http.routes import ROUTES
+from caravan_router.http.server.errors import TABLE, RequestError
+
+DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text() for path in doc_tables.documents()}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_tables_are_current(document: str) -> None:
+    text = DOCUMENTS[document]
+    assert text == doc_tables.with_tables(text), f"{document} is not current: run `make docs`"
+
+
+def test_every_table_is_in_one_document() -> None:
+    found = sorted(name for text in DOCUMENTS.values() for name in doc_tables.table_names(text))
+    assert found == sorted(doc_tables.TABLES)
+
+
+def test_every_marker_belongs_to_a_table() -> None:
+    for document, text in DOCUMENTS.items():
+        markers = text.count("<!-- ")
+        assert markers == 2 * len(doc_tables.table_names(text)), document
+
+
+def test_every_route_is_named() -> None:
+    missing = [
+        f"{route.method} {route.path}" for route in ROUTES if f"`{route.method} {route.path}`" not in ROUTES_PAGE
+    ]
+    assert not missing
+
+
+ROUTES_PAGE = DOCUMENTS["docs/http-api.md"]
+
+
+def test_every_error_that_clients_see_is_in_the_table() -> None:
+    def leaves(kind: type[Exception]) -> list[type[Exception]]:
+        return [leaf for child in kind.__subclasses__() for leaf in leaves(child)] or [kind]
+
+    for base in (RequestError, EngineError):
+        missing = [kind.__name__ for kind in leaves(base) if not any(parent in TABLE for parent in kind.__mro__)]
+        assert not missing
+
+
+def test_every_document_and_decision_is_in_the_index() -> None:
+    index = DOCUMENTS["docs/README.md"]
+    for path in (ROOT / "docs").rglob("*.md"):
+        target = path.relative_to(ROOT / "docs")
+        assert f"({target})" in index or target.name == "README.md", target
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    names = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("*.md"))
+    assert [int(name.partition("-")[0]) for name in names] == list(range(1, len(names) + 1))
+    for name in names:
+        title, parts = DOCUMENTS[f"docs/decisions/{name}"].partition("\n")[::2]
+        assert title.startswith(f"# {name.partition('-')[0]}. "), name
+        for part in ("Context", "Decision", "Why", "Rejected", "Consequences"):
+            assert f"\n**{part}.**" in parts, f"{name} has no part {part}"
