@@ -152,6 +152,10 @@ class ScriptedEngine:
     # What is wrong with a constraint.
     problem: Callable[[Constraint], str | None] = no_problem
 
+    @property
+    def queries(self) -> "ScriptedEngine":
+        return self
+
     def submit(self, spec: GenerationSpec) -> ScriptedStream:
         stream = ScriptedStream(self, spec)
         self.streams.append(stream)

@@ -70,7 +70,7 @@ async def marks_for(engine: Engine, texts: Sequence[str]) -> Marks:
     suspects = [text for text in texts if any(bracket in text for bracket in _BRACKETS)]
     if not suspects:
         return Marks("", ())
-    seen = await engine.tokenize("\n".join(suspects), add_special=False)
+    seen = await engine.queries.tokenize("\n".join(suspects), add_special=False)
     found = {
         piece.decode("utf-8", "replace")
         for piece, special in zip(seen.pieces, seen.specials, strict=True)

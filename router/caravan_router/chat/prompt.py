@@ -95,7 +95,7 @@ async def prompt_of(
     add_special = not (model.bos_text and text.startswith(model.bos_text))
     tokenized = await asyncio.gather(
         *(
-            engine.tokenize(part, add_special=add_special and number == 0)
+            engine.queries.tokenize(part, add_special=add_special and number == 0)
             for number, part in enumerate(parts)
             if part or number == 0
         )

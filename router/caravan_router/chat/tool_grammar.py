@@ -87,7 +87,7 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _terminal(engine: Engine, marker: str) -> str:
     """A control token by its number; what is no control token as text."""
-    tokens = await engine.tokenize(marker, add_special=False)
+    tokens = await engine.queries.tokenize(marker, add_special=False)
     if len(tokens.token_ids) == 1 and tokens.specials[0]:
         return f"<[{tokens.token_ids[0]}]>"
     return _quoted(marker)

@@ -76,6 +76,26 @@ class ModelFacts:
     max_embed_tokens: int = 0
 
 
+class Queries(Protocol):
+    """What a model answers without generating. Every call raises NoShardError if no shard answers."""
+
+    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
+        """Return the tokens of ``text``. Raises TextTooLongError."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        """Return the pieces of ``token_ids``, which must be below the vocabulary's size."""
+        ...
+
+    async def compile_constraint(self, constraint: Constraint) -> str | None:
+        """Compile ``constraint`` for the sequences to come, or return what is wrong with it."""
+        ...
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """Return a vector of length 1 for each text of 1 to ``max_embed_tokens`` tokens. Raises GenerationError."""
+        ...
+
+
 class Engine(Protocol):
     """A model that generates, wherever it runs."""
 
@@ -87,24 +107,8 @@ class Engine(Protocol):
     def healthy(self) -> bool:
         """At least one shard is up and makes progress."""
 
+    @property
+    def queries(self) -> Queries: ...
+
     def submit(self, spec: GenerationSpec) -> TokenStream:
         """Queue a generation. Never blocks and never refuses."""
-
-    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
-        """Text to tokens, on a shard. Raises NoShardError, TextTooLongError."""
-        ...
-
-    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
-        """The pieces of tokens below the vocabulary's size. Raises NoShardError."""
-        ...
-
-    async def compile_constraint(self, constraint: Constraint) -> str | None:
-        """What is wrong with it; None if the shards can keep to it, and now have it ready. Raises NoShardError."""
-        ...
-
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        """A vector of length 1 for each text of 1 to ``max_embed_tokens`` tokens.
-
-        Raises NoShardError, GenerationError.
-        """
-        ...

@@ -16,6 +16,9 @@ class EngineError(Exception):
 class NoShardError(EngineError):
     """No shard is up."""
 
+    def __init__(self, reason: str = "no shard is up") -> None:
+        super().__init__(reason)
+
 
 class GenerationError(EngineError):
     """A started generation could not go on."""

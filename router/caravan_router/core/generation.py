@@ -13,7 +13,7 @@ class GenerationSpec:
     """One sequence to generate: non-empty ``prompt`` of token ids; with the new tokens it fits a shard.
 
     Specs with the same prompt and ``namespace`` that are submitted together compute the prompt once. ``constraint``:
-    one that `Engine.compile_constraint` found no problem with. ``adapter``: one of `ModelFacts.adapters`, or empty.
+    one that `Queries.compile_constraint` found no problem with. ``adapter``: one of `ModelFacts.adapters`, or empty.
     ``timeout_s``: from submission to the last token.
     """
 

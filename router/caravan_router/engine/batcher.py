@@ -2,28 +2,24 @@
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar, assert_never
+from collections.abc import Callable, Sequence
+from typing import assert_never
 
-from caravan_proto.errors import ShardError
-from caravan_router.core.constraint import Constraint
-from caravan_router.core.engine import ModelFacts, TokenizedText
+from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import (
     DeadlineError,
     EngineError,
     GenerationError,
     NoShardError,
     QueueTimeoutError,
-    TextTooLongError,
 )
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link import LinkConfig, ShardLink
 from caravan_router.engine.observer import EngineObserver, ShardUse
+from caravan_router.engine.queries import ShardQueries
 from caravan_router.engine.streams import RequestStream
 from caravan_router.scheduling.actions import (
     Action,
@@ -47,11 +43,8 @@ from caravan_router.scheduling.sequence import Request
 _TICK_S = 0.5
 _SETTLE_POLL_S = 0.01
 
-_T = TypeVar("_T")
-_NO_SHARD = "no shard is up"
-
 _FAILURES: dict[FailureReason, Callable[[], EngineError]] = {
-    FailureReason.NO_SHARD: lambda: NoShardError(_NO_SHARD),
+    FailureReason.NO_SHARD: NoShardError,
     FailureReason.NO_PROGRESS: lambda: GenerationError("its shard was lost several times before the next token"),
     FailureReason.DOES_NOT_FIT: lambda: GenerationError("no shard has a cache large enough for it"),
     FailureReason.QUEUE_TIMEOUT: lambda: QueueTimeoutError("it waited too long for its turn"),
@@ -80,6 +73,7 @@ class Batcher:
             address: ShardLink(address, link_config, post=self._post, accept=self._fleet.accept, observer=observer)
             for address in shard_addresses
         }
+        self.queries = ShardQueries(list(self._links.values()), load=self._sequences_on)
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = itertools.count(1)
         self._events: list[Event] = []
@@ -192,56 +186,6 @@ class Batcher:
         self._post(Submitted(request))
         return stream
 
-    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
-        """Text to tokens."""
-        return await self._ask_any(lambda client: client.tokenize(text, add_special=add_special))
-
-    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
-        """Tokens to pieces."""
-        return await self._ask_any(lambda client: client.detokenize(token_ids))
-
-    async def compile_constraint(self, constraint: Constraint) -> str | None:
-        """On every shard that is up: the sequence may go to any."""
-        clients = [link.client for link in self._links.values() if link.client is not None]
-        if not clients:
-            raise NoShardError(_NO_SHARD)
-        answers = await asyncio.gather(*(_compiled(client, constraint) for client in clients))
-        problems = [answer for answer in answers if not isinstance(answer, ShardRpcError)]
-        if not problems:
-            raise NoShardError(str(answers[0]))
-        return next((problem for problem in problems if problem is not None), None)
-
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        """One command a text: streams that decode meanwhile wait for a single text at most."""
-        vectors: list[tuple[float, ...]] = []
-        for text in texts:
-            vectors += await self._ask_any(functools.partial(ShardClient.embed, texts=[text]))
-        return vectors
-
-    async def _ask_any(self, call: Callable[[ShardClient], Awaitable[_T]]) -> _T:
-        """Any shard that is up, those with the fewest sequences first; the next if one goes away meanwhile."""
-        failure = _NO_SHARD
-        for link in sorted(self._links.values(), key=self._sequences_on):
-            if link.client is None:
-                continue
-            try:
-                return await call(link.client)
-            except ShardRpcError as error:
-                if error.error is ShardError.TEXT_TOO_LONG:
-                    raise TextTooLongError(str(error)) from None
-                if error.error is not None and error.error is not ShardError.DRAINING:
-                    raise GenerationError(str(error)) from None
-                failure = str(error)
-        raise NoShardError(failure)
-
-    def _sequences_on(self, link: ShardLink) -> int:
-        shard = self.scheduler.shards.get(link.address)
+    def _sequences_on(self, address: str) -> int:
+        shard = self.scheduler.shards.get(address)
         return 0 if shard is None else len(shard.residents)
-
-
-async def _compiled(client: ShardClient, constraint: Constraint) -> str | ShardRpcError | None:
-    """What is wrong with it, or why this shard cannot say: another may."""
-    try:
-        return await client.compile_constraint(constraint)
-    except ShardRpcError as error:
-        return error

@@ -77,6 +77,6 @@ async def test_texts_have_vectors_while_requests_run() -> None:
     async with cluster(ClusterConfig(adapters=ADAPTERS, embedding_size=16, step_s=0.001)) as running:
         checking = asyncio.ensure_future(check(running, wanted))
         for _ in range(10):
-            vectors = await running.engine.embed(texts)
+            vectors = await running.engine.queries.embed(texts)
             np.testing.assert_allclose(vectors, [toy_vector(text, 16) for text in texts], atol=1e-6)
         await checking

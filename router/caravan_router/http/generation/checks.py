@@ -70,7 +70,7 @@ async def tokenize_prompt(engine: Engine, field: str, text: str, bounds: Bounds)
     size = len(text.encode())
     if size > bounds.max_prompt_bytes:
         raise TooManyBytesError(field, bounds.max_prompt_bytes, size)
-    return await engine.tokenize(text)
+    return await engine.queries.tokenize(text)
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], limit: int, model: ModelFacts) -> None:

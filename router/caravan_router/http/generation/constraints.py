@@ -68,7 +68,7 @@ async def compiled(engine: Engine, asked: FieldConstraint | None) -> Constraint 
     """Raises InvalidGrammarError with what the shards find wrong with it, NoShardError."""
     if asked is None:
         return None
-    problem = await engine.compile_constraint(asked.constraint)
+    problem = await engine.queries.compile_constraint(asked.constraint)
     if problem is not None:
         raise InvalidGrammarError(asked.field, problem)
     return asked.constraint

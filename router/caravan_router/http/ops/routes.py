@@ -81,7 +81,7 @@ async def tokenize(request: web.Request) -> web.Response:
     size = len(body.inputs.encode())
     if size > limit:
         raise TooManyBytesError("inputs", limit, size)
-    tokenized = await state.engine.tokenize(body.inputs, add_special=body.add_special_tokens is not False)
+    tokenized = await state.engine.queries.tokenize(body.inputs, add_special=body.add_special_tokens is not False)
     # Long texts take long: streams go on meanwhile.
     reply = await asyncio.to_thread(_tokens_of, body.inputs, tokenized)
     return web.Response(body=reply, content_type="application/json")

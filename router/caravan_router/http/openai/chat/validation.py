@@ -124,7 +124,7 @@ async def _constraint(state: AppState, plan: ChatPlan, asked: FieldConstraint | 
     size, limit = len(constraint.source.encode()), state.limits.max_constraint_bytes
     if size > limit:
         raise ToolError(f"the grammar of `tools` must have at most {limit} bytes. Given: {size}")
-    problem = await state.engine.compile_constraint(constraint)
+    problem = await state.engine.queries.compile_constraint(constraint)
     if problem is not None:
         raise ToolError(f"`tools` cannot be kept to: {problem}")
     return constraint

@@ -118,4 +118,4 @@ async def _tokens(
             return tokenized.token_ids, as_written(text, tokenized) if shown else None
         case TokensPrompt(token_ids):
             check_token_ids("prompt", token_ids, bounds.max_input_tokens, model_of(engine))
-            return token_ids, as_decoded(await engine.detokenize(token_ids)) if shown else None
+            return token_ids, as_decoded(await engine.queries.detokenize(token_ids)) if shown else None

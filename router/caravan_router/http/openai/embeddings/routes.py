@@ -30,7 +30,7 @@ async def embeddings(request: web.Request) -> web.Response:
         _check(body, model)
         prompts = split_prompts("input", body.input, state.limits.max_embed_texts)
         texts = [await _token_ids(state.engine, state.limits, prompt) for prompt in prompts]
-        vectors = await state.engine.embed(texts)
+        vectors = await state.engine.queries.embed(texts)
     encode = _base64 if body.encoding_format == "base64" else list
     count = sum(map(len, texts))
     reply = EmbeddingList(
