@@ -19,7 +19,10 @@ def check(scheduler: Scheduler) -> None:
     assert set(waiting) | set(resident) == set(scheduler.sequences), (
         "a live request is nowhere, or an ended one is kept"
     )
-    for shard in scheduler.shards.values():
+    shards = scheduler.shards.values()
+    for sequence in scheduler.waiting if shards else ():
+        assert any(shard.could_ever_hold(sequence) for shard in shards), f"{sequence.request_id} waits and fits nowhere"
+    for shard in shards:
         _check_shard(shard)
 
 

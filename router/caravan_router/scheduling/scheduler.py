@@ -73,6 +73,7 @@ class Scheduler:
                     self._join(event)
                 case ShardLost():
                     self._lose(event.shard)
+                    self._fail_unplaceable(list(self.waiting))
                 case ShardDraining():
                     if event.shard in self.shards:
                         self.shards[event.shard].draining = True
@@ -98,12 +99,11 @@ class Scheduler:
     def _submit(self, request: Request) -> None:
         assert request.request_id not in self.sequences, f"request {request.request_id} was submitted before"
         sequence = self._state.enter(request)
-        if self.shards:
-            self._fail_unplaceable([sequence])
+        self._fail_unplaceable([sequence])
 
     def _fail_unplaceable(self, sequences: list[Sequence]) -> None:
-        """End those of the waiting ``sequences`` that fit no shard even when it is empty."""
-        for sequence in sequences:
+        """End the waiting ``sequences`` that fit no shard even when it is empty. Without any shard they may wait."""
+        for sequence in sequences if self.shards else ():
             if not any(shard.could_ever_hold(sequence) for shard in self.shards.values()):
                 self._fail(sequence.request_id, FailureReason.DOES_NOT_FIT)
 

@@ -208,6 +208,29 @@ def test_waiting_requests_are_judged_when_a_shard_joins() -> None:
     assert sim.failed == {request_id: FailureReason.DOES_NOT_FIT}
 
 
+def test_waiting_requests_that_only_the_lost_shard_could_hold_end_with_their_error() -> None:
+    sim = Simulation(SchedulerConfig(max_bypass=0))
+    sim.join("small", dataclasses.replace(LIMITS, max_sequences=1))
+    sim.join("large", ShardLimits(cells=1000, cells_per_sequence=1000, max_sequences=1, max_batch_tokens=128))
+    running = sim.submit(prompt(500), 100)
+    waiting = sim.submit(prompt(600), 100)
+    behind = [sim.submit(prompt(10, number), 10, ignore_eos=True) for number in range(3)]
+    sim.lose("large")
+    assert sim.failed == dict.fromkeys((running, waiting), FailureReason.DOES_NOT_FIT)
+    sim.run()
+    sim.check_at_rest()
+    assert sim.finished == set(behind)
+
+
+def test_a_request_that_fits_a_remaining_shard_survives_the_loss_of_another() -> None:
+    sim = simulation("a", "b", limits=dataclasses.replace(LIMITS, max_sequences=1))
+    ids = {sim.submit(prompt(300, number), 50, ignore_eos=True) for number in range(3)}
+    sim.lose("a")
+    assert sim.failed == {}
+    sim.run()
+    assert sim.finished == ids
+
+
 def test_placement_prefers_the_emptier_shard() -> None:
     sim = simulation("a", "b")
     for number in range(4):
