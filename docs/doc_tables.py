@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from caravan_router.config import RouterConfig
+from caravan_router.http.limits import Limits
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.error_table import markdown_table as error_table
 from caravan_router.metrics.table import METRICS
@@ -98,6 +99,20 @@ def routes_table() -> str:
     return _table(("route", "what it does"), ((f"`{route.method} {route.path}`", route.summary) for route in ROUTES))
 
 
+def limits_table() -> str:
+    """One row for each limit on a request that no flag changes."""
+    limits = Limits()
+    rows = (
+        ("stop string, in bytes", limits.max_stop_bytes),
+        ("entries of `logit_bias`", limits.max_logit_biases),
+        ("schema, regular expression, grammar or list of choices, in bytes", limits.max_constraint_bytes),
+        ("`tools`", limits.max_tools),
+        ("`cache_salt`, in bytes", limits.max_cache_salt_bytes),
+        ("texts of one request for embeddings", limits.max_embed_texts),
+    )
+    return _table(("limited", "at most"), ((what, f"{most:,}") for what, most in rows))
+
+
 def packages_table() -> str:
     """One row for each package, with the first paragraph of its docstring."""
     rows = []
@@ -133,6 +148,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics_table,
     "errors": error_table,
     "routes": routes_table,
+    "limits": limits_table,
     "packages": packages_table,
     "make targets": targets_table,
     "decisions": decisions_table,
