@@ -1,1 +1,1 @@
-"""Who asks and how much they may: API keys from a file, and what each key has under way."""
+"""API keys from a file: who may send requests, and how many."""

@@ -1,4 +1,4 @@
-"""A key in use: what it may, and what it has used of that."""
+"""An API key in use: its limits, and what its requests have used of them."""
 
 from caravan_router.auth.key import ApiKey
 from caravan_router.auth.permits import PermitPool
@@ -6,9 +6,9 @@ from caravan_router.auth.token_bucket import TokenBucket
 
 
 class Client:
-    """Lives as long as the key's name is in the file, so that reloading it gives nobody a fresh allowance.
+    """The holder of a key. Lives as long as its name is in the key file, so that reloading the file resets no limit.
 
-    ``now``: seconds on ``time.monotonic``, here and below.
+    ``now`` is in seconds on ``time.monotonic`` in all methods.
     """
 
     __slots__ = ("_bucket", "key", "permits")
@@ -19,11 +19,11 @@ class Client:
         self._bucket = None if key.requests_per_minute is None else TokenBucket(key.requests_per_minute, now)
 
     def take_request(self, now: float) -> float:
-        """0.0 when a request may pass, which is then counted; else the seconds until one may."""
+        """Count one request and return 0.0 if it may pass now, else return the seconds until one may."""
         return 0.0 if self._bucket is None else self._bucket.take(now)
 
     def change(self, key: ApiKey, now: float) -> None:
-        """The limits of the same key's new entry, from now on."""
+        """Apply the limits of a new entry of the same name from now on."""
         self.permits.set_limit(key.concurrent_requests)
         if key.requests_per_minute is None:
             self._bucket = None

@@ -1,4 +1,4 @@
-"""An API key as the operator wrote it down: never the key itself, only its digest."""
+"""An API key as the key file describes it: never the key itself, only its digest."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ MIN_PRIORITY, MAX_PRIORITY = -100, 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """One entry of the file. None: no limit.
+    """One entry of the key file. A limit of None means no limit.
 
-    ``digest``: SHA-256 of the key. ``max_priority``: the highest that its requests may ask for.
-    ``concurrent_requests``: generations under way, queued ones included.
+    ``digest``: SHA-256 of the key. ``max_priority``: highest priority that its requests may have.
+    ``concurrent_requests``: maximum number of generations at a time, queued ones included.
     """
 
     digest: bytes
@@ -23,11 +23,11 @@ class ApiKey:
     concurrent_requests: int | None = None
 
 
-# Who asks where no keys are wanted: whoever can reach the port may do anything.
+# The key of every request on a server without keys: whoever can reach the port may do anything.
 NO_KEY = ApiKey(digest=b"", tenant=ANYONE, max_priority=MAX_PRIORITY)
 
 
 def digest_of(secret: str) -> bytes:
-    """What is stored of a key. No salt and no slow hash: a key is 256 random bits, which nobody guesses."""
-    # A header may hold bytes that are no UTF-8.
+    """Return the digest to store. It needs no salt and no slow hash: a key is 256 random bits, which nobody guesses."""
+    # A header may hold bytes that are not UTF-8.
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()

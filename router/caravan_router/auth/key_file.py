@@ -1,4 +1,4 @@
-"""The file of API keys: TOML, read whole or refused whole.
+"""Reads the key file, which is TOML. One wrong entry refuses the whole file.
 
 [[keys]]
 name = "alice"
@@ -18,7 +18,7 @@ import msgspec
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
 from caravan_router.core.tenant import Tenant
 
-# It is a tenant's name and goes into the log.
+# The name is also the tenant's and appears in the log.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 MAX_WEIGHT = 1000.0
@@ -26,7 +26,7 @@ MAX_LIMIT = 1_000_000
 
 
 class KeyFileError(Exception):
-    """The file cannot be read, or an entry is not what it may be."""
+    """The key file cannot be read, or an entry is invalid."""
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def read_key_file(path: Path) -> tuple[ApiKey, ...]:
-    """Blocks. Raises KeyFileError, which names the file and what is wrong with it."""
+    """Read the file; blocks. Raises KeyFileError, which names the file and the problem."""
     try:
         return parse_keys(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -55,7 +55,7 @@ def read_key_file(path: Path) -> tuple[ApiKey, ...]:
 
 
 def parse_keys(text: str) -> tuple[ApiKey, ...]:
-    """At least one key, names and digests all different. Raises KeyFileError."""
+    """Return at least one key; no two have the same name or digest. Raises KeyFileError."""
     try:
         entries = msgspec.convert(tomllib.loads(text), _File).keys
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
@@ -69,7 +69,7 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
 
 
 def check_name(field: str, name: str) -> None:
-    """Raises KeyFileError."""
+    """Raise KeyFileError unless ``name`` can be the name of a key."""
     if not _NAME.fullmatch(name):
         rule = "must have 1 to 64 letters of ASCII, digits, `.`, `_` or `-`, and begin with a letter or digit"
         raise KeyFileError(f"{field} {rule}. Given: {name!r:.80}")
@@ -78,7 +78,7 @@ def check_name(field: str, name: str) -> None:
 def _key(where: str, entry: _Entry) -> ApiKey:
     check_name(f"{where}.name", entry.name)
     if not _SHA256.fullmatch(entry.sha256):
-        # Not shown: it may be the key itself.
+        # The given value is not shown, because it may be the key itself.
         given = f"{len(entry.sha256)} characters"
         raise KeyFileError(f"{where}.sha256 must be 64 hex digits, the SHA-256 of the key. Given: {given}")
     if not 0 < entry.weight <= MAX_WEIGHT:

@@ -1,4 +1,4 @@
-"""Keeps a keyring at what its file says."""
+"""Reloads a keyring when its file changes."""
 
 import asyncio
 import logging
@@ -11,40 +11,40 @@ from caravan_router.auth.keyring import Keyring
 
 _log = logging.getLogger(__name__)
 
-# Time, size and inode: a file that was moved into place may be older than the one it replaced.
+# Modification time, size and inode: a file that was moved into place may be older than the one it replaced.
 _Version = tuple[int, int, int]
 
 
 class KeyWatch:
-    """Reads the file again when it has changed, and when told to. A broken file changes nothing and is logged once.
+    """Reads the key file again when it has changed or ``reload`` is called. An invalid file is logged and ignored.
 
-    No request waits for it: the file is looked at every ``check_s`` seconds, in a thread.
+    The file is checked every ``check_s`` seconds in a thread, so that no request waits for it.
     """
 
     def __init__(self, path: Path, check_s: float = 2.0) -> None:
-        """Blocks: reads the file. Raises KeyFileError."""
+        """Read the file; blocks. Raises KeyFileError."""
         self._path = path
         self._check_s = check_s
-        # Before it is read: what is written meanwhile is seen as a change.
+        # Taken before the file is read, so that a write in between counts as a change.
         self._version = _version(path)
         self.keyring = Keyring(read_key_file(path), time.monotonic())
-        self._told = asyncio.Event()
+        self._reload_requested = asyncio.Event()
 
     def reload(self) -> None:
-        """Soon, whether or not the file looks changed."""
-        self._told.set()
+        """Read the file soon, whether or not it looks changed."""
+        self._reload_requested.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch the file until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._check_s):
-                    await self._told.wait()
+                    await self._reload_requested.wait()
             except TimeoutError:
                 pass
             version = await asyncio.to_thread(_version, self._path)
-            if self._told.is_set() or version != self._version:
-                self._told.clear()
+            if self._reload_requested.is_set() or version != self._version:
+                self._reload_requested.clear()
                 self._version = version
                 await self._read()
 
@@ -59,7 +59,7 @@ class KeyWatch:
 
 
 def _version(path: Path) -> _Version | None:
-    """None: it is not there."""
+    """Return None if there is no file at ``path``."""
     try:
         status = os.stat(path)
     except OSError:

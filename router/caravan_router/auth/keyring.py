@@ -1,4 +1,4 @@
-"""The keys in force."""
+"""The API keys that are valid now."""
 
 import hmac
 from collections.abc import Iterable
@@ -8,14 +8,16 @@ from caravan_router.auth.key import ApiKey, digest_of
 
 
 class Keyring:
-    """``now``: seconds on ``time.monotonic``, here and below."""
+    """Finds the client of a key. ``now`` is in seconds on ``time.monotonic`` in all methods."""
 
     def __init__(self, keys: Iterable[ApiKey], now: float) -> None:
         self._clients: dict[str, Client] = {}
         self.replace(keys, now)
 
     def find(self, secret: str) -> Client | None:
-        """Whose key it is. Takes as long whatever is given and whoever it is: every digest is compared in full."""
+        """Return the client whose key is ``secret``. Every digest is compared in full, so the time it takes tells
+        nothing about the keys.
+        """
         digest = digest_of(secret)
         found = None
         for client in self._clients.values():
@@ -24,7 +26,7 @@ class Keyring:
         return found
 
     def replace(self, keys: Iterable[ApiKey], now: float) -> None:
-        """Only ``keys`` are in force. What a name has used up and under way stays with it, under whichever digest."""
+        """Make ``keys`` the only valid ones. A name keeps its used-up allowance, also under a new digest."""
         clients: dict[str, Client] = {}
         for key in keys:
             name = key.tenant.name

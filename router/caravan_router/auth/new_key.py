@@ -1,4 +1,4 @@
-"""The command `caravan key`: a fresh API key, and the entry for --api-keys-file."""
+"""The command `caravan key`: make a new API key and print its entry for --api-keys-file."""
 
 import argparse
 import secrets
@@ -10,9 +10,9 @@ from caravan_router.auth.key_file import KeyFileError, check_name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The key goes to stderr and the entry to stdout: ``caravan key alice >> keys.toml`` writes down no secret."""
+    """Print the key to stderr and its entry to stdout, so that ``caravan key alice >> keys.toml`` stores no secret."""
     parser = argparse.ArgumentParser(prog="caravan key", description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", help="whose key it is: in the log, and the tenant of its requests")
+    parser.add_argument("name", help="name of the key's holder, for the log and as tenant of its requests")
     name: str = parser.parse_args(argv).name
     try:
         check_name("NAME", name)

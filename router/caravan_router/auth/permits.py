@@ -1,4 +1,4 @@
-"""Generations under way, counted against a limit: a key's, and the house's."""
+"""Counts concurrent generations against a limit: one pool for each API key, and one for the whole server."""
 
 import sys
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 
 class PermitPool:
-    """One permit for each generation under way, queued or running.
+    """Each generation holds one permit while it is queued or runs. A limit of None means no limit.
 
-    None: no limit. A limit set below what is held lets nobody in until enough have left.
+    A limit that is set below the number of held permits admits nothing until enough of them are returned.
     """
 
     __slots__ = ("_held", "_limit")
@@ -29,7 +29,7 @@ class PermitPool:
 
     @contextmanager
     def take(self, count: int) -> Iterator[None]:
-        """Held until the block is left."""
+        """Hold ``count`` permits inside the ``with`` block. Does not check the limit: call ``can_take`` first."""
         self._held += count
         try:
             yield

@@ -13,7 +13,7 @@ def entry(**fields: object) -> str:
     return "\n".join(["[[keys]]", *lines, ""])
 
 
-def test_every_field() -> None:
+def test_every_field_of_an_entry_is_read() -> None:
     text = entry(weight=2, max_priority=-5, requests_per_minute=60, concurrent_requests=8) + entry(name="b", sha256=B)
     assert parse_keys(text) == (
         ApiKey(
@@ -27,7 +27,7 @@ def test_every_field() -> None:
     )
 
 
-def test_upper_case_digits_are_the_same() -> None:
+def test_the_digest_may_have_upper_case_digits() -> None:
     assert parse_keys(entry(sha256=A.upper()))[0].digest == digest_of("a")
 
 
@@ -60,7 +60,7 @@ def test_upper_case_digits_are_the_same() -> None:
         (entry() + entry(name="b", sha256=A.upper()), "keys[1].sha256 is that of keys[0] already"),
     ],
 )
-def test_what_is_refused(text: str, message: str) -> None:
+def test_an_invalid_file_is_refused_with_a_message_that_names_the_field(text: str, message: str) -> None:
     with pytest.raises(KeyFileError) as caught:
         parse_keys(text)
     assert message in str(caught.value)

@@ -18,7 +18,7 @@ def text_of(*secrets: str) -> str:
 
 
 async def write(path: Path, text: str) -> None:
-    """As editors do: a new file moved into place."""
+    """Write a new file and move it into place, as editors do."""
 
     def replace() -> None:
         fresh = path.with_suffix(".new")
@@ -45,7 +45,7 @@ async def watching(path: Path, check_s: float) -> AsyncIterator[KeyWatch]:
 
 
 @pytest.mark.parametrize("content", [None, "", b"\xff"])
-def test_a_broken_file_at_the_start_is_an_error_that_names_it(path: Path, content: str | bytes | None) -> None:
+def test_an_invalid_file_at_the_start_is_an_error_that_names_it(path: Path, content: str | bytes | None) -> None:
     if content is None:
         path.unlink()
     else:
@@ -60,7 +60,7 @@ async def test_a_changed_file_is_read_again(path: Path) -> None:
         await until(lambda: watch.keyring.find("b") is not None)
 
 
-async def test_when_told_it_is_read_at_once(path: Path) -> None:
+async def test_reload_reads_the_file_at_once(path: Path) -> None:
     async with watching(path, check_s=1000) as watch:
         await write(path, text_of("b"))
         watch.reload()
@@ -71,7 +71,7 @@ async def test_when_told_it_is_read_at_once(path: Path) -> None:
         await until(lambda: watch.keyring.find("c") is not None)
 
 
-async def test_a_broken_file_keeps_the_old_keys_and_is_logged_once(
+async def test_an_invalid_file_keeps_the_old_keys_and_is_logged_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with watching(path, check_s=0.005) as watch:

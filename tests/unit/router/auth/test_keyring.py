@@ -8,7 +8,7 @@ A = ApiKey(digest=digest_of("a"), tenant=Tenant(name="a"), requests_per_minute=1
 B = ApiKey(digest=digest_of("b"), tenant=Tenant(name="b"))
 
 
-def test_a_key_is_found_by_what_it_is() -> None:
+def test_a_client_is_found_by_its_key_and_by_nothing_else() -> None:
     keyring = Keyring([A, B], 0.0)
     for secret, key in (("a", A), ("b", B)):
         client = keyring.find(secret)
@@ -19,20 +19,20 @@ def test_a_key_is_found_by_what_it_is() -> None:
     assert keyring.find("\udcff") is None
 
 
-def test_no_limits_unless_given() -> None:
+def test_a_key_without_limits_is_not_limited() -> None:
     client = Keyring([B], 0.0).find("b")
     assert client is not None
     assert not any(client.take_request(0.0) for _ in range(1000))
     assert client.permits.can_take(10**9)
 
 
-def test_what_was_used_stays_used_when_the_file_is_read_again() -> None:
+def test_used_up_allowance_survives_a_reload() -> None:
     keyring = Keyring([A], 0.0)
     client = keyring.find("a")
     assert client is not None
     assert client.take_request(0.0) == 0.0
     with client.permits.take(2):
-        # A new secret for the same name, and a lower limit.
+        # The same name gets a new key and a lower limit.
         keyring.replace([replace(A, digest=digest_of("new"), concurrent_requests=1), B], 0.0)
         assert keyring.find("a") is None
         assert keyring.find("new") is client
@@ -42,7 +42,7 @@ def test_what_was_used_stays_used_when_the_file_is_read_again() -> None:
     assert client.permits.can_take(1)
 
 
-def test_limits_come_and_go() -> None:
+def test_a_reload_adds_and_removes_limits() -> None:
     keyring = Keyring([B], 0.0)
     client = keyring.find("b")
     assert client is not None
@@ -52,7 +52,7 @@ def test_limits_come_and_go() -> None:
     assert client.take_request(0.0) == 0.0
 
 
-def test_a_key_that_is_gone_opens_nothing() -> None:
+def test_a_removed_key_is_not_found() -> None:
     keyring = Keyring([A, B], 0.0)
     keyring.replace([A], 0.0)
     assert keyring.find("b") is None

@@ -1,4 +1,4 @@
-"""The router as a program: its file of keys at the start, and on SIGHUP."""
+"""The router program reads its key file at the start and on SIGHUP."""
 
 import asyncio
 import os
@@ -30,11 +30,11 @@ async def test_sighup_reloads_the_keys(tmp_path: Path) -> None:
             async with client.get("/v1/models", headers={"Authorization": f"Bearer {secret}"}) as response:
                 return response.status
 
-        # No shard is up: who may ask is told so.
+        # No shard is up, which only a client with a valid key learns.
         assert (await status("a"), await status("b")) == (503, 401)
         await asyncio.to_thread(path.write_text, entry_of("b"))
         os.kill(os.getpid(), signal.SIGHUP)
-        while await status("b") != 503:  # noqa: ASYNC110 - it sets no event
+        while await status("b") != 503:  # noqa: ASYNC110 - the reload sets no event
             await asyncio.sleep(0.01)
         assert await status("a") == 401
     stop.set()
@@ -42,7 +42,7 @@ async def test_sighup_reloads_the_keys(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
 
-def test_a_router_does_not_start_with_a_broken_file(tmp_path: Path) -> None:
+def test_a_router_does_not_start_with_an_invalid_key_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text("[[keys]]\nname = 'a'\n")
     command = [sys.executable, "-m", "caravan_router", "router", "--shard", "127.0.0.1:1", "--port", "0"]

@@ -5,7 +5,7 @@ from caravan_router.auth.key_file import parse_keys
 from caravan_router.auth.new_key import main
 
 
-def test_the_entry_is_that_of_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_entry_holds_the_digest_of_the_printed_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["alice"]) == 0
     out, err = capsys.readouterr()
     secret = err.strip().rpartition(" ")[2]
@@ -15,14 +15,14 @@ def test_the_entry_is_that_of_the_key(capsys: pytest.CaptureFixture[str]) -> Non
     assert secret not in out
 
 
-def test_every_key_is_another(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_new_key_is_different(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["a"]) == main(["b"]) == 0
     first, second = parse_keys(capsys.readouterr().out)
     assert first.digest != second.digest
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"'])
-def test_a_name_that_the_file_would_refuse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_the_key_file_would_refuse_is_an_error(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([name])
     assert stop.value.code == 2

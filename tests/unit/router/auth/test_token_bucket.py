@@ -3,7 +3,7 @@ import pytest
 from caravan_router.auth.token_bucket import TokenBucket
 
 
-def test_a_minutes_worth_at_once_then_the_rate() -> None:
+def test_a_burst_of_one_minutes_requests_passes_and_then_only_the_rate() -> None:
     bucket = TokenBucket(6, now=100.0)
     assert [bucket.take(100.0) for _ in range(6)] == [0.0] * 6
     assert bucket.take(100.0) == pytest.approx(10.0)
@@ -20,12 +20,12 @@ def test_a_refused_request_costs_nothing() -> None:
     assert bucket.take(60.0) == 0.0
 
 
-def test_it_holds_no_more_than_a_minutes_worth() -> None:
+def test_the_bucket_holds_at_most_one_minutes_requests() -> None:
     bucket = TokenBucket(2, now=0.0)
     assert [bucket.take(1e6) > 0 for _ in range(3)] == [False, False, True]
 
 
-def test_a_new_rate_gives_no_fresh_allowance() -> None:
+def test_a_new_rate_does_not_refill_the_bucket() -> None:
     bucket = TokenBucket(10, now=0.0)
     for _ in range(10):
         bucket.take(0.0)
