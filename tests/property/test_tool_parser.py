@@ -1,4 +1,4 @@
-"""Whatever a model writes, however it is cut: the parser says the same, loses nothing and repeats nothing."""
+"""However an output is split, the parser's result is the same; it loses nothing and repeats nothing."""
 
 import json
 
@@ -24,7 +24,7 @@ NAMES = {"f", "h"}
 
 
 def merged(parts: list[Part]) -> list[tuple[str, str]]:
-    """Neighbours that belong together as one: ("", text) or (name, arguments)."""
+    """Join neighbouring parts that belong together: ("", text) or (name, arguments)."""
     result: list[tuple[str, str]] = []
     for part in parts:
         match part:
@@ -53,7 +53,9 @@ def read(tool_format: ToolFormat, pieces: list[str]) -> list[tuple[str, str]]:
 
 
 @given(tool_format=st.sampled_from(FORMATS), output=OUTPUTS, data=st.data())
-def test_cuts_do_not_matter(tool_format: ToolFormat, output: str, data: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_how_the_output_is_split(
+    tool_format: ToolFormat, output: str, data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(output)), max_size=8)))
     pieces = [output[start:end] for start, end in zip([0, *cuts], [*cuts, len(output)], strict=True)]
     whole = read(tool_format, [output])
@@ -63,7 +65,7 @@ def test_cuts_do_not_matter(tool_format: ToolFormat, output: str, data: st.DataO
 
 @example(tool_format=LLAMA_3, output=" <|python_tag|>")
 @given(tool_format=st.sampled_from(FORMATS), output=OUTPUTS)
-def test_without_calls_nothing_is_lost(tool_format: ToolFormat, output: str) -> None:
+def test_an_output_without_calls_is_returned_unchanged(tool_format: ToolFormat, output: str) -> None:
     parts = read(tool_format, [output])
     if all(not name for name, _ in parts):
         assert "".join(text for _, text in parts) == output
@@ -73,7 +75,9 @@ def test_without_calls_nothing_is_lost(tool_format: ToolFormat, output: str) -> 
     tool_format=st.sampled_from(FORMATS),
     calls=st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3),
 )
-def test_what_a_model_means_is_what_comes_out(tool_format: ToolFormat, calls: list[tuple[str, object]]) -> None:
+def test_calls_come_back_with_their_names_and_arguments(
+    tool_format: ToolFormat, calls: list[tuple[str, object]]
+) -> None:
     key = tool_format.arguments_key
     bodies = [json.dumps({"name": name, key: arguments}, ensure_ascii=False) for name, arguments in calls]
     if tool_format is HERMES:

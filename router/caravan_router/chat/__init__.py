@@ -1,1 +1,1 @@
-"""Conversations to prompts, and a model's output to text and tool calls. Knows no HTTP."""
+"""Turns conversations into prompts, and outputs into text and tool calls. Knows nothing of HTTP."""

@@ -26,10 +26,10 @@ class _State(Enum):
 
 
 class CallReader:
-    """``{"name": "f", "arguments": {…}}``, keys in any order, others passed over.
+    """Reads ``{"name": "f", "arguments": {…}}`` with its keys in any order; other keys are skipped.
 
-    ``name`` is set once it is known. Arguments are taken as they stand, unchecked: a model may write them wrong, and a
-    client has to see that. Linear: each character is looked at once.
+    ``name`` is set once it has been read. Arguments are passed on unchecked: a model may write invalid JSON, and the
+    client has to see it. Each character is looked at once.
     """
 
     __slots__ = (
@@ -46,33 +46,33 @@ class CallReader:
     )
 
     def __init__(self, name: str | None = None) -> None:
-        """``name``: what is read are its arguments alone."""
+        """With ``name``, the object to read holds only the arguments of that function."""
         self.name = name
         self._bare = name is not None
         self._state = _State.VALUE if self._bare else _State.OBJECT
         self._key = "arguments" if self._bare else ""
         self._reading_key = False
-        # Characters of the key or value being read.
+        # Characters of the current key or value.
         self._raw: list[str] = []
         self._arguments: list[str] | None = None
         self._depth = 0
         self._quoted = self._escaped = False
 
     @property
-    def arguments_begun(self) -> bool:
-        """From here on they can be streamed."""
+    def has_arguments(self) -> bool:
+        """Whether ``take_arguments`` may be called: arguments of a known function have begun."""
         return self._arguments is not None
 
     def take_arguments(self) -> str:
-        """What of them was read since the last time."""
+        """Return the text of the arguments that was read since the last call."""
         assert self._arguments is not None
         taken = "".join(self._arguments)
-        # In place: what is being read goes on in the same list.
+        # Cleared in place, because ``_nested`` appends to the same list as ``_raw``.
         self._arguments.clear()
         return taken
 
     def push(self, character: str) -> Progress:
-        """Not to be called again after DONE or BROKEN."""
+        """Read one character. Do not call again after DONE or BROKEN."""
         match self._state:
             case _State.STRING:
                 return self._string(character)
@@ -120,7 +120,7 @@ class CallReader:
             self._state = _State.NESTED
             self._depth, self._quoted, self._escaped = 1, False, False
             if self._is_arguments and self.name is not None:
-                # From now on what is read leaves at once.
+                # Every further character of this value is part of the arguments at once.
                 self._arguments = self._raw
             return Progress.MORE
         if character in ",}]:":
@@ -158,7 +158,7 @@ class CallReader:
         if self._key == "name":
             self.name = text if self.name is None else self.name
             return self._end_value()
-        # Some models write the arguments as a string that holds JSON.
+        # Some models write the arguments as a string that contains JSON.
         self._arguments = [text]
         return self._end_value()
 

@@ -1,8 +1,8 @@
-"""Keeps a client from writing control tokens: ``<|im_start|>`` in a message is text and begins no turn.
+"""Keeps clients from writing control tokens: ``<|im_start|>`` in a message stays text and begins no turn.
 
-A control token's text inside what a client wrote gets a mark after its first character before the template sees it. The
-prompt is cut at the marks and its parts are tokenized apart, so that no tokenizer ever sees the text whole; all else is
-tokenized as it would be without this.
+Where a client's text contains the text of a control token, a mark is put after its first character before the template
+is rendered. The prompt is then split at the marks and its parts are tokenized separately, so that the tokenizer never
+sees such a text as a whole. All other text is tokenized as usual.
 """
 
 import secrets
@@ -12,45 +12,43 @@ from typing import Any
 
 from caravan_router.core.engine import Engine
 
-# In every vocabulary known, control tokens stand in angle or square brackets: other texts need not be looked at.
+# In every known vocabulary, control tokens are in angle or square brackets: texts without brackets need no check.
 _BRACKETS = ("<", "[")
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """``control_texts``: what is broken up, the longest first. ``mark``: drawn anew for each request."""
+    """A ``mark``, random for each request, and the ``control_texts`` to put it into, the longest first."""
 
     mark: str
     control_texts: tuple[str, ...]
 
-    def broken_up(self, value: Any) -> Any:
-        """``value``, JSON as Python has it, with a mark in every control token's text."""
-        if not self.control_texts:
-            return value
+    def put_into(self, value: Any) -> Any:
+        """Return ``value``, decoded JSON, with a mark inside every control text."""
         match value:
             case str():
                 for text in self.control_texts:
                     value = value.replace(text, text[0] + self.mark + text[1:])
                 return value
             case list():
-                return [self.broken_up(item) for item in value]
+                return [self.put_into(item) for item in value]
             case dict():
-                return {self.broken_up(key): self.broken_up(item) for key, item in value.items()}
+                return {self.put_into(key): self.put_into(item) for key, item in value.items()}
             case _:
                 return value
 
-    def parts(self, text: str) -> list[str]:
-        """What to tokenize apart; joined, ``text`` without marks."""
-        return text.split(self.mark) if self.control_texts else [text]
+    def split(self, text: str) -> list[str]:
+        """Split ``text`` at the marks. The parts are to be tokenized separately; joined, they are the unmarked text."""
+        return text.split(self.mark)
 
 
 def draw_mark() -> str:
-    """Noncharacters, which no text should have, around what no client can guess."""
+    """Return a random mark that no client can guess, between Unicode noncharacters, which no text should contain."""
     return f"\ufdd0{secrets.token_hex(8)}\ufdd1"
 
 
 def strings_of(value: Any) -> Iterator[str]:
-    """Every string in JSON as Python has it, keys included."""
+    """Yield every string in decoded JSON, keys included."""
     match value:
         case str():
             yield value
@@ -66,10 +64,13 @@ def strings_of(value: Any) -> Iterator[str]:
 
 
 async def marks_for(engine: Engine, texts: Sequence[str]) -> Marks:
-    """Marks for the control tokens that a tokenizer sees in ``texts``. Raises NoShardError, TextTooLongError."""
+    """Return marks for the control tokens that the tokenizer sees in ``texts``.
+
+    Raises NoShardError, TextTooLongError.
+    """
     suspects = [text for text in texts if any(bracket in text for bracket in _BRACKETS)]
     if not suspects:
-        return Marks("", ())
+        return Marks(draw_mark(), ())
     seen = await engine.queries.tokenize("\n".join(suspects), add_special=False)
     found = {
         piece.decode("utf-8", "replace")

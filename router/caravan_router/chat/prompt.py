@@ -1,4 +1,4 @@
-"""A conversation to a prompt: template, control tokens, tokenizer."""
+"""Turns a conversation into the tokens of a prompt."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a template gets. ``messages``: each has ``role`` and ``content``, a text. ``options``: its other variables.
+    """The input of a chat template. Each of ``messages`` has a ``role`` and a ``content``, which is text.
 
-    ``continued``: the last message goes on, in place of a new one.
+    ``options`` are further variables of the template. With ``continued``, the model continues the last message instead
+    of answering it. ``generation_prompt`` asks the template to open the assistant's turn.
     """
 
     messages: Sequence[Json]
@@ -33,14 +34,14 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """``text``: as the template wrote it."""
+    """The prompt as the template rendered it, and its tokens."""
 
     text: str
     tokens: TokenizedText
 
 
 class TooManyControlTextsError(Exception):
-    """More texts of control tokens than are worth being tokenized apart."""
+    """The messages contain more control texts than the server tokenizes separately."""
 
     def __init__(self, limit: int, given: int) -> None:
         super().__init__(limit, given)
@@ -52,7 +53,7 @@ MAX_CONTROL_TEXTS = 256
 
 
 def template_of(model: ModelFacts, *, tools: bool) -> str:
-    """Raises TemplateError if there is none."""
+    """Return the source of the model's chat template. Raises TemplateError if it has none."""
     source = (model.tool_template if tools else "") or model.chat_template
     if not source:
         raise TemplateError(_NO_TEMPLATE)
@@ -62,11 +63,14 @@ def template_of(model: ModelFacts, *, tools: bool) -> str:
 async def prompt_of(
     engine: Engine, renderer: TemplateRenderer, model: ModelFacts, conversation: Conversation, max_bytes: int
 ) -> ChatPrompt:
-    """Raises TemplateError, TooManyControlTextsError, NoShardError, TextTooLongError."""
+    """Render and tokenize ``conversation``; the rendered text must have at most ``max_bytes`` bytes.
+
+    Raises TemplateError, TooManyControlTextsError, NoShardError, TextTooLongError.
+    """
     source = template_of(model, tools=bool(conversation.tools))
     messages, tools = list(conversation.messages), conversation.tools
     marks = await marks_for(engine, [*strings_of(messages), *strings_of(list(tools or []))])
-    messages = marks.broken_up(messages)
+    messages = marks.put_into(messages)
     end = ""
     if conversation.continued:
         end = draw_mark()
@@ -76,7 +80,7 @@ async def prompt_of(
         {
             **conversation.options,
             "messages": messages,
-            "tools": marks.broken_up(list(tools)) if tools else None,
+            "tools": marks.put_into(list(tools)) if tools else None,
             "documents": None,
             "bos_token": model.bos_text,
             "eos_token": model.eos_text,
@@ -88,10 +92,10 @@ async def prompt_of(
         text, found, _ = text.rpartition(end)
         if not found:
             raise TemplateError("it does not show the last message as it is, so that it cannot be continued")
-    parts = marks.parts(text)
+    parts = marks.split(text)
     if len(parts) - 1 > MAX_CONTROL_TEXTS:
         raise TooManyControlTextsError(MAX_CONTROL_TEXTS, len(parts) - 1)
-    # Where the template writes the begin token itself, the tokenizer must not add another.
+    # If the template writes the begin token itself, the tokenizer must not add another.
     add_special = not (model.bos_text and text.startswith(model.bos_text))
     tokenized = await asyncio.gather(
         *(

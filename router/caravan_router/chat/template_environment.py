@@ -1,6 +1,6 @@
-"""The jinja2 environment that chat templates are written for: what transformers gives them, in the sandbox.
+"""The sandboxed jinja2 environment of chat templates, with the functions and filters that transformers gives them.
 
-Imported by the rendering process alone: the router itself never runs a template.
+Only the rendering process imports this module: the router itself never runs a template.
 """
 
 import json
@@ -14,17 +14,17 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Templates of one model: with and without tools.
+# One model has at most two templates, one of them for tools.
 _COMPILED_TEMPLATES = 8
 
 
 class GenerationTag(Extension):
-    """``{% generation %}`` marks what a model wrote, for training. Here its content is all that counts."""
+    """Renders the content of ``{% generation %}``, which marks the model's own text for training, without the tag."""
 
-    tags = {"generation"}  # noqa: RUF012 - the attribute of the base class, which is never changed
+    tags = {"generation"}  # noqa: RUF012 - an attribute of the base class, which is never changed
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
-        """The nodes between the tags."""
+        """Return the nodes between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -34,7 +34,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
-    # Local time, as transformers has it: a model is told the date where the server is.
+    # Local time, as in transformers: the model gets the date of the server's place.
     return datetime.now().astimezone().strftime(layout)
 
 
@@ -45,7 +45,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own escapes what HTML could misread, which no model has seen in training.
+    # jinja2's own filter escapes characters for HTML, which no model has seen in training.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -63,5 +63,5 @@ _ENVIRONMENT = _environment()
 
 @lru_cache(_COMPILED_TEMPLATES)
 def compiled(source: str) -> jinja2.Template:
-    """Once for each source. Raises jinja2.TemplateSyntaxError and whatever else a source can break."""
+    """Return the compiled template, cached by source. Raises whatever the compiler does with a wrong source."""
     return _ENVIRONMENT.from_string(source)

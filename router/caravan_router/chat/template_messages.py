@@ -1,4 +1,4 @@
-"""What the router and its rendering processes say to each other: JSON after its length in four bytes."""
+"""The messages between the router and its rendering processes: JSON after its length in four bytes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ LENGTH_BYTES = 4
 
 
 class RenderRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``time_limit_s``: after it the process ends itself. ``max_bytes``: of the text, in UTF-8."""
+    """The process ends itself after ``time_limit_s``. The rendered text may have ``max_bytes`` bytes of UTF-8."""
 
     source: str
     variables: dict[str, Any]
@@ -17,7 +17,7 @@ class RenderRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenderReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``text``, or what was wrong: ``problem``, or ``given_bytes`` of text where it had to stop."""
+    """One of three: the rendered ``text``, a ``problem`` of the template, or ``given_bytes`` when it was too long."""
 
     text: str | None = None
     problem: str | None = None
@@ -25,6 +25,6 @@ class RenderReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def framed(message: msgspec.Struct) -> bytes:
-    """One message as it is sent."""
+    """Return the bytes of one message, length included."""
     body = msgspec.json.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body

@@ -1,8 +1,8 @@
 """``python -m caravan_router.chat.template_process``: renders chat templates, one after another, until its input ends.
 
-A template comes with a model, and models come from anywhere. The sandbox keeps it from reaching Python; it does not
-keep it from ``'x' * 10**9`` or a loop without end. So it runs in a process with little memory, which the kernel ends
-when the time is up: no code of the template's, in Python or C, can hold that off.
+Templates come with models, which come from anywhere. The sandbox keeps a template from running Python code, but not
+from computing ``'x' * 10**9`` or looping forever. It therefore runs in a process with limited memory, which the kernel
+kills when the time is up: no code of the template can prevent that.
 """
 
 import resource
@@ -15,7 +15,7 @@ import msgspec
 from caravan_router.chat.template_environment import compiled
 from caravan_router.chat.template_messages import LENGTH_BYTES, RenderReply, RenderRequest, framed
 
-# Address space, Python and jinja2 included (about 60 MB).
+# Limit of the address space, which includes Python and jinja2 (about 60 MB).
 MEMORY_BYTES = 512 << 20
 _PROBLEM_CHARACTERS = 500
 
@@ -23,7 +23,7 @@ _DECODER = msgspec.json.Decoder(RenderRequest)
 
 
 def render(request: RenderRequest) -> RenderReply:
-    """Whatever the template raises is its problem, not ours."""
+    """Render one template. Whatever it raises becomes the ``problem`` of the reply."""
     pieces: list[str] = []
     size = 0
     try:
@@ -42,10 +42,10 @@ def render(request: RenderRequest) -> RenderReply:
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Until ``requests`` ends."""
+    """Answer requests until ``requests`` ends."""
     while len(head := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
         request = _DECODER.decode(requests.read(int.from_bytes(head, "big")))
-        # The signal keeps its default action: the kernel ends the process.
+        # The signal has its default action: the kernel kills the process.
         signal.setitimer(signal.ITIMER_REAL, request.time_limit_s)
         reply = framed(render(request))
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,4 +1,4 @@
-"""Renders chat templates in processes that can be lost."""
+"""Renders chat templates in child processes, which may be killed at any time."""
 
 import asyncio
 import os
@@ -10,12 +10,12 @@ import msgspec
 
 from caravan_router.chat.template_messages import LENGTH_BYTES, RenderReply, RenderRequest, framed
 
-# Two: a template that takes its whole time does not stop other conversations.
+# With two, a template that uses up its time does not stop other conversations.
 _PROCESSES = 2
 _TIME_LIMIT_S = 2.0
-# A process that is asked to end itself and does not (stopped, starved) is killed.
+# Extra time before a process that should have ended itself, but is stopped or starved of CPU, is killed.
 _GRACE_S = 3.0
-# The first rendering of a process waits for its start.
+# Extra time for the first rendering of a process, which includes its start.
 _START_S = 20.0
 MAX_SOURCE_BYTES = 256 << 10
 
@@ -23,11 +23,11 @@ _DECODER = msgspec.json.Decoder(RenderReply)
 
 
 class TemplateError(Exception):
-    """The template cannot make a prompt of this conversation, or there is none."""
+    """The template cannot render this conversation, or the model has no template."""
 
 
 class TemplateOutputError(TemplateError):
-    """It makes more text than is allowed."""
+    """The template renders more text than is allowed."""
 
     def __init__(self, limit_bytes: int, given_bytes: int) -> None:
         super().__init__(f"its text has more than {limit_bytes} bytes. Given: at least {given_bytes}")
@@ -36,7 +36,7 @@ class TemplateOutputError(TemplateError):
 
 
 class TemplateRenderer:
-    """Processes start when they are first needed and serve until ``close``; one that died is replaced."""
+    """Starts processes when they are first needed, keeps them until ``close``, and replaces those that died."""
 
     def __init__(self, time_limit_s: float = _TIME_LIMIT_S) -> None:
         self._time_limit_s = time_limit_s
@@ -45,7 +45,7 @@ class TemplateRenderer:
         self._closed = False
 
     async def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
-        """At most ``max_bytes`` of text. Raises TemplateError."""
+        """Render ``source`` to at most ``max_bytes`` bytes of text. Raises TemplateError."""
         size = len(source.encode())
         if size > MAX_SOURCE_BYTES:
             raise TemplateError(f"its source must have at most {MAX_SOURCE_BYTES} bytes. Given: {size}")
@@ -53,7 +53,7 @@ class TemplateRenderer:
             source=source, variables=dict(variables), time_limit_s=self._time_limit_s, max_bytes=max_bytes
         )
         async with self._turns:
-            reply = await self._asked(framed(request))
+            reply = await self._ask(framed(request))
         if reply.given_bytes is not None:
             raise TemplateOutputError(max_bytes, reply.given_bytes)
         if reply.text is None:
@@ -61,12 +61,13 @@ class TemplateRenderer:
         return reply.text
 
     async def close(self) -> None:
-        """End all processes. To be called when nothing renders any more."""
+        """End all processes. Call this when nothing is being rendered any more."""
         self._closed = True
         while self._idle:
             await _end(self._idle.pop())
 
-    async def _asked(self, request: bytes) -> RenderReply:
+    async def _ask(self, request: bytes) -> RenderReply:
+        """Send ``request`` to an idle process, or to a new one. Raises TemplateError if the process ends or hangs."""
         new = not self._idle
         process = await _start() if new else self._idle.pop()
         answered = False
@@ -77,7 +78,7 @@ class TemplateRenderer:
         except (TimeoutError, EOFError, ConnectionError):
             raise TemplateError(f"it did not end within {self._time_limit_s:g} s, or needed too much memory") from None
         finally:
-            # Also when the client left meanwhile: what a process still works on is not for the next.
+            # A process without a reply still renders, also after the client has left: it cannot serve the next request.
             if answered and not self._closed:
                 self._idle.append(process)
             else:
@@ -86,7 +87,7 @@ class TemplateRenderer:
 
 
 async def _start() -> asyncio.subprocess.Process:
-    # It needs nothing of the environment but where the code is, and gets nothing: no keys, no tokens.
+    # The process gets no more of the environment than it needs, so that no template can read keys or tokens in it.
     environment = {name: os.environ[name] for name in ("PYTHONPATH", "TZ") if name in os.environ}
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -101,7 +102,7 @@ async def _start() -> asyncio.subprocess.Process:
 
 
 async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> RenderReply:
-    """Raises EOFError or ConnectionError when the process ends before it answered."""
+    """Send one request and read its reply. Raises EOFError or ConnectionError if the process ends before it replies."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(request)
@@ -113,5 +114,5 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> Rend
 async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.kill()
-    # Reads what is left and closes the pipes.
+    # Read the rest of the output and close the pipes.
     await process.communicate()

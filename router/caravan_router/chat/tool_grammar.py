@@ -1,4 +1,4 @@
-"""What an output that must call a tool has to match, in the format the model knows: a grammar in llguidance's Lark."""
+"""Builds the grammar, in llguidance's Lark, that an output must match when it must call a tool."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.engine import Engine
 
-# As Python writes JSON, which is how templates show it. No other white space: a weak model may never stop with it.
+# White space as Python's json writes it, which is what templates show. A weak model may write optional space forever.
 _LAYOUT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-# Words beside which an object may need properties that it does not name itself.
+# Keywords that let an object have properties which its ``properties`` do not name.
 _OPENING = frozenset(
     {
         "additionalProperties",
@@ -26,15 +26,16 @@ _OPENING = frozenset(
         "$ref",
     }
 )
-# Where a schema's references point to: at the root, where they must stay.
+# Keywords that hold the targets of references, which must stay at the root of the schema.
 _DEFINITIONS = ("$defs", "definitions")
 
 
 async def tool_constraint(
     engine: Engine, tool_format: ToolFormat, functions: Mapping[str, Mapping[str, Any] | None], *, several: bool
 ) -> Constraint:
-    """One call to one of ``functions``, names to the schemas of their parameters; several calls where the format has
-    a way to write them and ``several`` says so. Raises NoShardError.
+    """Return the constraint for one call to one of ``functions``, which maps names to the schemas of their parameters.
+
+    With ``several`` it allows more calls if the format can express them. Raises NoShardError.
     """
     opening = await _terminal(engine, tool_format.opening) if _always_opened(tool_format) else ""
     closing = await _terminal(engine, tool_format.closing) if tool_format.closing else ""
@@ -72,7 +73,7 @@ def _call_schema(tool_format: ToolFormat, name: str, parameters: Mapping[str, An
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects have the properties they name and no others: a weak model would go on inventing some until its end."""
+    """Allow only named properties in objects of ``schema``: a weak model could invent others without end."""
     result = dict(schema)
     if isinstance(properties := schema.get("properties"), Mapping):
         result["properties"] = {
@@ -86,7 +87,7 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _terminal(engine: Engine, marker: str) -> str:
-    """A control token by its number; what is no control token as text."""
+    """Return ``marker`` as a Lark terminal: by its token id if it is a control token, else as a string."""
     tokens = await engine.queries.tokenize(marker, add_special=False)
     if len(tokens.token_ids) == 1 and tokens.specials[0]:
         return f"<[{tokens.token_ids[0]}]>"
@@ -94,10 +95,10 @@ async def _terminal(engine: Engine, marker: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    # Lark's strings are written as JSON's. (No Sequence of them is long.)
+    # Strings have the same syntax in Lark and in JSON.
     return msgspec.json.encode(text).decode()
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] | None]:
-    """Names to schemas of parameters, of tools as OpenAI writes them."""
+    """Return the parameters' schema of each function by name. ``tools`` have OpenAI's form."""
     return {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}

@@ -1,4 +1,4 @@
-"""A model's output, as it comes, to text and tool calls."""
+"""Splits a model's streamed output into text and tool calls."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from caravan_router.chat.call_reader import CallReader, Progress
 from caravan_router.chat.tool_format import ToolFormat
 
 _SPACE = " \n\r\t"
-# Around and between the calls of a list.
+# Characters around and between the calls of a list.
 _SEPARATORS = frozenset(_SPACE + "[],;")
 
 
@@ -19,7 +19,7 @@ class TextPart:
 
 @dataclass(slots=True)
 class CallPart:
-    """A piece of the call ``index``. ``name``: in its first part; the ``arguments`` of all joined are JSON."""
+    """A part of call number ``index``. Only its first part has the ``name``; its joined ``arguments`` are JSON."""
 
     index: int
     name: str | None
@@ -38,14 +38,14 @@ class _Mode(Enum):
 
 
 class ToolParser:
-    """Feed it the output in pieces of any size; what it says does not depend on where they were cut.
+    """Reads the output in parts of any size; the result does not depend on how it was split.
 
-    What may be the beginning of a call is held back until it is known. What looks like a call and is none (no JSON, no
-    function of that name) is text. White space beside calls is dropped.
+    Text that may begin a call is held back until that is decided. Text that looks like a call but is not one (invalid
+    JSON, unknown function) stays text. White space around calls is dropped.
     """
 
     def __init__(self, tool_format: ToolFormat, names: Collection[str], max_calls: int | None = None) -> None:
-        """``max_calls``: after so many the parser is ``done`` and what follows is passed over."""
+        """After ``max_calls`` calls the parser is ``done`` and ignores further text."""
         self.markers = tool_format.markers
         self.calls = 0
         self.done = False
@@ -55,37 +55,32 @@ class ToolParser:
         self._mode = _Mode.TEXT if tool_format.closing or tool_format.listed else _Mode.READY
         self._reader = CallReader()
         self._announced = False
-        # Of a call that is not announced yet: all that was read since it may have begun.
+        # Everything read since a call may have begun, until its first part is released.
         self._raw: list[str] = []
-        # The end of the text so far: white space, and then what may be the beginning of a marker.
+        # The held end of the text: white space, and after it what may be the beginning of a marker.
         self._space: list[str] = []
         self._partial = ""
-        # The last call ended and its closing text is still to come.
+        # Whether the closing text of the last call is still to come.
         self._closes = False
         self._parts: list[Part] = []
 
     def feed(self, text: str) -> list[Part]:
-        """What is known now."""
+        """Read the next part of the output; return the parts that are decided now."""
         self._read(text)
-        return self._taken()
+        return self._take_parts()
 
     def finish(self) -> list[Part]:
-        """What was held back, when nothing more comes."""
+        """Return what was held back, at the end of the output."""
         if not self.done:
-            match self._mode:
-                case _Mode.TEXT:
-                    self._say(self._partial)
-                case _Mode.READY if self.calls:
-                    pass
-                case _ if not self._announced:
-                    self._say("".join(self._raw))
-                case _:
-                    pass
+            if self._mode is _Mode.TEXT:
+                self._release(self._partial)
+            elif not self._announced and not (self._mode is _Mode.READY and self.calls):
+                self._release("".join(self._raw))
             if not self.calls:
                 self._add_text("".join(self._space))
-        return self._taken()
+        return self._take_parts()
 
-    def _taken(self) -> list[Part]:
+    def _take_parts(self) -> list[Part]:
         taken, self._parts = self._parts, []
         return taken
 
@@ -100,16 +95,16 @@ class ToolParser:
                 position += self._read_character(text[position])
 
     def _read_text(self, text: str, start: int) -> int:
-        """Returns where to go on."""
+        """Read up to and including the next marker, or all of ``text``; return the position after it."""
         markers = [self._format.opening, *([self._format.closing] if self._closes else [])]
         found = [(at, marker) for marker in markers if marker and (at := text.find(marker, start)) >= 0]
         if not found:
             held = max((_overlap(text, marker, start) for marker in markers if marker), default=0)
-            self._say(text[start : len(text) - held])
+            self._release(text[start : len(text) - held])
             self._partial = text[len(text) - held :]
             return len(text)
         at, marker = min(found)
-        self._say(text[start:at])
+        self._release(text[start:at])
         if marker == self._format.closing:
             self._closes = False
         else:
@@ -117,8 +112,8 @@ class ToolParser:
             self._raw = [marker]
         return at + len(marker)
 
-    def _say(self, text: str) -> None:
-        """``text`` leaves, but not the white space at its end: a call may follow."""
+    def _release(self, text: str) -> None:
+        """Add ``text`` to the parts without the white space at its end, which is dropped if a call follows."""
         shown = text.rstrip(_SPACE)
         if shown:
             self._add_text("".join(self._space) + shown)
@@ -142,7 +137,7 @@ class ToolParser:
             self._parts.append(CallPart(self.calls - 1, name, arguments))
 
     def _read_character(self, character: str) -> int:
-        """Returns 1 if it was read, 0 if it is for the next mode."""
+        """Return 1 if the character was read, 0 if the new mode must read it."""
         match self._mode:
             case _Mode.READY:
                 return self._read_ready(character)
@@ -164,7 +159,7 @@ class ToolParser:
         if self._raw[:1] == [self._format.opening]:
             self._give_up()
         else:
-            # Separators so far. They may begin a marker.
+            # Only separators so far, which may begin a marker.
             self._mode = _Mode.TEXT
             self._partial, self._raw = "".join(self._raw), []
         return 0
@@ -190,14 +185,14 @@ class ToolParser:
         progress = reader.push(character)
         if not self._announced:
             self._raw.append(character)
-            if reader.name is not None and reader.arguments_begun:
+            if reader.name is not None and reader.has_arguments:
                 if reader.name not in self._names:
                     self._give_up()
                     return 1
                 self._announced = True
                 self._raw = []
                 self.calls += 1
-                # What came before it, and was no text.
+                # White space before a call is not text.
                 self._space = []
                 self._add_call(reader.name, reader.take_arguments())
         elif fragment := reader.take_arguments():
@@ -208,7 +203,7 @@ class ToolParser:
             case Progress.DONE if self._announced:
                 self._end_call()
             case _ if self._announced:
-                # It stays a call; what broke it is text.
+                # The part that was released stays a call; the character that broke it is text.
                 self._give_up()
                 return 0
             case _:
@@ -223,14 +218,14 @@ class ToolParser:
         self._raw = []
 
     def _give_up(self) -> None:
-        """It is no call, or goes on as none: what was read of it is text."""
+        """Treat what was read since a call may have begun as text."""
         self._mode = _Mode.TEXT
         raw, self._raw = "".join(self._raw), []
-        self._say(raw)
+        self._release(raw)
 
 
 def _overlap(text: str, marker: str, start: int) -> int:
-    """The longest end of ``text[start:]`` with which ``marker`` begins."""
+    """Return the length of the longest suffix of ``text[start:]`` that is a proper prefix of ``marker``."""
     for length in range(min(len(marker) - 1, len(text) - start), 0, -1):
         if text.endswith(marker[:length]):
             return length

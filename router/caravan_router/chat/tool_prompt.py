@@ -1,4 +1,4 @@
-"""Conversations with tools, for templates: as those that know tools expect them, and for those that do not, as text."""
+"""Prepares conversations with tools for chat templates, also for templates that do not know tools."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ DEFAULT_TOOL_PROMPT = (
 
 
 def with_short_ids(messages: Sequence[Json]) -> list[Json]:
-    """Mistral's templates refuse ids that have not exactly nine letters and digits: others get a digest."""
+    """Replace call ids that Mistral's templates refuse, which are all but nine letters and digits, by digests."""
     result = []
     for message in messages:
         if "tool_call_id" in message:
@@ -34,18 +34,21 @@ def _short_id(call_id: str) -> str:
 
 
 def with_tools_as_text(messages: Sequence[Json], tools: Sequence[Json], tool_prompt: str) -> list[Json]:
-    """For a template that knows no tools: described in the first message, calls and results as messages' text.
+    """Write tools, calls and results as text of the messages, for a template that does not know tools.
 
-    The first, because what stands there is computed once for all turns of the conversation.
+    The first message describes the tools, so that all turns of the conversation share its KV cells.
     """
     if not tools:
         return _calls_as_text(messages)
-    listed = "\n".join(_dumped(tool["function"]) for tool in tools)
+    listed = "\n".join(_to_json(tool["function"]) for tool in tools)
     return with_instruction(_calls_as_text(messages), f"You may call these functions:\n{listed}\n{tool_prompt}")
 
 
 def with_instruction(messages: Sequence[Json], instruction: str) -> list[Json]:
-    """Under the system's message, or over the first one: not all templates know a system."""
+    """Add ``instruction`` to the end of the system message, or if there is none, to the start of the first message.
+
+    It gets no system message of its own, because not all templates know that role.
+    """
     if not messages:
         return []
     first, *others = messages
@@ -63,17 +66,17 @@ def _calls_as_text(messages: Sequence[Json]) -> list[Json]:
         if message["role"] == "tool":
             text = f"Result of {message.get('name') or 'the function'}: {message['content']}"
             if answers:
-                # Several at once are one turn: templates want turns that alternate.
+                # Several results in a row become one turn, because templates want alternating turns.
                 result[-1]["content"] += f"\n{text}"
             else:
                 result.append({"role": "user", "content": text})
         else:
-            calls = [_dumped(call["function"]) for call in message.get("tool_calls", ())]
+            calls = [_to_json(call["function"]) for call in message.get("tool_calls", ())]
             text = "\n".join(part for part in (message["content"], *calls) if part)
             result.append({"role": message["role"], "content": text})
         answers = message["role"] == "tool"
     return result
 
 
-def _dumped(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""Templates are rendered as transformers renders them, and none of them holds anything up."""
+"""Templates are rendered as transformers renders them, and a bad template harms no other request."""
 
 import asyncio
 import time
@@ -11,6 +11,8 @@ import pytest
 from caravan_router.chat.template_renderer import MAX_SOURCE_BYTES, TemplateError, TemplateOutputError, TemplateRenderer
 
 TIME_LIMIT_S = 0.5
+# For templates that must still be rendering when the test looks at them, also on a busy machine.
+LONG_TIME_LIMIT_S = 60.0
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ async def renderer() -> AsyncIterator[TemplateRenderer]:
     await renderer.close()
 
 
-async def test_what_templates_rely_on(renderer: TemplateRenderer) -> None:
+async def test_templates_get_the_functions_and_filters_of_transformers(renderer: TemplateRenderer) -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         (
             "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}",
@@ -50,7 +52,7 @@ HOSTILE = [
     ("{% for %}", "Expected"),
     ("{{ 1 / 0 }}", "division by zero"),
     ("{{ 'a' + none }}", "can only concatenate str"),
-    # Ways out of a sandbox.
+    # Attempts to leave the sandbox.
     ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ("{{ ''.__class__.__base__.__subclasses__() }}", "unsafe"),
     ("{{ self.__init__.__globals__ }}", "unsafe"),
@@ -78,19 +80,21 @@ HOSTILE = [
 ]
 
 
-async def test_a_bad_template_has_a_name_for_its_problem(renderer: TemplateRenderer) -> None:
+async def test_a_bad_template_is_an_error_that_names_its_problem_and_the_next_is_served(
+    renderer: TemplateRenderer,
+) -> None:
     for source, problem in HOSTILE:
         began = time.monotonic()
         with pytest.raises(TemplateError) as caught:
             await renderer.render(source, {"messages": []}, 1000)
         assert problem in str(caught.value), source
         assert len(str(caught.value)) < 600
-        assert time.monotonic() - began < TIME_LIMIT_S + 5
-        # And the next one is served.
+        # Far below the time that the template would take, with room for the start of a process on a busy machine.
+        assert time.monotonic() - began < TIME_LIMIT_S + 20
         assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
 
 
-async def test_a_source_has_a_limit(renderer: TemplateRenderer) -> None:
+async def test_the_source_has_a_size_limit(renderer: TemplateRenderer) -> None:
     with pytest.raises(TemplateError, match=f"at most {MAX_SOURCE_BYTES} bytes"):
         await renderer.render("x" * (MAX_SOURCE_BYTES + 1), {}, 10)
 
@@ -102,9 +106,9 @@ async def test_the_output_limit_counts_bytes(renderer: TemplateRenderer) -> None
     assert (caught.value.limit_bytes, caught.value.given_bytes) == (4, 6)
 
 
-async def test_a_slow_one_holds_nobody_up() -> None:
-    renderer = TemplateRenderer(time_limit_s=3)
-    # Both processes are there.
+async def test_a_slow_template_does_not_delay_others() -> None:
+    renderer = TemplateRenderer(LONG_TIME_LIMIT_S)
+    # Start both processes.
     await asyncio.gather(*(renderer.render("warm", {}, 10) for _ in range(2)))
     slow = asyncio.create_task(renderer.render("{{ 9 ** (9 ** 9) }}", {}, 10))
     await asyncio.sleep(0.05)
@@ -115,21 +119,25 @@ async def test_a_slow_one_holds_nobody_up() -> None:
     await renderer.close()
 
 
-async def test_a_client_that_leaves_costs_its_process_only(renderer: TemplateRenderer) -> None:
+async def test_a_client_that_leaves_ends_only_its_own_process() -> None:
+    renderer = TemplateRenderer(LONG_TIME_LIMIT_S)
     leaving = asyncio.create_task(renderer.render("{{ 9 ** (9 ** 9) }}", {}, 10))
     await asyncio.sleep(0.2)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
     assert await renderer.render("next", {}, 10) == "next"
+    await renderer.close()
 
 
-async def test_many_at_once_are_all_served(renderer: TemplateRenderer) -> None:
+async def test_many_concurrent_renderings_are_all_served(renderer: TemplateRenderer) -> None:
     texts = await asyncio.gather(*(renderer.render("{{ n }}", {"n": n}, 10) for n in range(50)))
     assert texts == [str(n) for n in range(50)]
 
 
-async def test_the_environment_stays_outside(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_process_does_not_get_the_routers_environment(
+    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET", "s3cret")
     await renderer.render("start", {}, 10)
     (process,) = renderer._idle

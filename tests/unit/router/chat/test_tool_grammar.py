@@ -1,4 +1,4 @@
-"""The grammar of a call that must be made."""
+"""The grammar for an output that must call a tool: the schema of the arguments."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ TEXT = {"type": "string"}
 
 
 async def arguments_schema(parameters: dict[str, Any] | None) -> Any:
-    """What the arguments of a call have to match."""
+    """Return the schema that the grammar has for the arguments of a call."""
     constraint = await tool_constraint(ScriptedEngine(), GENERIC, {"f": parameters}, several=False)
     (rule,) = (line for line in constraint.source.splitlines() if line.startswith("call_0:"))
     return json.loads(rule.partition("%json ")[2])["properties"]["arguments"]
@@ -23,7 +23,7 @@ def objects(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
-async def test_arguments_have_the_properties_that_are_named_and_no_others() -> None:
+async def test_arguments_have_only_the_properties_that_the_schema_names() -> None:
     schema = await arguments_schema(objects(a=TEXT, b=objects(c=TEXT), d={"type": "array", "items": objects(e=TEXT)}))
     assert schema["additionalProperties"] is False
     assert schema["properties"]["b"]["additionalProperties"] is False
@@ -42,10 +42,10 @@ async def test_arguments_have_the_properties_that_are_named_and_no_others() -> N
     ],
     ids=str,
 )
-async def test_what_allows_others_stays_as_it_is(more: dict[str, Any]) -> None:
+async def test_a_schema_that_allows_other_properties_is_not_changed(more: dict[str, Any]) -> None:
     schema = objects(a=TEXT) | more
     assert await arguments_schema(schema) == schema
 
 
-async def test_without_parameters_there_are_no_arguments() -> None:
+async def test_a_function_without_parameters_takes_no_arguments() -> None:
     assert await arguments_schema(None) == {"type": "object", "properties": {}, "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""The grammars that tools become are ones that llguidance reads."""
+"""llguidance accepts the grammars made from tools, and the outputs they allow are what the parser reads."""
 
 import json
 
@@ -28,7 +28,7 @@ MORE = {HERMES: "<tool_call>\n%s\n</tool_call>\n<tool_call>\n%s\n</tool_call>", 
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whole, with a vocabulary of bytes."""
+    """Whether ``grammar`` accepts exactly ``text``, with a vocabulary of single bytes."""
     tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
     wrapper = llguidance.TokenizerWrapper(_Bytes(tokens))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer(wrapper), grammar)
@@ -49,7 +49,7 @@ class _Bytes:
 
 
 @pytest.mark.parametrize("tool_format", list(OUTPUTS), ids=["hermes", "mistral", "llama-3", "generic"])
-async def test_what_it_allows_is_what_the_parser_reads(tool_format: ToolFormat) -> None:
+async def test_the_grammar_allows_what_the_parser_reads(tool_format: ToolFormat) -> None:
     functions = {"f": PARAMETERS, "clock": None}
     constraint = await tool_constraint(ScriptedEngine(), tool_format, functions, several=False)
     call = CALL % tool_format.arguments_key
@@ -66,7 +66,7 @@ async def test_what_it_allows_is_what_the_parser_reads(tool_format: ToolFormat) 
 
 
 @pytest.mark.parametrize("tool_format", list(MORE), ids=["hermes", "mistral"])
-async def test_several_calls_only_where_asked(tool_format: ToolFormat) -> None:
+async def test_several_calls_are_allowed_only_on_request(tool_format: ToolFormat) -> None:
     output = MORE[tool_format] % ((CALL % tool_format.arguments_key,) * 2)
     one = await tool_constraint(ScriptedEngine(), tool_format, {"f": PARAMETERS}, several=False)
     several = await tool_constraint(ScriptedEngine(), tool_format, {"f": PARAMETERS}, several=True)
@@ -74,7 +74,7 @@ async def test_several_calls_only_where_asked(tool_format: ToolFormat) -> None:
     assert accepts(several.source, output)
 
 
-async def test_a_marker_that_is_a_control_token_is_one_in_the_grammar() -> None:
+async def test_a_marker_that_is_a_control_token_is_matched_by_its_token_id() -> None:
     engine = ScriptedEngine(controls={"[TOOL_CALLS]": 255})
     constraint = await tool_constraint(engine, MISTRAL, {"f": None}, several=False)
     assert constraint.source.startswith('start: <[255]> "[" call "]"\n')

@@ -1,4 +1,4 @@
-"""What a model writes, to text and calls."""
+"""The parser splits an output into text and calls."""
 
 import pytest
 
@@ -9,7 +9,7 @@ Read = tuple[str, list[tuple[str, str]]]
 
 
 def joined(parts: list[Part]) -> Read:
-    """The text, and each call's name and arguments."""
+    """Return the text, and the name and arguments of each call."""
     text = ""
     calls: list[tuple[str, str]] = []
     for part in parts:
@@ -17,7 +17,7 @@ def joined(parts: list[Part]) -> Read:
             case TextPart():
                 text += part.text
             case CallPart(name=None):
-                assert part.index == len(calls) - 1, "parts of a call come together"
+                assert part.index == len(calls) - 1, "parts of one call must not be mixed with parts of others"
                 name, arguments = calls[-1]
                 calls[-1] = (name, arguments + part.arguments)
             case CallPart(name=name):
@@ -84,12 +84,12 @@ CASES: list[tuple[ToolFormat, str, Read]] = [
 
 
 @pytest.mark.parametrize(("tool_format", "output", "expected"), CASES)
-def test_an_output(tool_format: ToolFormat, output: str, expected: Read) -> None:
+def test_an_output_is_split_into_text_and_calls(tool_format: ToolFormat, output: str, expected: Read) -> None:
     assert read(tool_format, [output]) == expected
     assert read(tool_format, list(output)) == expected
 
 
-def test_after_the_last_call_that_is_wanted_nothing_more_is_read() -> None:
+def test_the_parser_ignores_everything_after_the_last_allowed_call() -> None:
     parser = ToolParser(HERMES, {"f"}, max_calls=1)
     text = f"<tool_call>{F}</tool_call><tool_call>{F}</tool_call>"
     assert joined(parser.feed(text)) == ("", [F_READ])
@@ -98,7 +98,7 @@ def test_after_the_last_call_that_is_wanted_nothing_more_is_read() -> None:
     assert parser.finish() == []
 
 
-def test_the_name_and_the_arguments_leave_as_they_come() -> None:
+def test_the_name_and_the_arguments_are_released_as_they_arrive() -> None:
     parser = ToolParser(HERMES, {"f"})
     assert parser.feed("Hm <tool") == [TextPart("Hm")]
     assert parser.feed('_call>{"name": "f", "arg') == []
@@ -120,5 +120,5 @@ def test_the_name_and_the_arguments_leave_as_they_come() -> None:
         ('{{ tools }} "parameters"', GENERIC),
     ],
 )
-def test_the_format_is_told_from_the_template(template: str, expected: ToolFormat) -> None:
+def test_the_format_is_recognized_from_the_template(template: str, expected: ToolFormat) -> None:
     assert tool_format_of(template) == expected
