@@ -15,7 +15,7 @@ from caravan_router.http.app import Access, build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import InfoExtras
 from caravan_router.http.server.tls import Tls
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from caravan_router.engine.streams import RequestStream
 from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 from caravan_testing.scripted_engine import MODEL, ScriptedEngine
 
 STREAMS, TOKENS, STEP_S = 32, 2000, 0.002

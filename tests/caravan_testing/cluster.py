@@ -14,7 +14,7 @@ from caravan_router.engine.link import LinkConfig
 from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.toy.backend import DecodeHook, ToyBackend

@@ -13,7 +13,7 @@ from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import STATE
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 from caravan_testing.scripted_engine import ScriptedEngine
 
 

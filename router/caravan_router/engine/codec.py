@@ -1,16 +1,15 @@
-"""Between protobuf messages and the router's own types. With the client the only file here that knows protobuf."""
+"""Encodes commands as protobuf messages and decodes replies. Only this module and the client import protobuf."""
 
 import math
-from dataclasses import dataclass
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_router.engine.fleet import ShardInfo
+from caravan_router.engine.fleet import ShardInfo, ShardStatus
 from caravan_router.scheduling.actions import Chunk, Decode, FilterBatch, Header, Prefill, PrefixCopy, SwapIn, SwapOut
-from caravan_router.scheduling.events import ShardLimits, StepOutcome
+from caravan_router.scheduling.events import ShardLimits, StepOutcome, Stepped, SwappedIn, SwappedOut
 
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -24,36 +23,6 @@ _OUTCOME = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StepReply:
-    """One pass as the shard reports it; times in seconds."""
-
-    outcome: StepOutcome
-    tokens: tuple[tuple[int, GeneratedToken], ...]
-    forward_s: float
-    sample_s: float
-    total_s: float
-    prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SwapReply:
-    """Which entries of a SwapOut were saved, or of a SwapIn restored; swap space in use afterwards."""
-
-    done: tuple[bool, ...]
-    seconds: float
-    used_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardStatus:
-    """How a shard does: steps since its start, whether it has work, whether it is about to end."""
-
-    steps: int
-    busy: bool
-    draining: bool
-
-
 _CONSTRAINT_FIELDS = {
     ConstraintKind.JSON_SCHEMA: "json_schema",
     ConstraintKind.REGEX: "regex",
@@ -63,7 +32,7 @@ _CONSTRAINT_FIELDS = {
 
 
 def constraint_message(constraint: Constraint) -> types_pb2.Constraint:
-    """The message of ``constraint``."""
+    """Encode a constraint."""
     message = types_pb2.Constraint()
     setattr(message, _CONSTRAINT_FIELDS[constraint.kind], constraint.source)
     return message
@@ -124,7 +93,7 @@ def _header(epoch: int, header: Header) -> types_pb2.CommandHeader:
 
 
 def prefill_request(command: Prefill, epoch: int) -> shard_pb2.PrefillRequest:
-    """The message of ``command``."""
+    """Encode a Prefill."""
     return shard_pb2.PrefillRequest(
         header=_header(epoch, command.header),
         chunks=[_chunk(chunk) for chunk in command.chunks],
@@ -133,19 +102,19 @@ def prefill_request(command: Prefill, epoch: int) -> shard_pb2.PrefillRequest:
 
 
 def decode_request(command: Decode, epoch: int) -> shard_pb2.DecodeRequest:
-    """The message of ``command``."""
+    """Encode a Decode."""
     return shard_pb2.DecodeRequest(
         header=_header(epoch, command.header), sequence_ids=command.sequence_ids, max_steps=command.max_steps
     )
 
 
 def filter_batch_request(command: FilterBatch, epoch: int) -> shard_pb2.FilterBatchRequest:
-    """The message of ``command``."""
+    """Encode a FilterBatch."""
     return shard_pb2.FilterBatchRequest(header=_header(epoch, command.header), keep_sequence_ids=command.keep)
 
 
 def swap_out_request(command: SwapOut, epoch: int) -> shard_pb2.SwapOutRequest:
-    """The message of ``command``."""
+    """Encode a SwapOut."""
     return shard_pb2.SwapOutRequest(
         header=_header(epoch, command.header),
         entries=[
@@ -156,7 +125,7 @@ def swap_out_request(command: SwapOut, epoch: int) -> shard_pb2.SwapOutRequest:
 
 
 def swap_in_request(command: SwapIn, epoch: int) -> shard_pb2.SwapInRequest:
-    """The message of ``command``."""
+    """Encode a SwapIn."""
     return shard_pb2.SwapInRequest(
         header=_header(epoch, command.header),
         entries=[
@@ -166,22 +135,40 @@ def swap_in_request(command: SwapIn, epoch: int) -> shard_pb2.SwapInRequest:
     )
 
 
-def swap_reply(message: shard_pb2.SwapOutResponse | shard_pb2.SwapInResponse) -> SwapReply:
-    """What ``message`` says became of the entries."""
-    done = message.saved if isinstance(message, shard_pb2.SwapOutResponse) else message.restored
-    return SwapReply(tuple(done), message.total_ns / 1e9, message.used_bytes)
-
-
-def step_reply(message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse) -> StepReply:
-    """The pass that ``message`` reports."""
+def stepped(shard: str, command_id: int, message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse) -> Stepped:
+    """Decode the reply to Prefill, or one of the replies to Decode."""
     timings = message.timings
-    return StepReply(
+    return Stepped(
+        shard=shard,
+        command_id=command_id,
         outcome=_OUTCOME[message.outcome],
         tokens=_tokens(message.tokens),
+        seconds=timings.total_ns / 1e9,
         forward_s=timings.forward_ns / 1e9,
         sample_s=timings.sample_ns / 1e9,
-        total_s=timings.total_ns / 1e9,
         prompt_logprobs=_prompt_logprobs(message.prompt) if isinstance(message, shard_pb2.PrefillResponse) else (),
+    )
+
+
+def swapped_out(shard: str, command_id: int, message: shard_pb2.SwapOutResponse) -> SwappedOut:
+    """Decode the reply to SwapOut."""
+    return SwappedOut(
+        shard=shard,
+        command_id=command_id,
+        saved=tuple(message.saved),
+        seconds=message.total_ns / 1e9,
+        used_bytes=message.used_bytes,
+    )
+
+
+def swapped_in(shard: str, command_id: int, message: shard_pb2.SwapInResponse) -> SwappedIn:
+    """Decode the reply to SwapIn."""
+    return SwappedIn(
+        shard=shard,
+        command_id=command_id,
+        restored=tuple(message.restored),
+        seconds=message.total_ns / 1e9,
+        used_bytes=message.used_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""The shards that the router has seen: replicas of one model, and the limits that hold on all of them."""
+"""What shards report, and the fleet that they form: replicas of one model with the limits that hold on all."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,6 +20,15 @@ class ShardInfo:
     leased: bool
     limits: ShardLimits
     facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStatus:
+    """A shard's progress: steps since its start, whether it has work, whether it drains."""
+
+    steps: int
+    busy: bool
+    draining: bool
 
 
 class Fleet:

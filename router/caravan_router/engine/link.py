@@ -16,14 +16,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from caravan_router.engine import codec
-from caravan_router.engine.client import ShardClient, ShardRpcError, StartedCommand
+from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
 from caravan_router.engine.fleet import ShardInfo
-from caravan_router.engine.observer import EngineObserver, Method, StepReport
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch, SwapIn, SwapOut
+from caravan_router.engine.observer import EngineObserver, Method
+from caravan_router.scheduling.actions import Command, Decode, FilterBatch
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
@@ -32,8 +31,6 @@ from caravan_router.scheduling.events import (
     ShardLost,
     StepOutcome,
     Stepped,
-    SwappedIn,
-    SwappedOut,
 )
 
 _log = logging.getLogger(__name__)
@@ -64,7 +61,7 @@ class _SessionError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Sent:
     command: Command
-    started: StartedCommand
+    replies: AsyncIterator[Reply]
     at: float
 
 
@@ -197,60 +194,24 @@ class ShardLink:
                 await asyncio.gather(successor, return_exceptions=True)
 
     async def _collect(self, sent: _Sent) -> None:
-        command = sent.command
-        method = Method.DECODE if isinstance(command, Decode) else Method.PREFILL
+        """Post the replies to a command and its end."""
         # A shard that had nothing to do was not held up.
         self._last_step_end = max(self._last_step_end, sent.at)
-        async for reply in sent.started.replies():
-            if isinstance(reply, codec.SwapReply):
-                self._post(self._swapped(command, reply))
-                continue
-            self._report(method, reply)
-            self._post(
-                Stepped(
-                    shard=self.address,
-                    command_id=command.command_id,
-                    outcome=reply.outcome,
-                    tokens=reply.tokens,
-                    seconds=reply.total_s,
-                    prompt_logprobs=reply.prompt_logprobs,
-                )
-            )
-        if isinstance(command, FilterBatch):
+        async for reply in sent.replies:
+            self._observe(sent.command, reply)
+            self._post(reply)
+        if isinstance(sent.command, FilterBatch):
             self._observer.filtered(time.monotonic() - sent.at)
-        self._post(CommandEnded(self.address, command.command_id))
+        self._post(CommandEnded(self.address, sent.command.command_id))
 
-    def _swapped(self, command: Command, reply: codec.SwapReply) -> Event:
-        self._observer.swap_space(self.address, reply.used_bytes)
-        if isinstance(command, SwapOut):
-            return SwappedOut(
-                shard=self.address,
-                command_id=command.command_id,
-                saved=reply.done,
-                seconds=reply.seconds,
-            )
-        assert isinstance(command, SwapIn), f"{command} is no swap"
-        return SwappedIn(
-            shard=self.address,
-            command_id=command.command_id,
-            restored=reply.done,
-            seconds=reply.seconds,
-        )
-
-    def _report(self, method: Method, reply: codec.StepReply) -> None:
+    def _observe(self, command: Command, reply: Reply) -> None:
+        if not isinstance(reply, Stepped):
+            self._observer.swap_space(self.address, reply.used_bytes)
+            return
+        method = Method.DECODE if isinstance(command, Decode) else Method.PREFILL
         if reply.outcome is not StepOutcome.OK:
             self._observer.step_failed(method)
             return
         now = time.monotonic()
         elapsed, self._last_step_end = now - self._last_step_end, now
-        self._observer.step(
-            StepReport(
-                shard=self.address,
-                method=method,
-                sequences=len(reply.tokens),
-                forward_s=reply.forward_s,
-                sample_s=reply.sample_s,
-                total_s=reply.total_s,
-                overhead_s=max(0.0, elapsed - reply.forward_s),
-            )
-        )
+        self._observer.step(reply, method, overhead_s=max(0.0, elapsed - reply.forward_s))

@@ -6,31 +6,19 @@ from typing import Protocol
 
 from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.config import JoinReason
+from caravan_router.scheduling.events import Stepped
 
 
 class Method(Enum):
-    """The RPC a pass belonged to."""
+    """The RPC that a step belongs to. The values are metric labels."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """One pass of a shard. ``overhead_s``: from the end of the pass before to the end of this one, less the forward."""
-
-    shard: str
-    method: Method
-    sequences: int
-    forward_s: float
-    sample_s: float
-    total_s: float
-    overhead_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUse:
-    """What a shard holds now: ``used_cells`` by running sequences, ``cached_cells`` by ended ones."""
+    """What a shard holds: running sequences take ``used_cells``, ended ones ``cached_cells``."""
 
     shard: str
     used_cells: int
@@ -42,31 +30,32 @@ class ShardUse:
 class EngineObserver(Protocol):
     """Called on the event loop; must not block."""
 
-    def step(self, report: StepReport) -> None: ...
+    def step(self, step: Stepped, method: Method, overhead_s: float) -> None:
+        """A step succeeded. ``overhead_s``: time since the last step ended, less the time of the forward pass."""
 
     def step_failed(self, method: Method) -> None: ...
 
     def admitted(self, requests: int) -> None:
-        """So many waiting requests started with one command."""
+        """One command started this many waiting requests."""
 
     def joined(self, reason: JoinReason) -> None:
         """Requests started beside others that run."""
 
     def filtered(self, duration_s: float) -> None:
-        """A FilterBatch took so long."""
+        """A FilterBatch took this many seconds."""
 
     def shard_use(self, use: ShardUse) -> None: ...
 
     def shard_gone(self, shard: str) -> None: ...
 
     def swap_space(self, shard: str, used_bytes: int) -> None:
-        """What swapped sequences take on the shard."""
+        """The shard's swap space holds this many bytes."""
 
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """A request's prompt starts, with so many of its tokens in the cache."""
+        """A request started; ``cached_tokens`` of its prompt were in the cache."""
 
     def preempted(self, how: Preemption) -> None:
         """A running request gave its cells to others."""
 
     def queue_size(self, requests: int, swapped: int) -> None:
-        """Requests that wait; of these, ``swapped`` are in a shard's swap space."""
+        """This many requests wait; ``swapped`` of them are in a shard's swap space."""

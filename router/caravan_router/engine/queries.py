@@ -58,10 +58,7 @@ class ShardQueries:
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
         """Return a vector for each text. Each is a call of its own: decoding waits for a single text at most."""
-        vectors: list[tuple[float, ...]] = []
-        for text in texts:
-            vectors += await self._ask_any(functools.partial(ShardClient.embed, texts=[text]))
-        return vectors
+        return [await self._ask_any(functools.partial(ShardClient.embed, text=text)) for text in texts]
 
     def _clients(self) -> list[ShardClient]:
         """Return the clients of the shards that are up, the one with the fewest sequences first."""

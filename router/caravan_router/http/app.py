@@ -16,7 +16,7 @@ from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.connection import mark_serving
 from caravan_router.http.server.middleware import Cors, add_request_id, errors_as_json, expected, identify_and_log
 from caravan_router.http.server.state import STATE, AppState, InfoExtras
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

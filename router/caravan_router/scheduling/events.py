@@ -75,7 +75,8 @@ class Stepped:
     """A step has ended: the reply to a Prefill, or one of the replies to a Decode.
 
     ``tokens`` and ``prompt_logprobs`` come with the sequence id they belong to, as of the command that produced them.
-    ``prompt_logprobs`` are those of the step's chunks. ``seconds``: duration of the step on the shard.
+    ``prompt_logprobs`` are those of the step's chunks. ``seconds``: duration of the step on the shard, of which
+    ``forward_s`` computing and ``sample_s`` choosing tokens.
     """
 
     shard: str
@@ -83,27 +84,31 @@ class Stepped:
     outcome: StepOutcome
     tokens: tuple[tuple[int, GeneratedToken], ...]
     seconds: float
+    forward_s: float = 0.0
+    sample_s: float = 0.0
     prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedOut:
-    """The reply to a SwapOut: one flag for each entry."""
+    """The reply to a SwapOut: one flag for each entry. ``used_bytes`` of swap space are in use afterwards."""
 
     shard: str
     command_id: int
     saved: tuple[bool, ...]
     seconds: float
+    used_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedIn:
-    """The reply to a SwapIn: one flag for each entry."""
+    """The reply to a SwapIn: one flag for each entry. ``used_bytes`` of swap space are in use afterwards."""
 
     shard: str
     command_id: int
     restored: tuple[bool, ...]
     seconds: float
+    used_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.link import LinkConfig, ShardLink
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Event, ShardDraining, ShardJoined, ShardLost
 from caravan_shard.backends.toy.backend import ToyBackend

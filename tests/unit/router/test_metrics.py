@@ -1,11 +1,13 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from caravan_router.engine.observer import Method, ShardUse, StepReport
+from caravan_router.core.tokens import GeneratedToken
+from caravan_router.engine.observer import Method, ShardUse
 from caravan_router.metrics.instruments import Histogram
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 from caravan_router.metrics.table import METRICS, markdown_table
 from caravan_router.scheduling.config import JoinReason
+from caravan_router.scheduling.events import StepOutcome, Stepped
 
 
 async def lines(metrics: Metrics) -> list[str]:
@@ -33,17 +35,16 @@ async def test_prometheus_reads_what_is_exposed() -> None:
 
 async def test_a_step_is_counted_by_method_and_by_shard() -> None:
     metrics = Metrics()
-    metrics.step(
-        StepReport(
-            shard="s",
-            method=Method.DECODE,
-            sequences=8,
-            forward_s=0.02,
-            sample_s=0.001,
-            total_s=0.022,
-            overhead_s=0.002,
-        )
+    step = Stepped(
+        shard="s",
+        command_id=1,
+        outcome=StepOutcome.OK,
+        tokens=tuple((number, GeneratedToken(5, b"x", False, None, (), None)) for number in range(8)),
+        seconds=0.022,
+        forward_s=0.02,
+        sample_s=0.001,
     )
+    metrics.step(step, Method.DECODE, overhead_s=0.002)
     metrics.step_failed(Method.DECODE)
     metrics.joined(JoinReason.WAIT_EXCEEDED)
     exposed = await lines(metrics)

@@ -15,7 +15,7 @@ from caravan_router.http.server.errors import (
     rendering_of,
 )
 from caravan_router.http.server.state import AppState
-from caravan_router.metrics.metrics import Failure, Metrics
+from caravan_router.metrics.recorder import Failure, Metrics
 
 
 def check_rate(client: Client) -> None:

@@ -8,7 +8,7 @@ from caravan_router.core.errors import EngineError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.http.server.errors import rendering_of
 from caravan_router.http.server.state import AppState
-from caravan_router.metrics.metrics import Failure, RequestTimings
+from caravan_router.metrics.recorder import Failure, RequestTimings
 from caravan_router.text.generation import Generation
 
 

@@ -17,7 +17,7 @@ from caravan_router.http.server.body import read_body
 from caravan_router.http.server.errors import UnhealthyError
 from caravan_router.http.server.state import CLIENT, STATE
 from caravan_router.http.tgi.schema import Info, TokenizedToken, TokenizeRequest
-from caravan_router.metrics.metrics import CONTENT_TYPE
+from caravan_router.metrics.recorder import CONTENT_TYPE
 from caravan_router.text.prompt_text import token_spans
 
 _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)

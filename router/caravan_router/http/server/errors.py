@@ -8,7 +8,7 @@ from aiohttp import web
 
 from caravan_router.core.errors import DeadlineError, GenerationError, NoShardError, QueueTimeoutError, TextTooLongError
 from caravan_router.http.server.error_bodies import ErrorBody, OpenAIError, OpenAIErrorBody
-from caravan_router.metrics.metrics import Failure
+from caravan_router.metrics.recorder import Failure
 from caravan_router.text.generation import IncompleteGenerationError
 
 RETRY_AFTER_S = 1

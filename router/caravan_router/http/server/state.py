@@ -9,7 +9,7 @@ from caravan_router.auth.permits import PermitPool
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import Engine
 from caravan_router.http.limits import Limits
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.tls import Tls, TlsFiles
-from caravan_router.metrics.metrics import Metrics
+from caravan_router.metrics.recorder import Metrics
 from caravan_testing.http_server import events
 from caravan_testing.scripted_engine import ScriptedEngine
 

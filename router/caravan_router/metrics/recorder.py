@@ -6,11 +6,12 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from caravan_router.engine.observer import Method, ShardUse, StepReport
+from caravan_router.engine.observer import Method, ShardUse
 from caravan_router.metrics.instruments import Histogram, Value, label_text
 from caravan_router.metrics.table import METRICS, Kind, MetricSpec
 from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.config import JoinReason
+from caravan_router.scheduling.events import Stepped
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -85,18 +86,18 @@ class _StepInstruments:
     batch_size: Histogram
     overhead: Histogram
 
-    def record(self, report: StepReport) -> None:
+    def record(self, step: Stepped, overhead_s: float) -> None:
         for count in self.counts:
             count.add()
         for histograms, seconds in (
-            (self.total, report.total_s),
-            (self.forward, report.forward_s),
-            (self.sample, report.sample_s),
+            (self.total, step.seconds),
+            (self.forward, step.forward_s),
+            (self.sample, step.sample_s),
         ):
             for histogram in histograms:
                 histogram.observe(seconds)
-        self.batch_size.observe(report.sequences)
-        self.overhead.observe(report.overhead_s)
+        self.batch_size.observe(len(step.tokens))
+        self.overhead.observe(overhead_s)
 
 
 class Metrics:
@@ -168,13 +169,12 @@ class Metrics:
 
     # Steps, shards and the queue: this is the engine's observer.
 
-    def step(self, report: StepReport) -> None:
-        """A pass that succeeded."""
-        key = (report.shard, report.method)
-        instruments = self._steps.get(key)
+    def step(self, step: Stepped, method: Method, overhead_s: float) -> None:
+        instruments = self._steps.get((step.shard, method))
         if instruments is None:
-            instruments = self._steps[key] = self._step_instruments(report.shard, report.method.value)
-        instruments.record(report)
+            instruments = self._step_instruments(step.shard, method.value)
+            self._steps[step.shard, method] = instruments
+        instruments.record(step, overhead_s)
 
     def _step_instruments(self, shard: str, method: str) -> _StepInstruments:
         families = self._families
