@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms that cost under a microsecond to touch, and their text exposition.
+"""Counters, gauges and histograms that cost less than a microsecond per observation, and their text exposition.
 
-prometheus_client's own take a lock and scan the buckets at each observation, and its exposition appends ``_total`` to
-the names of counters, which TGI's do not have. These belong to one event loop: no locks.
+prometheus_client takes a lock and scans the buckets at each observation, and appends ``_total`` to the names of
+counters, which TGI's names do not have. These instruments take no lock: use them on one event loop only.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ class Value:
 
 
 class Histogram:
-    """Counts per bucket (not cumulative while stored) and the sum; without bounds it is a summary."""
+    """The count of each bucket, not cumulative while stored, and the sum. Without bounds it has no buckets."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -56,7 +56,7 @@ class Histogram:
 
 
 def label_text(names: Iterable[str], values: Iterable[str]) -> str:
-    """``a="x",b="y"``, escaped."""
+    """Return ``a="x",b="y"`` with escaped values."""
     return ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What the router counts. The one place that touches instruments; everyone else calls a named method."""
+"""Records what happens in the router. Everyone else calls a named method and knows no metric."""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Failure(Enum):
-    """Why a request did not end well: values of the label ``err``."""
+    """Why a request failed. The values are those of the label ``err``."""
 
     OVERLOADED = "overloaded"
     RATE_LIMITED = "rate_limited"
@@ -32,7 +32,7 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimings:
-    """Seconds; of a request that ended well."""
+    """Durations of a request that succeeded, in seconds."""
 
     total_s: float
     validation_s: float
@@ -41,7 +41,7 @@ class RequestTimings:
 
 
 class _Family:
-    """A metric and its children, one for each set of label values."""
+    """A metric with an instrument for each set of label values."""
 
     __slots__ = ("_children", "spec")
 
@@ -77,7 +77,7 @@ class _Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepInstruments:
-    """What a step of one shard and method moves, looked up once."""
+    """The instruments that a step of one shard and method changes, looked up once."""
 
     counts: tuple[Value, ...]
     total: tuple[Histogram, ...]
@@ -101,10 +101,9 @@ class _StepInstruments:
 
 
 class Metrics:
-    """All of ``metric_table.METRICS``, under TGI's names where TGI has one.
+    """All metrics of the table, and ``registry`` with prometheus_client's own about the process.
 
-    ``registry`` holds what prometheus_client collects by itself (process, platform, garbage collection); others may
-    register there too. Labels are few and closed, but for ``shard``: see ``shard_gone``.
+    The values of every label are a small fixed set, except those of ``shard``: see ``shard_gone``.
     """
 
     def __init__(self) -> None:
@@ -121,7 +120,7 @@ class Metrics:
                     family.value()
         self._shards: dict[str, ShardUse] = {}
         self._steps: dict[tuple[str, Method], _StepInstruments] = {}
-        # Touched once a token: looked up once.
+        # Observed for every token, so looked up once.
         self._inter_token = self._families["caravan_inter_token_latency_seconds"].histogram()
         for how in Preemption:
             self._value("caravan_preemptions", how.value)
@@ -135,12 +134,12 @@ class Metrics:
         self._families[name].histogram(*labels).observe(amount)
 
     async def render(self) -> bytes:
-        """The text exposition format, version 0.0.4."""
+        """Return all metrics in the text exposition format, version 0.0.4."""
         ours = "".join(family.text() for family in self._families.values())
-        # The process collector reads files.
+        # In a thread, since the process collector reads files.
         return ours.encode() + await asyncio.to_thread(generate_latest, self.registry)
 
-    # Requests: called by the HTTP layer.
+    # Requests, called by the HTTP layer.
 
     def request_arrived(self, generations: int = 1) -> None:
         self._value("tgi_request_count").add(generations)
@@ -167,7 +166,7 @@ class Metrics:
     def observe_inter_token(self, gap_s: float) -> None:
         self._inter_token.observe(gap_s)
 
-    # Steps, shards and the queue: this is the engine's observer.
+    # Steps, shards and the queue: the engine's observer.
 
     def step(self, step: Stepped, method: Method, overhead_s: float) -> None:
         instruments = self._steps.get((step.shard, method))
@@ -213,7 +212,7 @@ class Metrics:
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
         self._value("caravan_prefix_cache_query_tokens").add(prompt_tokens)
         self._value("caravan_prefix_cache_hit_tokens").add(cached_tokens)
-        self._observe("tgi_request_skipped_tokens", cached_tokens)
+        self._observe("caravan_request_cached_tokens", cached_tokens)
 
     def preempted(self, how: Preemption) -> None:
         self._value("caravan_preemptions", how.value).add()
@@ -230,7 +229,7 @@ class Metrics:
         self._sum_shards()
 
     def shard_gone(self, shard: str) -> None:
-        """Its series end, so that shards which come under new names do not pile up."""
+        """Remove the series of a shard, so that shards with new names do not pile up."""
         for family in self._families.values():
             if family.spec.labels[:1] == ("shard",):
                 family.forget(shard)

@@ -1,4 +1,4 @@
-"""Every metric: its name, kind, labels, buckets and meaning. What is exposed and what is documented both read this."""
+"""Every metric: name, kind, labels, buckets and meaning. The exposition and the documentation are made from it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +12,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """``bounds``: upper bounds of the buckets, histograms only."""
+    """A metric. ``bounds``: upper bounds of the buckets of a histogram."""
 
     name: str
     kind: Kind
@@ -21,26 +21,26 @@ class MetricSpec:
     bounds: tuple[float, ...] = ()
 
 
-# TGI's: 0.00015 to 145.6 s.
+# The same buckets as TGI: 0.00015 to 145.6 s.
 SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))
-# Narrow where a reader cares: tens of microseconds of overhead, milliseconds between tokens.
+# Fine where it matters: tens of microseconds for overhead, milliseconds between two tokens.
 SHORT_SECONDS = (
     *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0075),
     *(0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
 )
 SIZES = tuple(float(2**power) for power in range(11))
-# TGI has a hundred equal ones up to its limits; these hold for any model, and are fewer.
+# TGI has a hundred equal buckets up to its limits; these are fewer and hold for any model.
 TOKENS = tuple(float(2**power) for power in range(18))
 
 C, G, H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS = (
-    MetricSpec("tgi_request_count", C, "Generations asked for"),
+    MetricSpec("tgi_request_count", C, "Generations requested"),
     MetricSpec("tgi_request_success", C, "Generations that ended with a finish reason"),
     MetricSpec(
         "tgi_request_failure",
         C,
-        "Generations that did not: overloaded, rate_limited (its API key's limits), queue_timeout, deadline, "
+        "Generations that failed: overloaded, rate_limited (limits of the API key), queue_timeout, deadline, "
         "validation, template (the chat template), incomplete, dropped (the client left), generation",
         ("err",),
     ),
@@ -48,51 +48,50 @@ METRICS = (
     MetricSpec("tgi_request_validation_duration", H, "Seconds from arrival to the queue", (), SECONDS),
     MetricSpec("tgi_request_queue_duration", H, "Seconds in the queue", (), SECONDS),
     MetricSpec("tgi_request_inference_duration", H, "Seconds from the first step to the last token", (), SECONDS),
-    MetricSpec("tgi_request_mean_time_per_token_duration", H, "Inference seconds by generated token", (), SECONDS),
-    MetricSpec("tgi_request_input_length", H, "Prompt tokens", (), TOKENS),
-    MetricSpec("tgi_request_max_new_tokens", H, "Tokens a request may generate", (), TOKENS),
-    MetricSpec("tgi_request_skipped_tokens", H, "Prompt tokens that were in the cache"),
-    MetricSpec("tgi_request_generated_tokens", H, "Tokens it generated", (), TOKENS),
-    MetricSpec("tgi_queue_size", G, "Requests waiting for a shard"),
-    MetricSpec("tgi_batch_current_size", G, "Sequences running, all shards"),
-    MetricSpec("tgi_batch_current_max_tokens", G, "KV cells in use, all shards"),
-    MetricSpec("tgi_batch_max_total_tokens", G, "KV cells, all shards"),
-    MetricSpec("tgi_batch_next_size", H, "Requests admitted by one step", (), SIZES),
-    MetricSpec("tgi_batch_inference_count", C, "Steps tried", ("method",)),
+    MetricSpec("tgi_request_mean_time_per_token_duration", H, "Seconds of inference per generated token", (), SECONDS),
+    MetricSpec("tgi_request_input_length", H, "Prompt tokens of a request", (), TOKENS),
+    MetricSpec("tgi_request_max_new_tokens", H, "Tokens that a request may generate", (), TOKENS),
+    MetricSpec(
+        "tgi_request_skipped_tokens",
+        H,
+        "Speculated tokens that a step accepted; without observations, since there is no speculation",
+    ),
+    MetricSpec("tgi_request_generated_tokens", H, "Tokens that a request generated", (), TOKENS),
+    MetricSpec("tgi_queue_size", G, "Requests that wait for a shard"),
+    MetricSpec("tgi_batch_current_size", G, "Running sequences on all shards"),
+    MetricSpec("tgi_batch_current_max_tokens", G, "KV cells of running sequences on all shards"),
+    MetricSpec("tgi_batch_max_total_tokens", G, "KV cells of all shards"),
+    MetricSpec("tgi_batch_next_size", H, "Requests that one step admitted", (), SIZES),
+    MetricSpec("tgi_batch_inference_count", C, "Steps that were started", ("method",)),
     MetricSpec("tgi_batch_inference_success", C, "Steps that succeeded", ("method",)),
     MetricSpec("tgi_batch_inference_failure", C, "Steps that failed", ("method",)),
-    MetricSpec("tgi_batch_inference_duration", H, "Seconds of a step, seen by the router", ("method",), SECONDS),
-    MetricSpec("tgi_batch_forward_duration", H, "Seconds of its forward pass", ("method",), SECONDS),
-    MetricSpec("tgi_batch_decode_duration", H, "Seconds of its sampling", ("method",), SECONDS),
+    MetricSpec("tgi_batch_inference_duration", H, "Seconds of a step on its shard", ("method",), SECONDS),
+    MetricSpec("tgi_batch_forward_duration", H, "Seconds of a step's forward pass", ("method",), SECONDS),
+    MetricSpec("tgi_batch_decode_duration", H, "Seconds of a step's sampling", ("method",), SECONDS),
     MetricSpec("tgi_batch_filter_duration", H, "Seconds to release finished sequences", ("method",), SECONDS),
     MetricSpec("tgi_batch_concat", C, "Prefills that joined a running batch", ("reason",)),
-    MetricSpec("caravan_time_to_first_token_seconds", H, "Arrival to first token", (), SECONDS),
-    MetricSpec("caravan_inter_token_latency_seconds", H, "Between two tokens of a stream", (), SHORT_SECONDS),
-    MetricSpec("caravan_batch_size", H, "Sequences of a step", ("shard", "method"), SIZES),
+    MetricSpec("caravan_time_to_first_token_seconds", H, "Time from arrival to the first token", (), SECONDS),
+    MetricSpec("caravan_inter_token_latency_seconds", H, "Time between two tokens of a request", (), SHORT_SECONDS),
+    MetricSpec("caravan_batch_size", H, "Sequences that got a token in a step", ("shard", "method"), SIZES),
     MetricSpec("caravan_kv_cells_used", G, "KV cells of running sequences", ("shard",)),
     MetricSpec("caravan_kv_cells_cached", G, "KV cells of ended sequences, kept for shared prefixes", ("shard",)),
-    MetricSpec("caravan_kv_cells_total", G, "KV cells", ("shard",)),
-    MetricSpec("caravan_sequences_running", G, "Sequences running", ("shard",)),
-    MetricSpec("caravan_step_duration_seconds", H, "A step, seen by the router", ("shard", "method"), SECONDS),
-    MetricSpec("caravan_step_forward_seconds", H, "Its forward pass", ("shard", "method"), SECONDS),
-    MetricSpec("caravan_step_sample_seconds", H, "Its sampling", ("shard", "method"), SHORT_SECONDS),
+    MetricSpec("caravan_kv_cells_total", G, "KV cells that may be used", ("shard",)),
+    MetricSpec("caravan_sequences_running", G, "Running sequences", ("shard",)),
+    MetricSpec("caravan_step_duration_seconds", H, "Duration of a step on its shard", ("shard", "method"), SECONDS),
+    MetricSpec("caravan_step_forward_seconds", H, "Time of a step's forward pass", ("shard", "method"), SECONDS),
+    MetricSpec("caravan_step_sample_seconds", H, "Time of a step's sampling", ("shard", "method"), SHORT_SECONDS),
     MetricSpec(
         "caravan_step_overhead_seconds",
         H,
-        "Wall time between steps that is no forward pass: what serving costs",
+        "Time between the ends of two steps, less the forward pass: what serving costs",
         ("shard", "method"),
         SHORT_SECONDS,
     ),
     MetricSpec("caravan_prefix_cache_query_tokens", C, "Prompt tokens of requests that started"),
-    MetricSpec("caravan_prefix_cache_hit_tokens", C, "Of these, those that were in the cache"),
+    MetricSpec("caravan_prefix_cache_hit_tokens", C, "Prompt tokens of requests that started, found in the cache"),
+    MetricSpec("caravan_request_cached_tokens", H, "Prompt tokens of a request found in the cache", (), TOKENS),
     MetricSpec("caravan_preemptions", C, "Running requests that gave their cells to others: swap, recompute", ("how",)),
     MetricSpec("caravan_sequences_swapped", G, "Waiting sequences that are in a shard's swap space"),
-    MetricSpec("caravan_swap_bytes_used", G, "Swap space in use", ("shard",)),
-    MetricSpec("caravan_shards_up", G, "Shards that are up"),
+    MetricSpec("caravan_swap_bytes_used", G, "Bytes of swap space in use", ("shard",)),
+    MetricSpec("caravan_shards_up", G, "Shards that the router holds"),
 )
-
-
-def markdown_table() -> str:
-    """The metrics as a Markdown table."""
-    rows = [f"| `{m.name}` | {m.kind.value} | {', '.join(m.labels)} | {m.help} |" for m in METRICS]
-    return "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"

@@ -5,7 +5,7 @@ from caravan_router.core.tokens import GeneratedToken
 from caravan_router.engine.observer import Method, ShardUse
 from caravan_router.metrics.instruments import Histogram
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.metrics.table import METRICS, markdown_table
+from caravan_router.metrics.table import METRICS
 from caravan_router.scheduling.config import JoinReason
 from caravan_router.scheduling.events import StepOutcome, Stepped
 
@@ -22,7 +22,6 @@ async def test_every_metric_of_the_table_is_exposed_under_its_exact_name() -> No
     exposed = await lines(Metrics())
     for spec in METRICS:
         assert f"# TYPE {spec.name} {spec.kind.value}" in exposed
-        assert f"| `{spec.name}` |" in markdown_table()
 
 
 async def test_prometheus_reads_what_is_exposed() -> None:
@@ -56,6 +55,15 @@ async def test_a_step_is_counted_by_method_and_by_shard() -> None:
     assert 'caravan_batch_size_bucket{shard="s",method="decode",le="4"} 0' in exposed
     assert 'caravan_step_overhead_seconds_sum{shard="s",method="decode"} 0.002' in exposed
     assert 'tgi_batch_concat{reason="wait_exceeded"} 1' in exposed
+
+
+async def test_cached_prompt_tokens_are_not_counted_as_speculated() -> None:
+    metrics = Metrics()
+    metrics.started(10, cached_tokens=4)
+    exposed = await lines(metrics)
+    assert "tgi_request_skipped_tokens_count 0" in exposed
+    assert "caravan_request_cached_tokens_count 1" in exposed
+    assert "caravan_request_cached_tokens_sum 4" in exposed
 
 
 async def test_a_shard_that_left_leaves_no_series() -> None:
