@@ -19,6 +19,21 @@ from caravan_router.http.server.tls import TlsFileError
 _log = logging.getLogger(__name__)
 
 
+# What `run_router` raises when the router cannot start with its configuration.
+STARTUP_ERRORS = (KeyFileError, TlsFileError, OSError)
+
+
+def startup_problem(config: RouterConfig, error: Exception) -> str:
+    """Return one of STARTUP_ERRORS as a message for the user."""
+    match error:
+        case KeyFileError():
+            return f"--api-keys-file: {error}"
+        case TlsFileError():
+            return f"--ssl-certfile: {error}"
+        case _:
+            return f"cannot listen on {config.hostname}:{config.port}: {getattr(error, 'strerror', None) or error}"
+
+
 def stop_on_signals() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set; a second signal ends the process at once."""
     stop = asyncio.Event()
@@ -51,13 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(level=config.log_level, json_output=config.json_output)
     try:
         uvloop.run(_run(config))
-    except KeyFileError as error:
-        sys.stderr.write(f"caravan-router: error: --api-keys-file: {error}\n")
-        return 2
-    except TlsFileError as error:
-        sys.stderr.write(f"caravan-router: error: --ssl-certfile: {error}\n")
-        return 2
-    except OSError as error:
-        sys.stderr.write(f"caravan-router: error: cannot listen on {config.hostname}:{config.port}: {error.strerror}\n")
+    except STARTUP_ERRORS as error:
+        sys.stderr.write(f"caravan-router: error: {startup_problem(config, error)}\n")
         return 2
     return 0

@@ -1,1 +1,1 @@
-"""Load generator behind ``caravan bench``: drives any server with OpenAI completions or TGI streams, and measures."""
+"""The load generator ``caravan bench``, for any server with OpenAI's completions or TGI's streams."""

@@ -1,4 +1,4 @@
-"""Command line of ``caravan bench``: parses, calls, reports."""
+"""The command line of ``caravan bench``."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ from caravan_router.bench.workloads import Shape, Workload
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when something completed, 1 when nothing did, 2 for a wrong command line."""
+    """Run the benchmark. Return 0 if any request completed, 1 if none did; exit with 2 for a wrong command line."""
     parser = _parser()
     config, json_path = _config(parser, parser.parse_args(argv))
     console = Console(stderr=False)
@@ -51,19 +51,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--model", default="default", help="model name sent to /v1/completions")
     add("--api-key", help="sent as a bearer token")
-    add("--workload", type=Workload, choices=tuple(Workload), default=Workload.PLAIN, help="what is sent")
+    add("--workload", type=Workload, choices=tuple(Workload), default=Workload.PLAIN, help="which prompts to send")
     add("--concurrency", type=_positive, default=8, help="closed loop: requests running at once (default 8)")
     add("--rate", type=float, help="open loop: mean arrivals per second (Poisson), instead of the closed loop")
     add("--requests", type=_positive, help="requests per phase (default: the workload's)")
     add("--words", type=_positive, help="words per prompt (default: the workload's)")
     add("--tokens", type=_positive, help="output tokens per choice (default: the workload's)")
-    add("--n", type=_positive, default=8, help="choices per prompt of the workload n (default 8)")
-    add("--seed", type=int, default=0, help="of prompts and arrival times (default 0)")
+    add("--n", type=_positive, default=8, help="choices per prompt in the workload n (default 8)")
+    add("--seed", type=int, default=0, help="seed of prompts and arrival times (default 0)")
     add("--warmup", type=int, default=1, help="short requests before anything is measured (default 1)")
     add("--timeout", type=float, default=600.0, help="seconds until a request counts as failed (default 600)")
-    add("--pid", type=_positive, action="append", default=[], help="server process whose CPU is counted; repeatable")
-    add("--pid-children", action="store_true", help="count the children of --pid too")
-    add("--json", type=Path, metavar="FILE", help="write the report there as well")
+    add("--pid", type=_positive, action="append", default=[], help="server process whose CPU time to count; repeatable")
+    add("--pid-children", action="store_true", help="count the CPU time of all children of --pid too")
+    add("--json", type=Path, metavar="FILE", help="also write the report to FILE")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""One streamed request over HTTP: bytes are timed as they arrive, parsed once, kept as times alone."""
+"""Sends one request, times the bytes of its stream as they arrive, and keeps only the times."""
 
 import asyncio
 import time
@@ -9,9 +9,23 @@ import msgspec
 
 from caravan_router.bench.dialects import Dialect
 from caravan_router.bench.request import BenchRequest, ErrorKind, Failure, RequestResult, StreamRecord, TokenSource
-from caravan_router.bench.sse import SseParser
 
 _MESSAGE_CHARS = 300
+
+
+class SseParser:
+    """Parses server-sent events from bytes that may be split anywhere. Skips comments and all fields but ``data``."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the data of the events that ``chunk`` completes, in order."""
+        lines = (self._pending + chunk).split(b"\n")
+        # The part after the last newline is an unfinished line, and often empty.
+        self._pending = lines.pop()
+        # Neither API spreads a JSON document over several data lines, so a line is an event.
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +40,10 @@ class SseClient:
     async def run(
         self, request: BenchRequest, *, scheduled: float | None = None, record: StreamRecord | None = None
     ) -> RequestResult:
-        """Run one request to its end. A failure is a value.
+        """Run one request to its end. A failure is part of the result, not an exception.
 
-        Latencies count from ``scheduled``, so that a late client cannot flatter the server; default is now.
-        ``record`` lets the caller watch the stream while it grows.
+        Latencies count from ``scheduled``, by default now, so that a late client cannot flatter the server. The caller
+        can pass a ``record`` to watch the stream while it runs.
         """
         start = time.perf_counter() if scheduled is None else scheduled
         record = StreamRecord() if record is None else record

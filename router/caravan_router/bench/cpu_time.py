@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 class NoSuchProcessError(Exception):
-    """A process to watch is not there."""
+    """A process to watch does not run."""
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of the processes since they started, all their threads included."""
+    """Return the user and system time of the processes since their start, all threads included."""
     ticks = 0
     for pid in pids:
         fields = _stat_fields(pid)
@@ -20,23 +20,23 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def with_children(pids: Iterable[int]) -> tuple[int, ...]:
-    """The processes and all that descend from them."""
+    """Return the processes and all their descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = int(_stat_fields(int(entry.name))[1])
             except NoSuchProcessError:
-                continue  # it ended while we were listing
+                continue  # The process ended while /proc was being listed.
             parents.setdefault(parent, []).append(int(entry.name))
     found = list(dict.fromkeys(pids))
-    for pid in found:  # grows while it is walked
+    for pid in found:  # The list grows during the loop.
         found += [child for child in parents.get(pid, []) if child not in found]
     return tuple(found)
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third on: the second is a name that may hold spaces and brackets."""
+    """Return the fields of /proc/PID/stat from the third on. The second is a name that may contain spaces."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError) as error:

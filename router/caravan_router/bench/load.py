@@ -1,27 +1,21 @@
-"""How requests arrive: closed loop (as many as run at once) or open loop (when a Poisson clock says so)."""
+"""Sends requests in a closed loop, with a fixed number running, or in an open loop, at random times."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
+from caravan_router.bench.client_sse import SseClient
 from caravan_router.bench.request import BenchRequest, RequestResult
 from caravan_router.bench.words import seeded
-
-
-class Client(Protocol):
-    """Runs one request to its end."""
-
-    async def run(self, request: BenchRequest, *, scheduled: float | None = None) -> RequestResult: ...
-
 
 OnDone: TypeAlias = Callable[[RequestResult], None]
 
 
 async def closed_loop(
-    client: Client, requests: Sequence[BenchRequest], *, concurrency: int, on_done: OnDone
+    client: SseClient, requests: Sequence[BenchRequest], *, concurrency: int, on_done: OnDone
 ) -> list[RequestResult]:
-    """``concurrency`` workers, each sending its next request when the last has ended."""
+    """Run ``concurrency`` workers, each of which sends its next request when the previous one has ended."""
     waiting = iter(requests)
     results: list[RequestResult] = []
 
@@ -38,9 +32,9 @@ async def closed_loop(
 
 
 async def open_loop(
-    client: Client, requests: Sequence[BenchRequest], *, arrivals: Sequence[float], on_done: OnDone
+    client: SseClient, requests: Sequence[BenchRequest], *, arrivals: Sequence[float], on_done: OnDone
 ) -> list[RequestResult]:
-    """Send each request at its own time, however many are still running."""
+    """Send each request at its time in ``arrivals``, in seconds from now, however many are still running."""
     start = time.perf_counter()
     results: list[RequestResult] = []
 
@@ -57,7 +51,7 @@ async def open_loop(
 
 
 def poisson_arrivals(count: int, *, rate: float, seed: int) -> tuple[float, ...]:
-    """``count`` arrival times in seconds from the start, at ``rate`` per second on average."""
+    """Return ``count`` arrival times in seconds, at ``rate`` per second on average."""
     rng = seeded(f"arrivals {seed}")
     arrivals: list[float] = []
     now = 0.0

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, plain lines elsewhere."""
+"""Shows progress: a bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _LINE_EVERY_S = 5.0
 
 @contextmanager
 def progress(console: Console, name: str, total: int) -> Iterator[OnDone]:
-    """Yields what to call at the end of each request."""
+    """Show the progress of a phase. Yield the function to call at the end of each request."""
     if console.is_terminal:
         columns = (
             TextColumn("{task.description}"),
@@ -24,7 +24,7 @@ def progress(console: Console, name: str, total: int) -> Iterator[OnDone]:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        # Redrawing takes CPU from the server under test: twice a second is enough to see it move.
+        # Redrawing takes CPU time from the server under test, so do it only twice a second.
         with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
             task = bar.add_task(name, total=total)
             yield lambda _: bar.advance(task)

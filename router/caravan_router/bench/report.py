@@ -1,4 +1,4 @@
-"""The report: a table for the reader, JSON for programs."""
+"""Prints the report as tables, and writes it as JSON."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from caravan_router.bench.statistics import Distribution
 
 
 def print_report(console: Console, report: BenchReport) -> None:
-    """Tables on the console."""
+    """Print the report as tables."""
     for phase in report.phases:
         _print_phase(console, phase, report)
     if report.stall is not None:
@@ -21,7 +21,7 @@ def print_report(console: Console, report: BenchReport) -> None:
 
 
 def write_json(path: Path, report: BenchReport) -> None:
-    """The whole report; times in seconds."""
+    """Write the whole report as JSON, with times in seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 

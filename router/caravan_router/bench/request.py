@@ -1,11 +1,11 @@
-"""One request of the load and what became of it."""
+"""One request of the load, its stream and its result."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class ErrorKind(StrEnum):
-    """Why a request counts as failed; the values are the words of the report."""
+    """Why a request counts as failed. The values appear in the report."""
 
     OVERLOADED = "overloaded (429)"
     REFUSED = "refused (4xx)"
@@ -35,7 +35,7 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The kind for counting, the server's own words for the reader."""
+    """Why a request failed: a kind to count, and the server's own message."""
 
     kind: ErrorKind
     message: str
@@ -60,13 +60,13 @@ class RequestResult:
 
     @property
     def first_token(self) -> float | None:
-        """Arrival of the first token of any choice."""
+        """The arrival time of the first token of any choice."""
         return min((times[0] for times in self.token_times if times), default=None)
 
 
 @dataclass(slots=True)
 class StreamRecord:
-    """What a running stream has delivered so far; others may look at it while it grows."""
+    """What a stream has delivered so far. The caller may read it while the stream runs."""
 
     token_times: dict[int, list[float]] = field(default_factory=dict)
     prompt_tokens: int | None = None
@@ -80,5 +80,5 @@ class StreamRecord:
 
     @property
     def event_tokens(self) -> int:
-        """Tokens counted by events, over all choices."""
+        """The number of tokens of all choices, counted by events."""
         return sum(len(times) for times in self.token_times.values())

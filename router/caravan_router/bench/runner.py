@@ -1,4 +1,4 @@
-"""Runs one workload against one server and gathers everything that is reported."""
+"""Runs one workload against one server and collects the report."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from caravan_router.bench.workloads import Phase, Shape, Workload, phases, stall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
-    """What ``caravan bench`` was asked to do. ``rate`` None is the closed loop."""
+    """The options of a run. ``rate`` is in arrivals per second; None means the closed loop."""
 
     url: str
     api: Api = Api.COMPLETIONS
@@ -36,7 +36,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuUse:
-    """CPU of the load generator, and of the watched processes where there are any."""
+    """CPU time of the load generator, and of the watched server processes if there are any."""
 
     client_s: float
     server_s: float | None
@@ -45,7 +45,7 @@ class CpuUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseReport:
-    """One phase: its figures and what they cost."""
+    """The figures of one phase and the CPU time it took."""
 
     name: str
     summary: Summary
@@ -54,7 +54,7 @@ class PhaseReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """Everything a run found; ``stall`` is there for that workload alone, ``phases`` for the others."""
+    """The result of a run: ``stall`` for the workload of that name, ``phases`` for all others."""
 
     workload: str
     api: str
@@ -65,21 +65,21 @@ class BenchReport:
 
     @property
     def completed(self) -> int:
-        """Requests that delivered all their tokens."""
+        """The number of requests that completed."""
         if self.stall is not None:
             return 0 if self.stall.failures else 1
         return sum(phase.summary.completed for phase in self.phases)
 
 
 class WarmUpError(Exception):
-    """The server does not answer as it should; nothing was measured."""
+    """A warm-up request failed, so nothing was measured."""
 
 
 async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
     """Warm the server up, then run the phases of the workload one after the other."""
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key is not None else {}
-    # Time limits are the client's own (see SseClient); the pool must never queue what the load says is sent.
-    # A connection per request, because a server that closes idle ones races the next request on them.
+    # SseClient has its own time limit. The pool must not queue requests, which would delay their sending. Each request
+    # gets its own connection, because a server that closes an idle one may do so just when the next request is sent.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
@@ -105,7 +105,7 @@ async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
 
 
 async def _run_phase(phase: Phase, client: SseClient, config: BenchConfig, console: Console) -> PhaseReport:
-    # Reading /proc of many processes takes a while: not on the loop.
+    # Reading /proc for many processes takes a while, so it happens in a thread.
     pids = await asyncio.to_thread(with_children, config.pids) if config.pid_children else config.pids
     server_before = await asyncio.to_thread(cpu_seconds, pids)
     client_before = time.process_time()
@@ -118,7 +118,7 @@ async def _run_phase(phase: Phase, client: SseClient, config: BenchConfig, conso
     client_s = time.process_time() - client_before
     server_s = await asyncio.to_thread(cpu_seconds, pids) - server_before if pids else None
     summary = summarise(results)
-    # A failed request's tokens cost CPU too, so that the share per token is of all that were delivered.
+    # The tokens of failed requests cost CPU time too, so all delivered tokens count.
     delivered = sum(result.output_tokens for result in results)
     per_token = server_s * 1e6 / delivered if server_s is not None and delivered else None
     cpu = CpuUse(client_s=client_s, server_s=server_s, cpu_us_per_output_token=per_token)

@@ -1,4 +1,4 @@
-"""The stall run: streams decode, a long prompt lands on them; what do the running streams feel?"""
+"""The workload ``stall``: measures how much a long prompt delays streams that are already decoding."""
 
 import asyncio
 import time
@@ -11,30 +11,30 @@ from caravan_router.bench.statistics import Distribution, distribution
 from caravan_router.bench.workloads import StallPlan
 
 _POLL_S = 0.01
-# Tokens each stream shows before the prompt lands, so that there is a calm to compare with.
+# Tokens that each stream delivers before the long prompt is sent, to compare with.
 _CALM_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallResult:
-    """Gaps are between tokens of one running stream; the worst is over all of them, from the landing on.
+    """Gaps are the times between tokens of one stream, before and after the long prompt was sent.
 
-    ``outlived`` tells whether every stream still ran when the prompt's first token came: if not, the worst gap is
-    a lower bound.
+    ``worst_gap_s`` is the largest gap afterwards. It is a lower bound unless all streams ``outlived`` the prefill, that
+    is, still ran when the first token of the long prompt's output arrived.
     """
 
     streams: int
-    prompt_tokens: int | None
-    landed_ttft_s: float | None
-    worst_gap_s: float
-    gaps_before_s: Distribution | None
-    gaps_after_s: Distribution | None
-    outlived: bool
     failures: tuple[str, ...]
+    prompt_tokens: int | None = None
+    landed_ttft_s: float | None = None
+    worst_gap_s: float = 0.0
+    gaps_before_s: Distribution | None = None
+    gaps_after_s: Distribution | None = None
+    outlived: bool = False
 
 
 async def run_stall(client: SseClient, plan: StallPlan) -> StallResult:
-    """Start the streams, land the prompt when all have begun, stop the streams when it has ended."""
+    """Start the streams, send the long prompt once all of them decode, and stop them when its output has ended."""
     records = [StreamRecord() for _ in plan.streams]
     tasks = [
         asyncio.create_task(client.run(request, record=record))
@@ -43,7 +43,8 @@ async def run_stall(client: SseClient, plan: StallPlan) -> StallResult:
     try:
         while not all(record.event_tokens >= _CALM_TOKENS for record in records):
             if any(task.done() for task in tasks):
-                return _not_begun(tasks, records)
+                failures = ["a stream ended before the prompt could land", *_failures(tasks)]
+                return StallResult(streams=len(records), failures=tuple(failures))
             await asyncio.sleep(_POLL_S)
         landed_at = time.perf_counter()
         landed = await client.run(plan.intruder)
@@ -60,19 +61,6 @@ async def run_stall(client: SseClient, plan: StallPlan) -> StallResult:
 def _failures(tasks: list[asyncio.Task[RequestResult]]) -> list[str]:
     results = [task.result() for task in tasks if task.done()]
     return [result.failure.message for result in results if result.failure is not None]
-
-
-def _not_begun(tasks: list[asyncio.Task[RequestResult]], records: list[StreamRecord]) -> StallResult:
-    return StallResult(
-        streams=len(records),
-        prompt_tokens=None,
-        landed_ttft_s=None,
-        worst_gap_s=0.0,
-        gaps_before_s=None,
-        gaps_after_s=None,
-        outlived=False,
-        failures=("a stream ended before the prompt could land", *_failures(tasks)),
-    )
 
 
 def _result(
@@ -93,7 +81,7 @@ def _result(
         if record.ended:
             outlived = outlived and times[-1] >= (landed.first_token or ended_at)
         else:
-            # A stream that is silent to the very end shows no later token: its silence counts all the same.
+            # A stream that is silent until the end has no later token, but its silence counts as a gap.
             after.append(ended_at - times[-1])
     ttft = None if landed.first_token is None else landed.first_token - landed.scheduled
     return StallResult(

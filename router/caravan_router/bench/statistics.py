@@ -1,4 +1,4 @@
-"""From results to figures."""
+"""Summarises results in figures."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from caravan_router.bench.request import RequestResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Seconds."""
+    """The distribution of a duration; all values but ``count`` are in seconds."""
 
     count: int
     mean: float
@@ -23,7 +23,11 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A phase in figures. Rates count completed requests alone, over the time from first send to last end."""
+    """The figures of a phase. Rates count completed requests only, over the time from the first send to the last end.
+
+    ``completed`` includes the ``ended_early`` requests, which delivered fewer tokens than they asked for because their
+    API cannot demand an exact length. ``error_samples`` has the first message of each kind of error.
+    """
 
     requests: int
     completed: int
@@ -44,8 +48,8 @@ class Summary:
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """Linear between the two nearest ranks of ascending values, as numpy does by default."""
-    assert ordered, "a percentile of nothing"
+    """Return a percentile of ascending values, interpolated between the two nearest ranks as numpy does by default."""
+    assert ordered, "there are no values"
     rank = fraction * (len(ordered) - 1)
     low = math.floor(rank)
     high = math.ceil(rank)
@@ -53,7 +57,7 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """None where there is nothing to describe."""
+    """Return the distribution of ``values``; None if there are none."""
     if not values:
         return None
     ordered = sorted(values)
@@ -68,7 +72,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def summarise(results: Sequence[RequestResult]) -> Summary:
-    """All figures of a phase; latencies are those of completed requests."""
+    """Return all figures of a phase. Latencies count completed requests only."""
     completed = [result for result in results if result.failure is None]
     failures = [result.failure for result in results if result.failure is not None]
     duration = max((r.ended for r in results), default=0.0) - min((r.scheduled for r in results), default=0.0)
@@ -80,7 +84,6 @@ def summarise(results: Sequence[RequestResult]) -> Summary:
         completed=len(completed),
         ended_early=sum(result.ended_early for result in completed),
         errors=dict(Counter(failure.kind.value for failure in failures)),
-        # The first of each kind is enough to act on.
         error_samples={failure.kind.value: failure.message for failure in reversed(failures)},
         duration_s=duration,
         prompt_tokens=prompt_tokens,
@@ -97,10 +100,10 @@ def summarise(results: Sequence[RequestResult]) -> Summary:
 
 
 def steady_rate(results: Sequence[RequestResult]) -> float | None:
-    """Tokens per second while every stream decodes: from the last first token to the first last token.
+    """Return the tokens per second while all streams decode: from the last first token to the first last token.
 
-    None where the streams do not overlap. Each stream is rated over its own span in that window, so that tokens at
-    its borders are not counted by halves.
+    Return None if the streams do not overlap. Each stream counts from its first to its last token in that window, so
+    that gaps across the borders of the window do not distort the rate.
     """
     streams = [times for result in results for times in result.token_times if len(times) > 1]
     if not streams:

@@ -1,8 +1,8 @@
-"""Synthetic text: seeded words, so that a run repeats exactly and no two prompts share a prefix by accident."""
+"""Random words from a seed, so that a run can be repeated exactly and no two prompts share a prefix by accident."""
 
 from random import Random
 
-# Everyday words: nearly every BPE vocabulary has each as one token, so words and tokens stay close.
+# Everyday words, each of which is one token in nearly every BPE vocabulary.
 _TEXT = """
     able about above across action after again air all almost along already also always among animal answer apple area
     army around art autumn away back bad bank base beach bear beautiful bed before begin behind bell below best better
@@ -31,10 +31,10 @@ _WORDS = tuple(_TEXT.split())
 
 
 def seeded(name: str) -> Random:
-    """A generator of its own for each ``name``, the same in every run."""
-    return Random(name)  # noqa: S311 - repeatable, nothing secret
+    """Return a random generator that depends only on ``name``."""
+    return Random(name)  # noqa: S311 - must be repeatable, is not secret
 
 
 def words(rng: Random, count: int) -> str:
-    """``count`` random words, without punctuation."""
+    """Return ``count`` random words without punctuation."""
     return " ".join(rng.choices(_WORDS, k=count))

@@ -1,4 +1,4 @@
-"""The workloads: which prompts are sent, in which phases. The same seed always gives the same prompts."""
+"""The workloads: which prompts to send in which phases. The same seed always gives the same prompts."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ from caravan_router.bench.words import seeded, words
 
 
 class Workload(StrEnum):
-    """Names as on the command line."""
+    """The workloads by their names on the command line."""
 
     PLAIN = "plain"
     DECODE = "decode"
@@ -22,7 +22,7 @@ class Workload(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a workload; None takes the workload's own default."""
+    """Sizes of a workload. None means the workload's own default."""
 
     words: int | None = None
     tokens: int | None = None
@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class StallPlan:
-    """Running streams, and the prompt that lands on them."""
+    """The streams to start, and the long prompt to send while they run."""
 
     streams: tuple[BenchRequest, ...]
     intruder: BenchRequest
@@ -53,12 +53,12 @@ class _Defaults:
     words: int
     tokens: int
     requests: int | None
-    """None: as many as the concurrency."""
+    """None: as many requests as the concurrency."""
 
 
 _DEFAULTS = {
     Workload.PLAIN: _Defaults(100, 64, 64),
-    # Long outputs after short prompts: what is left is the decode rate, to compare with a bare engine's.
+    # Long outputs after short prompts measure little but decoding, to compare with the bare engine's rate.
     Workload.DECODE: _Defaults(16, 192, None),
     Workload.SHARED_PREFIX: _Defaults(600, 64, None),
     Workload.N: _Defaults(100, 64, 4),
@@ -67,12 +67,12 @@ _DEFAULTS = {
 }
 _TAIL_WORDS = 30
 _STALL_STREAMS = 4
-# Long enough to outlive the intruder's prefill even where decoding goes on at full speed beside it.
+# Enough to outlive the prefill of the long prompt, even if decoding continues at full speed beside it.
 _STALL_STREAM_TOKENS = 512
 
 
 def phases(workload: Workload, shape: Shape) -> tuple[Phase, ...]:
-    """What to send for any workload but ``stall``."""
+    """Return the phases of any workload but ``stall``."""
     size = _sized(workload, shape)
     requests = shape.concurrency if size.requests is None else size.requests
     rng = _rng(workload, shape)
@@ -97,13 +97,13 @@ def phases(workload: Workload, shape: Shape) -> tuple[Phase, ...]:
                 for name in ("cold", "warm")
             )
         case Workload.STALL:
-            raise AssertionError("the stall workload has a plan of its own")
+            raise AssertionError("the workload `stall` has no phases: call `stall_plan`")
         case _:
             assert_never(workload)
 
 
 def stall_plan(shape: Shape) -> StallPlan:
-    """``shape.words`` and ``shape.tokens`` size the intruder."""
+    """Return the plan of the workload ``stall``; ``shape.words`` and ``shape.tokens`` are the long prompt's sizes."""
     size = _sized(Workload.STALL, shape)
     rng = _rng(Workload.STALL, shape)
     streams = _distinct(rng, _Defaults(_TAIL_WORDS, _STALL_STREAM_TOKENS, None), _STALL_STREAMS)
@@ -111,12 +111,12 @@ def stall_plan(shape: Shape) -> StallPlan:
 
 
 def warm_up(shape: Shape, count: int) -> tuple[BenchRequest, ...]:
-    """Short requests that share nothing with the measured ones."""
+    """Return ``count`` short requests that share no prefix with the measured ones."""
     return _distinct(seeded(f"warm-up {shape.seed}"), _Defaults(_TAIL_WORDS, 8, None), count)
 
 
 def _rng(workload: Workload, shape: Shape) -> Random:
-    # The workload is part of the seed: runs against one server after another must not hit each other's cache.
+    # The workload is part of the seed, so that several workloads on one server do not share cached prefixes.
     return seeded(f"{workload} {shape.concurrency} {shape.seed}")
 
 

@@ -1,1 +1,1 @@
-"""`caravan serve`: shards as child processes over Unix sockets, and a router, on one host."""
+"""The command `caravan serve`: a router, and shards as its child processes, on one host."""

@@ -1,4 +1,4 @@
-"""The command `caravan serve`: one line from a GGUF file to a server."""
+"""The command `caravan serve`: serve a GGUF file with one command."""
 
 import argparse
 import asyncio
@@ -16,11 +16,9 @@ import uvloop
 from caravan_proto.flags import add_flags, flag, resolve
 from caravan_proto.telemetry import configure_logging
 from caravan_router.app import run_router
-from caravan_router.auth.key_file import KeyFileError
-from caravan_router.cli import stop_on_signals
+from caravan_router.cli import STARTUP_ERRORS, startup_problem, stop_on_signals
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
-from caravan_router.http.server.tls import TlsFileError
 from caravan_router.serve.shard_process import ShardProcess, ShardStartError
 
 _log = logging.getLogger(__name__)
@@ -28,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """What is neither the router's nor the shards'."""
+    """Flags of `caravan serve` that neither the router nor the shards have."""
 
     shards: int = flag(1, "shard processes on this host, each with the whole model", low=1, high=64)
 
 
 class _Help(argparse.Action):
-    """The router's flags, then the shard's own list: each program knows its flags best."""
+    """Prints the router's flags, and then runs the shard program to print its own."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_ignored: object) -> None:
         parser.print_help()
@@ -60,24 +58,20 @@ def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[
 
 
 def _thread_flags(shards: int, flags: Sequence[str]) -> list[str]:
-    """Several shards share the cores, unless the user said how many threads each has."""
+    """Return the flags that divide the cores among several shards, unless the user has set the number of threads."""
     if shards == 1 or {"-t", "--threads"} & set(flags) or "CARAVAN_THREADS" in os.environ:
         return []
     return ["--threads", str(max(1, len(os.sched_getaffinity(0)) // shards))]
 
 
-def _announce(url: str) -> None:
+async def _announce_when_ready(engine: Batcher, url: str) -> None:
+    await engine.ready.wait()
     body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
     sys.stdout.write(
         f"\nCaravan is ready on {url}\n\nTry:\n"
         f"  curl -N {url}/generate_stream -H 'Content-Type: application/json' -d '{body}'\n\n"
     )
     sys.stdout.flush()
-
-
-async def _announce_when_ready(engine: Batcher, url: str) -> None:
-    await engine.ready.wait()
-    _announce(url)
 
 
 async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str], folder: Path) -> None:
@@ -103,25 +97,17 @@ async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal; the exit code is 2 when it cannot start as asked."""
+    """Serve until a signal. Return 0, or 2 if the server cannot start with these flags."""
     serve, router, shard_flags = _parse(argv)
     configure_logging(level=router.log_level, json_output=router.json_output)
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         try:
             uvloop.run(_serve(serve, router, shard_flags, Path(folder)))
         except* ShardStartError:
-            sys.stderr.write("caravan serve: error: a shard could not start; its message is above\n")
-            return_code = 2
-        except* KeyFileError as errors:
-            sys.stderr.write(f"caravan serve: error: --api-keys-file: {errors.exceptions[0]}\n")
-            return_code = 2
-        except* TlsFileError as errors:
-            sys.stderr.write(f"caravan serve: error: --ssl-certfile: {errors.exceptions[0]}\n")
-            return_code = 2
-        except* OSError as errors:
-            reason = getattr(errors.exceptions[0], "strerror", None) or errors.exceptions[0]
-            sys.stderr.write(f"caravan serve: error: cannot listen on {router.hostname}:{router.port}: {reason}\n")
-            return_code = 2
+            problem = "a shard could not start; its message is above"
+        except* STARTUP_ERRORS as errors:
+            problem = startup_problem(router, errors.exceptions[0])
         else:
-            return_code = 0
-    return return_code
+            return 0
+    sys.stderr.write(f"caravan serve: error: {problem}\n")
+    return 2

@@ -1,4 +1,4 @@
-"""One shard as a child process: started, watched, started again with backoff when it dies."""
+"""Runs one shard as a child process and restarts it when it dies."""
 
 import asyncio
 import logging
@@ -12,19 +12,19 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
-# A shard that ran this long was well: the next death starts from the first backoff.
-_WELL_S = 60.0
-# What caravan-shard exits with when it cannot start as asked; trying again would end the same.
+# After this much running time, the backoff starts again at the first one.
+_STABLE_S = 60.0
+# The exit code of caravan-shard when its configuration is wrong; a restart could not succeed.
 _USAGE_EXIT = 2
 _KILL_AFTER_S = 35.0
 
 
 class ShardStartError(Exception):
-    """The shard said that it cannot start as asked; its own message is on stderr."""
+    """A shard cannot start with its configuration; its own message is on stderr."""
 
 
 class ShardProcess:
-    """Keeps one shard running until told to stop."""
+    """Keeps one shard running until ``stop``."""
 
     def __init__(self, name: str, socket: Path, flags: Sequence[str]) -> None:
         self.name = name
@@ -38,18 +38,18 @@ class ShardProcess:
         self._stopping = False
 
     async def run(self) -> None:
-        """Start and restart. Returns after ``stop``; raises ShardStartError."""
+        """Start the shard, and restart it with backoff when it dies. Returns after ``stop``; raises ShardStartError."""
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopping:
             started = time.monotonic()
-            # A session of its own: Ctrl-C reaches the supervisor alone, which drains the router first.
+            # In its own session the shard gets no Ctrl-C: the supervisor drains the router first.
             self._process = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
             code = await self._process.wait()
             if self._stopping:
                 return
             if code == _USAGE_EXIT:
                 raise ShardStartError(self.name)
-            if time.monotonic() - started > _WELL_S:
+            if time.monotonic() - started > _STABLE_S:
                 backoff_s = _FIRST_BACKOFF_S
             _log.warning(
                 "shard died, starting it again",
@@ -59,7 +59,7 @@ class ShardProcess:
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 
     async def stop(self) -> None:
-        """Let it drain; kill it if it does not end."""
+        """Let the shard drain; kill it if it does not end within ``_KILL_AFTER_S``."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
@@ -75,5 +75,5 @@ class ShardProcess:
 
 
 def _exit_name(code: int) -> str:
-    """``-9`` reads SIGKILL."""
+    """Return the signal's name for a negative exit code, else the code."""
     return signal.Signals(-code).name if code < 0 else str(code)

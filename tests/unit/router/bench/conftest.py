@@ -1,4 +1,4 @@
-"""A tiny server of both APIs on a real port, which can also misbehave."""
+"""A small server with both APIs on a real port, which can also misbehave."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 @dataclass
 class ToyServer:
-    """``mode`` says how it answers; ``most_running`` is what it has seen of concurrency."""
+    """Answers as ``mode`` says. ``most_running`` is the highest number of requests that ran at the same time."""
 
     mode: str = "good"
     step_s: float = 0.002
@@ -81,7 +81,7 @@ async def toy() -> AsyncIterator[ToyServer]:
     app = web.Application()
     app.router.add_post("/v1/completions", server.completions)
     app.router.add_post("/generate_stream", server.generate)
-    # A hanging stream must not hold up the end of a test.
+    # A hanging stream must not delay the end of a test.
     async with TestServer(app, handler_cancellation=True, shutdown_timeout=0.1) as running:
         server.url = str(running.make_url("")).rstrip("/")
         yield server

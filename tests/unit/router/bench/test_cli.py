@@ -1,4 +1,4 @@
-"""The command line: what it refuses, what it writes."""
+"""The command line of the bench, and the CPU time of processes."""
 
 import asyncio
 import json
@@ -23,13 +23,15 @@ from caravan_router.bench.cpu_time import NoSuchProcessError, cpu_seconds, with_
         ("--url", "http://127.0.0.1:1", "--api", "generate", "--workload", "n"),
     ],
 )
-def test_wrong_command_lines(arguments: tuple[str, ...]) -> None:
+def test_a_wrong_command_line_exits_with_2(arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
 
 
-async def test_report_and_json(toy: ToyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_report_is_printed_and_written_as_json(
+    toy: ToyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "new" / "report.json"
     arguments = ["--url", toy.url, "--requests", "4", "--tokens", "3", "--pid", str(os.getpid()), "--json", str(path)]
     assert await asyncio.to_thread(main, arguments) == 0
@@ -41,7 +43,7 @@ async def test_report_and_json(toy: ToyServer, tmp_path: Path, capsys: pytest.Ca
     assert "TTFT" in printed
 
 
-async def test_errors_are_shown_and_nothing_completed_is_a_failure(
+async def test_a_run_without_a_completed_request_shows_the_errors_and_fails(
     toy: ToyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toy.mode = "429"
@@ -50,17 +52,17 @@ async def test_errors_are_shown_and_nothing_completed_is_a_failure(
     assert "2 x overloaded (429), the first: HTTP 429" in capsys.readouterr().out
 
 
-async def test_stall_report(toy: ToyServer, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_stall_workload_prints_the_worst_gap(toy: ToyServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(main, ["--url", toy.url, "--workload", "stall", "--words", "9"]) == 0
     assert "worst gap" in capsys.readouterr().out
 
 
-def test_a_missing_process_is_named() -> None:
+def test_a_process_that_does_not_run_is_an_error() -> None:
     with pytest.raises(NoSuchProcessError, match="is not running"):
         cpu_seconds([2**22 + 1])
 
 
-def test_children_are_found() -> None:
+def test_the_children_of_a_process_are_found() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert child.pid in with_children([os.getpid()])

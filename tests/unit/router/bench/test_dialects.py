@@ -1,4 +1,4 @@
-"""Bodies sent and events understood."""
+"""The bodies that each dialect sends and the events that it reads."""
 
 import msgspec
 import pytest
@@ -7,7 +7,7 @@ from caravan_router.bench.dialects import CompletionsDialect, GenerateDialect
 from caravan_router.bench.request import BenchRequest, StreamRecord
 
 
-def test_completions_body_fixes_the_length() -> None:
+def test_the_completions_body_demands_an_exact_length() -> None:
     body = msgspec.json.decode(CompletionsDialect(model="m").body(BenchRequest(prompt="hi", max_tokens=7, n=3)))
     assert body["max_tokens"] == 7
     assert body["n"] == 3
@@ -16,12 +16,12 @@ def test_completions_body_fixes_the_length() -> None:
     assert body["stream_options"] == {"include_usage": True}
 
 
-def test_completions_events() -> None:
+def test_completions_events_give_token_times_and_usage() -> None:
     dialect = CompletionsDialect(model="m")
     record = StreamRecord()
     dialect.read(b'{"choices":[{"text":"a","index":0,"finish_reason":null}]}', 1.0, record)
     dialect.read(b'{"choices":[{"text":"b","index":1,"finish_reason":null}]}', 2.0, record)
-    # llama-server's way to end a choice: no text, so no token.
+    # llama-server ends a choice with an event without text, which is not a token.
     dialect.read(b'{"choices":[{"text":"","index":0,"finish_reason":"length"}]}', 3.0, record)
     dialect.read(b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}', 4.0, record)
     assert not record.ended
@@ -31,13 +31,13 @@ def test_completions_events() -> None:
     )
 
 
-def test_completions_error_event() -> None:
+def test_an_error_event_of_completions_is_read() -> None:
     record = StreamRecord()
     CompletionsDialect(model="m").read(b'{"error":{"message":"full","http_status_code":422}}', 1.0, record)
     assert record.error == "full"
 
 
-def test_generate_events() -> None:
+def test_generate_events_give_token_times_and_details() -> None:
     dialect = GenerateDialect()
     record = StreamRecord()
     dialect.read(b'{"index":1,"token":{"id":4,"text":" T"},"generated_text":null,"details":null}', 1.0, record)
@@ -46,12 +46,12 @@ def test_generate_events() -> None:
     assert record == StreamRecord(token_times={0: [1.0, 2.0]}, prompt_tokens=4, usage_tokens=2, ended=True)
 
 
-def test_generate_error_event() -> None:
+def test_an_error_event_of_generate_is_read() -> None:
     record = StreamRecord()
     GenerateDialect().read(b'{"error":"Model is overloaded","error_type":"overloaded"}', 1.0, record)
     assert record.error == "Model is overloaded"
 
 
-def test_unreadable_events_raise() -> None:
+def test_an_unreadable_event_raises() -> None:
     with pytest.raises(msgspec.MsgspecError):
         GenerateDialect().read(b"{", 1.0, StreamRecord())

@@ -1,4 +1,4 @@
-"""Both loops, the client and the runner against a real port."""
+"""Both loops, the client and the runner, against a small server on a real port."""
 
 import io
 from dataclasses import replace
@@ -21,6 +21,7 @@ async def bench(toy: ToyServer, **changes: object) -> BenchReport:
 
 
 async def test_closed_loop_keeps_its_concurrency(toy: ToyServer) -> None:
+    toy.step_s = 0.01
     report = await bench(toy)
     summary = report.phases[0].summary
     assert (summary.completed, summary.output_tokens, summary.prompt_tokens) == (12, 48, 84)
@@ -39,7 +40,7 @@ async def test_open_loop_does_not_wait_for_answers(toy: ToyServer) -> None:
     assert summary.duration_s >= poisson_arrivals(12, rate=200.0, seed=0)[-1]
 
 
-async def test_generate_stream(toy: ToyServer) -> None:
+async def test_a_run_over_generate_stream_counts_every_token(toy: ToyServer) -> None:
     report = await bench(toy, api="generate")
     assert report.phases[0].summary.output_tokens == 48
 
@@ -57,14 +58,14 @@ async def test_generate_stream(toy: ToyServer) -> None:
         ("hang", ErrorKind.TIMEOUT),
     ],
 )
-async def test_failures_are_named(toy: ToyServer, mode: str, kind: ErrorKind) -> None:
+async def test_each_kind_of_failure_is_counted_by_its_name(toy: ToyServer, mode: str, kind: ErrorKind) -> None:
     toy.mode = mode
-    report = await bench(toy, timeout_s=0.2)
+    report = await bench(toy, timeout_s=0.2 if mode == "hang" else 30.0)
     assert report.phases[0].summary.errors == {kind.value: 12}
     assert report.completed == 0
 
 
-async def test_no_server() -> None:
+async def test_a_missing_server_is_a_connection_failure() -> None:
     config = BenchConfig(url="http://127.0.0.1:9", shape=SHAPE, warmup=0)
     report = await run_bench(config, Console(file=io.StringIO()))
     assert report.phases[0].summary.errors == {ErrorKind.CONNECTION.value: 12}
@@ -76,27 +77,27 @@ async def test_a_failing_warm_up_stops_the_run(toy: ToyServer) -> None:
         await bench(toy, warmup=1)
 
 
-async def test_n_counts_every_choice(toy: ToyServer) -> None:
+async def test_the_tokens_of_every_choice_are_counted(toy: ToyServer) -> None:
     report = await bench(toy, workload=Workload.N, shape=replace(SHAPE, n=5))
     assert report.phases[0].summary.output_tokens == 12 * 4 * 5
 
 
-async def test_shared_prefix_has_two_phases(toy: ToyServer) -> None:
+async def test_the_shared_prefix_workload_has_two_phases(toy: ToyServer) -> None:
     report = await bench(toy, workload=Workload.SHARED_PREFIX)
     assert [phase.name for phase in report.phases] == ["cold", "warm"]
 
 
-async def test_stall_sees_the_streams_gaps_and_stops_them(toy: ToyServer) -> None:
+async def test_the_stall_workload_measures_gaps_and_stops_the_streams(toy: ToyServer) -> None:
     report = await bench(toy, workload=Workload.STALL, shape=Shape(words=20, tokens=8))
     stall = report.stall
     assert stall is not None
     assert stall.failures == ()
     assert stall.outlived
-    assert 0.002 <= stall.worst_gap_s < 1
+    assert 0.002 <= stall.worst_gap_s < 30
     assert stall.landed_ttft_s is not None
 
 
-async def test_stall_reports_streams_that_fail(toy: ToyServer) -> None:
+async def test_the_stall_workload_reports_streams_that_fail(toy: ToyServer) -> None:
     toy.mode = "error"
     report = await bench(toy, workload=Workload.STALL)
     assert report.stall is not None

@@ -1,17 +1,17 @@
-"""Events over bytes split anywhere."""
+"""Server-sent events are found however their bytes are split."""
 
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_router.bench.sse import SseParser
+from caravan_router.bench.client_sse import SseParser
 
 STREAM = 'data: {"text":"caf\u00e9"}\n\n: keep-alive\n\nevent: x\ndata:{"b":2}\r\n\r\ndata: [DONE]\n\n'.encode()
 EVENTS = ['{"text":"caf\u00e9"}'.encode(), b'{"b":2}', b"[DONE]"]
 
 
-def test_whole_stream_at_once() -> None:
+def test_a_whole_stream_gives_all_events() -> None:
     assert SseParser().feed(STREAM) == EVENTS
 
 
@@ -23,7 +23,7 @@ def test_any_split_gives_the_same_events(cuts: list[int]) -> None:
     assert [data for piece in pieces for data in parser.feed(piece)] == EVENTS
 
 
-def test_an_unfinished_line_is_no_event() -> None:
+def test_an_unfinished_line_is_not_an_event() -> None:
     parser = SseParser()
     assert parser.feed(b'data: {"a"') == []
     assert parser.feed(b":1}\n") == [b'{"a":1}']

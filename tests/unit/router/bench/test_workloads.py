@@ -1,4 +1,4 @@
-"""Prompts repeat by seed and share no prefix by accident."""
+"""Prompts depend only on the seed and share no prefix by accident."""
 
 from itertools import combinations
 
@@ -16,19 +16,19 @@ def test_the_same_seed_gives_the_same_prompts(workload: Workload) -> None:
     assert phases(workload, Shape(seed=3)) != phases(workload, Shape(seed=4))
 
 
-def test_plain_prompts_share_no_prefix() -> None:
+def test_prompts_of_the_plain_workload_share_no_prefix() -> None:
     (phase,) = phases(Workload.PLAIN, Shape())
     assert len(phase.requests) == 64
     for one, other in combinations(phase.requests, 2):
         assert one.prompt.split()[:4] != other.prompt.split()[:4]
 
 
-def test_plain_sizes() -> None:
+def test_prompts_have_the_requested_sizes() -> None:
     (phase,) = phases(Workload.PLAIN, Shape(words=5, tokens=3, requests=2))
     assert [(len(request.prompt.split()), request.max_tokens) for request in phase.requests] == [(5, 3), (5, 3)]
 
 
-def test_shared_prefix_is_shared_and_tails_differ() -> None:
+def test_prompts_of_the_shared_prefix_workload_differ_only_in_their_tails() -> None:
     cold, warm = phases(Workload.SHARED_PREFIX, Shape(concurrency=8))
     prompts = [request.prompt.split() for request in (*cold.requests, *warm.requests)]
     assert (cold.name, warm.name, len(prompts)) == ("cold", "warm", 16)
@@ -36,25 +36,25 @@ def test_shared_prefix_is_shared_and_tails_differ() -> None:
     assert len({tuple(prompt[600:]) for prompt in prompts}) == 16
 
 
-def test_n_asks_for_choices() -> None:
+def test_the_n_workload_asks_for_n_choices() -> None:
     (phase,) = phases(Workload.N, Shape(n=5))
     assert {request.n for request in phase.requests} == {5}
 
 
-def test_stall_streams_outlast_the_intruder() -> None:
+def test_stall_streams_are_longer_than_the_long_prompts_output() -> None:
     plan = stall_plan(Shape())
     assert len(plan.streams) == 4
     assert len(plan.intruder.prompt.split()) == 1500
     assert min(stream.max_tokens for stream in plan.streams) > plan.intruder.max_tokens
 
 
-def test_warm_up_shares_nothing_with_the_run() -> None:
+def test_warm_up_prompts_are_not_measured_prompts() -> None:
     (phase,) = phases(Workload.PLAIN, Shape())
     warm = warm_up(Shape(), 2)
     assert not {request.prompt for request in warm} & {request.prompt for request in phase.requests}
 
 
-def test_poisson_arrivals_keep_the_rate() -> None:
+def test_poisson_arrivals_have_the_requested_rate() -> None:
     arrivals = poisson_arrivals(4000, rate=2.5, seed=1)
     assert arrivals == poisson_arrivals(4000, rate=2.5, seed=1)
     assert arrivals != poisson_arrivals(4000, rate=2.5, seed=2)
