@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from caravan_router.config import RouterConfig
+from caravan_router.http.error_table import markdown_table as error_table
 from caravan_router.http.limits import Limits
 from caravan_router.http.routes import ROUTES
-from caravan_router.http.server.error_table import markdown_table as error_table
 from caravan_router.metrics.table import METRICS
 from caravan_router.serve.cli import ServeConfig
 from caravan_shard.config import ShardConfig

@@ -6,7 +6,8 @@ class EngineError(Exception):
 
     EngineError
      +-- NoShardError         no shard is up: nothing could be tried (503)
-     +-- GenerationError      a started generation could not go on (424)
+     +-- GenerationError      a started generation could not continue (424)
+     |    +-- IncompleteGenerationError   its stream ended without a finish reason (500)
      +-- TextTooLongError     more text than the shard tokenizes (422)
      +-- QueueTimeoutError    it waited too long for its turn (429)
      +-- DeadlineError        it did not end in the time its client gave it (504)
@@ -22,6 +23,10 @@ class NoShardError(EngineError):
 
 class GenerationError(EngineError):
     """A started generation could not go on."""
+
+
+class IncompleteGenerationError(GenerationError):
+    """The token stream ended without a finish reason."""
 
 
 class TextTooLongError(EngineError):

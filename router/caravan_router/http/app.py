@@ -1,4 +1,4 @@
-"""The web application: routes, middlewares and what they share, wired. Starts nothing."""
+"""Builds the web application: routes, middlewares and the state they share. Starts nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from caravan_router.auth.permits import PermitPool
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import Engine
 from caravan_router.http.limits import Limits
-from caravan_router.http.ops.routes import openapi_document
-from caravan_router.http.routes import ROUTES
+from caravan_router.http.ops.routes import read_documents
+from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.connection import mark_serving
+from caravan_router.http.server.dialect import DIALECTS
 from caravan_router.http.server.middleware import Cors, add_request_id, errors_as_json, expected, identify_and_log
 from caravan_router.http.server.state import STATE, AppState, InfoExtras
 from caravan_router.metrics.recorder import Metrics
@@ -21,7 +22,7 @@ from caravan_router.metrics.recorder import Metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may ask. ``keyring``: None for anyone. ``cors_allow_origin``: whose pages; empty for any."""
+    """Who may use the API. ``keyring``: None for everyone. ``cors_allow_origin``: origins of pages; empty for any."""
 
     keyring: Keyring | None = None
     cors_allow_origin: Sequence[str] = ()
@@ -39,7 +40,7 @@ def build_app(
     info: InfoExtras = DEFAULT_INFO,
     access: Access = OPEN_TO_ALL,
 ) -> web.Application:
-    """To be run by `listener.listening`."""
+    """Return the application, to be served by `listener.listening`."""
     cors = Cors(access.cors_allow_origin)
     authentication = Authentication(access.keyring, {(route.method, route.path) for route in ROUTES if route.open})
     app = web.Application(
@@ -55,9 +56,10 @@ def build_app(
         templates=TemplateRenderer(),
     )
     app.on_cleanup.append(_close_templates)
-    openapi_document()
+    app[DIALECTS] = DIALECTS_OF_ROUTES
+    read_documents()
     for route in ROUTES:
-        # HEAD is no method of this API: aiohttp would add it to GET.
+        # Not `add_get`, which would add HEAD: this API does not have it.
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expected)
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(add_request_id)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, from the schema types and the route table.
+"""Makes the OpenAPI 3.1 document from the body types and the route table.
 
 ``python -m caravan_router.http.openapi`` writes it to standard output.
 """
@@ -10,27 +10,26 @@ import msgspec
 
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_router.http.generation.serving import PRIORITY_HEADER, TIMEOUT_HEADER
-from caravan_router.http.routes import EVENTS, ROUTES, Route
-from caravan_router.http.server.error_bodies import ErrorBody, OpenAIErrorBody
-from caravan_router.http.server.errors import is_openai_path
+from caravan_router.http.routes import ROUTES
+from caravan_router.http.server.route import EVENTS, Route
 
 _DESCRIPTIONS = {
-    400: "The body is not JSON; on /v1 also: the request is not valid",
-    401: "No API key, or a wrong one",
-    404: "No such route",
-    405: "Not with this method",
-    408: "The body took too long to come",
+    400: "The body is not JSON; under /v1 also: the request is not valid",
+    401: "The API key is missing or unknown",
+    404: "There is no such route",
+    405: "The route does not take this method",
+    408: "The body did not arrive in time",
     413: "The body is too large",
     415: "The content type is not JSON, or the content coding neither gzip nor deflate",
     422: "The request is not valid",
     424: "The generation failed",
-    429: "Too many generations are under way, or too many requests of this API key; or no turn came in time",
-    500: "Something broke",
+    429: "The router or the API key is at its limit, or the request waited in the queue for too long",
+    500: "The router failed",
     503: "No shard is up",
-    504: "It did not end within its `timeout`",
+    504: "The request did not end within its `timeout`",
 }
 
-# A key is needed where the operator wants keys.
+# Operators choose whether keys are needed.
 _SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {}]
 
 _SERVING_HEADERS = [
@@ -43,7 +42,7 @@ _SERVING_HEADERS = [
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Return the document."""
     types = _types()
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
@@ -66,10 +65,10 @@ def document() -> dict[str, Any]:
 
 
 def _types() -> list[Any]:
-    types: list[Any] = [ErrorBody, OpenAIErrorBody]
+    types: list[Any] = list(dict.fromkeys(route.dialect.envelope for route in ROUTES))
     for route in ROUTES:
         types.extend(kind for _, kind in route.replies)
-        types.extend(route.bodies)
+        types.extend(route.body)
     return types
 
 
@@ -78,23 +77,23 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         "operationId": "_".join(filter(None, (route.handler.__name__, route.alias))),
         "summary": route.summary,
     }
-    if route.bodies:
+    if route.body:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": _any_of([by_type[id(kind)] for kind in route.bodies])}},
+            "content": {"application/json": {"schema": _any_of([by_type[id(kind)] for kind in route.body])}},
         }
     if not route.open:
         operation["security"] = _SECURITY
-    if any("priority" in _fields(kind) for kind in route.bodies):
+    if any("priority" in _fields(kind) for kind in route.body):
         operation["parameters"] = _SERVING_HEADERS
-    envelope = by_type[id(OpenAIErrorBody if is_openai_path(route.path) else ErrorBody)]
+    envelope = by_type[id(route.dialect.envelope)]
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:
         by_content: dict[str, list[dict[str, Any]]] = {}
         for content_type, kind in route.replies:
             by_content.setdefault(content_type, []).append(by_type[id(kind)])
         good["content"] = {
-            # What goes wrong after a stream has begun is an event too.
+            # An error after a stream has started is an event, too.
             content_type: {"schema": _event([*schemas, envelope]) if content_type == EVENTS else _any_of(schemas)}
             for content_type, schemas in by_content.items()
         }
@@ -113,7 +112,7 @@ def _fields(kind: type) -> set[str]:
 
 
 def _event(schemas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each: its data is JSON, or the word that ends a stream of OpenAI's."""
+    """Return the schema of an event: its data is JSON, or the word that ends one of OpenAI's streams."""
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _any_of(schemas)}
     return {
         "type": "object",
@@ -127,7 +126,7 @@ def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def render() -> bytes:
-    """As committed: stable order, two spaces, a line break at the end."""
+    """Return the document as it is committed: keys sorted, indented by two spaces, with a final line break."""
     return msgspec.json.format(msgspec.json.encode(document(), order="sorted"), indent=2) + b"\n"
 
 

@@ -1,38 +1,33 @@
-"""The one route that SageMaker knows, and the one that Vertex AI does."""
+"""The one route that SageMaker calls, and the one that Vertex AI calls."""
 
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from aiohttp import web
 
 from caravan_router.http.cloud.schema import VertexRequest, VertexResponse
-from caravan_router.http.generation.candidates import best_first
-from caravan_router.http.generation.permits import admitted, validating
+from caravan_router.http.generation.answer import Context, Reply, answer
 from caravan_router.http.generation.request import ValidRequest
-from caravan_router.http.generation.rules import (
-    BodyMismatchError,
-    EmptyPromptError,
-    TooManyPromptsError,
-    UnsupportedFieldError,
-)
-from caravan_router.http.generation.run import Run
-from caravan_router.http.generation.runs import collect, started, together
-from caravan_router.http.generation.serving import serving_of
-from caravan_router.http.openai.chat import routes as routes_chat
-from caravan_router.http.openai.chat.schema import ChatRequest
-from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
-from caravan_router.http.openai.completions import routes as routes_openai
+from caravan_router.http.generation.rules import EmptyPromptError, TooManyPromptsError, UnsupportedFieldError
+from caravan_router.http.generation.run import Run, together
+from caravan_router.http.limits import Limits
+from caravan_router.http.openai.chat.reply import ChatReply
+from caravan_router.http.openai.chat.routes import chat_completions
+from caravan_router.http.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
+from caravan_router.http.openai.completions.routes import completions
+from caravan_router.http.openai.completions.schema import Completion, CompletionRequest
 from caravan_router.http.server.body import decode, read_body
-from caravan_router.http.server.state import CLIENT, STATE, AppState
-from caravan_router.http.tgi import routes as routes_generate
-from caravan_router.http.tgi.schema import GenerateRequest
-from caravan_router.http.tgi.validation import candidates_of, validate_generate
+from caravan_router.http.server.errors import BodyMismatchError
+from caravan_router.http.server.route import EVENTS, JSON, Route
+from caravan_router.http.server.state import STATE
+from caravan_router.http.tgi.errors import TGI
+from caravan_router.http.tgi.reply import GenerateReply
+from caravan_router.http.tgi.routes import GENERATE_ERRORS, generate_compat
+from caravan_router.http.tgi.schema import CompatGenerateRequest, GenerateRequest, GenerateResponse, StreamEvent
 
 
 class _Keys(msgspec.Struct, frozen=True):
-    """Which of the fields that tell the kinds of request apart are there."""
+    """The fields that tell the kinds of request apart."""
 
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -44,92 +39,98 @@ _VERTEX = msgspec.json.Decoder(VertexRequest)
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _CHAT = msgspec.json.Decoder(ChatRequest)
 
-# In TGI's order: the first whose field is there.
+# In TGI's order: the first field that is present decides.
 _HANDLERS: tuple[tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]], ...] = (
-    ("inputs", routes_generate.generate_compat),
-    ("messages", routes_chat.chat_completions),
-    ("prompt", routes_openai.completions),
+    ("inputs", generate_compat),
+    ("messages", chat_completions),
+    ("prompt", completions),
 )
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:
-    """SageMaker's: with ``inputs`` as ``POST /``, with ``messages`` as chat, else as completions. Errors are TGI's."""
+    """Handle ``/invocations``: a body of ``POST /``, of chat completions or of completions."""
     keys = await read_body(request, _KEYS)
     for field, handler in _HANDLERS:
         if getattr(keys, field) is not msgspec.UNSET:
-            # It reads the body again, which the request has kept.
+            # The handler reads the body again: aiohttp keeps it.
             return await handler(request)
     raise BodyMismatchError("", f"one of {', '.join(f'`{field}`' for field, _ in _HANDLERS)} is needed")
 
 
-async def vertex(request: web.Request) -> web.Response:
-    """Vertex AI's: a text for each instance. All are generated at once."""
-    arrived = time.monotonic()
-    state, client = request.app[STATE], request[CLIENT]
-    instances = _instances(await read_body(request, _VERTEX), state)
-    generations = sum(
-        1 if isinstance(instance, ChatRequest) else candidates_of(instance.parameters, state.limits)
-        for instance in instances
-    )
-    with admitted(state, client, generations):
-        with validating(state.metrics, generations):
-            valid = [await _validate(request, instance) for instance in instances]
-        with started(state, [one.request for one in valid], arrived) as runs:
-            waiting = iter(runs)
-            texts = await together([one.text([next(waiting) for _ in one.request.specs]) for one in valid])
-    return web.Response(body=msgspec.json.encode(VertexResponse(texts)), content_type="application/json")
+async def vertex(request: web.Request) -> web.StreamResponse:
+    """Handle ``/vertex``."""
+    body = await read_body(request, _VERTEX)
+    return await answer(request, VertexReply(body, request.app[STATE].limits))
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompted:
-    body: GenerateRequest
-    request: ValidRequest
+class VertexReply(Reply):
+    """One text for each instance. All instances are generated at the same time."""
 
-    async def text(self, runs: list[Run]) -> str:
-        candidates = await collect(runs)
-        best = best_first(candidates)[0] if len(candidates) > 1 else 0
-        return routes_generate.text_of(self.body, candidates[best])
+    dialect = TGI
 
+    def __init__(self, body: VertexRequest, limits: Limits) -> None:
+        """Raises ValidationError."""
+        self._replies = _replies(body, limits)
+        self.generations = sum(reply.generations for reply in self._replies)
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    chat: ValidChat
+    async def validate(self, context: Context) -> Sequence[ValidRequest]:
+        return [request for reply in self._replies for request in await reply.validate(context)]
 
-    @property
-    def request(self) -> ValidRequest:
-        return self.chat.request
-
-    async def text(self, runs: list[Run]) -> str:
-        [output] = await routes_chat.read_whole(runs, self.chat)
-        message = output.message()
-        if message.tool_calls is msgspec.UNSET:
-            return message.content or ""
-        return msgspec.json.encode(message.tool_calls).decode()
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        texts, start = [], 0
+        for reply in self._replies:
+            texts.append(reply.text(runs[start : start + reply.generations]))
+            start += reply.generations
+        predictions = await together(texts)
+        if cut := [run.cut for run in runs if run.cut is not None]:
+            # A prediction has no field that could say that it is incomplete.
+            raise cut[0]
+        return msgspec.json.encode(VertexResponse(predictions))
 
 
-def _instances(body: VertexRequest, state: AppState) -> list[GenerateRequest | ChatRequest]:
+def _replies(body: VertexRequest, limits: Limits) -> list[GenerateReply | ChatReply]:
+    """Return the reply to each instance, whose text is its prediction."""
     if not body.instances:
         raise EmptyPromptError("instances")
-    if len(body.instances) > state.limits.max_client_batch_size:
-        raise TooManyPromptsError("instances", state.limits.max_client_batch_size, len(body.instances))
-    instances: list[GenerateRequest | ChatRequest] = []
+    if len(body.instances) > limits.max_client_batch_size:
+        raise TooManyPromptsError("instances", limits.max_client_batch_size, len(body.instances))
+    replies: list[GenerateReply | ChatReply] = []
     for index, raw in enumerate(body.instances):
         inside = f"instances[{index}]"
         if decode(raw, _KEYS, inside).messages is msgspec.UNSET:
-            instances.append(decode(raw, _GENERATE, inside))
+            replies.append(GenerateReply(decode(raw, _GENERATE, inside), limits, streamed=False))
             continue
         chat = decode(raw, _CHAT, inside)
         # A prediction is one text.
         for field, value, neutral in (("stream", chat.stream, {None, False}), ("n", chat.n, {None, 1})):
             if value not in neutral:
                 raise UnsupportedFieldError(f"{inside}.{field}", "set it to null", value)
-        instances.append(chat)
-    return instances
+        replies.append(ChatReply(chat, limits))
+    return replies
 
 
-async def _validate(request: web.Request, instance: GenerateRequest | ChatRequest) -> _Prompted | _Conversation:
-    state = request.app[STATE]
-    serving = serving_of(instance, request.headers, request[CLIENT].key, state.limits)
-    if isinstance(instance, ChatRequest):
-        return _Conversation(await validate_chat(state, ChatSource(request=instance), serving, 1))
-    return _Prompted(instance, await validate_generate(state.engine, state.limits, instance, serving, stream=False))
+ROUTES = (
+    Route(
+        method="POST",
+        path="/invocations",
+        handler=invocations,
+        dialect=TGI,
+        summary="For SageMaker: takes a body of `POST /`, of chat completions or of completions",
+        body=(CompatGenerateRequest, ChatRequest, CompletionRequest),
+        replies=(
+            *((JSON, kind) for kind in (list[GenerateResponse], ChatCompletion, Completion)),
+            *((EVENTS, kind) for kind in (StreamEvent, ChatCompletionChunk, Completion)),
+        ),
+        errors=GENERATE_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/vertex",
+        handler=vertex,
+        dialect=TGI,
+        summary="For Vertex AI: returns one text for each instance",
+        body=(VertexRequest,),
+        replies=((JSON, VertexResponse),),
+        errors=GENERATE_ERRORS,
+    ),
+)

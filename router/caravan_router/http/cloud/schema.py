@@ -1,14 +1,14 @@
-"""Bodies of what Vertex AI sends."""
+"""The body and the reply of ``/vertex``."""
 
 from typing import Annotated
 
 import msgspec
 
-# Told apart by their fields, which JSON types alone cannot be.
+# Raw JSON: the two kinds of instance differ in their fields, which a JSON schema type cannot tell.
 Instance = Annotated[
     msgspec.Raw,
     msgspec.Meta(
-        description="With `messages` a conversation, else a prompt.",
+        description="A conversation if it has `messages`, else a prompt.",
         extra_json_schema={
             "anyOf": [
                 {"$ref": "#/components/schemas/GenerateRequest"},
@@ -24,6 +24,6 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class VertexResponse(msgspec.Struct, frozen=True):
-    """A text for each instance, in their order; of a conversation that ends in calls of tools, these as JSON text."""
+    """One text per instance, in order. A conversation that ends in tool calls yields these as JSON text."""
 
     predictions: list[str]

@@ -1,4 +1,4 @@
-"""The limits of the operator and of the model together."""
+"""Limits that result from the operator's flags and the model together."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ from caravan_router.core.engine import Engine, ModelFacts
 from caravan_router.core.errors import NoShardError
 from caravan_router.http.limits import Limits
 
-# No text has so many bytes a token, but for long runs of spaces: what is longer need not be tokenized to be refused.
+# Hardly any text has more bytes per token (long runs of spaces do): a longer one is refused without tokenizing it.
 BYTES_PER_TOKEN = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The limits of the operator and of the model together."""
+    """The smaller of the operator's and the model's limit, for each limit."""
 
     max_total_tokens: int
     max_input_tokens: int
@@ -22,7 +22,7 @@ class Bounds:
 
 
 def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
-    """The smaller of both; a prompt leaves room for one token at least."""
+    """Combine both. ``max_input_tokens`` leaves room for one new token at least."""
     total = min(limits.max_total_tokens or model.max_sequence_tokens, model.max_sequence_tokens)
     return Bounds(
         max_total_tokens=total,
@@ -34,7 +34,7 @@ def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
 
 
 def model_of(engine: Engine) -> ModelFacts:
-    """Raises NoShardError while no shard was seen yet."""
+    """Return the model that is served. Raises NoShardError until the first shard has joined."""
     if engine.model is None:
-        raise NoShardError("no shard was seen yet")
+        raise NoShardError("no shard has joined yet")
     return engine.model

@@ -1,4 +1,4 @@
-"""TGI's response headers: where a request's time went."""
+"""TGI's response headers: how long a request took, by stage. Every dialect sends them."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,15 @@ from caravan_router.http.server.state import AppState
 
 
 def compute_headers(state: AppState, characters: int) -> dict[str, str]:
-    """Of every generating route, known before the first token."""
+    """Return the headers that are known before the first token."""
     return {"x-compute-type": state.info.compute_type, "x-compute-characters": str(characters)}
 
 
 def timing_headers(state: AppState, requests: Sequence[ValidRequest], runs: Sequence[Run]) -> dict[str, str]:
-    """Of replies that are sent whole: sums over ``runs``, and each prompt of ``requests`` once.
+    """Return the headers of a reply that is sent whole.
 
-    x-compute-time is in seconds, the others in milliseconds.
+    Times are sums over ``runs``; each prompt of ``requests`` counts once. x-compute-time is in seconds, the others in
+    milliseconds.
     """
     timings = [run.timings() for run in runs]
     tokens = sum(run.tokens for run in runs)

@@ -1,24 +1,26 @@
-"""A checked request."""
+"""A request that passed validation: nobody after it checks again."""
 
 from dataclasses import dataclass
 
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.text.assembler import TextOptions
 from caravan_router.text.prompt_text import PromptText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidRequest:
-    """One prompt: a generation for each candidate, and what its reply says of the request.
+    """One prompt: a generation for each candidate, and what the reply needs to know of the request.
 
-    ``characters``: of the prompt as the client wrote it. ``prompt_text``: where the reply shows the prompt's tokens.
+    ``text``: how tokens become text. ``characters``: length of the prompt as the client wrote it. ``prompt_text``: set
+    if the reply shows prompt tokens.
     """
 
     specs: tuple[GenerationSpec, ...]
-    stops: tuple[str, ...]
+    text: TextOptions
     characters: int
     prompt_text: PromptText | None = None
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The same for all candidates."""
+        """Token ids of the prompt, which all candidates share."""
         return self.specs[0].prompt

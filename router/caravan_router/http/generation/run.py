@@ -1,68 +1,139 @@
-"""One generation from submission to last token, and its accounting. Whatever ends it, each part is released once."""
+"""The generations of one request, from submission to the last token, with their accounting."""
 
+import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
-from caravan_router.core.errors import EngineError
+from caravan_router.core.engine import StreamTimes, TokenStream
+from caravan_router.core.errors import DeadlineError, EngineError, IncompleteGenerationError
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.http.server.errors import rendering_of
+from caravan_router.core.sampling import FinishReason
+from caravan_router.core.tokens import PromptToken
+from caravan_router.http.generation.request import ValidRequest
+from caravan_router.http.server.errors import kind_of
 from caravan_router.http.server.state import AppState
 from caravan_router.metrics.recorder import Failure, RequestTimings
-from caravan_router.text.generation import Generation
+from caravan_router.text.assembler import Assembler, Piece, TextOptions
+
+T = TypeVar("T")
 
 
 class Run:
-    """Use as a context manager: entering submits, leaving closes and counts. Iterate over ``pieces``."""
+    """One generation. Entering submits it; leaving releases its sequence and counts it, whatever ended it.
 
-    __slots__ = ("_arrived", "_last_token", "_metrics", "_state", "_stops", "pieces", "spec", "tokens")
+    Iterate over it for lists of pieces that may leave together. The sequence is released as soon as a stop string
+    matched, so that it gets no further step.
+    """
 
-    pieces: Generation
+    __slots__ = ("_arrived", "_assembler", "_last_token", "_state", "_stream", "cut", "finish", "spec", "tokens")
 
-    def __init__(self, state: AppState, spec: GenerationSpec, stops: tuple[str, ...], arrived: float) -> None:
-        """``arrived``: when the request did, on ``time.monotonic``."""
+    _stream: TokenStream
+
+    def __init__(self, state: AppState, spec: GenerationSpec, text: TextOptions, arrived: float) -> None:
+        """``arrived``: when the request arrived, in seconds on ``time.monotonic``."""
         self._state = state
-        self._metrics = state.metrics
-        self._stops = stops
         self._arrived = arrived
+        self._assembler = Assembler(text)
         self._last_token = arrived
+        # Set if the deadline passed and the reply has what was generated so far.
+        self.cut: DeadlineError | None = None
         self.spec = spec
         self.tokens = 0
+        # Set with the last piece.
+        self.finish: FinishReason | None = None
 
     @property
     def seed(self) -> int | None:
-        """With which the same tokens are drawn again; None when greedy."""
+        """The seed that draws the same tokens again; None if greedy."""
         sampling = self.spec.sampling
         return sampling.seed if sampling.temperature > 0 else None
 
+    @property
+    def times(self) -> StreamTimes:
+        """When it was submitted, started and had its first token."""
+        return self._stream.times
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were in the cache; known from the first pieces on."""
+        return self._stream.cached_tokens
+
+    @property
+    def prompt_logprobs(self) -> Sequence[PromptToken]:
+        """One entry for each prompt token if they were asked for; complete from the first pieces on."""
+        return self._stream.prompt_logprobs
+
     def __enter__(self) -> Self:
-        self._metrics.request_validated(len(self.spec.prompt), self.spec.stopping.max_new_tokens)
-        self.pieces = Generation(self._state.engine.submit(self.spec), self._stops, self._count_token)
+        self._state.metrics.request_validated(len(self.spec.prompt), self.spec.stopping.max_new_tokens)
+        self._stream = self._state.engine.submit(self.spec)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.pieces.__exit__(kind, error, trace)
-        if self.pieces.finish is not None:
-            self._metrics.request_succeeded(self.timings(), self.tokens)
+        if self.finish is None:
+            self._stream.close()
+        metrics = self._state.metrics
+        if self.cut is not None:
+            metrics.request_failed(Failure.DEADLINE)
+        elif self.finish is not None:
+            metrics.request_succeeded(self.timings(), self.tokens)
         elif isinstance(error, EngineError):
-            self._metrics.request_failed(rendering_of(error).failure or Failure.GENERATION)
+            metrics.request_failed(kind_of(error).failure or Failure.GENERATION)
         else:
-            self._metrics.request_failed(Failure.DROPPED)
+            metrics.request_failed(Failure.DROPPED)
+
+    async def __aiter__(self) -> AsyncIterator[list[Piece]]:
+        """Yield the next pieces, never an empty list. Raises EngineError."""
+        async for token in self._stream:
+            self._count_token()
+            pieces = self._assembler.push(token)
+            if pieces:
+                if pieces[-1].finish is not None:
+                    self._end(pieces[-1].finish)
+                yield pieces
+            if self.finish is not None:
+                return
+        raise IncompleteGenerationError("the stream ended without a finish reason")
+
+    async def read(self, take: Callable[[Sequence[Piece]], None]) -> None:
+        """Pass all pieces to ``take``, for a reply that is sent whole.
+
+        A deadline ends the run with what was generated so far and FinishReason.LENGTH. Raises every other EngineError.
+        """
+        try:
+            async for pieces in self:
+                take(pieces)
+        except DeadlineError as error:
+            self.cut = error
+            self._end(FinishReason.LENGTH)
+            if held := self._assembler.flush():
+                take(held)
+
+    def end(self) -> None:
+        """End it early: the reader needs no more. It counts as ended by a stop string, which a reader finds too."""
+        if self.finish is None:
+            self._end(FinishReason.STOP_SEQUENCE)
+
+    def _end(self, finish: FinishReason) -> None:
+        self.finish = finish
+        self._stream.close()
 
     def _count_token(self) -> None:
         now = time.monotonic()
         if self.tokens:
-            self._metrics.observe_inter_token(now - self._last_token)
+            self._state.metrics.observe_inter_token(now - self._last_token)
         else:
-            self._metrics.observe_first_token(now - self._arrived)
+            self._state.metrics.observe_first_token(now - self._arrived)
         self._last_token = now
         self.tokens += 1
 
     def timings(self) -> RequestTimings:
-        """Up to the last token. What has not happened yet took no time."""
-        times = self.pieces.times
+        """Return the duration of each stage up to the last token; 0 for a stage that was not reached."""
+        times = self.times
         started = self._last_token if times.started is None else times.started
         return RequestTimings(
             total_s=self._last_token - self._arrived,
@@ -70,3 +141,58 @@ class Run:
             queue_s=max(0.0, started - times.submitted),
             inference_s=max(0.0, self._last_token - started),
         )
+
+
+@contextmanager
+def started(state: AppState, requests: Sequence[ValidRequest], arrived: float) -> Iterator[list[Run]]:
+    """Submit the candidates of each prompt, prompt by prompt. However the block is left, all of them end."""
+    with ExitStack() as stack:
+        # No await in between: generations that are submitted together share the computation of their prompt.
+        yield [
+            stack.enter_context(Run(state, spec, request.text, arrived))
+            for request in requests
+            for spec in request.specs
+        ]
+
+
+async def on_all(runs: Sequence[Run], work: Callable[[int, Run], Awaitable[None]]) -> None:
+    """Do ``work`` on every run at the same time."""
+    if len(runs) == 1:
+        await work(0, runs[0])
+    else:
+        await together([work(index, run) for index, run in enumerate(runs)])
+
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Await all at the same time. The first error cancels the others and is raised as it is."""
+
+    async def one(awaitable: Awaitable[T]) -> T:
+        return await awaitable
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(awaitable)) for awaitable in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def read_all(runs: Sequence[Run], takers: Sequence[Callable[[Sequence[Piece]], None]]) -> None:
+    """Read every run to its end, each into its taker.
+
+    Raises EngineError; DeadlineError only if no run generated a token in time.
+    """
+
+    async def read(index: int, run: Run) -> None:
+        await run.read(takers[index])
+
+    await on_all(runs, read)
+    if runs[0].cut is not None and not any(run.tokens for run in runs):
+        raise runs[0].cut
+
+
+async def collect(runs: Sequence[Run]) -> list[list[Piece]]:
+    """Return all pieces of each run; see `read_all`."""
+    collected: list[list[Piece]] = [[] for _ in runs]
+    await read_all(runs, [pieces.extend for pieces in collected])
+    return collected

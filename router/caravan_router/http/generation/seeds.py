@@ -1,4 +1,4 @@
-"""Where randomness comes from."""
+"""Seeds of the counter-based sampling."""
 
 import secrets
 
@@ -9,15 +9,15 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 def draw_seed() -> int:
-    """Of a request that brought none."""
+    """Return a seed for a request without one."""
     return secrets.randbits(64)
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Of the choice ``index``: ``seed`` itself for the first, for others the ``index``-th output of SplitMix64.
+    """Return the seed of choice ``index``: ``seed`` itself for the first, else the ``index``-th output of SplitMix64.
 
-    So the first of several choices is what a request for one choice gives, and no two of them share their draws: the
-    outputs of one seed differ from one another for the first 2**64.
+    The first choice thus equals the choice of a request for one, and no two choices share their draws: SplitMix64
+    repeats no output within 2**64.
     """
     if index == 0:
         return seed

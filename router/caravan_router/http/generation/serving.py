@@ -1,4 +1,4 @@
-"""How a request is served, whatever it generates: for whom, how urgently, how long, and with whose cache."""
+"""How a request is served, whatever it generates: its tenant, priority, deadline and cache namespace."""
 
 import math
 import re
@@ -12,34 +12,29 @@ from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.generation.checks import check_positive, check_range
 from caravan_router.http.generation.rules import CacheSaltError, HeaderError, PriorityError
-from caravan_router.http.generation.serving_fields import ServingFields
+from caravan_router.http.generation.schema import ServingFields
 from caravan_router.http.limits import Limits
-from caravan_router.http.openai.chat.schema import ChatRequest
-from caravan_router.http.openai.schema import CompletionRequest
 
 PRIORITY_HEADER = "X-Priority"
 TIMEOUT_HEADER = "X-Request-Timeout"
 
-# Python's own readers also take "1_0", "nan" and digits of other scripts.
+# Python's own readers also accept "1_0", "nan" and digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What few requests ask for; see `GenerationSpec`."""
+    """Parts of a GenerationSpec that few requests have."""
 
     constraint: Constraint | None = None
     adapter: str = ""
     prompt_logprobs: bool = False
 
 
-NO_EXTRAS = Extras()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """``timeout_s``: from submission to the last token. ``namespace``: within it prompts share what is computed."""
+    """``timeout_s``: from submission to the last token. Prompts share computed prefixes within a ``namespace``."""
 
     priority: int
     tenant: Tenant
@@ -47,13 +42,9 @@ class Serving:
     timeout_s: float
 
     def spec(
-        self,
-        prompt: tuple[int, ...],
-        sampling: SamplingParams,
-        stopping: StoppingParams,
-        extras: Extras = NO_EXTRAS,
+        self, prompt: tuple[int, ...], sampling: SamplingParams, stopping: StoppingParams, extras: Extras
     ) -> GenerationSpec:
-        """A generation served so."""
+        """Return a generation that is served this way."""
         return GenerationSpec(
             prompt=prompt,
             sampling=sampling,
@@ -68,17 +59,18 @@ class Serving:
         )
 
 
-def serving_of(
-    fields: ServingFields | CompletionRequest | ChatRequest, headers: Mapping[str, str], key: ApiKey, limits: Limits
-) -> Serving:
-    """The headers are for clients that cannot send the fields; a field wins. Raises ValidationError."""
+def serving_of(fields: ServingFields, headers: Mapping[str, str], key: ApiKey, limits: Limits) -> Serving:
+    """Read body fields, and headers from clients that cannot send the fields; a field wins over its header.
+
+    Raises ValidationError.
+    """
     salt = fields.cache_salt
     if salt is not None and not 0 < len(salt.encode()) <= limits.max_cache_salt_bytes:
         raise CacheSaltError(limits.max_cache_salt_bytes, len(salt.encode()))
     return Serving(
         priority=_priority(fields.priority, headers.get(PRIORITY_HEADER), key),
         tenant=key.tenant,
-        # A name has no NUL: no salt makes one key's namespace another's.
+        # Names contain no NUL, so no salt turns one key's namespace into another's.
         namespace=f"{key.tenant.name}\0{salt or ''}",
         timeout_s=_timeout_s(fields.timeout, headers.get(TIMEOUT_HEADER)),
     )
@@ -94,7 +86,7 @@ def _priority(field: int | None, header: str | None, key: ApiKey) -> int:
     check_range(name, value, MIN_PRIORITY, MAX_PRIORITY)
     if value is not None and value > key.max_priority:
         raise PriorityError(name, key.max_priority, value)
-    # A key that may not ask for the default gets the most that it may.
+    # A key that may not ask for the default priority gets the highest one it may have.
     return min(0, key.max_priority) if value is None else value
 
 

@@ -1,14 +1,14 @@
-"""Bodies of Ollama's routes."""
+"""Bodies and replies of Ollama's routes."""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from caravan_router.http.generation.serving_fields import CacheSalt, Priority, Timeout
+from caravan_router.http.generation.schema import CacheSalt, Priority, Timeout
 from caravan_router.http.openai.chat.schema import Tool
 
 KeepAlive = Annotated[
-    str | float | None, msgspec.Meta(description="Taken and without effect: the one model stays loaded.")
+    str | float | None, msgspec.Meta(description="Accepted and without effect: the model stays loaded.")
 ]
 Format = Annotated[
     str | dict[str, Any] | None,
@@ -17,10 +17,10 @@ Format = Annotated[
 
 
 class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Left out: Ollama's defaults, which are ``temperature`` 0.8, ``top_k`` 40 and ``top_p`` 0.9.
+    """Defaults are Ollama's: ``temperature`` 0.8, ``top_k`` 40, ``top_p`` 0.9; but ``repeat_penalty`` is 1.
 
-    ``num_predict``: -1 and -2 are what the context leaves. ``num_ctx``: at most the context that is served, which is
-    what there is. ``repeat_penalty`` counts prompt and output, and is 1 by default. A ``seed`` below 0 is none.
+    ``num_predict``: -1 and -2 mean all that fits in the context. ``num_ctx``: at most the context that is served; it
+    changes nothing. ``repeat_penalty`` counts prompt and output tokens. A ``seed`` below 0 means no seed.
     """
 
     num_predict: int | None = None
@@ -38,9 +38,9 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of both routes. ``model``: an adapter's name selects it; anything else is the model that is served.
+    """What both routes take. ``model``: an adapter's name selects the adapter; any other name selects the model.
 
-    ``stream``: true by default. ``think``: false tells the template so.
+    ``stream``: true by default. ``think``: false is passed on to the chat template.
     """
 
     model: str
@@ -57,7 +57,7 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OllamaGenerateRequest(OllamaFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``raw``: ``prompt`` is the whole prompt. Else it is the user's message, after ``system`` if there is one."""
+    """``raw``: ``prompt`` is the whole prompt. Otherwise it is the user's message, after ``system`` if that is set."""
 
     prompt: str | None = None
     system: str | None = None
@@ -95,7 +95,7 @@ class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True, forbid_unknown_
 
 
 class OllamaStatistics(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Of the last line of a stream, and of a whole reply; durations in nanoseconds."""
+    """Statistics in a whole reply and in the last line of a stream. Durations are in nanoseconds."""
 
     done_reason: str | None = None
     total_duration: int | None = None
@@ -107,7 +107,7 @@ class OllamaStatistics(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class OllamaGenerateReply(OllamaStatistics, omit_defaults=True, kw_only=True):
-    """Also one line of a stream: then ``response`` is its next part."""
+    """A whole reply, or one line of a stream: there ``response`` is the next part."""
 
     model: str
     created_at: str
@@ -122,7 +122,7 @@ class OllamaReplyMessage(msgspec.Struct, omit_defaults=True):
 
 
 class OllamaChatReply(OllamaStatistics, omit_defaults=True, kw_only=True):
-    """Also one line of a stream: then ``message`` is its next part; calls come whole."""
+    """A whole reply, or one line of a stream: there ``message`` is the next part. Tool calls are sent whole."""
 
     model: str
     created_at: str
@@ -131,7 +131,7 @@ class OllamaChatReply(OllamaStatistics, omit_defaults=True, kw_only=True):
 
 
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What the router knows of a model's file."""
+    """What the router knows about a model's file."""
 
     parent_model: str
     format: str = "gguf"
@@ -151,7 +151,7 @@ class OllamaTagList(msgspec.Struct, frozen=True):
 
 
 class OllamaShowRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Any name: there is one model."""
+    """Any name is accepted, since one model is served."""
 
     model: str | None = None
     name: str | None = None

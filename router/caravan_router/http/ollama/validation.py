@@ -1,17 +1,14 @@
-"""Ollama's requests, said in the words of chat completions."""
+"""Translates Ollama's requests into chat requests."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.checks import check_positive, check_range
-from caravan_router.http.generation.constraint_fields import Format, JsonFormat, JsonObjectFormat
-from caravan_router.http.generation.rules import (
-    ImagesError,
-    NotBetweenZeroAndOneError,
-    OutOfRangeError,
-    UnsupportedFieldError,
-)
+from caravan_router.http.generation.rules import NotBetweenZeroAndOneError, OutOfRangeError, UnsupportedFieldError
+from caravan_router.http.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.http.ollama import schema as ollama
+from caravan_router.http.ollama.rules import ImagesError
 from caravan_router.http.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, ToolCall
 from caravan_router.http.openai.chat.validation import ChatSource
 
@@ -20,8 +17,8 @@ _ALL_THAT_FITS = frozenset({-1, -2})
 _NO_OPTIONS = ollama.OllamaOptions()
 
 
-def source_of_generate(body: ollama.OllamaGenerateRequest, context_tokens: int) -> ChatSource:
-    """Raises ValidationError."""
+def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> ChatSource:
+    """Translate a body of ``/api/generate``. Raises ValidationError."""
     for field, value in (("suffix", body.suffix), ("template", body.template), ("context", body.context)):
         if value:
             raise UnsupportedFieldError(field, "set it to null", value)
@@ -31,21 +28,22 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context_tokens: int) 
         if body.raw:
             raise UnsupportedFieldError("system", "set `raw` to false", body.system)
         messages.insert(0, Message(role="system", content=body.system))
-    return _source(body, messages, context_tokens, raw=body.prompt or "" if body.raw else None)
+    return _source(body, messages, context, raw=body.prompt or "" if body.raw else None)
 
 
-def source_of_chat(body: ollama.OllamaChatRequest, context_tokens: int) -> ChatSource:
-    """Raises ValidationError."""
+def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSource:
+    """Translate a body of ``/api/chat``. Raises ValidationError."""
     messages = [_message(f"messages[{number}]", message) for number, message in enumerate(body.messages or ())]
-    return _source(body, messages, context_tokens, tools=body.tools)
+    return _source(body, messages, context, tools=body.tools)
 
 
-def _source(body: ollama.OllamaFields, messages: Sequence[Message], context_tokens: int, **more: Any) -> ChatSource:
+def _source(body: ollama.OllamaFields, messages: Sequence[Message], context: Context, **more: Any) -> ChatSource:
     if body.think not in {None, False}:
         raise UnsupportedFieldError("think", "set it to false", body.think)
     for field, value in (("logprobs", body.logprobs), ("top_logprobs", body.top_logprobs)):
         if value:
             raise UnsupportedFieldError(field, "set it to null", value)
+    context_tokens = context.bounds.max_total_tokens
     options = _NO_OPTIONS if body.options is None else body.options
     check_positive("options.num_ctx", options.num_ctx)
     if options.num_ctx is not None and options.num_ctx > context_tokens:
@@ -77,7 +75,7 @@ def _source(body: ollama.OllamaFields, messages: Sequence[Message], context_toke
         **more,
     )
     names = ("messages" if raw is None else "prompt", "options.num_predict")
-    return ChatSource(request=request, raw=raw, names=names, typical_p=options.typical_p)
+    return ChatSource(body=request, raw=raw, names=names, typical_p=options.typical_p)
 
 
 def _format(asked: str | dict[str, Any] | None) -> Format | None:

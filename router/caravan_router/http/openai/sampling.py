@@ -1,4 +1,4 @@
-"""How OpenAI's clients say that tokens be chosen, with vLLM's extra parameters; for all choices and for each."""
+"""Sampling parameters of OpenAI's routes, with vLLM's extra ones: for the request, and for each choice."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,27 +12,26 @@ from caravan_router.http.generation.checks import (
     check_temperature,
     effective_temperature,
 )
-from caravan_router.http.generation.rules import (
+from caravan_router.http.generation.seeds import MAX_SEED, choice_seed, draw_seed
+from caravan_router.http.limits import Limits
+from caravan_router.http.openai.rules import (
     BiasedTokenError,
     ChoiceParametersError,
     NotAProbabilityError,
     TooManyBiasesError,
 )
-from caravan_router.http.generation.seeds import MAX_SEED, choice_seed, draw_seed
-from caravan_router.http.limits import Limits
-from caravan_router.http.openai.chat.schema import ChatRequest
-from caravan_router.http.openai.schema import CompletionRequest, SamplingFields
+from caravan_router.http.openai.schema import GeneratingFields, SamplingFields
 
 MIN_SEED = -(2**63)
 MAX_BIAS = 100.0
-# One way to write each: an object's keys then name each token once.
+# Each id has one spelling, so that the keys of an object name each token once.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 Biases = tuple[tuple[int, float], ...]
 
 
 def check_choice_parameters(choices: Sequence[SamplingFields] | None, candidates: int) -> None:
-    """Raises ValidationError, which names the entry and the field."""
+    """Require one valid entry per candidate. Raises ValidationError, which names the entry and the field."""
     if choices is None:
         return
     if len(choices) != candidates:
@@ -42,12 +41,12 @@ def check_choice_parameters(choices: Sequence[SamplingFields] | None, candidates
 
 
 def check_sampling(fields: SamplingFields, prefix: str = "") -> None:
-    """``prefix``: before a field's name. Raises ValidationError."""
+    """Require every parameter in its range. ``prefix`` precedes a field's name in errors. Raises ValidationError."""
     check_temperature(f"{prefix}temperature", fields.temperature, zero_allowed=True)
     if fields.top_p is not None and not 0 < fields.top_p <= 1:
         raise NotAProbabilityError(f"{prefix}top_p", fields.top_p)
     check_range(f"{prefix}min_p", fields.min_p, 0.0, 1.0)
-    # vLLM writes "off" as -1 or 0.
+    # vLLM switches top_k off with -1 or 0.
     check_range(f"{prefix}top_k", fields.top_k, -1, MAX_TOP_K)
     check_repetition_penalty(f"{prefix}repetition_penalty", fields.repetition_penalty)
     check_range(f"{prefix}frequency_penalty", fields.frequency_penalty, -2.0, 2.0)
@@ -56,7 +55,7 @@ def check_sampling(fields: SamplingFields, prefix: str = "") -> None:
 
 
 def biases_of(logit_bias: Mapping[str, float] | None, limits: Limits, model: ModelFacts) -> Biases:
-    """What is added to which logits. Raises ValidationError."""
+    """Return pairs of token id and the bias added to its logit. Raises ValidationError."""
     if logit_bias is None:
         return ()
     if len(logit_bias) > limits.max_logit_biases:
@@ -72,21 +71,24 @@ def biases_of(logit_bias: Mapping[str, float] | None, limits: Limits, model: Mod
 
 
 def samplings_of(
-    request: CompletionRequest | ChatRequest,
+    request: GeneratingFields,
     candidates: int,
     model: ModelFacts,
     *,
     alternatives: int | None,
     biases: Biases,
 ) -> list[SamplingParams]:
-    """One for each candidate of a prompt. ``alternatives``: beside a token's logprob; None if not even that."""
+    """Return one entry for each candidate of a prompt.
+
+    ``alternatives``: how many each token has beside its own logprob; None for no logprobs at all.
+    """
     seed = draw_seed() if request.seed is None else request.seed
     own: Sequence[SamplingFields] = request.choice_parameters or [SamplingFields()] * candidates
     samplings = []
     for index, choice in enumerate(own):
         fields = _merged(request, choice)
         temperature = effective_temperature(1.0 if fields.temperature is None else fields.temperature)
-        # A signed seed is the same 64 bits.
+        # Signed seeds are read as the same 64 bits, unsigned.
         drawn_from = choice_seed(seed & MAX_SEED, index) if choice.seed is None else choice.seed & MAX_SEED
         samplings.append(
             SamplingParams(
@@ -107,7 +109,7 @@ def samplings_of(
 
 
 def _merged(request: SamplingFields, choice: SamplingFields) -> SamplingFields:
-    """What the choice says, and where it says nothing, what the request does."""
+    """Return the choice's fields, with the request's where the choice has none."""
     fields = SamplingFields.__struct_fields__
     own = {field: value for field in fields if (value := getattr(choice, field)) is not None}
     return SamplingFields(**({field: getattr(request, field) for field in fields} | own))

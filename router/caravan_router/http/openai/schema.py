@@ -1,11 +1,10 @@
-"""Bodies of OpenAI's routes, with vLLM's extra parameters."""
+"""Body fields and reply parts that OpenAI's routes share, with vLLM's extra parameters; and ``/v1/models``."""
 
 from typing import Annotated
 
 import msgspec
 
-from caravan_router.http.generation.constraint_fields import Format, Schema, StructuredOutputs
-from caravan_router.http.generation.serving_fields import CacheSalt, Priority, Timeout
+from caravan_router.http.generation.schema import CacheSalt, Format, Priority, Schema, Timeout
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,12 +21,14 @@ Prompt = Annotated[
 
 LogitBias = Annotated[
     dict[str, float] | None,
-    msgspec.Meta(description="Token ids to what is added to their logits, -100 to 100, before anything else is done."),
+    msgspec.Meta(
+        description="A number from -100 to 100 for each token id: it is added to the logit before anything else."
+    ),
 ]
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen; null is the default, in ``choice_parameters`` what the request itself says."""
+    """How tokens are chosen. Null means the default; in ``choice_parameters`` it means the request's own value."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -39,10 +40,20 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float | None = None
 
 
-class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the output must match: at most one of OpenAI's field, vLLM's, and llama-server's (the last two).
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's constraints; exactly one is set. ``grammar``: GBNF if a line has ``::=``, else llguidance's Lark."""
 
-    ``guided_grammar``: GBNF if a line has ``::=``, else Lark as llguidance reads it; so ``grammar``.
+    json: Schema | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the output must match: at most one of OpenAI's field, vLLM's fields and llama-server's (the last two).
+
+    ``guided_grammar`` and ``grammar``: GBNF if a line has ``::=``, else llguidance's Lark.
     """
 
     response_format: Format | None = None
@@ -55,68 +66,25 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown
     json_schema: Schema | None = None
 
 
-class CompletionRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model``: an adapter's name; any other stands for the model itself. ``max_tokens``: 16 by default, as OpenAI has
-    it; 0 is for ``echo`` with ``logprobs``, which then scores the prompt and nothing else.
+class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both completions and chat completions take."""
 
-    ``choice_parameters``: one entry a choice (a candidate, with ``best_of``); what it sets differs from the request.
-    Choice ``i`` draws from (``seed``, ``i``), the first from ``seed`` itself, and from a seed of its own as it is.
-    """
-
-    prompt: Prompt
     model: str | None = None
-    max_tokens: int | None = None
     stop: str | list[str] | None = None
-    logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     ignore_eos: bool | None = None
     n: int | None = None
-    best_of: int | None = None
     choice_parameters: list[SamplingFields] | None = None
-    # A struct has one base only: these are those of ServingFields.
+    logit_bias: LogitBias = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
-    echo: bool | None = None
-    prompt_logprobs: int | None = None
-    suffix: str | None = None
-    logit_bias: LogitBias = None
-
-
-class Logprobs(msgspec.Struct, frozen=True):
-    """Columns, one entry a token; ``text_offset`` counts characters of the choice's text.
-
-    With ``echo`` the prompt's tokens come first. The very first follows nothing: its entries are null.
-    """
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
-    text_offset: list[int]
-
-
-class PromptLogprob(msgspec.Struct, frozen=True):
-    """``rank``: 1 for the likeliest; null for one that is not among those asked for."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-class CompletionChoice(msgspec.Struct):
-    """``prompt_logprobs``: vLLM's, there if asked for: of each token of the prompt by id, null of the first."""
-
-    index: int
-    text: str
-    logprobs: Logprobs | None
-    finish_reason: str | None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """``cached_tokens``: had been computed before; of several choices of a prompt, what the first found."""
+    """``cached_tokens``: prompt tokens that were in the cache when the prompt's first choice started."""
 
     cached_tokens: int
 
@@ -130,20 +98,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
-class Completion(msgspec.Struct):
-    """Also one chunk of a stream; there ``usage`` is absent unless asked for, and null before the last chunk."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-
-
 class Model(msgspec.Struct, frozen=True):
-    """``parent``: the model that an adapter belongs to; null for the model itself."""
+    """``parent``: the model an adapter belongs to; null for the model itself."""
 
     id: str
     object: str

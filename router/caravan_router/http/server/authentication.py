@@ -1,4 +1,4 @@
-"""Around every handler: whose request it is."""
+"""The middleware that finds the client of a request."""
 
 from collections.abc import Set as AbstractSet
 
@@ -15,16 +15,16 @@ _NOBODY = Client(NO_KEY, now=0.0)
 
 
 class Authentication:
-    """By ``Authorization: Bearer KEY``. Without a keyring everyone is the one client that has no name and no limits."""
+    """Identifies clients by ``Authorization: Bearer KEY``. Without a keyring there is one client, without limits."""
 
     def __init__(self, keyring: Keyring | None, open_routes: AbstractSet[tuple[str, str]]) -> None:
-        """``open_routes``: methods and paths that need no key."""
+        """``open_routes``: pairs of method and path that need no key."""
         self._keyring = keyring
         self._open_routes = open_routes
 
     @web.middleware
     async def identify(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Before the body is read, and before it is known whether there is such a route."""
+        """Find the client before the body is read. An unknown route needs a key too, so that keys hide what exists."""
         if self._keyring is None:
             request[CLIENT] = _NOBODY
         elif (request.method, request.path) not in self._open_routes:

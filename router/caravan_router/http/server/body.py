@@ -7,8 +7,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from caravan_router.http.generation.rules import BodyMismatchError
 from caravan_router.http.server.errors import (
+    BodyMismatchError,
     BodyTimeoutError,
     BodyTooLargeError,
     MalformedBodyError,

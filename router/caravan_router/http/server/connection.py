@@ -1,4 +1,4 @@
-"""One connection: aiohttp's, which also ends when it is of no use and answers what is no HTTP in JSON."""
+"""One client connection: aiohttp's, closed when idle or stuck, with JSON answers to bytes that are not HTTP."""
 
 import asyncio
 import logging
@@ -11,23 +11,26 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from caravan_router.http.limits import Limits
-from caravan_router.http.server.errors import MalformedRequestError, error_response
+from caravan_router.http.server.dialect import Dialect
+from caravan_router.http.server.errors import MalformedRequestError
 from caravan_router.http.server.middleware import Handler
+from caravan_router.http.server.state import ARRIVED
 
 _log = logging.getLogger(__name__)
 
-# Idle connections: longer than clients' pools keep them, far below aiohttp's hour.
+# Idle connections are kept longer than clients' pools keep them, and far shorter than aiohttp's hour.
 KEEPALIVE_S = 75.0
-# For what is left of a refused request's body: a client that still sends may not see its answer otherwise.
+# How long the rest of a refused request's body is read: a client that is still sending may miss its answer otherwise.
 LINGERING_S = 2.0
 
 
 class Connection(web.RequestHandler):
-    """Idle ones end after `KEEPALIVE_S`, by aiohttp; `check` ends what that does not."""
+    """aiohttp closes idle connections after `KEEPALIVE_S`; `check` closes stuck ones."""
 
-    __slots__ = ("_asked", "_opened_at", "_serving", "_unsent_bytes", "_unsent_since")
+    __slots__ = ("_dialect", "_opened_at", "_received_head", "_serving", "_unsent_bytes", "_unsent_since")
 
-    def __init__(self, server: web.Server) -> None:
+    def __init__(self, server: web.Server, dialect: Dialect) -> None:
+        """``dialect``: for answers to bytes that are not HTTP."""
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -35,25 +38,25 @@ class Connection(web.RequestHandler):
             lingering_time=LINGERING_S,
             access_log=None,  # type: ignore[arg-type] # as AppRunner passes it: the middleware logs
         )
+        self._dialect = dialect
         self._opened_at = time.monotonic()
-        # A whole request head has come.
-        self._asked = False
-        # A handler is at work, which has deadlines of its own.
+        self._received_head = False
+        # A handler is running; it has deadlines of its own.
         self._serving = False
         self._unsent_bytes = 0
         self._unsent_since = self._opened_at
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """While a request is handled."""
-        self._asked = self._serving = True
+        """Mark the connection as in use while a request is handled."""
+        self._received_head = self._serving = True
         try:
             yield
         finally:
             self._serving = False
 
     def check(self, limits: Limits, now: float) -> None:
-        """To be called now and then: cuts a client that does not say what it wants, or does not take its reply."""
+        """Close the connection if its client sends no request head, or reads no reply, in time. Call once a second."""
         if self._serving or self.transport is None:
             self._unsent_bytes = 0
             return
@@ -62,11 +65,11 @@ class Connection(web.RequestHandler):
             self._unsent_bytes, self._unsent_since = unsent, now
         elif unsent and now - self._unsent_since >= limits.slow_client_timeout_s:
             self.transport.abort()
-        if not self._asked and now - self._opened_at >= limits.header_timeout_s:
+        if not self._received_head and now - self._opened_at >= limits.header_timeout_s:
             self.force_close()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """A body that is not what its headers say is its sender's mistake too, and was answered."""
+        """Log a body that contradicts its headers at debug level only: the client erred and was answered."""
         if isinstance(kw.get("exc_info"), web.RequestPayloadError):
             _log.debug("%s", kw["exc_info"])
         else:
@@ -79,16 +82,17 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What could not be read as HTTP is its sender's mistake: answered, and no matter for the log."""
+        """Answer bytes that cannot be read as HTTP. The client erred, so the log has it at debug level only."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         _log.debug("not HTTP, from %s: %s", request.remote, exc)
-        return error_response(MalformedRequestError(exc.message), request.path)
+        return self._dialect.response(MalformedRequestError(exc.message))
 
 
 @web.middleware
 async def mark_serving(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The outermost: tells the connection that it is of use."""
+    """Stamp the arrival and mark the connection as in use. This is the outermost middleware."""
+    request[ARRIVED] = time.monotonic()
     connection = request.protocol
     assert isinstance(connection, Connection)
     with connection.serving():

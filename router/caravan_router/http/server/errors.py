@@ -1,28 +1,31 @@
-"""Errors a client sees, and the one table of what each becomes on TGI's routes and on OpenAI's."""
+"""Errors a client sees, and one table of what each becomes on the wire."""
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
-import msgspec
-from aiohttp import web
-
-from caravan_router.core.errors import DeadlineError, GenerationError, NoShardError, QueueTimeoutError, TextTooLongError
-from caravan_router.http.server.error_bodies import ErrorBody, OpenAIError, OpenAIErrorBody
+from caravan_router.core.errors import (
+    DeadlineError,
+    GenerationError,
+    IncompleteGenerationError,
+    NoShardError,
+    QueueTimeoutError,
+    TextTooLongError,
+)
 from caravan_router.metrics.recorder import Failure
-from caravan_router.text.generation import IncompleteGenerationError
 
 RETRY_AFTER_S = 1
 
 
 class RequestError(Exception):
-    """The request cannot be served as it is. The first line of each kind's docstring is what the README says of it."""
+    """The request cannot be served. TABLE says what each subclass becomes on the wire."""
 
 
 class MalformedRequestError(RequestError):
-    """The request is not HTTP/1.1."""
+    """The request is not valid HTTP/1.1."""
 
     def __init__(self, reason: str) -> None:
-        # The reader quotes what it could not read, over several lines.
+        # aiohttp's parser quotes the bytes it could not read, over several lines.
         super().__init__(f"The request is not valid HTTP/1.1: {reason.partition(chr(10))[0][:200].rstrip(': ')}")
 
 
@@ -41,70 +44,71 @@ class UnsupportedMediaError(RequestError):
 
 
 class UnsupportedCodingError(RequestError):
-    """The body is compressed in a way that is not read here."""
+    """The content coding is neither gzip nor deflate."""
 
     def __init__(self, coding: str) -> None:
         super().__init__(f"Bodies may have `Content-Encoding: gzip` or `deflate`, or none. Given: {coding[:80]}")
 
 
 class BodyTimeoutError(RequestError):
-    """The body took too long to come."""
+    """The body did not arrive in time."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"The request body must be here within {limit_s:g} s")
 
 
 class BodyTooLargeError(RequestError):
-    """The body is too large, decompressed."""
+    """The decompressed body is too large."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"The request body must be at most {limit_bytes} bytes, decompressed")
 
 
 class ValidationError(RequestError):
-    """A field is unknown, missing, or breaks a rule: the message names it, the limit and what was given.
-
-    ``field``: "" for the body as a whole.
-    """
+    """A field is unknown, missing, or breaks a rule. ``field`` is "" when the error concerns the whole body."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"Input validation error: {message}")
         self.field = field
 
 
-class ChatTemplateError(RequestError):
-    """The model's chat template makes no prompt of the messages.
+class BodyMismatchError(ValidationError):
+    """A field that is unknown, missing or of the wrong type."""
 
-    TGI's words, but for what it says of a model without one.
-    """
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(field, reason)
+
+
+class ChatTemplateError(RequestError):
+    """The model's chat template cannot render the messages. The prefix is TGI's."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Template error: {reason}")
 
 
 class ToolError(RequestError):
-    """Not the tools that may be asked for."""
+    """The tools cannot be used as asked."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Tool error: {reason}")
 
 
 class MissingKeyError(RequestError):
-    """No API key where one is needed."""
+    """The route needs an API key and none was sent."""
 
     def __init__(self) -> None:
         super().__init__("An API key is needed here: send it as `Authorization: Bearer KEY`")
 
 
 class InvalidKeyError(RequestError):
-    """Not one of the API keys."""
+    """The API key is unknown."""
 
     def __init__(self) -> None:
         super().__init__("Incorrect API key provided")
 
 
 class RateLimitedError(RequestError):
-    """More requests than its API key may make in this time."""
+    """The API key made too many requests per minute."""
 
     def __init__(self, limit_per_minute: int, wait_s: float) -> None:
         self.retry_after_s = math.ceil(wait_s)
@@ -114,7 +118,7 @@ class RateLimitedError(RequestError):
 
 
 class KeyConcurrencyError(RequestError):
-    """As many generations as its API key may have are under way."""
+    """The API key has too many generations running."""
 
     def __init__(self, limit: int, given: int) -> None:
         super().__init__(
@@ -123,21 +127,21 @@ class KeyConcurrencyError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """As many generations as the house has room for are under way."""
+    """The router has too many generations running."""
 
     def __init__(self) -> None:
         super().__init__("Model is overloaded")
 
 
 class NotFoundError(RequestError):
-    """No such route."""
+    """There is no such route."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"Not found: {path[:200]}")
 
 
 class MethodNotAllowedError(RequestError):
-    """Not with this method."""
+    """The route does not take this method."""
 
     def __init__(self, method: str, allowed: str) -> None:
         super().__init__(f"Method {method} is not allowed here. Allowed: {allowed}")
@@ -145,85 +149,111 @@ class MethodNotAllowedError(RequestError):
 
 
 class ExpectationError(RequestError):
-    """``Expect`` asks for something else than to continue."""
+    """``Expect`` is not ``100-continue``."""
 
     def __init__(self, given: str) -> None:
         super().__init__(f"`Expect` may be `100-continue`. Given: {given[:80]}")
 
 
 class TooManyConnectionsError(RequestError):
-    """As many connections as may be are open."""
+    """Too many connections are open."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"Too many connections: {limit} may be open")
 
 
 class UnhealthyError(RequestError):
-    """No shard is up and makes progress, says ``/health``."""
+    """``/health`` found no shard that is up and makes progress."""
 
     def __init__(self) -> None:
         super().__init__("unhealthy")
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """``error_type``: TGI's word. ``openai_type``: OpenAI's coarser ``type``.
+class ErrorFamily(Enum):
+    """Who caused an error: dialects that have coarse error types derive them from it."""
 
-    ``openai_code``: OpenAI's ``code`` where it has a word of its own, else it is TGI's.
+    CLIENT = "client"
+    RATE = "rate"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """What an error becomes on the wire.
+
+    ``status`` and ``error_type`` are TGI's; other dialects derive theirs. ``meaning`` explains the error in the
+    documentation. ``failure``: label of the failure metric; None for errors that are not counted.
     """
 
     status: int
     error_type: str
-    openai_status: int
-    openai_type: str
+    family: ErrorFamily
+    meaning: str
     failure: Failure | None = None
     retry_after_s: int | None = None
-    openai_code: str | None = None
 
 
-_SERVER = "server_error"
-_CLIENT = "invalid_request_error"
-_RATE = "rate_limit_error"
-_NO_ENTRY = Rendering(401, "invalid_api_key", 401, _CLIENT)
-_TOO_MUCH = Rendering(429, "overloaded", 429, _RATE, Failure.RATE_LIMITED, RETRY_AFTER_S, "rate_limit_exceeded")
+_CLIENT, _RATE, _SERVER = ErrorFamily.CLIENT, ErrorFamily.RATE, ErrorFamily.SERVER
+_RULE = "A field is unknown, missing, or breaks a rule. The message names the field, the limit and the value given"
 
-# Looked up along the class's bases: the most specific entry counts.
-TABLE: dict[type[Exception], Rendering] = {
-    MalformedRequestError: Rendering(400, "validation", 400, _CLIENT),
-    MalformedBodyError: Rendering(400, "validation", 400, _CLIENT),
-    UnsupportedMediaError: Rendering(415, "validation", 415, _CLIENT),
-    UnsupportedCodingError: Rendering(415, "validation", 415, _CLIENT),
-    BodyTimeoutError: Rendering(408, "request_timeout", 408, _CLIENT),
-    BodyTooLargeError: Rendering(413, "validation", 413, _CLIENT),
-    ValidationError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
-    ChatTemplateError: Rendering(422, "template_error", 400, _CLIENT, Failure.TEMPLATE),
-    ToolError: Rendering(422, "tool_error", 400, _CLIENT, Failure.VALIDATION),
-    TextTooLongError: Rendering(422, "validation", 400, _CLIENT, Failure.VALIDATION),
-    MissingKeyError: _NO_ENTRY,
-    InvalidKeyError: _NO_ENTRY,
-    RateLimitedError: _TOO_MUCH,
-    KeyConcurrencyError: _TOO_MUCH,
-    OverloadedError: Rendering(429, "overloaded", 429, _RATE, Failure.OVERLOADED, RETRY_AFTER_S),
-    QueueTimeoutError: Rendering(429, "overloaded", 429, _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
-    DeadlineError: Rendering(504, "deadline_exceeded", 504, _SERVER, Failure.DEADLINE),
-    NotFoundError: Rendering(404, "not_found", 404, _CLIENT),
-    MethodNotAllowedError: Rendering(405, "method_not_allowed", 405, _CLIENT),
-    ExpectationError: Rendering(417, "validation", 417, _CLIENT),
-    TooManyConnectionsError: Rendering(503, "overloaded", 503, _SERVER, None, RETRY_AFTER_S),
-    UnhealthyError: Rendering(503, "healthcheck", 503, _SERVER),
-    NoShardError: Rendering(503, "no_shard", 503, _SERVER, Failure.GENERATION, RETRY_AFTER_S),
-    IncompleteGenerationError: Rendering(500, "incomplete_generation", 500, _SERVER, Failure.INCOMPLETE),
-    GenerationError: Rendering(424, "generation", 424, _SERVER, Failure.GENERATION),
+# The most specific entry along the bases of an exception's class counts.
+TABLE: dict[type[Exception], ErrorKind] = {
+    MalformedRequestError: ErrorKind(400, "validation", _CLIENT, "The request is not valid HTTP/1.1"),
+    MalformedBodyError: ErrorKind(400, "validation", _CLIENT, "The body is not valid JSON"),
+    UnsupportedMediaError: ErrorKind(415, "validation", _CLIENT, "The content type is not JSON"),
+    UnsupportedCodingError: ErrorKind(415, "validation", _CLIENT, "The content coding is neither gzip nor deflate"),
+    BodyTimeoutError: ErrorKind(408, "request_timeout", _CLIENT, "The body did not arrive in time"),
+    BodyTooLargeError: ErrorKind(413, "validation", _CLIENT, "The decompressed body is too large"),
+    ValidationError: ErrorKind(422, "validation", _CLIENT, _RULE, Failure.VALIDATION),
+    ChatTemplateError: ErrorKind(
+        422, "template_error", _CLIENT, "The model's chat template cannot render the messages", Failure.TEMPLATE
+    ),
+    ToolError: ErrorKind(422, "tool_error", _CLIENT, "The tools cannot be used as asked", Failure.VALIDATION),
+    TextTooLongError: ErrorKind(
+        422, "validation", _CLIENT, "The text is longer than the shard tokenizes in one call", Failure.VALIDATION
+    ),
+    MissingKeyError: ErrorKind(401, "invalid_api_key", _CLIENT, "The route needs an API key and none was sent"),
+    InvalidKeyError: ErrorKind(401, "invalid_api_key", _CLIENT, "The API key is unknown"),
+    RateLimitedError: ErrorKind(
+        429, "overloaded", _RATE, "The API key made too many requests per minute", Failure.RATE_LIMITED, RETRY_AFTER_S
+    ),
+    KeyConcurrencyError: ErrorKind(
+        429, "overloaded", _RATE, "The API key has too many generations running", Failure.RATE_LIMITED, RETRY_AFTER_S
+    ),
+    OverloadedError: ErrorKind(
+        429, "overloaded", _RATE, "The router has too many generations running", Failure.OVERLOADED, RETRY_AFTER_S
+    ),
+    QueueTimeoutError: ErrorKind(
+        429, "overloaded", _RATE, "The request waited in the queue for too long", Failure.QUEUE_TIMEOUT, RETRY_AFTER_S
+    ),
+    DeadlineError: ErrorKind(
+        504, "deadline_exceeded", _SERVER, "The request did not end within its `timeout`", Failure.DEADLINE
+    ),
+    NotFoundError: ErrorKind(404, "not_found", _CLIENT, "There is no such route"),
+    MethodNotAllowedError: ErrorKind(405, "method_not_allowed", _CLIENT, "The route does not take this method"),
+    ExpectationError: ErrorKind(417, "validation", _CLIENT, "`Expect` is not `100-continue`"),
+    TooManyConnectionsError: ErrorKind(
+        503, "overloaded", _SERVER, "Too many connections are open", retry_after_s=RETRY_AFTER_S
+    ),
+    UnhealthyError: ErrorKind(503, "healthcheck", _SERVER, "`/health`: no shard is up and makes progress"),
+    NoShardError: ErrorKind(503, "no_shard", _SERVER, "No shard is up", Failure.GENERATION, RETRY_AFTER_S),
+    IncompleteGenerationError: ErrorKind(
+        500, "incomplete_generation", _SERVER, "The token stream ended without a finish reason", Failure.INCOMPLETE
+    ),
+    GenerationError: ErrorKind(
+        424, "generation", _SERVER, "A generation that had started could not continue", Failure.GENERATION
+    ),
 }
-INTERNAL = Rendering(500, "internal", 500, _SERVER)
+INTERNAL = ErrorKind(500, "internal", _SERVER, "The router failed; its log says why")
 
 
-def rendering_of(error: Exception) -> Rendering:
-    """The entry of the table; INTERNAL for what is not in it."""
+def kind_of(error: Exception) -> ErrorKind:
+    """Return the entry of TABLE for ``error``, INTERNAL if there is none."""
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
 
 
-def _message(error: Exception) -> str:
+def message_of(error: Exception) -> str:
+    """Return the sentence that clients see."""
     match error:
         case RequestError():
             return str(error)
@@ -240,55 +270,26 @@ def _message(error: Exception) -> str:
         case GenerationError():
             return f"Request failed during generation: {error}"
         case _:
-            # What broke is for the log: it may name paths and hosts.
+            # The cause goes to the log only: it may name paths and hosts.
             return "Internal server error"
 
 
-def tgi_body(error: Exception) -> bytes:
-    """TGI's envelope."""
-    return msgspec.json.encode(ErrorBody(_message(error), rendering_of(error).error_type))
-
-
-def openai_body(error: Exception) -> bytes:
-    """OpenAI's envelope."""
-    rendering = rendering_of(error)
-    param = (error.field or None) if isinstance(error, ValidationError) else None
-    code = rendering.openai_code or rendering.error_type
-    return msgspec.json.encode(OpenAIErrorBody(OpenAIError(_message(error), rendering.openai_type, param, code)))
-
-
-def is_openai_path(path: str) -> bool:
-    return path.startswith("/v1/")
-
-
-def is_ollama_path(path: str) -> bool:
-    """Its errors are like TGI's in form and like OpenAI's in status."""
-    return path.startswith("/api/")
-
-
-def error_response(error: Exception, path: str) -> web.Response:
-    """The error as a JSON response in the dialect of ``path``."""
-    rendering = rendering_of(error)
-    openai = is_openai_path(path)
-    response = web.Response(
-        status=rendering.openai_status if openai or is_ollama_path(path) else rendering.status,
-        body=openai_body(error) if openai else tgi_body(error),
-        content_type="application/json",
-    )
-    if rendering.retry_after_s is not None:
-        response.headers["Retry-After"] = str(rendering.retry_after_s)
+def headers_of(error: Exception) -> dict[str, str]:
+    """Return the response headers that belong to ``error``."""
     match error:
         case RateLimitedError():
-            response.headers["Retry-After"] = str(error.retry_after_s)
+            return {"Retry-After": str(error.retry_after_s)}
         case MissingKeyError():
-            response.headers["WWW-Authenticate"] = "Bearer"
+            return {"WWW-Authenticate": "Bearer"}
         case InvalidKeyError():
-            response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
+            return {"WWW-Authenticate": 'Bearer error="invalid_token"'}
         case MethodNotAllowedError():
-            response.headers["Allow"] = error.allowed
-        case MalformedRequestError() | BodyTimeoutError():
-            # What comes next on this connection is not the beginning of a request.
-            response.force_close()
+            return {"Allow": error.allowed}
         case _:
-            pass
-    return response
+            retry_after_s = kind_of(error).retry_after_s
+            return {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+
+
+def ends_connection(error: Exception) -> bool:
+    """Return whether the rest of the connection's bytes cannot be read as a request."""
+    return isinstance(error, MalformedRequestError | BodyTimeoutError)

@@ -1,4 +1,4 @@
-"""Events on one response, server-sent or lines of JSON: kept alive while silent and cut when nobody reads."""
+"""Streamed responses: server-sent events or lines of JSON, with keep-alives; clients that do not read are cut off."""
 
 import asyncio
 import time
@@ -11,55 +11,52 @@ from aiohttp import web
 
 from caravan_router.http.limits import Limits
 
-DONE = b"data: [DONE]\n\n"
+# Set once a streamed response has started: errors can no longer become a status.
+STREAM_BEGUN = web.RequestKey("stream_begun", bool)
+
+# NEL, LS and PS may stand unescaped in JSON, but many clients' line readers end a line at them.
+_LINE_ENDS = {b"\xc2\x85": b"\\u0085", b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80\xa9": b"\\u2029"}
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """``keep_alive``: what readers pass over; None where there is no such thing."""
+    """How JSON messages are framed on a stream.
+
+    ``keep_alive``: bytes that readers ignore; None if the format has none. ``end``: what closes the stream.
+    """
 
     content_type: str
-    keep_alive: bytes | None
+    before: bytes
+    after: bytes
+    keep_alive: bytes | None = None
+    end: bytes = b""
+
+    def frame(self, data: bytes) -> bytes:
+        """Return one message. ``data`` is JSON, so that nothing in it can end the message."""
+        if b"\xe2\x80" in data or b"\xc2\x85" in data:
+            for raw, escaped in _LINE_ENDS.items():
+                data = data.replace(raw, escaped)
+        return self.before + data + self.after
 
 
-SERVER_SENT = Framing("text/event-stream", b":\n\n")
-# A line of JSON each. Clients take every line for JSON, an empty one too.
-LINES = Framing("application/x-ndjson", None)
-
-# Set on a request whose response has begun: errors can no longer become a status.
-STREAM_BEGUN = web.RequestKey("stream_begun", bool)
-
-
-# What JSON lets stand in a text, but many clients' line readers take for the end of a line: NEL, LS and PS.
-_LINE_ENDS = {b"\xc2\x85": b"\\u0085", b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80\xa9": b"\\u2029"}
-
-
-def one_line(data: bytes) -> bytes:
-    """JSON that no reader of lines breaks up."""
-    if b"\xe2\x80" in data or b"\xc2\x85" in data:
-        for raw, escaped in _LINE_ENDS.items():
-            data = data.replace(raw, escaped)
-    return data
-
-
-def event(data: bytes) -> bytes:
-    """One event. ``data`` is JSON: nothing in it can end the event."""
-    return b"data: %b\n\n" % one_line(data)
+SERVER_SENT = Framing("text/event-stream", b"data: ", b"\n\n", keep_alive=b":\n\n")
+# One JSON object a line. Clients parse every line, even an empty one, so there is no keep-alive.
+LINES = Framing("application/x-ndjson", b"", b"\n")
 
 
 class EventStream:
-    """Use as an async context manager: entering sends the headers, leaving without an error ends the body,
-    and leaving because the client has gone is not an error.
+    """A streamed response, used as an async context manager.
 
-    ``send`` waits only while this client's buffers are full. What it writes is flushed by the transport once a loop
-    iteration, so tokens that are ready together leave in one system call.
+    Entering sends the headers; leaving without an error ends the body. A client that disconnected is not an error.
+    ``send`` waits only while this client's buffers are full. The transport flushes once per loop iteration, so tokens
+    that are ready together leave in one system call.
     """
 
     def __init__(
         self, request: web.Request, headers: Mapping[str, str], limits: Limits, framing: Framing = SERVER_SENT
     ) -> None:
         self._request = request
-        self._keep_alive = framing.keep_alive
+        self._framing = framing
         self._limits = limits
         self.response = web.StreamResponse(
             headers={
@@ -71,7 +68,7 @@ class EventStream:
         )
         self._pulse: asyncio.Task[None] | None = None
         self._written_at = time.monotonic()
-        # Reading of the clock when the write under way began; None between writes.
+        # When the current write began, in seconds on time.monotonic; None between writes.
         self._blocked_since: float | None = None
 
     async def __aenter__(self) -> Self:
@@ -87,16 +84,18 @@ class EventStream:
         try:
             if error is None:
                 self._blocked_since = time.monotonic()
-                await self.response.write_eof()
+                await self.response.write_eof(self._framing.end)
         except ConnectionResetError as reset:
             error = reset
         finally:
             self._pulse.cancel()
-        # The client has gone: there is nobody to tell, and nothing has failed.
+        # The client has disconnected: nothing failed.
         return isinstance(error, ConnectionResetError)
 
-    async def send(self, data: bytes) -> None:
-        """Raises ConnectionResetError when the client has gone or was cut."""
+    async def send(self, *messages: bytes) -> None:
+        """Write JSON ``messages``. Raises ConnectionResetError when the client has disconnected or was cut."""
+        frame = self._framing.frame
+        data = frame(messages[0]) if len(messages) == 1 else b"".join(map(frame, messages))
         now = self._blocked_since = time.monotonic()
         await self.response.write(data)
         self._blocked_since = None
@@ -112,10 +111,10 @@ class EventStream:
                     transport.abort()
                     return
             elif (
-                self._keep_alive is not None
+                self._framing.keep_alive is not None
                 and now - self._written_at >= self._limits.keep_alive_s
                 and transport.get_write_buffer_size() == 0
             ):
                 # The buffer is empty, so this write does not wait.
-                await self.response.write(self._keep_alive)
+                await self.response.write(self._framing.keep_alive)
                 self._written_at = now

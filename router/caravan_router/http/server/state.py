@@ -1,4 +1,4 @@
-"""What every handler needs."""
+"""What every handler needs, in the application and in the request."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from caravan_router.metrics.recorder import Metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfoExtras:
-    """What /info and the response headers say of the router beyond limits and model; None where it has no meaning."""
+    """Facts for /info and the response headers beyond limits and model. None: the fact does not apply."""
 
     version: str = "0"
     waiting_served_ratio: float | None = None
@@ -26,6 +26,8 @@ class InfoExtras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppState:
+    """The parts that handlers share."""
+
     engine: Engine
     limits: Limits
     metrics: Metrics
@@ -36,5 +38,8 @@ class AppState:
 
 STATE = web.AppKey("state", AppState)
 
-# Who asks; of requests for routes that need a key where there are keys, and of all where there are none.
+# The client of a request. Absent on open routes when API keys are in use.
 CLIENT = web.RequestKey("client", Client)
+
+# When the request's head had arrived, in seconds on time.monotonic.
+ARRIVED = web.RequestKey("arrived", float)

@@ -1,13 +1,12 @@
-"""Bodies of TGI's routes. Fields that are None-able accept an explicit null, as TGI's clients send it."""
+"""Bodies and replies of TGI's routes. Optional fields accept an explicit null, which TGI's clients send."""
 
 import msgspec
 
-from caravan_router.http.generation.constraint_fields import Format
-from caravan_router.http.generation.serving_fields import ServingFields
+from caravan_router.http.generation.schema import CacheSalt, Format, Priority, Timeout
 
 
 class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Absent or null: TGI's default. ``do_sample``: false, but true if there is no ``parameters`` at all."""
+    """Absent and null fields have TGI's default. ``do_sample``: false, but true without any ``parameters``."""
 
     best_of: int | None = None
     temperature: float | None = None
@@ -30,16 +29,17 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     adapter_id: str | None = None
 
 
-class GenerateRequest(ServingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inputs: str
     parameters: GenerateParameters | None = None
+    priority: Priority = None
+    timeout: Timeout = None
+    cache_salt: CacheSalt = None
 
 
-class CompatGenerateRequest(ServingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompatGenerateRequest(GenerateRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``POST /``: ``stream`` chooses between the two forms of reply."""
 
-    inputs: str
-    parameters: GenerateParameters | None = None
     stream: bool | None = None
 
 
@@ -49,7 +49,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Token(msgspec.Struct, frozen=True):
-    """``text`` may be "" where a character goes on in the next token."""
+    """``text`` is "" while a character is incomplete: it comes with the token that completes it."""
 
     id: int
     text: str
@@ -64,7 +64,7 @@ class PrefillToken(msgspec.Struct, frozen=True):
 
 
 class BestOfSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate that was not the best."""
+    """A candidate that was not ranked best."""
 
     generated_text: str
     finish_reason: str
@@ -76,9 +76,9 @@ class BestOfSequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """``seed`` is null for greedy decoding; ``top_tokens`` is there if asked for, one list a token.
+    """``seed`` is null for greedy decoding; ``top_tokens``, if asked for, has one list per token.
 
-    ``cached_tokens``: of the prompt, had been computed before. ``best_of_sequences``: there with ``best_of`` > 1.
+    ``cached_tokens``: prompt tokens that were in the cache. ``best_of_sequences``: present if ``best_of`` > 1.
     """
 
     finish_reason: str
@@ -105,7 +105,7 @@ class StreamDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamEvent(msgspec.Struct):
-    """One token. ``generated_text`` and ``details`` are null before the last event; ``index`` starts at 1."""
+    """One token. ``generated_text`` and ``details`` are null until the last event; ``index`` starts at 1."""
 
     index: int
     token: Token
@@ -123,8 +123,15 @@ class TokenizedToken(msgspec.Struct, frozen=True):
     stop: int
 
 
+class ChatTokens(msgspec.Struct, frozen=True):
+    """A rendered conversation and its tokens."""
+
+    tokenize_response: list[TokenizedToken]
+    templated_text: str
+
+
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """TGI's fields, then ours. ``router`` keeps TGI's name, since that is what tells clients the API they talk to."""
+    """TGI's fields, then Caravan's. ``router`` has TGI's value: clients recognise the API by it."""
 
     model_id: str
     model_sha: str | None

@@ -1,60 +1,70 @@
-"""TGI's rules, in TGI's order."""
+"""TGI's rules for ``/generate``, in TGI's order."""
 
 from dataclasses import replace
 
-from caravan_router.core.engine import Engine, ModelFacts, TokenizedText
+from caravan_router.core.engine import ModelFacts, TokenizedText
 from caravan_router.core.sampling import SamplingParams, StoppingParams
-from caravan_router.http.generation.adapters import adapter_of_id
-from caravan_router.http.generation.bounds import Bounds, bounds_of, model_of
-from caravan_router.http.generation.candidates import check_candidates
+from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.checks import (
     MAX_TOP_K,
-    check_new_tokens,
+    check_candidates,
     check_positive,
     check_range,
     check_repetition_penalty,
     check_stops,
     check_temperature,
     effective_temperature,
-    fit,
-    tokenize_prompt,
 )
-from caravan_router.http.generation.constraints import compiled, constraint_of_format
+from caravan_router.http.generation.constraints import ConstraintReader, compiled
+from caravan_router.http.generation.prompt import check_new_tokens, fit, tokenize_prompt
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.rules import (
+    NotBetweenZeroAndOneError,
+    NotStrictlyPositiveError,
+    UnsupportedFieldError,
+)
+from caravan_router.http.generation.seeds import MAX_SEED, choice_seed, draw_seed
+from caravan_router.http.generation.serving import Extras
+from caravan_router.http.limits import Limits
+from caravan_router.http.tgi.rules import (
     BestOfDisabledError,
     BestOfStreamingError,
     BestOfWithoutSamplingError,
     BestOfWithSeedError,
-    NotBetweenZeroAndOneError,
-    NotStrictlyPositiveError,
     PrefillDetailsStreamError,
     TruncateError,
-    UnsupportedFieldError,
+    UnknownAdapterError,
 )
-from caravan_router.http.generation.seeds import MAX_SEED, choice_seed, draw_seed
-from caravan_router.http.generation.serving import Extras, Serving
-from caravan_router.http.limits import Limits
 from caravan_router.http.tgi.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
+from caravan_router.text.assembler import TextOptions
 from caravan_router.text.prompt_text import as_decoded
 
-# TGI's trap: without ``parameters`` a request samples, with them it is greedy unless it says otherwise.
-WITHOUT_PARAMETERS = GenerateParameters(do_sample=True)
+# TGI's trap: a request without ``parameters`` samples, one with them is greedy unless it says otherwise.
+_NO_PARAMETERS = GenerateParameters(do_sample=True)
 
 
-def candidates_of(parameters: GenerateParameters | None, limits: Limits) -> int:
-    """Permits to take before anything is checked; of a ``best_of`` that will be refused, one."""
-    best_of = 1 if parameters is None or parameters.best_of is None else parameters.best_of
+def parameters_of(body: GenerateRequest | CompatGenerateRequest) -> GenerateParameters:
+    """Return the body's parameters, or what TGI assumes without any."""
+    return _NO_PARAMETERS if body.parameters is None else body.parameters
+
+
+def candidates_of(parameters: GenerateParameters, limits: Limits) -> int:
+    """Return the permits to take before anything is checked: one for a ``best_of`` that will be refused."""
+    best_of = 1 if parameters.best_of is None else parameters.best_of
     return best_of if 1 <= best_of <= limits.max_best_of else 1
 
 
+def wants_details(parameters: GenerateParameters) -> bool:
+    """Return whether the reply has details; details of the prompt imply them."""
+    return bool(parameters.details or parameters.decoder_input_details)
+
+
 async def validate_generate(
-    engine: Engine, limits: Limits, request: GenerateRequest | CompatGenerateRequest, serving: Serving, *, stream: bool
+    context: Context, body: GenerateRequest | CompatGenerateRequest, *, stream: bool
 ) -> ValidRequest:
-    """Raises ValidationError (one class a rule), NoShardError, TextTooLongError."""
-    parameters = WITHOUT_PARAMETERS if request.parameters is None else request.parameters
-    model = model_of(engine)
-    bounds = bounds_of(limits, model)
+    """Check sampling, then the prompt, then the constraint. Raises ValidationError, NoShardError, TextTooLongError."""
+    parameters, limits, model, bounds = parameters_of(body), context.limits, context.model, context.bounds
+    serving = context.serving(body)
     if stream:
         _check_streamed(parameters)
     _check_best_of(parameters, limits)
@@ -67,31 +77,32 @@ async def validate_generate(
     check_range("top_n_tokens", parameters.top_n_tokens, 0, bounds.max_top_n_tokens)
     if parameters.watermark:
         raise UnsupportedFieldError("watermark", "set it to false", parameters.watermark)
-    adapter = adapter_of_id(parameters.adapter_id, model)
-    tokens = await _prompt(engine, request.inputs, parameters.truncate, bounds)
+    adapter = _adapter(parameters.adapter_id, model)
+    tokens = await _prompt(context, body.inputs, parameters.truncate)
     max_new = fit(tokens.token_ids, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
     check_new_tokens("max_new_tokens", parameters.best_of or 1, max_new, bounds)
-    constraint = await compiled(engine, constraint_of_format("grammar", parameters.grammar, limits))
-    extras = Extras(constraint=constraint, adapter=adapter)
+    asked = ConstraintReader(limits).response_format("grammar", parameters.grammar)
+    extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter)
     stopping = StoppingParams(max_new_tokens=max_new)
-    scores = bool(parameters.decoder_input_details)
+    prompt_logprobs = bool(parameters.decoder_input_details)
     return ValidRequest(
         specs=tuple(
-            # Once for all candidates.
+            # The first candidate computes the prompt's logprobs for all.
             serving.spec(
-                tokens.token_ids, sampling, stopping, replace(extras, prompt_logprobs=scores and candidate == 0)
+                tokens.token_ids, sampling, stopping, replace(extras, prompt_logprobs=prompt_logprobs and index == 0)
             )
-            for candidate, sampling in enumerate(_samplings(parameters, model, stream=stream))
+            for index, sampling in enumerate(_samplings(parameters, model, stream=stream))
         ),
-        stops=stops,
-        characters=len(request.inputs),
-        prompt_text=as_decoded(tokens) if scores else None,
+        text=TextOptions(stops=stops),
+        characters=len(body.inputs),
+        prompt_text=as_decoded(tokens) if prompt_logprobs else None,
     )
 
 
 def _samplings(parameters: GenerateParameters, model: ModelFacts, *, stream: bool) -> list[SamplingParams]:
-    """One for each candidate."""
+    """Return one entry for each candidate."""
     best_of = parameters.best_of or 1
+    details = wants_details(parameters)
     greedy = SamplingParams(
         temperature=0.0,
         top_k=min(parameters.top_k or 0, model.vocabulary_size),
@@ -99,9 +110,9 @@ def _samplings(parameters: GenerateParameters, model: ModelFacts, *, stream: boo
         typical_p=1.0 if parameters.typical_p is None else parameters.typical_p,
         repetition_penalty=1.0 if parameters.repetition_penalty is None else parameters.repetition_penalty,
         frequency_penalty=parameters.frequency_penalty or 0.0,
-        # A stream's events always carry the logprob; a whole reply has none to show without details, but may rank.
-        logprobs=stream or wants_details(parameters) or best_of > 1,
-        top_n_tokens=(parameters.top_n_tokens or 0) if stream or wants_details(parameters) else 0,
+        # Every event of a stream shows a logprob; a whole reply shows them with details, and ranking needs them.
+        logprobs=stream or details or best_of > 1,
+        top_n_tokens=(parameters.top_n_tokens or 0) if stream or details else 0,
     )
     temperature = effective_temperature(1.0 if parameters.temperature is None else parameters.temperature)
     if not _samples(parameters) or temperature == 0:
@@ -111,6 +122,7 @@ def _samplings(parameters: GenerateParameters, model: ModelFacts, *, stream: boo
 
 
 def _samples(parameters: GenerateParameters) -> bool:
+    """Return whether tokens are drawn: TGI does if asked to, or if any sampling parameter is set."""
     return (
         bool(parameters.do_sample)
         or parameters.temperature not in {None, 1.0}
@@ -150,15 +162,20 @@ def _check_sampling(parameters: GenerateParameters) -> None:
     check_range("top_k", parameters.top_k, 1, MAX_TOP_K)
 
 
-def wants_details(parameters: GenerateParameters) -> bool:
-    """Those of the prompt are among them."""
-    return bool(parameters.details or parameters.decoder_input_details)
+def _adapter(adapter_id: str | None, model: ModelFacts) -> str:
+    """Return the adapter's name, "" for none. TGI ignores an unknown one; here it is an error."""
+    if adapter_id is None:
+        return ""
+    if adapter_id not in model.adapters:
+        raise UnknownAdapterError("adapter_id", model.adapters, adapter_id)
+    return adapter_id
 
 
-async def _prompt(engine: Engine, text: str, truncate: int | None, bounds: Bounds) -> TokenizedText:
+async def _prompt(context: Context, text: str, truncate: int | None) -> TokenizedText:
+    bounds = context.bounds
     if text and truncate is not None and not 0 < truncate <= bounds.max_input_tokens:
         raise TruncateError(bounds.max_input_tokens, truncate)
-    tokens = await tokenize_prompt(engine, "inputs", text, bounds)
+    tokens = await tokenize_prompt(context.engine, "inputs", text, bounds)
     if truncate is None:
         return tokens
     return TokenizedText(tokens.token_ids[-truncate:], tokens.pieces[-truncate:], tokens.specials[-truncate:])

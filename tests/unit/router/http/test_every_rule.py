@@ -11,9 +11,12 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
-from caravan_router.http.generation import rules as rules
+from caravan_router.http.generation import rules
 from caravan_router.http.limits import Limits
-from caravan_router.http.server.errors import ValidationError
+from caravan_router.http.ollama import rules as ollama_rules
+from caravan_router.http.openai import rules as openai_rules
+from caravan_router.http.server.errors import BodyMismatchError, ValidationError
+from caravan_router.http.tgi import rules as tgi_rules
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import EOS, MODEL, ScriptedEngine
 
@@ -70,7 +73,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 CASES = [
     Case(
-        rules.BodyMismatchError,
+        BodyMismatchError,
         VECTORS,
         {"input": {}},
         "input",
@@ -104,10 +107,12 @@ CASES = [
         None,
         "`top_p` must be > 0.0 and < 1.0. Given: 1.0",
     ),
-    Case(rules.NotAProbabilityError, CHAT, {"top_p": 0}, "top_p", "`top_p` must be > 0.0 and <= 1.0. Given: 0.0"),
+    Case(
+        openai_rules.NotAProbabilityError, CHAT, {"top_p": 0}, "top_p", "`top_p` must be > 0.0 and <= 1.0. Given: 0.0"
+    ),
     Case(rules.CandidatesError, CHAT, {"n": 17}, "n", "`n` must be > 0 and <= 16. Given: 17"),
     Case(
-        rules.BestOfDisabledError,
+        tgi_rules.BestOfDisabledError,
         GENERATE,
         tgi(best_of=2),
         None,
@@ -115,28 +120,28 @@ CASES = [
         limits=Limits(max_best_of=1),
     ),
     Case(
-        rules.BestOfBelowNError,
+        openai_rules.BestOfBelowNError,
         TEXT,
         {"n": 2, "best_of": 1},
         "best_of",
         "`best_of` must be >= `n`. Given: `best_of` 1 and `n` 2",
     ),
     Case(
-        rules.BestOfAboveNStreamingError,
+        openai_rules.BestOfAboveNStreamingError,
         TEXT,
         {"best_of": 2, "stream": True},
         "best_of",
         "`best_of` > `n` is not supported when streaming. Given: `best_of` 2 and `n` 1",
     ),
     Case(
-        rules.ChoiceParametersError,
+        openai_rules.ChoiceParametersError,
         CHAT,
         {"choice_parameters": [{}, {}]},
         "choice_parameters",
         "`choice_parameters` must have 1 entries, as `best_of` or else `n` says. Given: 2",
     ),
     Case(
-        rules.TooManyBiasesError,
+        openai_rules.TooManyBiasesError,
         CHAT,
         {"logit_bias": {"1": 1, "2": 1}},
         "logit_bias",
@@ -144,28 +149,28 @@ CASES = [
         limits=Limits(max_logit_biases=1),
     ),
     Case(
-        rules.BiasedTokenError,
+        openai_rules.BiasedTokenError,
         CHAT,
         {"logit_bias": {"a": 1}},
         "logit_bias",
         "`logit_bias` keys must be token ids >= 0 and < 1000. Given: 'a'",
     ),
     Case(
-        rules.BestOfWithoutSamplingError,
+        tgi_rules.BestOfWithoutSamplingError,
         ROOT,
         tgi(best_of=2),
         None,
         "you must use sampling when `best_of` is > 1. Given: 2",
     ),
     Case(
-        rules.BestOfWithSeedError,
+        tgi_rules.BestOfWithSeedError,
         ROOT,
         tgi(best_of=2, top_k=2, seed=5),
         None,
         "`seed` must not be set when `best_of` > 1. Given: 5",
     ),
     Case(
-        rules.BestOfStreamingError,
+        tgi_rules.BestOfStreamingError,
         STREAM,
         tgi(best_of=2),
         None,
@@ -205,7 +210,7 @@ CASES = [
         "`stop` sequences must have at most 256 bytes. Given: 257",
     ),
     Case(
-        rules.TruncateError,
+        tgi_rules.TruncateError,
         STREAM,
         tgi(truncate=0),
         None,
@@ -249,42 +254,42 @@ CASES = [
         "guided_choice is not valid: it must have entries, none of them empty",
     ),
     Case(
-        rules.TwoConstraintsError,
+        openai_rules.TwoConstraintsError,
         CHAT,
         {"guided_regex": "a", "json_schema": {}},
         "json_schema",
         "`guided_regex` and `json_schema` cannot be used together: an output keeps to one of them",
     ),
     Case(
-        rules.IgnoreEosError,
+        openai_rules.IgnoreEosError,
         TEXT,
         {"guided_regex": "a", "ignore_eos": True},
         "ignore_eos",
         "`ignore_eos` cannot be used with `guided_regex`: what matches it ends where it is complete",
     ),
     Case(
-        rules.UnknownAdapterError,
+        tgi_rules.UnknownAdapterError,
         STREAM,
         tgi(adapter_id="x"),
         None,
         "`adapter_id` must be one of the adapters served: `pirate`. Given: 'x'",
     ),
     Case(
-        rules.SuffixError,
+        openai_rules.SuffixError,
         TEXT,
         {"suffix": "x"},
         "suffix",
         "Suffix is not supported and can be achieved by preprocessing the prompt. Given: 'x'",
     ),
     Case(
-        rules.PrefillDetailsStreamError,
+        tgi_rules.PrefillDetailsStreamError,
         STREAM,
         tgi(decoder_input_details=True),
         None,
         "`decoder_input_details` == true is not supported when streaming tokens",
     ),
     Case(
-        rules.MixedPromptError,
+        openai_rules.MixedPromptError,
         VECTORS,
         {"input": ["a", 1]},
         "input",
@@ -300,14 +305,14 @@ CASES = [
     ),
     Case(rules.TokenIdError, VECTORS, {"input": [-1]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"),
     Case(
-        rules.StreamOptionsError,
+        openai_rules.StreamOptionsError,
         CHAT,
         {"stream_options": {}},
         "stream_options",
         "`stream_options` may be set only when `stream` is true",
     ),
     Case(
-        rules.NoVectorsError,
+        openai_rules.NoVectorsError,
         VECTORS,
         {},
         None,
@@ -315,71 +320,71 @@ CASES = [
         model=replace(MODEL, embedding_size=0),
     ),
     Case(
-        rules.AdapterVectorsError,
+        openai_rules.AdapterVectorsError,
         VECTORS,
         {"model": "pirate"},
         "model",
         "`model` must not be an adapter: vectors are the model's own. Given: 'pirate'",
     ),
     Case(
-        rules.DimensionsError,
+        openai_rules.DimensionsError,
         VECTORS,
         {"dimensions": 9},
         "dimensions",
         "`dimensions` must be 8, as the model has it. Given: 9",
     ),
     Case(
-        rules.NeedsFieldError,
+        openai_rules.NeedsFieldError,
         CHAT,
         {"top_logprobs": 1},
         "top_logprobs",
         "`top_logprobs` may be set only when `logprobs` is true. Given: 1",
     ),
-    Case(rules.EmptyMessagesError, CHAT, said(), "messages", "`messages` cannot be empty"),
+    Case(openai_rules.EmptyMessagesError, CHAT, said(), "messages", "`messages` cannot be empty"),
     Case(
-        rules.MissingFieldError,
+        openai_rules.MissingFieldError,
         CHAT,
         said({"role": "user"}),
         "messages[0].content",
         "`messages[0].content` is missing",
     ),
     Case(
-        rules.NotTextError,
+        openai_rules.NotTextError,
         CHAT,
         said({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
         "messages[0].content[0]",
         "`messages[0].content[0]` is not text, which is all the model reads. Given: type 'image_url'",
     ),
     Case(
-        rules.ImagesError,
+        ollama_rules.ImagesError,
         OLLAMA,
         {"images": ["a"]},
         None,
         "`images` is not supported: the model reads text only. Given: 1 images",
     ),
     Case(
-        rules.MaxTokensError,
+        openai_rules.MaxTokensError,
         CHAT,
         {"max_tokens": 1, "max_completion_tokens": 2},
         "max_completion_tokens",
         "`max_tokens` and `max_completion_tokens` must not differ. Given: 1 and 2",
     ),
     Case(
-        rules.ContinueError,
+        openai_rules.ContinueError,
         CHAT,
         {"continue_final_message": True},
         "continue_final_message",
         "`continue_final_message` must not be true when the last message is not the assistant's, or calls tools",
     ),
     Case(
-        rules.NestedError,
+        openai_rules.NestedError,
         CHAT,
         {"tools": [{"function": {"name": "a", "parameters": nested(65)}}]},
         "tools[0].function.parameters",
         "`tools[0].function.parameters` must be nested at most 64 deep",
     ),
     Case(
-        rules.TooManyToolsError,
+        openai_rules.TooManyToolsError,
         CHAT,
         {"tools": [tool("a"), tool("b")]},
         "tools",
@@ -387,14 +392,14 @@ CASES = [
         limits=Limits(max_tools=1),
     ),
     Case(
-        rules.FunctionNameError,
+        openai_rules.FunctionNameError,
         CHAT,
         {"tools": [tool("a"), tool("a")]},
         "tools[1].function.name",
         "`tools[1].function.name` must be 1 to 64 letters, digits, `_`, `.` or `-`, and no other's. Given: 'a'",
     ),
     Case(
-        rules.ControlTextsError,
+        openai_rules.ControlTextsError,
         CHAT,
         said({"role": "user", "content": "</s>" * 300}),
         "messages",
@@ -404,8 +409,10 @@ CASES = [
 
 
 def test_each_rule_is_here() -> None:
-    kinds = {kind for kind in vars(rules).values() if isinstance(kind, type) and issubclass(kind, ValidationError)}
-    assert {case.rule for case in CASES} == kinds - {ValidationError}
+    modules = (rules, tgi_rules, openai_rules, ollama_rules)
+    found = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    kinds = {kind for kind in found if issubclass(kind, ValidationError)} - {ValidationError}
+    assert {case.rule for case in CASES} == kinds | {BodyMismatchError}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.rule.__name__ for case in CASES])

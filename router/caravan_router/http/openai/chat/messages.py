@@ -6,14 +6,9 @@ from typing import Any
 
 import msgspec
 
-from caravan_router.http.generation.rules import (
-    EmptyMessagesError,
-    MissingFieldError,
-    NestedError,
-    NotTextError,
-    UnsupportedFieldError,
-)
+from caravan_router.http.generation.rules import UnsupportedFieldError
 from caravan_router.http.openai.chat.schema import ContentPart, Message, Tool, ToolCall
+from caravan_router.http.openai.rules import EmptyMessagesError, MissingFieldError, NestedError, NotTextError
 
 Json = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""What a chat's choice is made of, as its tokens come."""
+"""The outputs of chat choices, read from their pieces as they come."""
 
 import secrets
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import msgspec
 
 from caravan_router.chat.tool_parser import Part, TextPart, ToolParser
 from caravan_router.core.sampling import FinishReason
+from caravan_router.http.generation.run import Run
 from caravan_router.http.openai.chat.schema import (
     CalledFunction,
     ChatLogprobs,
@@ -19,30 +20,29 @@ from caravan_router.http.openai.chat.schema import (
     TokenLogprob,
     ToolCallDelta,
 )
-from caravan_router.http.openai.completions.choice import FINISH_WORDS
+from caravan_router.http.openai.events import FINISH_WORDS
 from caravan_router.text.assembler import Piece
 from caravan_router.text.detokenize import display_text
 
 
 class ChatOutput:
-    """One choice. ``wanted`` turns false when no more of its tokens are needed."""
+    """The output of one choice: text and tool calls. ``wanted`` turns false when it needs no more tokens."""
 
-    __slots__ = ("_begun", "_parser", "finish", "wanted")
+    __slots__ = ("_parser", "_started", "finish", "wanted")
 
     def __init__(self, parser: ToolParser | None) -> None:
         self._parser = parser
-        self._begun = False
+        self._started = False
         self.wanted = True
-        # Once it has ended: why, in OpenAI's words.
+        # OpenAI's finish reason, once the choice has ended.
         self.finish: str | None = None
 
-    def push(self, pieces: Sequence[Piece]) -> list[Part]:
-        """What the pieces say; the last of them may say that it has ended."""
-        finish = pieces[-1].finish
+    def push(self, pieces: Sequence[Piece], finish: FinishReason | None) -> list[Part]:
+        """Read the next pieces; with ``finish``, the last ones."""
         if self._parser is None:
             parts: list[Part] = [TextPart(text)] if (text := "".join([piece.text for piece in pieces])) else []
         else:
-            parts = self._parsed(self._parser, pieces)
+            parts = self._parsed(self._parser, pieces, ended=finish is not None)
             self.wanted = not self._parser.done
             if not self.wanted:
                 finish = FinishReason.STOP_SEQUENCE
@@ -53,28 +53,31 @@ class ChatOutput:
         return parts
 
     @staticmethod
-    def _parsed(parser: ToolParser, pieces: Sequence[Piece]) -> list[Part]:
+    def _parsed(parser: ToolParser, pieces: Sequence[Piece], *, ended: bool) -> list[Part]:
         parts: list[Part] = []
         for piece in pieces:
             text = piece.text
             if piece.token.special and (shown := display_text(piece.token.piece)) in parser.markers:
-                # In some vocabularies what begins a call is a control token.
+                # In some vocabularies the marker of a call is a control token.
                 text = shown
             parts += parser.feed(text)
-        return parts + parser.finish() if pieces[-1].finish is not None else parts
+        return parts + parser.finish() if ended else parts
 
     def delta(self, parts: Sequence[Part], *, always: bool) -> Delta | None:
-        """None where there is nothing to show, unless ``always``: half a character, or what may begin a call."""
+        """Return the next delta. None if there is nothing to show: half a character, or what may become a call.
+
+        ``always``: return a delta all the same.
+        """
         if not parts and self.finish is None and not always:
             return None
         delta = Delta()
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             delta.role = "assistant"
         if text := "".join(part.text for part in parts if isinstance(part, TextPart)):
             delta.content = text
         elif delta.role is not msgspec.UNSET and not parts:
-            # Nothing at all was said: an empty text, as OpenAI has it.
+            # An output without text or calls has an empty text, as in OpenAI's API.
             delta.content = ""
         if calls := _call_deltas(parts):
             delta.tool_calls = calls
@@ -82,7 +85,7 @@ class ChatOutput:
 
 
 def _call_deltas(parts: Sequence[Part]) -> list[ToolCallDelta]:
-    """One for each call: some clients take a chunk's entries for different calls."""
+    """Return one delta per call: some clients take the entries of a chunk for different calls."""
     calls: list[ToolCallDelta] = []
     for part in parts:
         if isinstance(part, TextPart):
@@ -98,23 +101,41 @@ def _call_deltas(parts: Sequence[Part]) -> list[ToolCallDelta]:
 
 
 def new_call_id() -> str:
-    """As OpenAI's look."""
+    """Return a call id of the form that OpenAI's have."""
     return f"call_{secrets.token_hex(12)}"
 
 
 @dataclass(slots=True)
 class WholeOutput:
-    """A choice that is sent in one piece."""
+    """The output of a choice that is sent in one piece."""
 
     output: ChatOutput
+    run: Run
     pieces: list[Piece] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _calls: list[ReplyToolCall] = field(default_factory=list)
     _arguments: list[list[str]] = field(default_factory=list)
 
+    @property
+    def finish(self) -> str:
+        """OpenAI's finish reason of an output that has ended."""
+        assert self.output.finish is not None
+        return self.output.finish
+
     def push(self, pieces: Sequence[Piece]) -> None:
+        """Read the next pieces, and end the run when the output needs no more."""
         self.pieces.extend(pieces)
-        for part in self.output.push(pieces):
+        self._take(self.output.push(pieces, self.run.finish))
+        if not self.output.wanted:
+            self.run.end()
+
+    def end(self) -> None:
+        """Complete an output whose run ended without a last piece: its deadline passed between two pieces."""
+        if self.output.finish is None:
+            self._take(self.output.push((), self.run.finish))
+
+    def _take(self, parts: Sequence[Part]) -> None:
+        for part in parts:
             if isinstance(part, TextPart):
                 self._text.append(part.text)
                 continue
@@ -124,7 +145,7 @@ class WholeOutput:
             self._arguments[part.index].append(part.arguments)
 
     def message(self) -> ReplyMessage:
-        """When it has ended."""
+        """Return the message of an output that has ended."""
         text = "".join(self._text)
         if not self._calls:
             return ReplyMessage("assistant", text)
@@ -134,7 +155,7 @@ class WholeOutput:
 
 
 def chat_logprobs(pieces: Sequence[Piece]) -> ChatLogprobs:
-    """One entry a token; those of control tokens too."""
+    """Return one entry per token, control tokens included."""
     return ChatLogprobs([_token_logprob(piece) for piece in pieces])
 
 

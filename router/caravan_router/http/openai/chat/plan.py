@@ -1,4 +1,4 @@
-"""A chat request to what its template gets and what its output may be; knows nothing of tokens yet."""
+"""Turns a chat request into what the model's template renders and what the output may be, before any token."""
 
 from dataclasses import dataclass
 
@@ -10,86 +10,85 @@ from caravan_router.chat.template_renderer import TemplateError, TemplateOutputE
 from caravan_router.chat.tool_format import GENERIC, MISTRAL, ToolFormat, knows_tools, tool_format_of
 from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.chat.tool_prompt import DEFAULT_TOOL_PROMPT, with_instruction, with_short_ids, with_tools_as_text
-from caravan_router.core.engine import ModelFacts
-from caravan_router.http.generation.bounds import bounds_of
-from caravan_router.http.generation.rules import ContinueError, ControlTextsError, TooManyBytesError
+from caravan_router.http.generation.answer import Context
+from caravan_router.http.generation.rules import TooManyBytesError
 from caravan_router.http.openai.chat.messages import template_messages, template_tools
 from caravan_router.http.openai.chat.schema import ChatRequest
 from caravan_router.http.openai.chat.tools import NO_TOOLS, ToolPlan, tool_plan_of
+from caravan_router.http.openai.rules import ContinueError, ControlTextsError
 from caravan_router.http.server.errors import ChatTemplateError
-from caravan_router.http.server.state import AppState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan:
-    """``tools``: what the output may call, in the words of ``tool_format``."""
+    """``tools``: what the output may call, in the form of ``tool_format``."""
 
     conversation: Conversation
     tools: ToolPlan
     tool_format: ToolFormat
 
     def parser(self) -> ToolParser | None:
-        """One for each output; None where there is nothing to call."""
+        """Return a parser for one output; None if there is nothing to call."""
         if not self.tools.callable:
             return None
         names = {tool.function.name for tool in self.tools.callable}
         return ToolParser(self.tool_format, names, None if self.tools.several else 1)
 
 
-# Of a prompt that was written elsewhere.
+# For a prompt that does not come from messages.
 NO_PLAN = ChatPlan(conversation=Conversation(messages=()), tools=NO_TOOLS, tool_format=GENERIC)
 
 
-def chat_plan_of(state: AppState, model: ModelFacts, request: ChatRequest) -> ChatPlan:
+def chat_plan_of(context: Context, body: ChatRequest) -> ChatPlan:
     """Raises ValidationError, ToolError, ChatTemplateError."""
-    plan = tool_plan_of(request, state.limits)
+    plan = tool_plan_of(body, context.limits)
     try:
-        source = template_of(model, tools=bool(plan.tools))
+        source = template_of(context.model, tools=bool(plan.tools))
     except TemplateError as error:
         raise ChatTemplateError(str(error)) from error
-    messages = template_messages(request.messages, developer_known="developer" in source)
+    messages = template_messages(body.messages, developer_known="developer" in source)
     tool_format = tool_format_of(source)
     tools = template_tools(plan.tools)
     if tool_format == MISTRAL:
         messages = with_short_ids(messages)
     if not knows_tools(source):
         if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
-            messages = with_tools_as_text(messages, tools, request.tool_prompt or DEFAULT_TOOL_PROMPT)
-    elif tools and request.tool_prompt:
-        messages = with_instruction(messages, request.tool_prompt)
-    continued = _continued(request)
+            messages = with_tools_as_text(messages, tools, body.tool_prompt or DEFAULT_TOOL_PROMPT)
+    elif tools and body.tool_prompt:
+        messages = with_instruction(messages, body.tool_prompt)
     conversation = Conversation(
         messages=messages,
         tools=tools or None,
-        options=msgspec.to_builtins(request.chat_template_kwargs or {}),
-        continued=continued,
-        generation_prompt=request.add_generation_prompt is not False,
+        options=msgspec.to_builtins(body.chat_template_kwargs or {}),
+        continued=_continued(body),
+        generation_prompt=body.add_generation_prompt is not False,
     )
     return ChatPlan(conversation=conversation, tools=plan, tool_format=tool_format)
 
 
-def _continued(request: ChatRequest) -> bool:
-    last = request.messages[-1]
+def _continued(body: ChatRequest) -> bool:
+    """Return whether the output continues the last message."""
+    last = body.messages[-1]
     can_be = last.role == "assistant" and not last.tool_calls
-    if request.continue_final_message is None:
-        # TGI's way: an answer that was begun is gone on with.
-        return can_be and request.add_generation_prompt is not True
-    if request.continue_final_message and not can_be:
+    if body.continue_final_message is None:
+        # TGI continues an assistant's message at the end.
+        return can_be and body.add_generation_prompt is not True
+    if body.continue_final_message and not can_be:
         raise ContinueError("the last message is not the assistant's, or calls tools")
-    if request.continue_final_message and request.add_generation_prompt:
+    if body.continue_final_message and body.add_generation_prompt:
         raise ContinueError("`add_generation_prompt` is")
-    return request.continue_final_message
+    return body.continue_final_message
 
 
-async def chat_prompt_of(state: AppState, model: ModelFacts, plan: ChatPlan) -> ChatPrompt:
-    """Raises ValidationError, ChatTemplateError, NoShardError, TextTooLongError."""
-    limit = bounds_of(state.limits, model).max_prompt_bytes
-    # Before any of it is tokenized. What the template adds is counted after it.
+async def chat_prompt_of(context: Context, plan: ChatPlan) -> ChatPrompt:
+    """Render and tokenize. Raises ValidationError, ChatTemplateError, NoShardError, TextTooLongError."""
+    limit = context.bounds.max_prompt_bytes
+    # Checked before rendering; the rendered prompt is checked again, since the template adds text.
     size = sum(len(text.encode()) for text in strings_of(list(plan.conversation.messages)))
     if size > limit:
         raise TooManyBytesError("messages", limit, size)
     try:
-        return await prompt_of(state.engine, state.templates, model, plan.conversation, limit)
+        return await prompt_of(context.engine, context.state.templates, context.model, plan.conversation, limit)
     except TemplateOutputError as error:
         raise TooManyBytesError("messages", error.limit_bytes, error.given_bytes) from error
     except TemplateError as error:

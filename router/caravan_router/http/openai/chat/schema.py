@@ -4,9 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from caravan_router.http.generation.serving_fields import CacheSalt, Priority, Timeout
-from caravan_router.http.openai.schema import ConstraintFields, LogitBias, SamplingFields, StreamOptions, Usage
-from caravan_router.http.tgi.schema import TokenizedToken
+from caravan_router.http.openai.schema import GeneratingFields, Usage
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +82,7 @@ class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
 
 
-class ChatRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``model``: an adapter's name selects it; anything else is the model that is served.
 
     ``max_tokens``, ``max_completion_tokens``: the same; left out, what the context leaves. ``tool_choice``: "auto",
@@ -93,19 +91,10 @@ class ChatRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     messages: list[Message]
-    model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    ignore_eos: bool | None = None
-    n: int | None = None
-    choice_parameters: list[SamplingFields] | None = None
-    logit_bias: LogitBias = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     tool_prompt: str | None = None
@@ -113,10 +102,6 @@ class ChatRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fi
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    # A struct has one base only: these are those of ServingFields.
-    priority: Priority = None
-    timeout: Timeout = None
-    cache_salt: CacheSalt = None
 
 
 class TokenAlternative(msgspec.Struct, frozen=True):
@@ -217,10 +202,3 @@ class ChatCompletionChunk(msgspec.Struct):
     system_fingerprint: str
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-
-
-class ChatTokens(msgspec.Struct, frozen=True):
-    """TGI's: a conversation as the model gets it, and its tokens."""
-
-    tokenize_response: list[TokenizedToken]
-    templated_text: str

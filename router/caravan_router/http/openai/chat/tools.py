@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_router.http.generation.rules import FunctionNameError, TooManyToolsError
 from caravan_router.http.limits import Limits
 from caravan_router.http.openai.chat.messages import check_depth
 from caravan_router.http.openai.chat.schema import ChatRequest, NamedToolChoice, Tool
+from caravan_router.http.openai.rules import FunctionNameError, TooManyToolsError
 from caravan_router.http.server.errors import ToolError
 
 # OpenAI's rule.

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings."""
+"""``/v1/embeddings``."""
 
 import base64
 import struct
@@ -7,30 +7,31 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from caravan_router.core.engine import Engine, ModelFacts
-from caravan_router.http.generation.bounds import bounds_of, model_of
-from caravan_router.http.generation.checks import check_token_ids, tokenize_prompt
-from caravan_router.http.generation.permits import holding
-from caravan_router.http.generation.prompts import Prompt, TextPrompt, split_prompts
-from caravan_router.http.generation.rules import AdapterVectorsError, DimensionsError, NoVectorsError
-from caravan_router.http.limits import Limits
+from caravan_router.core.engine import ModelFacts
+from caravan_router.http.generation.answer import Context, context_of
+from caravan_router.http.generation.permits import holding_permits
+from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.http.openai.embeddings.schema import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
+from caravan_router.http.openai.errors import OPENAI
+from caravan_router.http.openai.prompts import PromptInput, TextPrompt, split_prompts
+from caravan_router.http.openai.rules import AdapterVectorsError, DimensionsError, NoVectorsError
 from caravan_router.http.server.body import read_body
+from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
 from caravan_router.http.server.state import CLIENT, STATE
 
 _DECODER = msgspec.json.Decoder(EmbeddingRequest)
 
 
 async def embeddings(request: web.Request) -> web.Response:
-    """A vector for each text. Texts take turns with the passes of generations: one text at a time."""
-    state = request.app[STATE]
+    """Handle ``/v1/embeddings``. The shard computes one text at a time, in turn with the steps of generations."""
     body = await read_body(request, _DECODER)
-    with holding(state, request[CLIENT], 1):
-        model = model_of(state.engine)
+    with holding_permits(request.app[STATE], request[CLIENT], 1):
+        context = context_of(request)
+        model = context.model
         _check(body, model)
-        prompts = split_prompts("input", body.input, state.limits.max_embed_texts)
-        texts = [await _token_ids(state.engine, state.limits, prompt) for prompt in prompts]
-        vectors = await state.engine.queries.embed(texts)
+        prompts = split_prompts("input", body.input, context.limits.max_embed_texts)
+        texts = [await _token_ids(context, prompt) for prompt in prompts]
+        vectors = await context.engine.queries.embed(texts)
     encode = _base64 if body.encoding_format == "base64" else list
     count = sum(map(len, texts))
     reply = EmbeddingList(
@@ -51,15 +52,28 @@ def _check(body: EmbeddingRequest, model: ModelFacts) -> None:
         raise DimensionsError(model.embedding_size, body.dimensions)
 
 
-async def _token_ids(engine: Engine, limits: Limits, prompt: Prompt) -> tuple[int, ...]:
-    model = model_of(engine)
+async def _token_ids(context: Context, prompt: PromptInput) -> tuple[int, ...]:
     if isinstance(prompt, TextPrompt):
-        token_ids = (await tokenize_prompt(engine, "input", prompt.text, bounds_of(limits, model))).token_ids
+        token_ids = (await tokenize_prompt(context.engine, "input", prompt.text, context.bounds)).token_ids
     else:
         token_ids = prompt.token_ids
-    check_token_ids("input", token_ids, model.max_embed_tokens, model)
+    check_token_ids("input", token_ids, context.model.max_embed_tokens, context.model)
     return token_ids
 
 
 def _base64(vector: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/embeddings",
+        handler=embeddings,
+        dialect=OPENAI,
+        summary="Return one vector for each text",
+        body=(EmbeddingRequest,),
+        replies=((JSON, EmbeddingList),),
+        errors=(*BODY_ERRORS, 424, 429, 503),
+    ),
+)

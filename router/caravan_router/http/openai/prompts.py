@@ -1,9 +1,10 @@
-"""Texts as OpenAI's clients send them: one or several, as text or as tokens."""
+"""The texts of one request: OpenAI's clients send one or several, as text or as token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_router.http.generation.rules import EmptyPromptError, MixedPromptError, TooManyPromptsError
+from caravan_router.http.generation.rules import EmptyPromptError, TooManyPromptsError
+from caravan_router.http.openai.rules import MixedPromptError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,11 @@ class TokensPrompt:
     token_ids: tuple[int, ...]
 
 
-Prompt = TextPrompt | TokensPrompt
+PromptInput = TextPrompt | TokensPrompt
 
 
-def split_prompts(field: str, given: str | Sequence[str | int | list[int]], limit: int) -> list[Prompt]:
-    """One entry a text, before anything is tokenized; at most ``limit``. Raises ValidationError."""
+def split_prompts(field: str, given: str | Sequence[str | int | list[int]], limit: int) -> list[PromptInput]:
+    """Return one entry per text, at most ``limit``, before anything is tokenized. Raises ValidationError."""
     if isinstance(given, str):
         return [TextPrompt(given)]
     if not given:
@@ -28,7 +29,7 @@ def split_prompts(field: str, given: str | Sequence[str | int | list[int]], limi
     ids = [item for item in given if isinstance(item, int)]
     if len(ids) == len(given):
         return [TokensPrompt(tuple(ids))]
-    prompts: list[Prompt] = []
+    prompts: list[PromptInput] = []
     kinds = set()
     for item in given:
         kinds.add(type(item))

@@ -1,0 +1,130 @@
+"""The way of every generating request, written once: permits, validation, submission, then a whole or a streamed reply.
+
+A dialect describes its part as a `Reply`; its handler is ``answer(request, SomeReply(body, limits))``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aiohttp import web
+
+from caravan_router.core.engine import Engine, ModelFacts
+from caravan_router.core.errors import EngineError
+from caravan_router.http.generation.bounds import Bounds, bounds_of, model_of
+from caravan_router.http.generation.headers import compute_headers, timing_headers
+from caravan_router.http.generation.permits import counting_failures, holding_permits
+from caravan_router.http.generation.request import ValidRequest
+from caravan_router.http.generation.run import Run, on_all, started
+from caravan_router.http.generation.schema import ServingFields
+from caravan_router.http.generation.serving import Serving, serving_of
+from caravan_router.http.limits import Limits
+from caravan_router.http.server.dialect import Dialect
+from caravan_router.http.server.event_stream import SERVER_SENT, EventStream, Framing
+from caravan_router.http.server.state import ARRIVED, CLIENT, STATE, AppState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What validation needs beside the body."""
+
+    request: web.Request
+    state: AppState
+    model: ModelFacts
+    bounds: Bounds
+
+    @property
+    def engine(self) -> Engine:
+        return self.state.engine
+
+    @property
+    def limits(self) -> Limits:
+        return self.state.limits
+
+    def serving(self, fields: ServingFields) -> Serving:
+        """Return how a body with ``fields`` is served. Raises ValidationError."""
+        return serving_of(fields, self.request.headers, self.request[CLIENT].key, self.limits)
+
+
+def context_of(request: web.Request) -> Context:
+    """Raises NoShardError."""
+    state = request.app[STATE]
+    model = model_of(state.engine)
+    return Context(request=request, state=state, model=model, bounds=bounds_of(state.limits, model))
+
+
+class Reply(ABC):
+    """One dialect's reply to one request. A handler makes it from the body; `answer` calls its methods in order."""
+
+    dialect: ClassVar[Dialect]
+    framing: ClassVar[Framing] = SERVER_SENT
+    # Validation errors of these types become an event after status 200 when the reply is streamed.
+    errors_as_events: ClassVar[tuple[type[Exception], ...]] = ()
+
+    # Permits to hold: one for each candidate of each prompt.
+    generations: int = 1
+    streamed: bool = False
+
+    @abstractmethod
+    async def validate(self, context: Context) -> Sequence[ValidRequest]:
+        """Check the body. Raises RequestError, EngineError."""
+
+    @abstractmethod
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        """Read all runs and return the JSON body. Raises EngineError."""
+
+    async def send(self, events: EventStream, index: int, run: Run) -> None:
+        """Stream one run. Raises EngineError."""
+        raise NotImplementedError
+
+    def last_event(self, runs: Sequence[Run]) -> bytes | None:
+        """Return the JSON of the event after all runs have ended well; None if there is none."""
+        return None
+
+
+async def answer(request: web.Request, reply: Reply) -> web.StreamResponse:
+    """Answer a generating request. Raises RequestError and EngineError before a response has started."""
+    state, generations = request.app[STATE], reply.generations
+    state.metrics.request_arrived(generations)
+    with ExitStack() as held:
+        try:
+            with counting_failures(state.metrics, generations):
+                held.enter_context(holding_permits(state, request[CLIENT], generations))
+                requests = await reply.validate(context_of(request))
+        except reply.errors_as_events as error:
+            if not reply.streamed:
+                raise
+            return await _send_error(request, reply, error)
+        if reply.streamed:
+            return await _stream(request, reply, requests)
+        with started(state, requests, request[ARRIVED]) as runs:
+            body = await reply.whole(runs)
+        return web.Response(body=body, headers=timing_headers(state, requests, runs), content_type="application/json")
+
+
+async def _stream(request: web.Request, reply: Reply, requests: Sequence[ValidRequest]) -> web.StreamResponse:
+    state = request.app[STATE]
+    headers = compute_headers(state, sum(one.characters for one in requests))
+    async with EventStream(request, headers, state.limits, reply.framing) as events:
+
+        async def send(index: int, run: Run) -> None:
+            await reply.send(events, index, run)
+
+        try:
+            with started(state, requests, request[ARRIVED]) as runs:
+                await on_all(runs, send)
+        except EngineError as error:
+            await events.send(reply.dialect.body(error))
+        else:
+            if (last := reply.last_event(runs)) is not None:
+                await events.send(last)
+    return events.response
+
+
+async def _send_error(request: web.Request, reply: Reply, error: Exception) -> web.StreamResponse:
+    state = request.app[STATE]
+    async with EventStream(request, compute_headers(state, 0), state.limits, reply.framing) as events:
+        await events.send(reply.dialect.body(error))
+    return events.response

@@ -1,0 +1,63 @@
+"""A prompt: from text to tokens, and whether it fits beside its new tokens."""
+
+from collections.abc import Sequence
+
+from caravan_router.core.engine import Engine, ModelFacts, TokenizedText
+from caravan_router.http.generation.bounds import Bounds
+from caravan_router.http.generation.rules import (
+    EmptyPromptError,
+    PromptTooLongError,
+    TokenIdError,
+    TooManyBytesError,
+    TooManyNewTokensError,
+    TotalTooLongError,
+)
+
+
+async def tokenize_prompt(
+    engine: Engine, field: str, text: str, bounds: Bounds, *, add_special: bool = True
+) -> TokenizedText:
+    """Tokenize ``text``. Its bytes are checked first, since tokenizing takes time by the byte."""
+    if not text:
+        raise EmptyPromptError(field)
+    size = len(text.encode())
+    if size > bounds.max_prompt_bytes:
+        raise TooManyBytesError(field, bounds.max_prompt_bytes, size)
+    return await engine.queries.tokenize(text, add_special=add_special)
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], limit: int, model: ModelFacts) -> None:
+    """Require 1 to ``limit`` token ids of the model's vocabulary."""
+    if not token_ids:
+        raise EmptyPromptError(field)
+    # The count comes first: there may be a million ids.
+    if len(token_ids) > limit:
+        raise PromptTooLongError(field, limit, len(token_ids))
+    for token_id in token_ids:
+        if not 0 <= token_id < model.vocabulary_size:
+            raise TokenIdError(field, model.vocabulary_size, token_id)
+
+
+def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple[str, str]) -> int:
+    """Return the number of new tokens: ``max_new``, or all that fit if it is None.
+
+    ``names``: what the client calls the prompt and the number of new tokens.
+    """
+    field, new_field = names
+    if not prompt:
+        raise EmptyPromptError(field)
+    if max_new is not None and len(prompt) + max_new > bounds.max_total_tokens:
+        raise TotalTooLongError(field, new_field, bounds.max_total_tokens, len(prompt), max_new)
+    if len(prompt) > bounds.max_input_tokens:
+        raise PromptTooLongError(field, bounds.max_input_tokens, len(prompt))
+    return max_new if max_new is not None else bounds.max_total_tokens - len(prompt)
+
+
+def check_new_tokens(field: str, generations: int, max_new: int, bounds: Bounds) -> None:
+    """Require that all ``generations`` of a request together generate no more than the limit.
+
+    ``max_new`` tokens count for each; `fit` refuses what is too much for a single one.
+    """
+    given = generations * min(max_new, bounds.max_total_tokens)
+    if given > bounds.max_request_new_tokens:
+        raise TooManyNewTokensError(field, bounds.max_request_new_tokens, given)

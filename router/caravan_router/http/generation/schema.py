@@ -1,0 +1,85 @@
+"""Body fields that several dialects share."""
+
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+Priority = Annotated[
+    int | None,
+    msgspec.Meta(
+        description="Higher goes first; -100 to 100 and at most what the API key may ask for. Default 0. "
+        "(vLLM's field of this name counts the other way.) Header for clients that cannot send it: X-Priority."
+    ),
+]
+
+Timeout = Annotated[
+    float | None,
+    msgspec.Meta(
+        description="Seconds from joining the queue to the last token; then it ends as `deadline_exceeded`. "
+        "Header for clients that cannot send it: X-Request-Timeout."
+    ),
+]
+
+CacheSalt = Annotated[
+    str | None,
+    msgspec.Meta(
+        description="Requests share what is computed of a common prefix only with the same salt and the same API key."
+    ),
+]
+
+
+class ServingFields(Protocol):
+    """What every generating body has. A protocol, since a msgspec struct has one base only."""
+
+    @property
+    def priority(self) -> int | None: ...
+
+    @property
+    def timeout(self) -> float | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+Schema = Annotated[dict[str, Any] | str, msgspec.Meta(description="A JSON schema, as an object or as JSON text.")]
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text"):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_object"):
+    """Any JSON object; with TGI's ``value``, one that matches this schema."""
+
+    value: Schema | None = None
+
+
+class JsonFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json"):
+    """JSON that matches a schema, in TGI's form."""
+
+    value: Schema
+
+
+class RegexFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="regex"):
+    """Text that as a whole matches a regular expression in Rust's syntax, in TGI's form."""
+
+    value: str
+
+
+class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``name`` and ``description`` are labels for people. The output matches the schema whatever ``strict`` says."""
+
+    schema: Schema
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_schema"):
+    """JSON that matches a schema: OpenAI has it under ``json_schema``, TGI under ``value``."""
+
+    json_schema: NamedSchema | None = None
+    value: NamedSchema | None = None
+
+
+Format = TextFormat | JsonObjectFormat | JsonFormat | JsonSchemaFormat | RegexFormat

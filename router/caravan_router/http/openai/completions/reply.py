@@ -1,0 +1,128 @@
+"""Replies of ``/v1/completions``, whole and streamed."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from caravan_router.core.sampling import FinishReason
+from caravan_router.http.generation.answer import Context, Reply
+from caravan_router.http.generation.candidates import best_first
+from caravan_router.http.generation.request import ValidRequest
+from caravan_router.http.generation.run import Run, collect
+from caravan_router.http.limits import Limits
+from caravan_router.http.openai.completions.choice import Echo, choice_of, echo_of, prompt_logprobs_of
+from caravan_router.http.openai.completions.schema import (
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+    PromptLogprob,
+)
+from caravan_router.http.openai.completions.validation import completion_plan_of, validate_completion
+from caravan_router.http.openai.errors import OPENAI
+from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, wants_usage
+from caravan_router.http.openai.schema import PromptTokensDetails, Usage
+from caravan_router.http.server.event_stream import EventStream
+from caravan_router.text.assembler import Piece
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class CompletionReply(Reply):
+    """Choices of each prompt, in the order of the prompts.
+
+    Errors that are found before a stream starts have their real status, as OpenAI and vLLM have it.
+    """
+
+    dialect = OPENAI
+    framing = EVENTS_UNTIL_DONE
+
+    def __init__(self, body: CompletionRequest, limits: Limits) -> None:
+        """Raises ValidationError."""
+        self._body = body
+        self._plan = completion_plan_of(body, limits)
+        self.streamed = bool(body.stream)
+        self.generations = len(self._plan.prompts) * self._plan.candidates
+
+    async def validate(self, context: Context) -> Sequence[ValidRequest]:
+        self._valid = await validate_completion(context, self._body, self._plan)
+        self._envelope = Completion(
+            id=f"cmpl-{time.time_ns():x}",
+            object="text_completion",
+            created=int(time.time()),
+            model=self._valid[0].specs[0].adapter or context.model.name,
+            system_fingerprint=context.model.fingerprint,
+            choices=[],
+        )
+        if self.streamed and wants_usage(self._body.stream_options):
+            self._envelope.usage = None
+        return self._valid
+
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        collected = await collect(runs)
+        for first in range(0, len(runs), self._plan.candidates):
+            self._add_choices(first, runs, collected)
+        self._envelope.usage = self._usage(runs)
+        return _ENCODER.encode(self._envelope)
+
+    def _add_choices(self, first: int, runs: Sequence[Run], collected: Sequence[Sequence[Piece]]) -> None:
+        """Add the choices of the prompt whose candidates start at ``first``."""
+        candidates = collected[first : first + self._plan.candidates]
+        order = best_first(candidates) if self._plan.ranked else range(len(candidates))
+        # The first candidate computed the prompt's logprobs for all.
+        before, prompt_logprobs = self._echo(first, runs[first]), self._prompt_logprobs(first, runs[first])
+        choices = self._envelope.choices
+        for index in order[: self._plan.n]:
+            choice = self._choice(len(choices), candidates[index], runs[first + index].finish, before)
+            choice.prompt_logprobs = prompt_logprobs
+            choices.append(choice)
+
+    async def send(self, events: EventStream, index: int, run: Run) -> None:
+        before: Echo | int | None = None
+        async for pieces in run:
+            choice = self._choice(
+                index, pieces, pieces[-1].finish, self._echo(index, run) if before is None else before
+            )
+            before = (before if isinstance(before, int) else 0) + len(choice.text)
+            # Half a character or a control token has nothing to show yet.
+            if choice.text or choice.finish_reason is not None or choice.logprobs is not None:
+                # All choices share one envelope: it is encoded before another choice can change it.
+                self._envelope.choices = [choice]
+                await events.send(_ENCODER.encode(self._envelope))
+
+    def last_event(self, runs: Sequence[Run]) -> bytes | None:
+        if not wants_usage(self._body.stream_options):
+            return None
+        self._envelope.choices = []
+        self._envelope.usage = self._usage(runs)
+        return _ENCODER.encode(self._envelope)
+
+    def _choice(
+        self, index: int, pieces: Sequence[Piece], finish: FinishReason | None, before: Echo | int
+    ) -> CompletionChoice:
+        # A request for no tokens gets one all the same, which is not shown.
+        nothing = self._body.max_tokens == 0
+        return choice_of(
+            index, () if nothing else pieces, FinishReason.LENGTH if nothing else finish, self._body.logprobs, before
+        )
+
+    def _echo(self, index: int, run: Run) -> Echo | int:
+        """Return what precedes the text of run ``index``. ``run``: one of the same prompt that has its first token."""
+        prompt = self._valid[index // self._plan.candidates].prompt_text
+        if prompt is None or not self._body.echo:
+            return 0
+        return echo_of(prompt, run.prompt_logprobs, self._body.logprobs)
+
+    def _prompt_logprobs(self, index: int, run: Run) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
+        """Return vLLM's field; ``index`` and ``run`` as for `_echo`."""
+        prompt = self._valid[index // self._plan.candidates].prompt_text
+        if prompt is None or self._body.prompt_logprobs is None:
+            return msgspec.UNSET
+        return prompt_logprobs_of(prompt, run.prompt_logprobs, self._body.prompt_logprobs)
+
+    def _usage(self, runs: Sequence[Run]) -> Usage:
+        prompt = sum(len(request.prompt) for request in self._valid)
+        output = 0 if self._body.max_tokens == 0 else sum(run.tokens for run in runs)
+        # The first candidate of each prompt: the others share with it what it computed.
+        cached = sum(run.cached_tokens for run in runs[:: self._plan.candidates])
+        return Usage(prompt, output, prompt + output, PromptTokensDetails(cached))

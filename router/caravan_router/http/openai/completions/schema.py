@@ -1,0 +1,64 @@
+"""Bodies and replies of ``/v1/completions``."""
+
+import msgspec
+
+from caravan_router.http.openai.schema import GeneratingFields, Prompt, Usage
+
+
+class CompletionRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``model``: an adapter's name selects the adapter; any other name selects the model.
+
+    ``max_tokens``: 16 by default, as in OpenAI's API. 0 is allowed with ``echo`` and ``logprobs``, to score the prompt.
+    ``choice_parameters``: one entry per choice (per candidate, with ``best_of``); its fields override the request's.
+    Choice ``i`` draws from (``seed``, ``i``), the first one from ``seed``; an entry's own ``seed`` is used as it is.
+    """
+
+    prompt: Prompt
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
+    suffix: str | None = None
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """Columns with one entry per token; ``text_offset`` counts characters of the choice's text.
+
+    With ``echo`` the prompt's tokens come first. The first prompt token has no probability: its entries are null.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """``rank``: 1 for the likeliest token; null for a token beyond the number asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+class CompletionChoice(msgspec.Struct):
+    """``prompt_logprobs``: vLLM's, if asked for: one entry per prompt token, by token id; null for the first."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: str | None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Completion(msgspec.Struct):
+    """A reply, or one chunk of a stream: there ``usage`` is absent unless asked for, and null before the last chunk."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET

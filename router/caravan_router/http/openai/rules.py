@@ -1,0 +1,147 @@
+"""Rules that only OpenAI's routes have, one error class each."""
+
+from caravan_router.http.generation.rules import shown
+from caravan_router.http.server.errors import ValidationError
+
+
+class NotAProbabilityError(ValidationError):
+    """Zero excluded, one included, as OpenAI has it."""
+
+    def __init__(self, field: str, given: float) -> None:
+        super().__init__(field, f"`{field}` must be > 0.0 and <= 1.0. Given: {shown(given)}")
+
+
+class BestOfBelowNError(ValidationError):
+    def __init__(self, n: int, given: int) -> None:
+        super().__init__("best_of", f"`best_of` must be >= `n`. Given: `best_of` {given} and `n` {n}")
+
+
+class BestOfAboveNStreamingError(ValidationError):
+    """Which are the best is known only in the end."""
+
+    def __init__(self, n: int, given: int) -> None:
+        message = f"`best_of` > `n` is not supported when streaming. Given: `best_of` {given} and `n` {n}"
+        super().__init__("best_of", message)
+
+
+class ChoiceParametersError(ValidationError):
+    def __init__(self, expected: int, given: int) -> None:
+        message = f"`choice_parameters` must have {expected} entries, as `best_of` or else `n` says. Given: {given}"
+        super().__init__("choice_parameters", message)
+
+
+class TooManyBiasesError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__("logit_bias", f"`logit_bias` must have at most {limit} entries. Given: {given}")
+
+
+class BiasedTokenError(ValidationError):
+    def __init__(self, vocabulary_size: int, given: str) -> None:
+        message = f"`logit_bias` keys must be token ids >= 0 and < {vocabulary_size}. Given: {shown(given)}"
+        super().__init__("logit_bias", message)
+
+
+class TwoConstraintsError(ValidationError):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(second, f"`{first}` and `{second}` cannot be used together: an output keeps to one of them")
+
+
+class IgnoreEosError(ValidationError):
+    def __init__(self, field: str) -> None:
+        message = f"`ignore_eos` cannot be used with `{field}`: what matches it ends where it is complete"
+        super().__init__("ignore_eos", message)
+
+
+class SuffixError(ValidationError):
+    """TGI's words."""
+
+    def __init__(self, given: str) -> None:
+        message = "Suffix is not supported and can be achieved by preprocessing the prompt."
+        super().__init__("suffix", f"{message} Given: {shown(given)}")
+
+
+class StreamOptionsError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__("stream_options", "`stream_options` may be set only when `stream` is true")
+
+
+class NeedsFieldError(ValidationError):
+    """A field that means something only beside another one."""
+
+    def __init__(self, field: str, needed: str, given: object) -> None:
+        super().__init__(field, f"`{field}` may be set only when {needed}. Given: {shown(given)}")
+
+
+class MaxTokensError(ValidationError):
+    """The two fields mean the same."""
+
+    def __init__(self, given: int, given_completion: int) -> None:
+        message = (
+            "`max_tokens` and `max_completion_tokens` must not differ. "
+            f"Given: {shown(given)} and {shown(given_completion)}"
+        )
+        super().__init__("max_completion_tokens", message)
+
+
+class ContinueError(ValidationError):
+    def __init__(self, reason: str) -> None:
+        super().__init__("continue_final_message", f"`continue_final_message` must not be true when {reason}")
+
+
+class EmptyMessagesError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__("messages", "`messages` cannot be empty")
+
+
+class MissingFieldError(ValidationError):
+    def __init__(self, field: str) -> None:
+        super().__init__(field, f"`{field}` is missing")
+
+
+class NotTextError(ValidationError):
+    def __init__(self, field: str, kind: str) -> None:
+        super().__init__(field, f"`{field}` is not text, which is all the model reads. Given: type {shown(kind)}")
+
+
+class NestedError(ValidationError):
+    def __init__(self, field: str, limit: int) -> None:
+        super().__init__(field, f"`{field}` must be nested at most {limit} deep")
+
+
+class TooManyToolsError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__("tools", f"`tools` must have at most {limit} entries. Given: {given}")
+
+
+class FunctionNameError(ValidationError):
+    def __init__(self, field: str, given: str) -> None:
+        message = f"`{field}` must be 1 to 64 letters, digits, `_`, `.` or `-`, and no other's. Given: {shown(given)}"
+        super().__init__(field, message)
+
+
+class ControlTextsError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        message = f"`messages` must have at most {limit} texts of control tokens. Given: {given}"
+        super().__init__("messages", message)
+
+
+class NoVectorsError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__("", "embeddings are not served here: they need shards that were started with --embeddings")
+
+
+class AdapterVectorsError(ValidationError):
+    def __init__(self, given: str) -> None:
+        super().__init__("model", f"`model` must not be an adapter: vectors are the model's own. Given: {shown(given)}")
+
+
+class DimensionsError(ValidationError):
+    def __init__(self, size: int, given: int) -> None:
+        super().__init__("dimensions", f"`dimensions` must be {size}, as the model has it. Given: {shown(given)}")
+
+
+class MixedPromptError(ValidationError):
+    def __init__(self, field: str) -> None:
+        super().__init__(
+            field, f"`{field}` must be a text, a list of texts, a list of token ids or a list of such lists"
+        )

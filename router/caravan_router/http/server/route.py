@@ -1,0 +1,36 @@
+"""One row of the route table: aiohttp registers it, OpenAPI describes it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from caravan_router.http.server.dialect import Dialect
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
+
+BODY_ERRORS = (400, 408, 413, 415)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A handler and its description.
+
+    ``summary``: one line for users of the API. ``body``: the type of the body; several if any of them is accepted.
+    ``replies``: pairs of content type and type of a successful reply (for events, of each event's data).
+    ``errors``: statuses beyond 404, 405, 500 and, where a key is needed, 401.
+    ``open``: the route needs no API key. ``alias``: tells the operation from another one with the same handler.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    dialect: Dialect
+    summary: str
+    body: tuple[type, ...] = ()
+    replies: tuple[tuple[str, object], ...] = ()
+    errors: tuple[int, ...] = ()
+    open: bool = False
+    alias: str = ""

@@ -1,0 +1,41 @@
+"""TGI's ``/chat_tokenize``: the one route of TGI's with a chat body, which is OpenAI's."""
+
+import msgspec
+from aiohttp import web
+
+from caravan_router.http.generation.answer import context_of
+from caravan_router.http.generation.permits import check_rate
+from caravan_router.http.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_router.http.openai.chat.schema import ChatRequest
+from caravan_router.http.server.body import read_body
+from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
+from caravan_router.http.server.state import CLIENT
+from caravan_router.http.tgi.errors import TGI
+from caravan_router.http.tgi.routes import tokens_of
+from caravan_router.http.tgi.schema import ChatTokens
+
+_DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+async def chat_tokenize(request: web.Request) -> web.Response:
+    """Handle ``/chat_tokenize``."""
+    body = await read_body(request, _DECODER)
+    check_rate(request[CLIENT])
+    context = context_of(request)
+    prompt = await chat_prompt_of(context, chat_plan_of(context, body))
+    reply = ChatTokens(await tokens_of(prompt.text, prompt.tokens), prompt.text)
+    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/chat_tokenize",
+        handler=chat_tokenize,
+        dialect=TGI,
+        summary="Render a conversation with the model's chat template and return the text and its tokens",
+        body=(ChatRequest,),
+        replies=((JSON, ChatTokens),),
+        errors=(*BODY_ERRORS, 422, 429, 503),
+    ),
+)

@@ -1,0 +1,159 @@
+"""Replies of ``/generate`` and its kin, whole and streamed."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from caravan_router.core.errors import TextTooLongError
+from caravan_router.core.tokens import GeneratedToken
+from caravan_router.http.generation.answer import Context, Reply
+from caravan_router.http.generation.candidates import best_first
+from caravan_router.http.generation.request import ValidRequest
+from caravan_router.http.generation.run import Run, collect
+from caravan_router.http.limits import Limits
+from caravan_router.http.server.errors import ValidationError
+from caravan_router.http.server.event_stream import EventStream
+from caravan_router.http.tgi.errors import TGI
+from caravan_router.http.tgi.schema import (
+    BestOfSequence,
+    CompatGenerateRequest,
+    Details,
+    GenerateRequest,
+    GenerateResponse,
+    PrefillToken,
+    StreamDetails,
+    StreamEvent,
+    Token,
+)
+from caravan_router.http.tgi.validation import candidates_of, parameters_of, validate_generate, wants_details
+from caravan_router.text.assembler import Piece
+from caravan_router.text.detokenize import display_text
+from caravan_router.text.prompt_text import PromptText
+
+_ENCODER = msgspec.json.Encoder()
+
+Body = GenerateRequest | CompatGenerateRequest
+
+
+class GenerateReply(Reply):
+    """The reply to one prompt.
+
+    When streaming, errors in the request's content become an event after status 200, as in TGI. Load balancers must see
+    the others: too many requests (429) and no shard (503) keep their status.
+    """
+
+    dialect = TGI
+    errors_as_events: ClassVar[tuple[type[Exception], ...]] = (ValidationError, TextTooLongError)
+
+    def __init__(self, body: Body, limits: Limits, *, streamed: bool, as_list: bool = False) -> None:
+        """``as_list``: a whole reply is an array of one, as on ``POST /``."""
+        self._body = body
+        self._parameters = parameters_of(body)
+        self._as_list = as_list
+        self.streamed = streamed
+        self.generations = candidates_of(self._parameters, limits)
+
+    async def validate(self, context: Context) -> Sequence[ValidRequest]:
+        self._valid = await validate_generate(context, self._body, stream=self.streamed)
+        return (self._valid,)
+
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        reply = await self._whole(runs)
+        return _ENCODER.encode([reply] if self._as_list else reply)
+
+    async def text(self, runs: Sequence[Run]) -> str:
+        """Read all runs and return the text of the best one."""
+        return (await self._whole(runs)).generated_text
+
+    async def _whole(self, runs: Sequence[Run]) -> GenerateResponse:
+        collected = await collect(runs)
+        best = best_first(collected)[0] if len(runs) > 1 else 0
+        if not wants_details(self._parameters):
+            return GenerateResponse(self._text(collected[best]))
+        prefill = _prefill(self._valid.prompt_text, runs[0])
+        others = [self._sequence(run, pieces, prefill) for run, pieces in zip(runs, collected, strict=True)]
+        chosen = others.pop(best)
+        return GenerateResponse(
+            chosen.generated_text,
+            Details(
+                finish_reason=chosen.finish_reason,
+                generated_tokens=chosen.generated_tokens,
+                # The first candidate's: the others share with it what it computed.
+                cached_tokens=runs[0].cached_tokens,
+                seed=chosen.seed,
+                prefill=chosen.prefill,
+                tokens=chosen.tokens,
+                best_of_sequences=others or msgspec.UNSET,
+                top_tokens=chosen.top_tokens,
+            ),
+        )
+
+    def _text(self, pieces: Sequence[Piece]) -> str:
+        """Return the text, after the prompt as the client wrote it if ``return_full_text`` is true."""
+        return "".join([self._before, *(piece.text for piece in pieces)])
+
+    @property
+    def _before(self) -> str:
+        return self._body.inputs if self._parameters.return_full_text else ""
+
+    def _sequence(self, run: Run, pieces: Sequence[Piece], prefill: list[PrefillToken]) -> BestOfSequence:
+        assert run.finish is not None
+        return BestOfSequence(
+            generated_text=self._text(pieces),
+            finish_reason=run.finish.value,
+            generated_tokens=run.tokens,
+            seed=run.seed,
+            prefill=prefill,
+            tokens=[_token(piece) for piece in pieces],
+            top_tokens=[_top_tokens(piece.token) for piece in pieces]
+            if self._parameters.top_n_tokens
+            else msgspec.UNSET,
+        )
+
+    async def send(self, events: EventStream, index: int, run: Run) -> None:
+        top_tokens = bool(self._parameters.top_n_tokens)
+        text = [self._before]
+        number = 0
+        async for pieces in run:
+            messages = []
+            for piece in pieces:
+                number += 1
+                text.append(piece.text)
+                message = StreamEvent(
+                    number, _token(piece), None, None, _top_tokens(piece.token) if top_tokens else msgspec.UNSET
+                )
+                if piece.finish is not None:
+                    message.generated_text = "".join(text)
+                    if self._parameters.details:
+                        message.details = StreamDetails(
+                            finish_reason=piece.finish.value,
+                            generated_tokens=run.tokens,
+                            seed=run.seed,
+                            input_length=len(run.spec.prompt),
+                            cached_tokens=run.cached_tokens,
+                        )
+                messages.append(_ENCODER.encode(message))
+            await events.send(*messages)
+
+
+def _prefill(prompt: PromptText | None, run: Run) -> list[PrefillToken]:
+    """Return the prompt's tokens as the model saw them, without those that ``truncate`` cut off."""
+    if prompt is None:
+        return []
+    columns = (prompt.tokenized.token_ids, prompt.tokenized.pieces, run.prompt_logprobs)
+    return [
+        PrefillToken(token_id, display_text(piece), entry.logprob)
+        for token_id, piece, entry in zip(*columns, strict=True)
+    ]
+
+
+def _token(piece: Piece) -> Token:
+    token = piece.token
+    # A control token adds nothing to the text, but readers of tokens see which it was.
+    text = display_text(token.piece) if token.special else piece.text
+    return Token(token.token_id, text, token.logprob, token.special)
+
+
+def _top_tokens(token: GeneratedToken) -> list[Token]:
+    return [Token(a.token_id, display_text(a.piece), a.logprob, a.special) for a in token.alternatives]
