@@ -180,15 +180,17 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
 async def read_all(runs: Sequence[Run], takers: Sequence[Callable[[Sequence[Piece]], None]]) -> None:
     """Read every run to its end, each into its taker.
 
-    Raises EngineError; DeadlineError only if no run generated a token in time.
+    Raises EngineError; DeadlineError only if no run generated a token in time, or prompt logprobs are missing.
     """
 
     async def read(index: int, run: Run) -> None:
         await run.read(takers[index])
 
     await on_all(runs, read)
-    if runs[0].cut is not None and not any(run.tokens for run in runs):
-        raise runs[0].cut
+    nothing = not any(run.tokens for run in runs)
+    for run in runs:
+        if run.cut is not None and not run.tokens and (nothing or run.spec.prompt_logprobs):
+            raise run.cut
 
 
 async def collect(runs: Sequence[Run]) -> list[list[Piece]]:

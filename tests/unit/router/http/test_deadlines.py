@@ -1,0 +1,72 @@
+"""A reply that is sent whole has the text that was generated before the deadline, where the dialect can say so."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from caravan_router.core.errors import DeadlineError
+from caravan_router.core.generation import GenerationSpec
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import MODEL, ScriptedEngine, Step, word
+
+TALKS = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+MESSAGES = [{"role": "user", "content": "hi"}]
+LATE = DeadlineError("it did not end within its timeout")
+
+
+async def reply(path: str, body: dict[str, Any], *steps: Step) -> tuple[int, Any]:
+    async with serving(ScriptedEngine(script=lambda _: steps, model=TALKS)) as service:
+        response = await service.post(path, body)
+        assert service.is_idle()
+        return response.status, await response.json()
+
+
+async def test_generate() -> None:
+    body = {"inputs": "hi", "parameters": {"details": True}}
+    status, answer = await reply("/generate", body, word("a", logprob=-1.0), word("b", logprob=-1.0), LATE)
+    assert (status, answer["generated_text"]) == (200, "ab")
+    assert (answer["details"]["finish_reason"], answer["details"]["generated_tokens"]) == ("length", 2)
+
+
+async def test_completions() -> None:
+    status, answer = await reply("/v1/completions", {"prompt": "hi", "stop": "bx"}, word("a"), word("b"), LATE)
+    [choice] = answer["choices"]
+    assert (status, choice["text"], choice["finish_reason"]) == (200, "ab", "length")
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+async def test_chat() -> None:
+    status, answer = await reply("/v1/chat/completions", {"messages": MESSAGES}, word("a"), LATE)
+    [choice] = answer["choices"]
+    assert (status, choice["message"]["content"], choice["finish_reason"]) == (200, "a", "length")
+
+
+@pytest.mark.parametrize(("path", "body"), [("/api/generate", {"prompt": "hi"}), ("/api/chat", {"messages": MESSAGES})])
+async def test_ollama(path: str, body: dict[str, Any]) -> None:
+    status, answer = await reply(path, {"model": "m", "stream": False, **body}, word("a"), LATE)
+    assert (status, answer["done"], answer["done_reason"], answer["eval_count"]) == (200, True, "length", 1)
+    assert (answer["response"] if "response" in answer else answer["message"]["content"]) == "a"
+
+
+async def test_a_prediction_of_vertex_cannot_say_that_it_is_incomplete() -> None:
+    status, answer = await reply("/vertex", {"instances": [{"inputs": "hi"}]}, word("a"), LATE)
+    assert (status, answer["error_type"]) == (504, "deadline_exceeded")
+
+
+async def test_choices_without_a_token_are_empty_if_another_has_some(service: Service) -> None:
+    def script(_: GenerationSpec) -> list[Step]:
+        return [word("a"), LATE] if not service.engine.streams else [LATE]
+
+    service.engine.script = script
+    answer = await (await service.post("/v1/completions", {"prompt": "hi", "n": 2})).json()
+    assert [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]] == [
+        ("a", "length"),
+        ("", "length"),
+    ]
+
+
+async def test_prompt_logprobs_that_never_came_are_an_error() -> None:
+    body = {"prompt": ["hi", "ho"], "echo": True, "logprobs": 1}
+    status, answer = await reply("/v1/completions", body, LATE)
+    assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")

@@ -1,0 +1,71 @@
+"""One generation from submission to its end."""
+
+import pytest
+
+from caravan_router.core.errors import DeadlineError, GenerationError, IncompleteGenerationError
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import FinishReason, SamplingParams, StoppingParams
+from caravan_router.http.generation.run import Run
+from caravan_router.http.server.state import STATE
+from caravan_router.text.assembler import TextOptions
+from caravan_testing.http_server import Service
+from caravan_testing.scripted_engine import EOS_TOKEN, Step, word
+
+SPEC = GenerationSpec(prompt=(1,), sampling=SamplingParams(), stopping=StoppingParams(max_new_tokens=9))
+
+
+def run_of(service: Service, stops: tuple[str, ...], *steps: Step) -> Run:
+    service.engine.script = lambda _: steps
+    return Run(service.app[STATE], SPEC, TextOptions(stops=stops), arrived=0.0)
+
+
+async def test_pieces_come_as_they_are_released_and_every_token_counts(service: Service) -> None:
+    with run_of(service, ("bx",), word("a"), word("b"), word("c"), EOS_TOKEN) as run:
+        texts = [[piece.text for piece in pieces] async for pieces in run]
+    assert texts == [["a"], ["b", "c"], [""]]
+    assert run.tokens == 4
+    assert run.finish is FinishReason.EOS_TOKEN
+    assert service.engine.all_closed
+
+
+async def test_a_stop_string_closes_the_stream_before_it_is_read_again(service: Service) -> None:
+    with run_of(service, ("b",), word("a"), word("b"), word("c"), EOS_TOKEN) as run:
+        texts = ["".join(piece.text for piece in pieces) async for pieces in run]
+        assert service.engine.all_closed
+    assert texts == ["a", ""]
+    assert service.engine.streams[0].sent == 2
+
+
+async def test_an_error_is_raised_and_the_stream_is_closed(service: Service) -> None:
+    with (
+        pytest.raises(GenerationError, match="broken"),
+        run_of(service, (), word("a"), GenerationError("broken")) as run,
+    ):
+        async for _ in run:
+            pass
+    assert service.engine.all_closed
+    assert await service.sample('tgi_request_failure{err="generation"}') == 1
+
+
+async def test_a_stream_that_ends_without_a_reason_is_an_error(service: Service) -> None:
+    with pytest.raises(IncompleteGenerationError), run_of(service, (), word("a")) as run:
+        async for _ in run:
+            pass
+
+
+async def test_a_reader_may_end_a_run_early(service: Service) -> None:
+    with run_of(service, (), word("a"), word("b"), EOS_TOKEN) as run:
+        async for _ in run:
+            run.end()
+    assert (run.tokens, run.finish) == (1, FinishReason.STOP_SEQUENCE)
+    assert service.engine.all_closed
+
+
+async def test_a_deadline_ends_a_whole_reply_with_what_was_generated_and_what_was_held_back(service: Service) -> None:
+    texts: list[str] = []
+    with run_of(service, ("bx",), word("a"), word("b"), DeadlineError("late")) as run:
+        await run.read(lambda pieces: texts.extend(piece.text for piece in pieces))
+    assert texts == ["a", "b"]
+    assert run.finish is FinishReason.LENGTH
+    assert await service.sample('tgi_request_failure{err="deadline"}') == 1
+    assert await service.sample("tgi_request_success") == 0
