@@ -1,14 +1,14 @@
-"""The command `caravan`: its subcommands, each loaded only when asked for."""
+"""The commands `caravan` and `caravan-router`. Each subcommand is imported only when it is run."""
 
 import os
 import sys
 
 _USAGE = """usage: caravan COMMAND [FLAGS]
 
-  serve    shards and a router on this host: caravan serve --model FILE.gguf
-  router   a router for shards that run elsewhere (caravan-router)
-  shard    one shard (caravan-shard)
-  key      a fresh API key for --api-keys-file: caravan key alice >> keys.toml
+  serve    run shards and a router on this host: caravan serve --model FILE.gguf
+  router   run a router for shards that run elsewhere (caravan-router)
+  shard    run one shard (caravan-shard)
+  key      print a new API key for --api-keys-file: caravan key alice >> keys.toml
   bench    measure a server: caravan bench --url http://127.0.0.1:3000
 
 caravan COMMAND --help lists the flags.
@@ -16,19 +16,18 @@ caravan COMMAND --help lists the flags.
 
 
 def main() -> int:
-    """Dispatch to the subcommand named first."""
+    """Run the subcommand that the first argument names."""
     command, flags = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     match command:
         case "serve":
+            _prepare_grpc()
             from caravan_router.serve.cli import main as serve
 
             return serve(flags)
         case "router":
-            from caravan_router.cli import main as router
-
-            return router(flags)
+            return _run_router(flags)
         case "shard":
-            # Another program of this distribution: the router's packages never load llama.cpp.
+            # A program of its own: the router's packages never load llama.cpp.
             os.execv(sys.executable, [sys.executable, "-m", "caravan_shard", *flags])  # noqa: S606
         case "key":
             from caravan_router.auth.new_key import main as key
@@ -44,3 +43,24 @@ def main() -> int:
         case _:
             sys.stderr.write(_USAGE)
     return 2
+
+
+def router() -> int:
+    """Run the command `caravan-router`."""
+    return _run_router(sys.argv[1:])
+
+
+def _run_router(flags: list[str]) -> int:
+    _prepare_grpc()
+    from caravan_router.cli import main as run
+
+    return run(flags)
+
+
+def _prepare_grpc() -> None:
+    """Switch off gRPC's support for forking; gRPC reads the variable when it is imported.
+
+    The router's children replace themselves by other programs and never use its channels, but each start of one would
+    log a line.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
