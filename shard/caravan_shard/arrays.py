@@ -1,16 +1,10 @@
-"""The types of arrays."""
+"""Names for the types of arrays that rooms exchange."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
-
-
 Flags = NDArray[np.int8]
-
-
 Floats = NDArray[np.float32]
-
-
-# What the cache held of a sequence: only the backend that wrote it knows what is in it.
+# The saved cache contents of a sequence. Only the backend that wrote these bytes can read them.
 State = NDArray[np.uint8]

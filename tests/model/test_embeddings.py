@@ -8,7 +8,7 @@ import pytest
 
 from caravan_shard.backends.base import StartupError
 from caravan_shard.protocol.commands import Embed
-from caravan_shard.protocol.results import Vector
+from caravan_shard.protocol.results import Embedding
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
@@ -22,7 +22,7 @@ POOLINGS = {"mean": 1, "cls": 2, "last": 3, "model": 1}
 
 def embed(driver: ModelDriver, text: str) -> Any:
     result = driver.engine.embed(Embed(driver.tokens(text)))
-    assert isinstance(result, Vector), result
+    assert isinstance(result, Embedding), result
     return result.values
 
 
@@ -59,7 +59,7 @@ def test_sequences_go_on_between_texts() -> None:
     driver.prefill(first_chunk(1, tokens, max_new=10, ignore_eos=True))
     while driver.decode([1], steps=2):
         # The longest there may be, then one whose vector is known.
-        assert isinstance(driver.engine.embed(Embed([5] * 64)), Vector)
+        assert isinstance(driver.engine.embed(Embed([5] * 64)), Embedding)
         np.testing.assert_allclose(embed(driver, TEXTS[0]), alone, atol=1e-5)
     assert driver.output[1] == expected
     driver.engine.close()

@@ -30,7 +30,7 @@ def told(driver: ModelDriver, tokens: Sequence[int], size: int, **sampling: Any)
         if start == 0:
             chunk = first_chunk(2, part, total=len(tokens), last=last, logprobs=True, **sampling)
             chunk = with_parameters(chunk, prompt_logprobs=True)
-        rows = driver.prefill(chunk, riders=[0]).prompt
+        rows = driver.prefill(chunk, riders=[0]).prompt_logprobs
         assert rows is not None
         assert (rows.sequence_ids, rows.counts) == ([2], [len(part)])
         logprobs += rows.logprobs

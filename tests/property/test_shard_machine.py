@@ -13,7 +13,15 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
-from caravan_shard.protocol.results import Holdings, PromptRows, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_shard.protocol.results import (
+    Holdings,
+    PromptLogprobs,
+    Refusal,
+    StepOutcome,
+    StepResult,
+    SwappedIn,
+    SwappedOut,
+)
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import (
     EngineDriver,
@@ -126,10 +134,10 @@ class ShardMachine(RuleBasedStateMachine):
         assert set(answer.rows.sequence_ids) == due
         for sequence_id, token in zip(answer.rows.sequence_ids, answer.rows.token_ids, strict=True):
             self.promises[sequence_id].said.append(token)
-        self.take_told(answer.prompt or PromptRows())
+        self.take_told(answer.prompt_logprobs or PromptLogprobs())
         return True
 
-    def take_told(self, rows: PromptRows) -> None:
+    def take_told(self, rows: PromptLogprobs) -> None:
         """What is told of a pass is of the prompts that asked."""
         start = 0
         for sequence_id, count in zip(rows.sequence_ids, rows.counts, strict=True):

@@ -1,4 +1,4 @@
-"""What the engine needs of a model with a KV cache."""
+"""The protocol of a model with a KV cache, and the types it uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,38 +13,38 @@ from caravan_shard.sampling.candidates import CandidateFilter
 
 
 class StartupError(Exception):
-    """The backend cannot start as configured; the message says what to do."""
+    """The shard cannot start as configured; the message says what to do."""
 
 
 class DecodeOutcome(Enum):
-    """How a pass ended."""
+    """How a forward pass ended."""
 
     OK = "ok"
-    NO_KV = "no_kv"  # no room; memory as before
-    ABORTED = "aborted"  # part of the pass may be in memory
-    INVALID = "invalid"  # llama.cpp refused the batch; memory as before
-    FAILED = "failed"  # part of the pass may be in memory
+    NO_KV = "no_kv"  # the cache has no room, and is as before
+    ABORTED = "aborted"  # the cache may hold a part of the batch
+    INVALID = "invalid"  # llama.cpp refused the batch; the cache is as before
+    FAILED = "failed"  # the cache may hold a part of the batch
 
 
 class PrefixSharing(Enum):
-    """Which prefixes of a sequence another may start from."""
+    """Which prefixes of a sequence another sequence may start from."""
 
     ANY = "any"
-    # Recurrent state cannot be cut back: only all of what the source holds.
+    # Recurrent state cannot be cut back: another sequence starts from all that the source holds.
     WHOLE_ONLY = "whole_only"
 
 
 class Saving(Enum):
-    """What of a sequence can leave the cache and come back."""
+    """Which part of a sequence can leave the cache and come back."""
 
-    SUFFIXES = "suffixes"  # also without its beginning, which another sequence provides when it comes back
+    SUFFIXES = "suffixes"  # also a part without its beginning; another sequence provides that when the part comes back
     WHOLE_ONLY = "whole_only"
     NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a router needs to know of the model file, and the names of the adapters that were loaded for it."""
+    """Facts about the model file that a router needs, and the names of the adapters loaded for it."""
 
     name: str
     fingerprint: str
@@ -60,10 +60,12 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What fits: cells and tokens are counts, not bytes.
+    """The capacity in numbers of cells, sequences and tokens.
 
-    ``max_prompt_logprob_tokens``: of all sequences of a pass together. Outputs of a pass beyond one per sequence.
-    ``embedding_size``: numbers of a vector; 0 if there are none to be had. ``max_embed_tokens``: of one text.
+    ``max_prompt_logprob_tokens``: prompt tokens with log probabilities in one step, all sequences together. A step may
+    have so many outputs beyond one per sequence.
+    ``embedding_size``: the length of an embedding; 0 if embeddings are not served.
+    ``max_embed_tokens``: the longest text to embed.
     """
 
     cells: int
@@ -80,9 +82,9 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The tokens of one pass: four arrays of equal length, rows of a sequence together, sequences ascending.
+    """The tokens of one forward pass: arrays of equal length, sequences ascending, each sequence's tokens together.
 
-    ``outputs`` is 1 where logits are needed. ``adapter`` applies to all of them; empty for none.
+    ``outputs`` is 1 where logits are needed. ``adapter`` applies to all tokens; empty for none.
     """
 
     tokens: Ids
@@ -93,13 +95,13 @@ class TokenBatch:
 
     @property
     def output_count(self) -> int:
-        """Rows of logits that the pass makes."""
+        """Rows of logits that the forward pass makes."""
         return int(np.count_nonzero(self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The raw bytes of a token; ``special`` ones are not part of the text."""
+    """The raw bytes of a token. A ``special`` token is not part of the text."""
 
     data: bytes
     special: bool
@@ -107,30 +109,34 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """Tokens [0, length) of a sequence."""
+    """Tokens [0, length) of the sequence ``source_id``."""
 
     source_id: int
     length: int
 
 
 class Vocabulary(Protocol):
-    """Text and tokens. Any thread may call these at any time."""
+    """Turns text into tokens and back. Any thread may call it at any time."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The token ids of ``text``."""
+        """Return the token ids of ``text``.
+
+        ``add_special`` adds what the model puts around a prompt; ``parse_special`` reads the text of control tokens as
+        those tokens.
+        """
         ...
 
     def piece(self, token: int) -> Piece:
-        """The piece of a token below the vocabulary's size; cached."""
+        """Return the piece of a token, which must be below the vocabulary's size; cached."""
         ...
 
     def pieces(self) -> list[Piece]:
-        """Those of all tokens; not cached."""
+        """Return the pieces of all tokens; not cached."""
         ...
 
 
 class Backend(Protocol):
-    """A model with a KV cache. One thread calls it: the one that made it."""
+    """A model with a KV cache. Only the thread that made it may call it."""
 
     @property
     def facts(self) -> ModelFacts: ...
@@ -145,19 +151,25 @@ class Backend(Protocol):
     def candidate_filter(self) -> CandidateFilter: ...
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """One forward pass; returns when the logits are there."""
+        """Run one forward pass; return when its logits are there."""
         ...
 
     def logits(self, rows: int) -> Floats:
-        """[rows, vocabulary]: one row per output of the last pass, in batch order; valid until the next pass."""
+        """Return [rows, vocabulary]: a row per output of the last forward pass, in batch order.
+
+        The array is valid until the next forward pass.
+        """
         ...
 
     def length(self, sequence_id: int) -> int:
-        """Tokens the cache holds of the sequence."""
+        """Return how many tokens of the sequence the cache holds."""
         ...
 
     def trim(self, sequence_id: int, length: int) -> bool:
-        """Keep the first ``length`` tokens; 0 forgets the sequence and always works. False: nothing was done."""
+        """Keep the first ``length`` tokens of the sequence; False if nothing could be done.
+
+        A length of 0 forgets the sequence and always works.
+        """
         ...
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
@@ -165,21 +177,24 @@ class Backend(Protocol):
         ...
 
     def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """What `restore` needs of the tokens from ``start`` on; those before are forgotten.
+        """Return what `restore` needs of the tokens from ``start`` on; the cache forgets the tokens before.
 
-        None if it has more than ``most_bytes`` or cannot be had.
+        None if the state is larger than ``most_bytes`` or cannot be had.
         """
         ...
 
     def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """Put back what `save` took out, under an id that holds nothing; ``prefix`` if its start was not 0.
+        """Put back what `save` returned, under an id that holds nothing; ``prefix`` if its start was not 0.
 
-        False: there was no room or the state is damaged; the id holds nothing.
+        False if there was no room or the state is damaged; the id holds nothing then.
         """
         ...
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
-        """[embedding_size], of length 1 (Euclidean); None if the pass failed. Where that size is not 0."""
+        """Return the embedding [embedding_size], of Euclidean length 1; None if the forward pass failed.
+
+        Must not be called where ``capacity.embedding_size`` is 0.
+        """
         ...
 
     def close(self) -> None:

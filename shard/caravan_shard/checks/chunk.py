@@ -1,7 +1,10 @@
 """Checks one prompt chunk against what the shard will hold."""
 
+from collections.abc import Iterator
+
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity, ModelFacts
+from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import check_sampling
 from caravan_shard.protocol.commands import Chunk
@@ -11,7 +14,7 @@ from caravan_shard.sequences.sequence import Phase
 
 
 class ChunkCheck:
-    """Checks the chunks of one command; ``preview`` has seen its header."""
+    """Checks the chunks of one command, whose header ``preview`` has seen."""
 
     def __init__(self, preview: Preview, capacity: Capacity, facts: ModelFacts, *, draining: bool) -> None:
         self._preview = preview
@@ -19,49 +22,41 @@ class ChunkCheck:
         self._facts = facts
         self._draining = draining
 
-    def check(self, chunk: Chunk) -> Refusal | None:
-        """The first chunk of a sequence, or a further one."""
+    def __call__(self, chunk: Chunk) -> Refusal | None:
+        """Check the first chunk of a sequence or a further one."""
         if not chunk.tokens:
             return bad_request(f"the chunk of sequence {chunk.sequence_id} is empty")
         if min(chunk.tokens) < 0 or max(chunk.tokens) >= self._facts.vocabulary_size:
             return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(chunk.tokens)}")
-        takes_over = chunk.copy is not None and chunk.copy.source_id == chunk.sequence_id
         sequence = self._preview.find(chunk.sequence_id)
-        if sequence is None or takes_over:
-            return self._first(chunk)
+        if sequence is None or chunk.takes_over:
+            if chunk.parameters is None:
+                return Refusal(
+                    ShardError.UNKNOWN_SEQUENCE,
+                    f"sequence {chunk.sequence_id} has not begun and comes without parameters",
+                )
+            return self._check_first(chunk, chunk.parameters)
         if chunk.parameters is not None or chunk.copy is not None:
             return Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {chunk.sequence_id} has begun already")
         if self._preview.phase(chunk.sequence_id) is not Phase.PREFILLING:
             return Refusal(ShardError.WRONG_POSITION, f"the prompt of sequence {chunk.sequence_id} is complete already")
-        return self._place(chunk, sequence.computed, sequence.parameters)
+        return self._check_place(chunk, sequence.computed, sequence.parameters)
 
-    def parameters_of(self, chunk: Chunk) -> SequenceParameters:
-        """What was said of the sequence of a sound chunk."""
-        return chunk.parameters or self._preview.parameters(chunk.sequence_id)
-
-    def _first(self, chunk: Chunk) -> Refusal | None:
-        if chunk.parameters is None:
-            return Refusal(
-                ShardError.UNKNOWN_SEQUENCE,
-                f"sequence {chunk.sequence_id} has not begun and comes without parameters",
-            )
+    @first_refusal
+    def _check_first(self, chunk: Chunk, parameters: SequenceParameters) -> Iterator[Refusal | None]:
         if self._draining:
-            return Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
+            yield Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
         start = 0
         if chunk.copy is not None:
-            if chunk.parameters.prompt_logprobs:
-                return bad_request("prompt_logprobs needs the whole prompt computed and cannot be had with a copy")
+            if parameters.prompt_logprobs:
+                yield bad_request("prompt_logprobs needs the whole prompt computed and cannot be had with a copy")
             start = chunk.copy.length
-            refusal = self._preview.check_prefix(chunk.copy, chunk.parameters.adapter)
-            if refusal is not None:
-                return refusal
-        return (
-            self._parameters(chunk.parameters)
-            or check_sampling(chunk.parameters.sampling, self._facts.vocabulary_size)
-            or self._place(chunk, start, chunk.parameters)
-        )
+            yield self._preview.check_prefix(chunk.copy, parameters.adapter)
+        yield self._check_parameters(parameters)
+        yield check_sampling(parameters.sampling, self._facts.vocabulary_size)
+        yield self._check_place(chunk, start, parameters)
 
-    def _parameters(self, parameters: SequenceParameters) -> Refusal | None:
+    def _check_parameters(self, parameters: SequenceParameters) -> Refusal | None:
         if parameters.adapter and parameters.adapter not in self._facts.adapters:
             return bad_request(f"there is no adapter {parameters.adapter[:128]!r} here")
         if not 1 <= parameters.prompt_length < parameters.max_length:
@@ -77,11 +72,12 @@ class ChunkCheck:
             )
         return None
 
-    def _place(self, chunk: Chunk, held: int, parameters: SequenceParameters) -> Refusal | None:
+    def _check_place(self, chunk: Chunk, held: int, parameters: SequenceParameters) -> Refusal | None:
+        """Check that the chunk continues the ``held`` tokens and ends where it may."""
         if chunk.start != held:
             return Refusal(
                 ShardError.WRONG_POSITION,
-                f"sequence {chunk.sequence_id} goes on at {held}. Given: {chunk.start}",
+                f"sequence {chunk.sequence_id} continues at {held}. Given: {chunk.start}",
             )
         end = chunk.start + len(chunk.tokens)
         if end > self._capacity.cells_per_sequence:

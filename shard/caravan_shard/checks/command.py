@@ -1,13 +1,11 @@
-"""Checks a command against what the shard holds, before anything changes. Trusts nobody: every number is in range.
+"""Checks a command against what the shard will hold after the command's header, before anything changes."""
 
-The checks see the sequences as they will be after the command's header.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity, ModelFacts, Prefix, Saving
 from caravan_shard.checks.chunk import ChunkCheck
+from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
 from caravan_shard.protocol.commands import Decode, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
 from caravan_shard.protocol.results import Refusal, bad_request
@@ -17,61 +15,67 @@ from caravan_shard.sequences.swap import SwapSpace
 
 
 class CommandCheck:
-    """Checks one command. ``held`` and ``swap`` are left as they are."""
+    """Checks one command. ``held`` and ``swap`` stay as they are."""
 
     def __init__(self, held: Mapping[int, ShardSequence], swap: SwapSpace, capacity: Capacity) -> None:
         self._swap = swap
         self._capacity = capacity
         self._preview = Preview(held, capacity)
 
-    def prefill(self, command: Prefill, *, facts: ModelFacts, draining: bool) -> Refusal | None:
-        """One pass with prompt chunks."""
-        chunk_ids = [chunk.sequence_id for chunk in command.chunks]
-        refusal = self._preview.check(command.header)
-        refusal = refusal or self._preview.check_distinct([*chunk_ids, *command.rider_ids])
-        chunks = ChunkCheck(self._preview, self._capacity, facts, draining=draining)
+    @first_refusal
+    def prefill(self, command: Prefill, *, facts: ModelFacts, draining: bool) -> Iterator[Refusal | None]:
+        """Check a Prefill; ``draining`` refuses new sequences."""
+        yield self._preview.check_header(command.header)
+        yield self._preview.check_distinct([*(chunk.sequence_id for chunk in command.chunks), *command.rider_ids])
+        check = ChunkCheck(self._preview, self._capacity, facts, draining=draining)
         for chunk in command.chunks:
-            refusal = refusal or chunks.check(chunk)
-        refusal = refusal or self._advance(command.rider_ids)
-        refusal = refusal or self._pass_size(sum(len(chunk.tokens) for chunk in command.chunks), command.rider_ids)
-        if refusal is not None:
-            return refusal
-        parameters = [chunks.parameters_of(chunk) for chunk in command.chunks]
+            yield check(chunk)
+        yield self._check_complete(command.rider_ids)
+        yield self._check_step_size(sum(len(chunk.tokens) for chunk in command.chunks), command.rider_ids)
+        parameters = [chunk.parameters or self._preview.parameters(chunk.sequence_id) for chunk in command.chunks]
         pairs = zip(parameters, command.chunks, strict=True)
-        refusal = self._told(sum(known.told_tokens(chunk.start, len(chunk.tokens)) for known, chunk in pairs))
-        return refusal or self._one_adapter({known.adapter for known in parameters}, command.rider_ids)
+        yield self._check_prompt_logprobs(
+            sum(known.prompt_logprob_count(chunk.start, len(chunk.tokens)) for known, chunk in pairs)
+        )
+        yield self._check_one_adapter({known.adapter for known in parameters}, command.rider_ids)
 
-    def decode(self, command: Decode) -> Refusal | None:
-        """Passes without prompt chunks."""
-        refusal = self._preview.check(command.header) or self._preview.check_distinct(command.sequence_ids)
-        if refusal is None and command.max_steps < 1:
-            return bad_request("max_steps must be >= 1")
-        refusal = refusal or self._advance(command.sequence_ids) or self._pass_size(0, command.sequence_ids)
-        return refusal or self._one_adapter(set(), command.sequence_ids)
+    @first_refusal
+    def decode(self, command: Decode) -> Iterator[Refusal | None]:
+        """Check a Decode."""
+        yield self._preview.check_header(command.header)
+        yield self._preview.check_distinct(command.sequence_ids)
+        if command.max_steps < 1:
+            yield bad_request("max_steps must be >= 1")
+        yield self._check_complete(command.sequence_ids)
+        yield self._check_step_size(0, command.sequence_ids)
+        yield self._check_one_adapter(set(), command.sequence_ids)
 
-    def filter_batch(self, command: FilterBatch) -> Refusal | None:
-        """Sequences to keep."""
-        return self._preview.check(command.header) or self._preview.check_listed(command.keep_ids)
+    @first_refusal
+    def filter_batch(self, command: FilterBatch) -> Iterator[Refusal | None]:
+        """Check a FilterBatch."""
+        yield self._preview.check_header(command.header)
+        yield self._preview.check_listed(command.keep_ids)
 
-    def swap_out(self, command: SwapOut) -> Refusal | None:
-        """Sequences to save and release."""
-        refusal = self._preview.check(command.header)
-        refusal = refusal or self._preview.check_listed([entry.sequence_id for entry in command.entries])
-        refusal = refusal or self._preview.check_handles([entry.handle for entry in command.entries])
+    @first_refusal
+    def swap_out(self, command: SwapOut) -> Iterator[Refusal | None]:
+        """Check a SwapOut."""
+        yield self._preview.check_header(command.header)
+        yield self._preview.check_listed([entry.sequence_id for entry in command.entries])
+        yield self._preview.check_handles([entry.handle for entry in command.entries])
         for entry in command.entries:
-            refusal = refusal or self._save(entry)
-        return refusal
+            yield self._check_save(entry)
 
-    def swap_in(self, command: SwapIn) -> Refusal | None:
-        """Sequences to bring back."""
-        refusal = self._preview.check(command.header)
-        refusal = refusal or self._preview.check_distinct([entry.sequence_id for entry in command.entries])
-        refusal = refusal or self._preview.check_handles([entry.handle for entry in command.entries])
+    @first_refusal
+    def swap_in(self, command: SwapIn) -> Iterator[Refusal | None]:
+        """Check a SwapIn."""
+        yield self._preview.check_header(command.header)
+        yield self._preview.check_distinct([entry.sequence_id for entry in command.entries])
+        yield self._preview.check_handles([entry.handle for entry in command.entries])
         for entry in command.entries:
-            refusal = refusal or self._restore(entry)
-        return refusal
+            yield self._check_restore(entry)
 
-    def _advance(self, sequence_ids: Sequence[int]) -> Refusal | None:
+    def _check_complete(self, sequence_ids: Sequence[int]) -> Refusal | None:
+        """Check that the sequences are held and that their prompts are complete."""
         refusal = self._preview.check_known(sequence_ids)
         if refusal is not None:
             return refusal
@@ -80,33 +84,33 @@ class CommandCheck:
                 return Refusal(ShardError.NOT_PREFILLED, f"the prompt of sequence {sequence_id} is not complete")
         return None
 
-    def _pass_size(self, chunk_tokens: int, sequence_ids: Sequence[int]) -> Refusal | None:
+    def _check_step_size(self, chunk_tokens: int, sequence_ids: Sequence[int]) -> Refusal | None:
         advancing = sum(self._preview.phase(sequence_id) is Phase.RUNNING for sequence_id in sequence_ids)
         most = self._capacity.max_batch_tokens
         if chunk_tokens + advancing > most:
             return Refusal(
                 ShardError.TOO_MANY_TOKENS,
-                f"a pass takes {most} tokens. Given: {chunk_tokens} of prompts and {advancing} decoding",
+                f"a step takes {most} tokens. Given: {chunk_tokens} of prompts and {advancing} decoding",
             )
         return None
 
-    def _told(self, tokens: int) -> Refusal | None:
+    def _check_prompt_logprobs(self, tokens: int) -> Refusal | None:
         most = self._capacity.max_prompt_logprob_tokens
         if tokens > most:
             return Refusal(
-                ShardError.TOO_MANY_TOKENS, f"a pass tells the log probabilities of {most} tokens. Given: {tokens}"
+                ShardError.TOO_MANY_TOKENS, f"a step returns prompt_logprobs of {most} tokens. Given: {tokens}"
             )
         return None
 
-    def _one_adapter(self, adapters: set[str], sequence_ids: Sequence[int]) -> Refusal | None:
-        """llama.cpp applies the same to all tokens of a pass."""
+    def _check_one_adapter(self, adapters: set[str], sequence_ids: Sequence[int]) -> Refusal | None:
+        """Check that all have the same adapter: llama.cpp applies one to the whole batch."""
         adapters = adapters | {self._preview.parameters(sequence_id).adapter for sequence_id in sequence_ids}
         if len(adapters) > 1:
             names = ", ".join(repr(name) for name in sorted(adapters))
-            return bad_request(f"all sequences of a pass must have the same adapter. Given: {names}")
+            return bad_request(f"all sequences of a step must have the same adapter. Given: {names}")
         return None
 
-    def _save(self, entry: SwapOutEntry) -> Refusal | None:
+    def _check_save(self, entry: SwapOutEntry) -> Refusal | None:
         if entry.handle in self._swap and self._preview.keeps_handle(entry.handle):
             return bad_request(f"handle {entry.handle} is in use")
         if entry.start != 0 and self._capacity.saving is not Saving.SUFFIXES:
@@ -119,7 +123,7 @@ class CommandCheck:
             )
         return None
 
-    def _restore(self, entry: SwapInEntry) -> Refusal | None:
+    def _check_restore(self, entry: SwapInEntry) -> Refusal | None:
         if self._preview.find(entry.sequence_id) is not None:
             return Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {entry.sequence_id} is held already")
         swapped = self._swap.peek(entry.handle) if self._preview.keeps_handle(entry.handle) else None

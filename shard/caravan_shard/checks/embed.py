@@ -1,4 +1,4 @@
-"""Texts to make vectors of: each checked before the first is computed."""
+"""Checks the texts of an Embed request before the first of them is computed."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity
 from caravan_shard.protocol.results import Refusal, bad_request
 
-# Of one request: bounds the size of its reply.
+# Texts in one request; bounds the size of its reply.
 MAX_TEXTS = 256
 
 
 def split_texts(
     token_ids: Sequence[int], counts: Sequence[int], capacity: Capacity, vocabulary_size: int
 ) -> list[list[int]] | Refusal:
-    """``token_ids`` cut into texts of ``counts`` tokens."""
+    """Cut ``token_ids`` into texts of ``counts`` tokens."""
     if capacity.embedding_size == 0:
         return bad_request("vectors are not served here: start the shard with --embeddings")
     if len(counts) > MAX_TEXTS:

@@ -1,9 +1,10 @@
-"""The sequences as they will be once a command's header has been carried out; nothing changes here."""
+"""Shows the sequences as they will be once a command's header has been carried out; changes nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity, Prefix, PrefixSharing
+from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.protocol.commands import Header
 from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import Refusal, bad_request
@@ -14,7 +15,7 @@ _MAX_UINT64 = 2**64 - 1
 
 
 class Preview:
-    """Check the header first; every other question is about the time after it."""
+    """Call `check_header` first; all other methods answer for the time after the header."""
 
     def __init__(self, held: Mapping[int, ShardSequence], capacity: Capacity) -> None:
         self._held = held
@@ -23,47 +24,44 @@ class Preview:
         self._parked: dict[int, int] = {}
         self._dropped: frozenset[int] = frozenset()
 
-    def check(self, header: Header) -> Refusal | None:
-        """Releases, then parks."""
-        refusal = self.check_listed(header.release_ids)
-        if refusal is not None:
-            return refusal
+    @first_refusal
+    def check_header(self, header: Header) -> Iterator[Refusal | None]:
+        """Check the releases, the parks, then the handles."""
+        yield self.check_listed(header.release_ids)
         self._released = frozenset(header.release_ids)
-        refusal = self.check_listed([park.sequence_id for park in header.parks])
+        yield self.check_listed([park.sequence_id for park in header.parks])
         for park in header.parks:
-            refusal = refusal or self.check_prefix(Prefix(source_id=park.sequence_id, length=park.length))
-        if refusal is not None:
-            return refusal
+            yield self.check_prefix(Prefix(source_id=park.sequence_id, length=park.length))
         self._parked = {park.sequence_id: park.length for park in header.parks}
         self._dropped = frozenset(header.dropped_handles)
-        return self.check_handles(header.dropped_handles)
+        yield self.check_handles(header.dropped_handles)
 
     def find(self, sequence_id: int) -> ShardSequence | None:
-        """A sequence as it is now, if it will still be held; see `length` and `phase`."""
+        """Return a sequence as it is now, if it will still be held; see `length` and `phase`."""
         return None if sequence_id in self._released else self._held.get(sequence_id)
 
     def length(self, sequence_id: int) -> int:
-        """Tokens in the cache of a sequence that will be held."""
+        """Return how many tokens of a sequence that will be held will be in the cache."""
         return self._parked.get(sequence_id, self._held[sequence_id].computed)
 
     def phase(self, sequence_id: int) -> Phase:
-        """Of a sequence that will be held."""
+        """Return the phase of a sequence that will be held."""
         return Phase.ENDED if sequence_id in self._parked else self._held[sequence_id].phase
 
     def parameters(self, sequence_id: int) -> SequenceParameters:
-        """Of a sequence that will be held."""
+        """Return the parameters of a sequence that will be held."""
         return self._held[sequence_id].parameters
 
     def keeps_handle(self, handle: int) -> bool:
-        """The header does not drop it."""
+        """Whether the header does not drop the handle."""
         return handle not in self._dropped
 
     def check_listed(self, sequence_ids: Sequence[int]) -> Refusal | None:
-        """Ids in range, none twice, all of them held."""
+        """Check that the ids are in range, that none occurs twice, and that all are held."""
         return self.check_distinct(sequence_ids) or self.check_known(sequence_ids)
 
     def check_distinct(self, sequence_ids: Sequence[int]) -> Refusal | None:
-        """Ids in range and none twice."""
+        """Check that the ids are in range and that none occurs twice."""
         seen: set[int] = set()
         for sequence_id in sequence_ids:
             if not 0 <= sequence_id < self._capacity.max_sequences:
@@ -74,14 +72,14 @@ class Preview:
         return None
 
     def check_known(self, sequence_ids: Sequence[int]) -> Refusal | None:
-        """All of them held."""
+        """Check that all are held."""
         for sequence_id in sequence_ids:
             if self.find(sequence_id) is None:
                 return Refusal(ShardError.UNKNOWN_SEQUENCE, f"sequence {sequence_id} is not held here")
         return None
 
     def check_handles(self, handles: Sequence[int]) -> Refusal | None:
-        """Handles in range and none twice."""
+        """Check that the handles are in range and that none occurs twice."""
         for handle in handles:
             if not 0 <= handle <= _MAX_UINT64:
                 return bad_request(f"handles must be < 2^64. Given: {handle}")
@@ -90,7 +88,7 @@ class Preview:
         return None
 
     def check_prefix(self, prefix: Prefix, adapter: str | None = None) -> Refusal | None:
-        """Whether a sequence can be cut to, or another (of this adapter) can start with, so many tokens."""
+        """Check that the prefix can be kept or copied; with ``adapter``, that it was computed with that one."""
         refusal = self.check_known([prefix.source_id])
         if refusal is not None:
             return refusal

@@ -1,4 +1,4 @@
-"""Every sampling parameter in its range."""
+"""Checks that every sampling parameter is in its range."""
 
 import math
 
@@ -9,14 +9,14 @@ from caravan_shard.sampling.parameters import Biases, SamplingParameters
 
 MAX_TOP_N_TOKENS = 32
 MAX_BIASES = 1024
-# Most logits lie within 30 of each other: as good as a ban, or as a command.
+# Most logits lie within 30 of each other, so this bias bans a token or forces it.
 MAX_BIAS = 100.0
 _MAX_INT32 = 2**31 - 1
 _MAX_UINT64 = 2**64 - 1
 
 
 def check_sampling(sampling: SamplingParameters, vocabulary_size: int) -> Refusal | None:
-    """Every value in its range."""
+    """Check every value against its range."""
     finite = {
         "temperature": sampling.temperature,
         "repetition_penalty": sampling.repetition_penalty,
@@ -57,7 +57,7 @@ def _check_biases(biases: Biases, vocabulary_size: int) -> Refusal | None:
         return bad_request(f"bias_token_ids must be < {vocabulary_size}. Given: {ids.max()}")
     if len(np.unique(ids)) < len(ids):
         return bad_request("bias_token_ids must differ from one another")
-    # In this order, so that NaN is refused.
+    # Written so that NaN is refused.
     if not (np.abs(values) <= MAX_BIAS).all():
         given = values[~(np.abs(values) <= MAX_BIAS)][0]
         return bad_request(f"biases must be >= -{MAX_BIAS:g} and <= {MAX_BIAS:g}. Given: {given:g}")

@@ -1,10 +1,11 @@
-"""`python -m caravan_shard.constraints.check_process`: compiles what may be hostile, where it can do no harm.
+"""`python -m caravan_shard.constraints.check_process`: compiles constraints in a process that may die of it.
 
-A grammar of a few bytes can ask for minutes, gigabytes, or more stack than there is, and none of that can be stopped in
-a thread. Here each ends this process and nothing else. What passes is compiled again by the shard.
+A grammar of a few bytes can take minutes, gigabytes, or more stack than there is, and a thread cannot be stopped in any
+of these. Here each ends this process and nothing else. The shard compiles again what this process has survived.
 
-Reads frames from standard input: a length (4 bytes, little-endian) and what marshal made; first the token table, then
-constraints. Answers each with a frame: the problem's sentence, or an empty one.
+The process reads frames from standard input: a length (4 bytes, little-endian), then that many bytes of marshal data.
+The first frame is the token table, every other one a constraint. It answers each with a frame: the sentence of the
+problem, empty if there is none.
 """
 
 import marshal
@@ -23,32 +24,30 @@ from caravan_shard.constraints.constraint import Constraint, ConstraintKind, Pro
 from caravan_shard.constraints.grammar import find_problem, make_matcher
 from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 
-# Of processor time for one constraint. The largest real schemas take some 0.1 s.
+# Processor time for one constraint. The largest real schemas take some 0.1 s.
 MAX_CPU_S = 2.0
-# Of address space, beyond what is used before the first constraint.
+# Address space, beyond what the process uses before the first constraint.
 MAX_MEMORY_BYTES = 256 << 20
-# Less than any thread of the shard has: what is not too deep here is not too deep there.
+# Less than any thread of the shard has: a source that is not too deep here is not too deep there.
 _STACK_BYTES = 1 << 20
 _NICENESS = 10
 _LENGTH = struct.Struct("<I")
-
-
 HEAD_BYTES = _LENGTH.size
 
 
 def write_frame(value: Any) -> bytes:
-    """The frame that carries ``value``."""
+    """Return the frame of ``value``."""
     data = marshal.dumps(value)
     return _LENGTH.pack(len(data)) + data
 
 
 def frame_size(head: bytes) -> int:
-    """Bytes that follow a frame's first four."""
+    """Return how many bytes follow the four of a frame's head."""
     return int(_LENGTH.unpack(head)[0])
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK_BYTES)
@@ -63,7 +62,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     _answer(answers, "")
     while (asked := _read_frame(requests)) is not None:
         kind, source = asked
-        # When the time is over, SIGPROF ends the process.
+        # SIGPROF ends the process when the time is over.
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
         problem = _check(Constraint(ConstraintKind(kind), source), tokenizer)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -77,7 +76,7 @@ def _check(constraint: Constraint, tokenizer: LLTokenizer) -> Problem | None:
         return Problem(f"{constraint.kind.value} takes too much memory to compile")
     if isinstance(matcher, Problem):
         return matcher
-    # The copy that each sequence makes, and its first mask, are part of what it costs.
+    # Each sequence copies the matcher and computes a first mask: the check includes both.
     matcher = matcher.deep_copy()
     matcher.compute_bitmask()
     return find_problem(constraint.kind.value, matcher)
@@ -90,7 +89,7 @@ def _answer(answers: BinaryIO, sentence: str) -> None:
 
 def _read_frame(requests: BinaryIO) -> Any:
     head = requests.read(HEAD_BYTES)
-    return marshal.loads(requests.read(frame_size(head))) if len(head) == HEAD_BYTES else None  # noqa: S302  our shard's
+    return marshal.loads(requests.read(frame_size(head))) if len(head) == HEAD_BYTES else None  # noqa: S302  the shard wrote it
 
 
 def _limit_memory() -> None:

@@ -1,4 +1,4 @@
-"""The shard's side of the check process."""
+"""Starts the check process, sends it constraints, and explains its death."""
 
 import asyncio
 import contextlib
@@ -14,19 +14,19 @@ from caravan_shard.constraints.tokenizer import TokenTable
 
 _log = logging.getLogger(__name__)
 
-# The check gets what processor time the passes leave.
+# The check gets only the processor time that the forward passes leave.
 _MAX_WALL_S = 10.0
-# Until the process has the vocabulary, if everything else is busy.
+# Time for the process to load the vocabulary on a busy machine.
 _START_S = 60.0
 _MODULE = "caravan_shard.constraints.check_process"
 
 
 class CheckUnavailableError(Exception):
-    """The check process cannot be started or ended for no fault of the constraint."""
+    """The check process failed, and not because of the constraint."""
 
 
 class Checker:
-    """Compiles constraints in a process that may die of it, one at a time. Starts it when it is needed first."""
+    """Checks constraints one at a time, in a process that it starts when the first one comes."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
@@ -34,7 +34,7 @@ class Checker:
         self._turn = asyncio.Lock()
 
     async def check(self, constraint: Constraint) -> Problem | None:
-        """Whether it can be compiled; raises CheckUnavailableError."""
+        """Return why the constraint cannot be compiled, None if it can; raises CheckUnavailableError."""
         name = constraint.kind.value
         async with self._turn:
             try:
@@ -61,12 +61,12 @@ class Checker:
         return Problem(sentence) if sentence else None
 
     async def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            # To the end even when cancelled: a killed process that nobody waits for stays in the table.
+            # Shielded from cancellation: a killed process that nobody waits for becomes a zombie.
             await asyncio.shield(process.wait())
 
     async def _ready(self) -> asyncio.subprocess.Process:
@@ -78,21 +78,21 @@ class Checker:
                 _MODULE,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # what llguidance says when it dies
-                start_new_session=True,  # Ctrl-C is for the shard, which ends it
+                stderr=asyncio.subprocess.DEVNULL,  # llguidance's panics
+                start_new_session=True,  # Ctrl-C is for the shard, which then ends this process
             )
             await _send(process, (self._table.tokens, self._table.eog_ids))
         return process
 
 
 async def _send(process: asyncio.subprocess.Process, value: Any) -> str:
-    """The answer to ``value``."""
+    """Send ``value`` and return the answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(write_frame(value))
     await process.stdin.drain()
     size = frame_size(await process.stdout.readexactly(HEAD_BYTES))
-    return str(marshal.loads(await process.stdout.readexactly(size)))  # noqa: S302  of our own process
+    return str(marshal.loads(await process.stdout.readexactly(size)))  # noqa: S302  our own process wrote it
 
 
 async def _autopsy(process: asyncio.subprocess.Process, name: str, error: Exception) -> Problem:

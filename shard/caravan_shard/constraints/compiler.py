@@ -1,4 +1,4 @@
-"""Constraints to grammars: each compiled once, off the event loop, after the check process has survived it."""
+"""Compiles each constraint once, off the event loop, after the check process has survived it."""
 
 import asyncio
 import logging
@@ -16,33 +16,36 @@ from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 
 _log = logging.getLogger(__name__)
 
-# Outcomes remembered. A grammar takes about a megabyte, at worst some hundred (see check_process).
+# Outcomes remembered. A grammar takes about 1 MB, at worst some 100 MB (see check_process).
 MAX_REMEMBERED = 64
 _NICENESS = 10
 
 
 class ConstraintCompiler:
-    """On the event loop. Sequences keep their grammars; what is forgotten here is compiled again when asked for."""
+    """Compiles and remembers constraints. The event loop calls it.
+
+    Sequences keep their grammars. A forgotten constraint is compiled again at the next request for it.
+    """
 
     def __init__(self, table: TokenTable) -> None:
-        """Takes a second with 260,000 tokens."""
+        """Make llguidance's tokenizer, which takes a second for 260,000 tokens."""
         self._checker = Checker(table)
         self._tokenizer = make_tokenizer(table)
         self._vocabulary_size = len(table.tokens)
         self._eog_ids = tuple(table.eog_ids)
         self._outcomes: OrderedDict[Constraint, Grammar | Problem] = OrderedDict()
         self._compiling: dict[Constraint, asyncio.Lock] = {}
-        self._pool = ThreadPoolExecutor(1, "constraints", _yield_to_passes)
+        self._pool = ThreadPoolExecutor(1, "constraints", _yield_to_decoding)
 
     async def compile(self, constraint: Constraint) -> Grammar | Problem:
-        """The grammar, for the same constraint the same one while it is remembered."""
+        """Return the grammar of ``constraint``: the same object for as long as it is remembered."""
         problem = check_size(constraint)
         if problem is not None:
             return problem
         known = self._recall(constraint)
         if known is not None:
             return known
-        # Whoever asks for the same waits for the one who compiles it, and does it himself if that one gives up.
+        # Others who want this constraint wait for the first, and compile it themselves if the first is cancelled.
         lock = self._compiling.setdefault(constraint, asyncio.Lock())
         async with lock:
             known = self._recall(constraint)
@@ -61,7 +64,7 @@ class ConstraintCompiler:
         return outcome
 
     async def compile_all(self, constraints: Iterable[Constraint]) -> dict[Constraint, Grammar] | Problem:
-        """All of them, or what is wrong with one."""
+        """Return the grammars of all, or the problem of the first that has one."""
         grammars = {}
         for constraint in constraints:
             outcome = await self.compile(constraint)
@@ -92,7 +95,7 @@ class ConstraintCompiler:
         return Grammar(matcher, self._vocabulary_size, self._eog_ids)
 
 
-def _yield_to_passes() -> None:
-    """Linux gives each thread its own niceness."""
+def _yield_to_decoding() -> None:
+    """Lower this thread's priority. Linux has a niceness per thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

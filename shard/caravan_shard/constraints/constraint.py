@@ -1,14 +1,14 @@
-"""What an output must match, as the client wrote it."""
+"""A constraint on an output, as the client wrote it."""
 
 from dataclasses import dataclass
 from enum import Enum
 
-# A schema or grammar of this size is no prompt's companion any more but a program.
+# Larger sources are programs rather than descriptions of an output.
 MAX_SOURCE_BYTES = 64 << 10
 
 
 class ConstraintKind(Enum):
-    """How the constraint is written."""
+    """The language of the constraint."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -20,7 +20,7 @@ class ConstraintKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """``source``: JSON text, a regular expression in Rust's syntax, or a grammar. Nothing is checked yet."""
+    """``source``: JSON text, a regular expression in Rust's syntax, or a grammar. Not checked yet."""
 
     kind: ConstraintKind
     source: str
@@ -28,6 +28,6 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a constraint cannot be kept to: a short sentence for the client."""
+    """Why a constraint cannot be used: a short sentence for the client."""
 
     sentence: str

@@ -1,4 +1,4 @@
-"""Finds what may follow while the pass runs that is to say which of it will."""
+"""Computes the masks of constrained sequences while the forward pass runs, so that they cost no time of their own."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,7 +7,10 @@ from caravan_shard.constraints.matching import Matching
 
 
 class Finder:
-    """The worker's thread calls it: `begin` before a pass and `wait` after it. llguidance works without the GIL."""
+    """Threads for `Matching.find`; llguidance releases the GIL.
+
+    The worker's thread calls `begin` before a forward pass and `wait` after it.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -15,12 +18,12 @@ class Finder:
         self._running: list[Future[None]] = []
 
     def begin(self, work: Sequence[tuple[Matching, Sequence[int]]]) -> None:
-        """Each matching comes with what its sequence said so far."""
+        """Start `Matching.find` for each matching with the output of its sequence so far."""
         parts = (work[start :: self._threads] for start in range(self._threads))
         self._running = [self._pool.submit(_find_all, part) for part in parts if part]
 
     def wait(self) -> None:
-        """Until all is found."""
+        """Wait until all are done."""
         while self._running:
             self._running.pop().result()
 

@@ -1,4 +1,4 @@
-"""llama.cpp's grammar notation to Lark, by llguidance's converter, with what that one gets wrong set right before."""
+"""Translates GBNF, llama.cpp's grammar notation, to Lark by llguidance's converter, and works around its faults."""
 
 import re
 
@@ -11,25 +11,25 @@ _ASCII = 0x80
 
 
 def lark_from_gbnf(source: str) -> str:
-    """The grammar in Lark; raises ValueError."""
+    """Return the grammar in Lark; raises ValueError."""
     try:
         return str(gbnf_to_lark(_PARTS.sub(_normalize, source)))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except Exception as error:  # the converter raises plain Exception for what it does not understand
+    except Exception as error:  # the converter raises plain Exception for syntax it does not understand
         raise ValueError(str(error)) from error
 
 
 def _normalize(match: re.Match[str]) -> str:
     part = match[0]
     if part == ".":
-        # Lark's dot is no line break.
+        # Lark's dot does not match a line break.
         return '(. | "\\n")'
     return part if part.startswith("#") else _ESCAPES.sub(_plain, part)
 
 
 def _plain(match: re.Match[str]) -> str:
-    """The converter strips leading zeros off long escapes, and knows no ``\\-``."""
+    """Rewrite an escape: the converter strips leading zeros off long escapes, and does not know ``\\-``."""
     digits = match[1] or match[2]
     if digits is None:
         return "\\x2d" if match[3] == "-" else match[0]

@@ -1,4 +1,4 @@
-"""A compiled constraint."""
+"""Compiles constraints with llguidance."""
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -7,7 +7,7 @@ from caravan_shard.constraints.grammar_text import grammar_text
 
 _MOST_LETTERS = 300
 
-# llguidance's defaults are for 100 ms a mask and 500 MB a sequence.
+# llguidance's defaults allow 100 ms per mask and 500 MB per sequence.
 _LIMITS = LLParserLimits(
     step_lexer_fuel=200_000,
     step_max_items=50_000,
@@ -18,24 +18,24 @@ _LIMITS = LLParserLimits(
 
 
 class Grammar:
-    """Any number of sequences may start from it; any thread may ask for that."""
+    """A compiled constraint, shared by any number of sequences. Any thread may call `start`."""
 
     __slots__ = ("_matcher", "eog_ids", "vocabulary_size")
 
     def __init__(self, matcher: LLMatcher, vocabulary_size: int, eog_ids: tuple[int, ...]) -> None:
-        """``matcher`` is at the start of an output and stays there."""
+        """``matcher``: at the start of an output, where it must stay."""
         self._matcher = matcher
         self.vocabulary_size = vocabulary_size
         self.eog_ids = eog_ids
 
     def start(self) -> LLMatcher:
-        """A matcher of one's own."""
+        """Return a new matcher at the start of an output."""
         return self._matcher.deep_copy()
 
 
 def check_size(constraint: Constraint) -> Problem | None:
-    """Looked at before anything else is done with it."""
-    # No character takes less than a byte: a source far too long is refused without encoding it.
+    """Return the problem of a source that is too large. Call it before anything else reads the source."""
+    # Every character takes at least a byte, so a source with too many characters needs no encoding.
     source = constraint.source
     size = len(source) if len(source) > MAX_SOURCE_BYTES else len(source.encode())
     if size > MAX_SOURCE_BYTES:
@@ -44,7 +44,7 @@ def check_size(constraint: Constraint) -> Problem | None:
 
 
 def make_matcher(constraint: Constraint, tokenizer: LLTokenizer) -> LLMatcher | Problem:
-    """Compile. A hostile source may take any time and memory, or end the process: see `CheckProcess`."""
+    """Compile a constraint. A hostile source may take any time and memory or end the process: see `check_process`."""
     name = constraint.kind.value
     try:
         text = grammar_text(constraint)
@@ -55,14 +55,14 @@ def make_matcher(constraint: Constraint, tokenizer: LLTokenizer) -> LLMatcher | 
 
 
 def find_problem(name: str, matcher: LLMatcher) -> Problem | None:
-    """What the matcher gave up for, if it did."""
+    """Return the error of a matcher that has given up; None if it has not."""
     if not matcher.is_error():
         return None
     return Problem(f"{name} cannot be used: {_brief(matcher.get_error())}")
 
 
 def _brief(text: str) -> str:
-    """One line: no quotes of the source, which are indented, and nothing that is for llguidance's makers."""
+    """Shorten llguidance's error to one line, without its indented quotes of the source and without backtraces."""
     if text.startswith("panic"):
         return "it is not understood"
     if text.startswith("NoExtension"):
@@ -70,6 +70,6 @@ def _brief(text: str) -> str:
     line = " ".join(line for line in text.partition("<backtrace>")[0].splitlines() if line.strip() == line != "")
     if len(line) <= _MOST_LETTERS:
         return line
-    # The beginning may quote a long regular expression, and the reason comes after that.
+    # The beginning may quote a long regular expression; the reason follows it.
     half = _MOST_LETTERS // 2
     return f"{line[:half]} ... {line[-half:]}"

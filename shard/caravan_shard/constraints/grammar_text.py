@@ -1,4 +1,4 @@
-"""Each kind of constraint in llguidance's own notation."""
+"""Writes each kind of constraint in llguidance's own notation."""
 
 import json
 from typing import Any
@@ -8,17 +8,20 @@ from llguidance import regex_to_lark
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.gbnf import lark_from_gbnf
 
-# The model chooses its own tokens for a text that is the only one allowed. Forcing them would tokenize that text again
-# at each step, which a long one makes slow.
+# Where only one text is allowed, the model still chooses the tokens for it. Forcing them would tokenize that text again
+# at each step, which is slow for a long one.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
-# Between the parts of a JSON text: nothing, a space, or a line break with some indentation. Small models would go on
-# with line breaks for ever.
+# White space between the parts of a JSON text: none, a space, or a line break with some indentation. Without a limit,
+# small models write line breaks for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"\x20|\n\x20{0,32}"}
 _JSON_OPTIONS_KEY = "x-guidance"
 
 
 def grammar_text(constraint: Constraint) -> str:
-    """What LLMatcher takes; raises ValueError with a sentence for the client. The rest it may find itself."""
+    """Return the text for LLMatcher; raises ValueError with a sentence for the client.
+
+    LLMatcher finds the errors that are not found here.
+    """
     source = constraint.source
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
@@ -46,7 +49,7 @@ def _json_schema(source: str) -> str:
 
 
 def _lark(source: str) -> dict[str, Any]:
-    # At the end, so that the lines that llguidance names are those of the source.
+    # The options come last, so that the line numbers in llguidance's errors are those of the source.
     return {"lark_grammar": source + _OPTIONS}
 
 

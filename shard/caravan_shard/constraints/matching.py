@@ -1,4 +1,4 @@
-"""Where one sequence is in its grammar, and which tokens may follow."""
+"""Follows one sequence through its grammar and knows which tokens may come next."""
 
 import logging
 from collections.abc import Sequence
@@ -16,19 +16,22 @@ _log = logging.getLogger(__name__)
 
 
 class Matching:
-    """`find`, then `advance` with a token of `allowed`, and so on. A pass that failed changes nothing of it."""
+    """Call `find`, then `advance` with a token of `allowed`, and so on.
+
+    After a failed forward pass, call `find` again: it keeps what it found.
+    """
 
     __slots__ = ("_allowed", "_grammar", "_ignore_eos", "_matcher")
 
     def __init__(self, grammar: Grammar, *, ignore_eos: bool) -> None:
-        """``ignore_eos``: an end token is allowed only where nothing else is."""
+        """``ignore_eos``: allow an end token only where nothing else is allowed."""
         self._grammar = grammar
         self._ignore_eos = ignore_eos
         self._matcher: LLMatcher | None = None
         self._allowed: NDArray[np.intp] | None = None
 
     def find(self, output: Sequence[int]) -> None:
-        """Find what may follow, if it is not known. The first time it takes in ``output``: what was said so far."""
+        """Find which tokens may follow, unless they are known. The first call consumes ``output``: all so far."""
         if self._allowed is not None:
             return
         if self._matcher is None:
@@ -36,40 +39,40 @@ class Matching:
             self._matcher.consume_tokens(list(output))
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            _log.warning("a grammar is at a loss", extra={"error": self._matcher.get_error()[:200]})
+            _log.warning("a grammar failed", extra={"error": self._matcher.get_error()[:200]})
             self._allowed = np.array(self._grammar.eog_ids[:1], np.intp)
         else:
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little", count=self._grammar.vocabulary_size)
-            # As Booleans: numpy finds those ten times as fast.
+            # numpy finds Booleans ten times as fast as bytes.
             self._allowed = self._spare_ends(np.flatnonzero(bits.view(np.bool_)))
 
     @property
     def allowed(self) -> NDArray[np.intp]:
-        """Ascending ids of what may follow, at least one; see `failed`."""
+        """Ascending ids of the tokens that may follow, at least one; see `failed`."""
         assert self._allowed is not None, "not found"
         return self._allowed
 
     def advance(self, token: int) -> None:
-        """A token of `allowed` was chosen."""
+        """Consume the chosen token, one of `allowed`."""
         assert self._matcher is not None, "not found"
         self._allowed = None
         self._matcher.consume_token(token)
 
     def reset(self) -> None:
-        """Back to before the first `find`."""
+        """Return to the state before the first `find`."""
         self._allowed = self._matcher = None
 
     @property
     def ended(self) -> bool:
-        """Nothing may follow what was chosen."""
+        """Whether the output is complete: nothing may follow."""
         assert self._matcher is not None, "not found"
         return self._matcher.is_stopped()
 
     @property
     def failed(self) -> bool:
-        """What could follow is not known, and an end token is all that is allowed.
+        """Whether llguidance has given up; an end token is all that is allowed then.
 
-        Earlier output does not match, or to find it would take more than the limits.
+        The earlier output does not match, or finding the mask would exceed the limits.
         """
         assert self._matcher is not None, "not found"
         return self._matcher.is_error()

@@ -1,7 +1,7 @@
-"""Assemble, decode, commit: a pass changes what the shard knows only once it succeeded.
+"""Executes commands: assemble a step, decode it, commit it. Only a successful step changes what the shard knows.
 
-Not thread-safe: the worker's thread calls it. `step_count`, `sequence_count`, `unfinished_count` and
-`failures_in_a_row` may be read from any.
+Only the worker's thread calls the methods. Any thread may read `step_count`, `sequence_count`, `unfinished_count` and
+`failures_in_a_row`.
 """
 
 import logging
@@ -12,13 +12,14 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend, DecodeOutcome, Saving
 from caravan_shard.checks.command import CommandCheck
 from caravan_shard.constraints.finder import Finder
-from caravan_shard.engine.prompt_rows import tell_prompts
+from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble
 from caravan_shard.engine.token_rows import sample_rows
 from caravan_shard.protocol.commands import Chunk, Decode, Embed, FilterBatch, Prefill, SwapIn, SwapOut
 from caravan_shard.protocol.results import (
+    Embedding,
     Holdings,
-    PromptRows,
+    PromptLogprobs,
     Refusal,
     StepOutcome,
     StepResult,
@@ -26,7 +27,6 @@ from caravan_shard.protocol.results import (
     SwappedOut,
     Timings,
     TokenRows,
-    Vector,
 )
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.pool import SequencePool
@@ -35,14 +35,14 @@ from caravan_shard.sequences.swap import SwapSpace
 
 _log = logging.getLogger(__name__)
 
-_UNFINISHED = {DecodeOutcome.NO_KV: StepOutcome.NO_KV, DecodeOutcome.ABORTED: StepOutcome.ABORTED}
+_INCOMPLETE = {DecodeOutcome.NO_KV: StepOutcome.NO_KV, DecodeOutcome.ABORTED: StepOutcome.ABORTED}
 
 
 class Engine:
-    """What the commands of a router do to the sequences of one backend."""
+    """Executes the commands of a router on the sequences of one backend."""
 
     def __init__(self, backend: Backend, sampling_threads: int, swap: SwapSpace | None = None) -> None:
-        """Without ``swap`` nothing is saved."""
+        """Without ``swap``, no sequence is saved."""
         self.backend = backend
         self._sampler = Sampler(backend.candidate_filter, sampling_threads)
         self._finder = Finder(sampling_threads)
@@ -53,29 +53,29 @@ class Engine:
 
     @property
     def sequence_count(self) -> int:
-        """Sequences held."""
+        """Number of sequences held."""
         return len(self._pool.held)
 
     @property
     def unfinished_count(self) -> int:
-        """Sequences that have not ended, the swapped ones included."""
-        # A list first: the worker's thread may add to the dict.
+        """Number of sequences that have not ended, including the swapped ones."""
+        # Copied first: the worker's thread may change the dict meanwhile.
         held = list(self._pool.held.values())
         return sum(sequence.phase is not Phase.ENDED for sequence in held) + len(self._pool.swap)
 
     @property
     def free_cells(self) -> int:
-        """Cells no sequence holds."""
+        """Number of cells that no sequence holds."""
         return self._pool.free_cells
 
     @property
     def swap_bytes(self) -> int:
-        """Room for swapped sequences, in bytes; 0 if none can be saved."""
+        """Size of the swap space, in bytes; 0 if no sequence can be saved."""
         return 0 if self.backend.capacity.saving is Saving.NOTHING else self._pool.swap.capacity_bytes
 
     def prefill(self, command: Prefill, started_ns: int) -> StepResult | Refusal:
-        """One pass over chunks and riders."""
-        refusal = self._check().prefill(command, facts=self.backend.facts, draining=self.draining)
+        """Run one step over chunks and riders."""
+        refusal = self._new_check().prefill(command, facts=self.backend.facts, draining=self.draining)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
@@ -85,29 +85,29 @@ class Engine:
             return StepResult(StepOutcome.OK, TokenRows(), _timings(started_ns, 0, 0))
         parts.sort(key=lambda part: part.sequence.sequence_id)
         tokens = sum(len(part.tokens) for part in parts)
-        # Asked here for what the cache could not tell before it changed: a sequence that is taken over is cut back.
-        if any(_takes_over(chunk) for chunk in command.chunks) and not self._pool.has_room(
+        # Taking over cuts a sequence back, which cannot be undone: here the backend's own NO_KV would come too late.
+        if any(chunk.takes_over for chunk in command.chunks) and not self._pool.has_room(
             (part.sequence for part in parts), tokens
         ):
             return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
         self._pool.share(command.chunks)
-        return self._run(parts, started_ns)
+        return self._run_step(parts, started_ns)
 
     def begin_decode(self, command: Decode) -> Refusal | None:
-        """Check the command and do what its header says; `decode_step` follows."""
-        refusal = self._check().decode(command)
+        """Check the command and carry out its header; `decode_step` follows."""
+        refusal = self._new_check().decode(command)
         if refusal is None:
             self._pool.apply(command.header)
         return refusal
 
     def decode_step(self, sequence_ids: Sequence[int], started_ns: int) -> StepResult | Refusal | None:
-        """One pass over those that have not ended; None if all have."""
+        """Run one step over the sequences that have not ended; None if all have."""
         parts = self._decode_parts(sorted(sequence_ids))
-        return self._run(parts, started_ns) if parts else None
+        return self._run_step(parts, started_ns) if parts else None
 
     def filter_batch(self, command: FilterBatch) -> Holdings | Refusal:
-        """Keep some sequences."""
-        refusal = self._check().filter_batch(command)
+        """Keep some sequences and release all others."""
+        refusal = self._new_check().filter_batch(command)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
@@ -116,7 +116,7 @@ class Engine:
 
     def swap_out(self, command: SwapOut, started_ns: int) -> SwappedOut | Refusal:
         """Save and release sequences."""
-        refusal = self._check().swap_out(command)
+        refusal = self._new_check().swap_out(command)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
@@ -131,8 +131,8 @@ class Engine:
         )
 
     def swap_in(self, command: SwapIn, started_ns: int) -> SwappedIn | Refusal:
-        """Bring sequences back."""
-        refusal = self._check().swap_in(command)
+        """Restore sequences."""
+        refusal = self._new_check().swap_in(command)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
@@ -141,25 +141,25 @@ class Engine:
             restored=restored, used_bytes=self._pool.swap.used_bytes, total_ns=perf_counter_ns() - started_ns
         )
 
-    def embed(self, command: Embed) -> Vector | Refusal:
-        """The vector of a text."""
-        vector = self.backend.embed(command.tokens)
-        if vector is None:
-            return Refusal(ShardError.FORWARD_FAILED, f"a text of {len(command.tokens)} tokens has no vector")
-        return Vector(vector)
+    def embed(self, command: Embed) -> Embedding | Refusal:
+        """Embed a text."""
+        values = self.backend.embed(command.tokens)
+        if values is None:
+            return Refusal(ShardError.FORWARD_FAILED, f"a text of {len(command.tokens)} tokens has no embedding")
+        return Embedding(values)
 
     def release_all(self) -> None:
-        """Forget every sequence, the swapped ones too."""
+        """Forget every sequence, including the swapped ones."""
         self._pool.clear()
 
     def close(self) -> None:
-        """Free the backend and the swap space; nothing may be called after it."""
+        """Free the backend and the swap space. No other method may be called afterwards."""
         self._pool.clear()
         self._sampler.close()
         self._finder.close()
         self.backend.close()
 
-    def _check(self) -> CommandCheck:
+    def _new_check(self) -> CommandCheck:
         return CommandCheck(self._pool.held, self._pool.swap, self.backend.capacity)
 
     def _chunk_part(self, chunk: Chunk) -> Part:
@@ -177,8 +177,8 @@ class Engine:
                 )
         return parts
 
-    def _run(self, parts: list[Part], started_ns: int) -> StepResult | Refusal:
-        self._find_allowed(parts)
+    def _run_step(self, parts: list[Part], started_ns: int) -> StepResult | Refusal:
+        self._begin_masks(parts)
         batch = assemble(parts)
         forward_from = perf_counter_ns()
         outcome = self.backend.decode(batch)
@@ -186,22 +186,22 @@ class Engine:
         sampling_from = perf_counter_ns()
         self._finder.wait()
         if outcome is DecodeOutcome.OK:
-            rows, prompt = self._commit(parts, batch.output_count)
+            rows, prompt_logprobs = self._commit(parts, batch.output_count)
             sample_ns = perf_counter_ns() - sampling_from
-            return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns), prompt)
+            return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns), prompt_logprobs)
         for part in parts:
             self._pool.cut_back(part.sequence.sequence_id, part.start)
             if part.prompt and part.sequence.matching is not None:
-                # The prompt may come back in other chunks.
+                # The prompt may be sent again in other chunks.
                 part.sequence.matching.reset()
-        if outcome in _UNFINISHED:
-            return StepResult(_UNFINISHED[outcome], TokenRows(), _timings(started_ns, forward_ns, 0))
+        if outcome in _INCOMPLETE:
+            return StepResult(_INCOMPLETE[outcome], TokenRows(), _timings(started_ns, forward_ns, 0))
         self.failures_in_a_row += 1
         _log.error("a forward pass failed", extra={"outcome": outcome.value, "in_a_row": self.failures_in_a_row})
         return Refusal(ShardError.FORWARD_FAILED, f"the forward pass failed ({outcome.value})")
 
-    def _find_allowed(self, parts: list[Part]) -> None:
-        """Begin to, so that it is done when the pass is."""
+    def _begin_masks(self, parts: list[Part]) -> None:
+        """Begin to compute the masks of constrained sequences, so that they are ready after the forward pass."""
         work = []
         for part in parts:
             sequence = part.sequence
@@ -211,7 +211,7 @@ class Engine:
         if work:
             self._finder.begin(work)
 
-    def _commit(self, parts: list[Part], output_count: int) -> tuple[TokenRows, PromptRows | None]:
+    def _commit(self, parts: list[Part], output_count: int) -> tuple[TokenRows, PromptLogprobs | None]:
         self.step_count += 1
         self.failures_in_a_row = 0
         for part in parts:
@@ -223,15 +223,12 @@ class Engine:
         if output_count == 0:
             return TokenRows(), None
         logits = self.backend.logits(output_count)
-        prompt = None
-        if any(part.prompt and part.told_tokens for part in parts):
-            prompt, logits = tell_prompts(parts, logits, self.backend.vocabulary)
+        prompt_logprobs = None
+        if any(part.prompt_logprob_count for part in parts):
+            prompt_logprobs, logits = take_prompt_logprobs(parts, logits, self.backend.vocabulary)
         sampled = [part.sequence for part in parts if part.samples]
-        return (sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()), prompt
-
-
-def _takes_over(chunk: Chunk) -> bool:
-    return chunk.copy is not None and chunk.copy.source_id == chunk.sequence_id
+        rows = sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()
+        return rows, prompt_logprobs
 
 
 def _timings(started_ns: int, forward_ns: int, sample_ns: int) -> Timings:

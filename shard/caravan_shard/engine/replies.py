@@ -1,4 +1,4 @@
-"""The way of one command's results from the worker's thread to the event loop."""
+"""Carries the results of one command from the worker's thread to the event loop."""
 
 import asyncio
 from collections import deque
@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from caravan_shard.protocol.results import Result
 
-# Replies of a Decode that nobody has taken yet: enough to hide scheduling hiccups, few enough that a router that
-# stopped reading does not get passes computed that it may never want.
+# The most results of a Decode that wait to be taken. Enough to hide scheduling hiccups, and few enough that a router
+# that has stopped reading does not get many steps computed that it may never want.
 RUN_AHEAD = 16
 
 
 class Replies:
-    """Results in order, then an end. Each method says which side calls it."""
+    """Results in order, then an end. Each method names the side that may call it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_change: Callable[[], None]) -> None:
         """``on_change`` is called on the event loop when there is room again or the caller has gone."""
@@ -26,31 +26,31 @@ class Replies:
 
     @property
     def cancelled(self) -> bool:
-        """Either side: nobody waits for more."""
+        """Either side: whether nobody waits for more results."""
         return self._cancelled
 
     @property
     def has_room(self) -> bool:
-        """Worker: another result may be put."""
+        """Worker: whether another result may be put."""
         return self._put - self._taken < RUN_AHEAD
 
     def put(self, result: Result) -> None:
-        """Worker: one more result."""
+        """Worker: send a result."""
         self._put += 1
         self._loop.call_soon_threadsafe(self._arrive, result)
 
     def end(self) -> None:
-        """Worker: no more results."""
+        """Worker: send the end."""
         self._loop.call_soon_threadsafe(self._arrive, None)
 
     def cancel(self) -> None:
-        """Loop: the caller has gone, or has all it wanted."""
+        """Loop: tell the worker that the caller has gone or wants no more."""
         if not self._cancelled:
             self._cancelled = True
             self._on_change()
 
     async def next(self) -> Result | None:
-        """Loop: the next result; None at the end."""
+        """Loop: wait for the next result; None at the end."""
         while not self._arrived:
             self._waiter = self._loop.create_future()
             await self._waiter

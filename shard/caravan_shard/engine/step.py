@@ -1,4 +1,4 @@
-"""What one pass consists of, and the arrays that describe it to the backend."""
+"""The parts of a step, and the arrays that describe it to the backend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,11 @@ from caravan_shard.sequences.sequence import Sequence as ShardSequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One sequence's share: ``tokens`` go to positions from ``start``, which is what the cache held before.
+    """One sequence's share of a step: ``tokens`` go to the positions from ``start``, where the cached tokens end.
 
-    ``new`` sequences are forgotten if the pass fails; prompt tokens become known only when it succeeds.
+    ``samples``: the step samples the next token of the sequence.
+    ``prompt``: the tokens are a chunk of the prompt; the sequence knows them only once the step has succeeded.
+    ``new``: the step is the first of the sequence, which is forgotten if the step fails.
     """
 
     sequence: ShardSequence
@@ -24,22 +26,21 @@ class Part:
     new: bool = False
 
     @property
-    def told_tokens(self) -> int:
-        """How many of its tokens, the first ones, have their log probabilities told."""
-        return self.sequence.parameters.told_tokens(self.start, len(self.tokens)) if self.prompt else 0
+    def prompt_logprob_count(self) -> int:
+        """How many of the tokens have prompt logprobs. These are the first ones."""
+        return self.sequence.parameters.prompt_logprob_count(self.start, len(self.tokens)) if self.prompt else 0
 
     @property
     def output_count(self) -> int:
-        """Logits it needs: after every token that is told, and after its last if it samples."""
-        told = self.told_tokens
-        return told + (self.samples and told < len(self.tokens))
+        """How many rows of logits it needs: one after each token with a prompt logprob, and one to sample from."""
+        count = self.prompt_logprob_count
+        return count + (self.samples and count < len(self.tokens))
 
 
 def assemble(parts: Sequence[Part]) -> TokenBatch:
-    """The arrays of a pass over ``parts``, which are in ascending order of sequence id.
+    """Make the arrays of a step over ``parts``, which are in ascending order of sequence id and have one adapter.
 
-    All have the same adapter. The order lets llama.cpp's split layout, which takes runs of consecutive ids, compute
-    them together.
+    The order lets llama.cpp's split layout compute runs of consecutive ids together.
     """
     adapter = parts[0].sequence.parameters.adapter
     if all(len(part.tokens) == 1 for part in parts):
@@ -47,14 +48,14 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
             np.array([part.tokens[0] for part in parts], np.int32),
             np.array([part.start for part in parts], np.int32),
             np.array([part.sequence.sequence_id for part in parts], np.int32),
-            np.array([part.samples or part.told_tokens > 0 for part in parts], np.int8),
+            np.array([part.output_count for part in parts], np.int8),
             adapter,
         )
     outputs = np.zeros(sum(len(part.tokens) for part in parts), np.int8)
     end = 0
     for part in parts:
         start, end = end, end + len(part.tokens)
-        outputs[start : start + part.told_tokens] = 1
+        outputs[start : start + part.prompt_logprob_count] = 1
         outputs[end - 1] |= part.samples
     return TokenBatch(
         np.concatenate([np.array(part.tokens, np.int32) for part in parts]),

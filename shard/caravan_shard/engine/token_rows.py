@@ -1,4 +1,4 @@
-"""From logits to the columns of a reply: choose, describe, and end what has ended."""
+"""Samples a token for each sequence of a step, ends the sequences that are complete, and fills the reply's columns."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from caravan_shard.sequences.sequence import Sequence as ShardSequence
 
 
 def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler) -> TokenRows:
-    """Give each sequence its next token, from its row of ``logits`` [sequences, vocabulary], and tell about it."""
+    """Append a token to each sequence, from its row of ``logits`` [sequences, vocabulary], and return the columns."""
     choices = [_choice(sequence) for sequence in sequences]
     tokens = sampler.choose(logits, choices)
     rows = TokenRows(token_ids=tokens)
-    asked = any(choice.parameters.logprobs for choice in choices)
+    with_logprobs = any(choice.parameters.logprobs for choice in choices)
     for index, sequence in enumerate(sequences):
         token = tokens[index]
         piece = backend.vocabulary.piece(token)
@@ -31,7 +31,7 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
         rows.pieces.append(piece.data)
         rows.specials.append(piece.special)
         rows.finish_reasons.append(reason)
-        if asked:
+        if with_logprobs:
             _add_logprobs(rows, logits[index], token, sequence, backend.vocabulary)
     return rows
 
@@ -44,7 +44,7 @@ def _choice(sequence: ShardSequence) -> Choice:
 def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int]) -> FinishReason | None:
     matching = sequence.matching
     if matching is not None:
-        # What it said may be the beginning of something that matches, and is no more than that.
+        # A matching that failed leaves an output that is at best the beginning of one that matches: not EOS.
         if matching.failed:
             return FinishReason.LENGTH
         if token in eog_ids:
@@ -67,12 +67,12 @@ def _add_logprobs(rows: TokenRows, logits: Floats, token: int, sequence: ShardSe
         rows.logprobs.append(float("nan"))
         rows.top_counts.append(0)
         return
-    told = token_logprobs(logits, token, sampling.top_n_tokens)
-    rows.logprobs.append(told.chosen)
-    rows.top_counts.append(len(told.top_ids))
-    rows.top_token_ids.extend(told.top_ids)
-    rows.top_logprobs.extend(told.top)
-    for top_id in told.top_ids:
+    found = token_logprobs(logits, token, sampling.top_n_tokens)
+    rows.logprobs.append(found.chosen)
+    rows.top_counts.append(len(found.top_ids))
+    rows.top_token_ids.extend(found.top_ids)
+    rows.top_logprobs.extend(found.top)
+    for top_id in found.top_ids:
         piece = vocabulary.piece(top_id)
         rows.top_pieces.append(piece.data)
         rows.top_specials.append(piece.special)

@@ -1,8 +1,8 @@
-"""The one thread that touches the backend: takes commands in the order they came, and answers each.
+"""The one thread that calls the backend. It executes commands in the order in which they came.
 
-A running Decode gives way at the next step boundary, after at least one pass, when another command is queued. Texts
-to embed have a queue of their own and come one at a time between two commands or two steps: no sequence waits for more
-than one of them, and while a Decode runs they have at most half of the time.
+A running Decode yields at the next step boundary, after at least one step, when another command is queued. Texts to
+embed have a queue of their own. They run one at a time between two commands or two steps, so that no sequence waits for
+more than one of them, and take at most half of the time while a Decode runs.
 """
 
 import asyncio
@@ -36,22 +36,22 @@ class _Job:
 
 
 class Worker:
-    """Loads the backend on its own thread, then serves commands until stopped."""
+    """Loads the backend on its own thread, then executes commands until stopped."""
 
     def __init__(
         self, load: Callable[[], Backend], sampling_threads: int, make_swap: Callable[[], SwapSpace] = SwapSpace
     ) -> None:
-        """``load`` and ``make_swap`` are called on the worker's thread."""
+        """``load`` and ``make_swap`` run on the worker's thread."""
         self._load = load
         self._make_swap = make_swap
         self._sampling_threads = sampling_threads
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
         self._texts: deque[_Job] = deque()
-        # Of the last text: sequences come first until as much time has passed again.
+        # When the last text began and ended. The next text waits until as much time again has passed.
         self._text_began_ns = self._text_ended_ns = 0
         self._stopping = False
-        # When work began that has not shown progress since; None while idle or waiting for the router to read.
+        # When the work without progress since then began; None while idle or waiting for the router to read.
         self._working_since: float | None = None
         self._thread = threading.Thread(target=self._main, name="llama", daemon=True)
         self._loop = asyncio.get_running_loop()
@@ -59,19 +59,19 @@ class Worker:
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     async def start(self) -> Engine:
-        """Load the backend; raises what loading raised. Only the worker's thread may call the engine's methods."""
+        """Load the backend; raises what loading raised. Only the worker's thread may call methods of the engine."""
         self._thread.start()
         return await asyncio.shield(self._started)
 
     async def stop(self, timeout_s: float) -> None:
-        """End the thread at the next step boundary, but do not wait longer; what has not begun is refused."""
+        """End the thread at the next step boundary; wait for that at most ``timeout_s``. Refuses queued commands."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
         await asyncio.wait({self.ended}, timeout=timeout_s)
 
     def submit(self, command: Command) -> Replies:
-        """Queue a command. Call on the event loop: the order of calls is the order of execution, but for texts."""
+        """Queue a command. Only the event loop may call it. Commands run in the order of calls, except texts."""
         replies = Replies(self._loop, self._notify)
         with self._changed:
             if self._stopping:
@@ -86,7 +86,7 @@ class Worker:
         return replies
 
     def release_all(self, refusal: Refusal) -> None:
-        """Release every sequence at the next step boundary; what is queued and has not begun gets ``refusal``."""
+        """Release every sequence at the next step boundary; queued commands get ``refusal``."""
         with self._changed:
             overtaken = list(self._queue)
             self._queue.clear()
@@ -98,11 +98,11 @@ class Worker:
 
     @property
     def is_busy(self) -> bool:
-        """A command is queued or running. A Decode that waits for the router to read counts as idle."""
+        """Whether a command is queued or running. A Decode that waits for the router to read counts as idle."""
         return self._working_since is not None
 
     def stalled_s(self) -> float:
-        """For how long there has been work and no progress, in seconds."""
+        """Return for how long there has been work without progress, in seconds."""
         since = self._working_since
         return 0.0 if since is None else monotonic() - since
 
@@ -114,8 +114,8 @@ class Worker:
         try:
             swap = self._make_swap()
             engine = Engine(self._load(), self._sampling_threads, swap)
-        except Exception as error:  # noqa: BLE001  carried to whoever waits for the start
-            # In this order: whoever waits for the start may close the loop as soon as it knows.
+        except Exception as error:  # noqa: BLE001  raised by `start`
+            # `ended` first: the caller of `start` may close the loop as soon as it fails.
             self._loop.call_soon_threadsafe(_succeed, self.ended, None)
             self._loop.call_soon_threadsafe(_fail, self._started, error)
             return
@@ -126,8 +126,8 @@ class Worker:
                 running = job
                 self._execute(engine, job)
             engine.close()
-        except Exception as error:  # noqa: BLE001  carried to whoever waits for the end
-            # A broken promise of ours: what the cache holds is unknown now, so the process must end.
+        except Exception as error:  # noqa: BLE001  raised by `ended`
+            # A bug: the contents of the cache are unknown now, so the process must end.
             _log.exception("the worker failed")
             if running is not None:
                 running.replies.put(ENDING)
@@ -147,7 +147,7 @@ class Worker:
             self._texts.clear()
 
     def _take(self) -> _Job | None:
-        """The next command; None once stopped."""
+        """Wait for the next command; None once stopped."""
         with self._changed:
             while not self._has_news:
                 self._working_since = None
@@ -190,7 +190,7 @@ class Worker:
         for step in range(command.max_steps):
             if step > 0 and not self._may_continue(engine, replies):
                 return
-            # The time of a text between two steps is of neither.
+            # The time of a text between two steps belongs to neither step.
             result = engine.decode_step(command.sequence_ids, max(started_ns, self._text_ended_ns))
             if result is None:
                 return
@@ -201,7 +201,7 @@ class Worker:
             self._working_since = monotonic()
 
     def _may_continue(self, engine: Engine, replies: Replies) -> bool:
-        """Whether a Decode goes on; embeds a text first, and waits for the router to read if too much is unread."""
+        """Whether a Decode continues. First embeds a text that is due, and waits while too many replies are unread."""
         while True:
             with self._changed:
                 while not (replies.has_room or self._has_news or replies.cancelled):

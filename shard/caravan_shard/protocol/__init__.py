@@ -1,1 +1,5 @@
-"""What a router asks and a shard answers, as the shard's own types."""
+"""The commands of a router and the results of a shard, as the shard's own types.
+
+May import `backends.base`, `constraints`, `sampling` and below. Must never import protobuf: `service.codec` translates.
+Nothing in a command is checked yet; `checks` does that.
+"""

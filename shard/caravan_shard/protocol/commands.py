@@ -1,4 +1,4 @@
-"""What the router may ask of the worker. Integers come from the wire: nothing here is checked yet."""
+"""The commands of a router. Their integers come from the wire and are not checked yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What happens before anything else of a command: releases, then parks; ``dropped_handles`` are forgotten."""
+    """Precedes the rest of a command: release sequences, then park others, then forget swapped ones."""
 
     release_ids: Sequence[int] = ()
     parks: Sequence[Park] = ()
@@ -29,9 +29,9 @@ EMPTY_HEADER = Header()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A run of prompt tokens; ``parameters`` and ``copy`` only with the first chunk of a sequence.
+    """A run of prompt tokens. Only the first chunk of a sequence has ``parameters``, and it may have a ``copy``.
 
-    A ``copy`` of what its own id holds takes that over.
+    A ``copy`` whose source is the sequence's own id takes over what that id holds.
     """
 
     sequence_id: int
@@ -41,10 +41,15 @@ class Chunk:
     parameters: SequenceParameters | None = None
     copy: Prefix | None = None
 
+    @property
+    def takes_over(self) -> bool:
+        """Whether the new sequence takes over what its id holds."""
+        return self.copy is not None and self.copy.source_id == self.sequence_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """One pass over prompt chunks, with one token of each riding sequence."""
+    """Run one step over prompt chunks, with one token of each riding sequence."""
 
     chunks: Sequence[Chunk]
     rider_ids: Sequence[int] = ()
@@ -53,7 +58,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """Up to ``max_steps`` passes over the sequences."""
+    """Run up to ``max_steps`` steps over the sequences."""
 
     sequence_ids: Sequence[int]
     max_steps: int
@@ -62,7 +67,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterBatch:
-    """Keep these sequences, release all others."""
+    """Keep these sequences and release all others."""
 
     keep_ids: Sequence[int]
     header: Header = EMPTY_HEADER
@@ -79,7 +84,7 @@ class SwapOutEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOut:
-    """Save the sequences where that can be done, and release all of them."""
+    """Save the sequences where possible, and release all of them."""
 
     entries: Sequence[SwapOutEntry]
     header: Header = EMPTY_HEADER
@@ -87,7 +92,7 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapInEntry:
-    """Bring back what ``handle`` names; ``copy`` says where tokens [0, start) come from if start was not 0."""
+    """Restore the sequence saved under ``handle``; ``copy`` provides tokens [0, start) if start was not 0."""
 
     handle: int
     sequence_id: int
@@ -96,7 +101,7 @@ class SwapInEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapIn:
-    """Bring the sequences back where that can be done; their handles are gone afterwards."""
+    """Restore the sequences where possible; their handles are gone afterwards."""
 
     entries: Sequence[SwapInEntry]
     header: Header = EMPTY_HEADER
@@ -104,7 +109,7 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """The vector of one text, checked before. Of no lease: it touches no sequence."""
+    """Embed one text, which was checked before. Needs no lease, since it touches no sequence."""
 
     tokens: Sequence[int]
 

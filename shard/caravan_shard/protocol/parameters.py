@@ -1,4 +1,4 @@
-"""What the router says about a sequence besides its tokens."""
+"""The parameters of a sequence."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,13 @@ from caravan_shard.sampling.parameters import SamplingParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParameters:
-    """Tokens [0, prompt_length) are the client's prompt; the sequence ends at ``max_length`` tokens in all.
+    """The parameters of one sequence.
 
-    ``adapter`` is a name of ModelFacts; empty for none. ``prompt_logprobs``: the log probabilities of the prompt's
-    tokens are told.
-    What it says matches ``grammar``, if there is one.
+    ``prompt_length``: tokens [0, prompt_length) are the client's prompt.
+    ``max_length``: the sequence ends when prompt and output together have so many tokens.
+    ``adapter``: one of `ModelFacts.adapters`; empty for none.
+    ``prompt_logprobs``: return the log probabilities of the prompt's tokens.
+    ``grammar``: the output matches it.
     """
 
     sampling: SamplingParameters
@@ -23,6 +25,6 @@ class SequenceParameters:
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
 
-    def told_tokens(self, start: int, count: int) -> int:
-        """How many of ``count`` tokens from ``start`` on have their log probabilities told: the first ones."""
+    def prompt_logprob_count(self, start: int, count: int) -> int:
+        """Return how many of the ``count`` tokens from ``start`` on have prompt logprobs. These are the first ones."""
         return max(0, min(count, self.prompt_length - start)) if self.prompt_logprobs else 0

@@ -1,4 +1,4 @@
-"""What the worker answers."""
+"""The results of commands."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,19 +9,19 @@ from caravan_shard.arrays import Floats
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The command was refused and changed nothing."""
+    """A command was refused and changed nothing."""
 
     error: ShardError
     sentence: str
 
 
 def bad_request(sentence: str) -> Refusal:
-    """A command that no state of the shard would allow."""
+    """Refuse a command that is wrong whatever the shard holds."""
     return Refusal(ShardError.BAD_REQUEST, sentence)
 
 
 class StepOutcome(Enum):
-    """How a pass went that was allowed to run; all but OK left the sequences as they were."""
+    """How a step went that was allowed to run; all but OK left the sequences as they were."""
 
     OK = "ok"
     NO_KV = "no_kv"
@@ -37,10 +37,10 @@ class FinishReason(Enum):
 
 @dataclass(slots=True)
 class TokenRows:
-    """Columns: the n-th entry of each list is the same sampled token.
+    """The sampled tokens of a step, as columns: the n-th entries of all lists belong to one token.
 
-    ``logprobs`` (NaN where not asked) and ``top_counts`` are empty when no row asked; the alternatives of all rows
-    follow one another in the ``top_`` lists.
+    ``logprobs`` (NaN where not requested) and ``top_counts`` are empty if no sequence requested them. The ``top_``
+    lists have the alternatives of the first token, then those of the second, and so on.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -57,10 +57,11 @@ class TokenRows:
 
 
 @dataclass(slots=True)
-class PromptRows:
-    """Columns: of each sequence ``counts`` prompt tokens, in order; ``logprobs`` and ``top_counts`` are a token's.
+class PromptLogprobs:
+    """The log probabilities of prompt tokens, as columns: ``counts`` tokens of each sequence, in order.
 
-    NaN and no alternatives for the first token of a prompt: nothing comes before it.
+    ``logprobs`` and ``top_counts`` have an entry per token; the ``top_`` lists are as in `TokenRows`. The first token
+    of a prompt has NaN and no alternatives, since nothing comes before it.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -75,7 +76,7 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Nanoseconds of one pass; ``total_ns`` starts when the command was taken or the previous pass ended."""
+    """Nanoseconds of one step; ``total_ns`` starts when the command was taken or the previous step ended."""
 
     forward_ns: int
     sample_ns: int
@@ -84,17 +85,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One pass; ``prompt`` if prompt tokens were told of."""
+    """One step; ``prompt_logprobs`` if a sequence of the step requested them."""
 
     outcome: StepOutcome
     rows: TokenRows
     timings: Timings
-    prompt: PromptRows | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What is left after FilterBatch."""
+    """The free cells and held sequences after FilterBatch."""
 
     free_cells: int
     sequence_ids: list[int]
@@ -102,7 +103,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedOut:
-    """``saved`` has an entry for each asked; ``written_bytes`` of this command, ``used_bytes`` of the swap space."""
+    """``saved`` has an entry for each of the command. ``written_bytes``: by this command; ``used_bytes``: by all."""
 
     saved: list[bool]
     written_bytes: int
@@ -112,7 +113,7 @@ class SwappedOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedIn:
-    """``restored`` has an entry for each asked; ``used_bytes`` of the swap space."""
+    """``restored`` has an entry for each of the command. ``used_bytes``: of the swap space, afterwards."""
 
     restored: list[bool]
     used_bytes: int
@@ -120,10 +121,10 @@ class SwappedIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
-    """[embedding_size], of length 1."""
+class Embedding:
+    """The embedding of a text: [embedding_size], of Euclidean length 1."""
 
     values: Floats
 
 
-Result = StepResult | Holdings | SwappedOut | SwappedIn | Vector | Refusal
+Result = StepResult | Holdings | SwappedOut | SwappedIn | Embedding | Refusal

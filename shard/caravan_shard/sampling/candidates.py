@@ -1,7 +1,7 @@
-"""The few tokens that can be drawn at all, found with vector operations before any filter has to sort.
+"""Finds the few tokens that can be drawn at all, with vector operations, before any filter has to sort.
 
-A vocabulary has 50,000 to 260,000 tokens and a filter that sorts them costs milliseconds a row; what survives top_k or
-top_p lies within ten logits of the peak nearly always, some hundred tokens.
+A vocabulary has 50,000 to 260,000 tokens, and a filter that sorts them costs milliseconds a row. What survives top_k or
+top_p nearly always lies within ten logits of the peak: some hundred tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -13,25 +13,23 @@ from numpy.typing import NDArray
 from caravan_shard.arrays import Floats, Ids
 from caravan_shard.sampling.parameters import SamplingParameters
 
-# A candidate so far below the likeliest, in units of logits, is less likely than one in 4e15.
+# Logits below the peak. A token this far down is less likely than one in 4e15.
 HOPELESS = 36.0
+# Where to look first, in scaled logits below the peak.
+_FIRST_REACH = 10.0
+# The largest share of the probability within the first reach that is trusted. Above it, rounding could matter.
+_SAFE_SHARE = 0.9999
 
 
 class CandidateFilter(Protocol):
     """Takes unlikely candidates away. Any thread may call it."""
 
     def __call__(self, logits: Floats, parameters: SamplingParameters) -> Ids:
-        """The indices of ``logits`` that are left, in any order, at least one.
+        """Return the indices of ``logits`` that are left, in any order, at least one.
 
-        ``logits`` [candidates] are already divided by the temperature, and not changed. None is more than
-        HOPELESS below the highest.
+        ``logits`` [candidates] are already divided by the temperature and must not be changed. None of them is more
+        than HOPELESS below the highest.
         """
-
-
-# Where to look first, in scaled logits below the peak.
-_FIRST_REACH = 10.0
-# Of the probability within the first reach; beyond it rounding could matter.
-_SAFE_SHARE = 0.9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,9 @@ class Candidates:
 
 
 def find_candidates(logits: Floats, parameters: SamplingParameters) -> Candidates:
-    """From penalized ``logits`` [vocabulary], temperature > 0; no ids if the logits are NaN.
+    """Find the candidates among penalized ``logits`` [vocabulary], at a temperature > 0; none if the logits are NaN.
 
-    Applying the remaining filters to them gives what all filters would leave of the whole vocabulary.
+    The remaining filters leave the same of these candidates as all filters would leave of the whole vocabulary.
     """
     peak = logits.max()
     temperature = np.float32(parameters.temperature)

@@ -1,4 +1,4 @@
-"""The filters in numpy: what the toy model uses, and the reference that llama.cpp's are compared with."""
+"""The filters in numpy: the toy model uses them, and llama.cpp's are tested against them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,12 @@ def _softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 def _kept(below: NDArray[np.bool_]) -> int:
-    """Length of the shortest run that reaches the limit: the entries below it, and the one that reaches it."""
+    """Return the length of the shortest run that reaches the limit: all entries below it, and one more."""
     return int(np.count_nonzero(below)) + 1
 
 
 def filter_candidates(logits: Floats, parameters: SamplingParameters) -> Ids:
-    """A CandidateFilter: top_k, then typical_p, top_p and min_p, each on what the one before left."""
+    """Apply top_k, then typical_p, top_p and min_p, each to what the one before left. A CandidateFilter."""
     ids = np.argsort(-logits, kind="stable").astype(np.int32)
     if 0 < parameters.top_k < len(ids):
         ids = ids[: parameters.top_k]

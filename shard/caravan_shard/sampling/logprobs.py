@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats
 
-# The highest of so many parts of a vocabulary bound the highest of all; selecting among them costs next to nothing.
+# A vocabulary is cut into this many parts. Their peaks bound the highest logits, and selecting among them is cheap.
 _PARTS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of the chosen token, and of the most likely ones in falling order (equal ones by id)."""
+    """Log probabilities of the chosen token and of the most likely ones, in falling order (equal ones by id)."""
 
     chosen: float
     top_ids: list[int]
@@ -21,7 +21,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: Floats, token: int, top_n: int) -> TokenLogprobs:
-    """From raw ``logits`` [vocabulary]."""
+    """Compute them from raw ``logits`` [vocabulary]."""
     peak = logits.max()
     normalizer = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
     chosen = float(logits[token]) - normalizer
@@ -32,10 +32,10 @@ def token_logprobs(logits: Floats, token: int, top_n: int) -> TokenLogprobs:
 
 
 def _most_likely(logits: Floats, count: int) -> NDArray[np.intp]:
-    """The ids of the ``count`` highest logits, falling, equal ones by id."""
+    """Return the ids of the ``count`` highest logits in falling order, equal ones by id."""
     width = max(1, len(logits) // _PARTS)
     peaks = logits[: len(logits) // width * width].reshape(-1, width).max(axis=1)
-    # As many parts reach up to it as tokens are asked for.
+    # ``count`` parts have a peak at or above this level, so at least ``count`` tokens do.
     level = np.partition(peaks, -count)[-count]
     near = np.flatnonzero(logits >= level)
     ids: NDArray[np.intp] = near[np.lexsort((near, -logits[near]))][:count]

@@ -1,4 +1,4 @@
-"""How a sequence's tokens are chosen."""
+"""How the tokens of a sequence are chosen."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Biases:
-    """Columns: ``values`` belong to the tokens ``ids``, each of which occurs once."""
+    """Columns: ``values[n]`` is added to the logit of token ``ids[n]``. No id occurs twice."""
 
     ids: NDArray[np.intp]
     values: NDArray[np.float32]
@@ -41,10 +41,10 @@ class SamplingParameters:
 
     @property
     def penalizes(self) -> bool:
-        """Some penalty is on."""
+        """Whether a penalty is on."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
     def filters(self) -> bool:
-        """Some filter may take candidates away."""
+        """Whether a filter may take candidates away."""
         return self.top_k > 0 or self.typical_p < 1.0 or self.top_p < 1.0 or self.min_p > 0.0

@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties, on the tokens that occurred and no others."""
+"""Repetition, frequency and presence penalties, applied only to tokens that have occurred."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from caravan_shard.sampling.parameters import SamplingParameters
 class PenaltyCounts:
     """The distinct tokens of one sequence and how often each occurs in its output.
 
-    Arrays that double, so that a step costs the number of distinct tokens and no Python loop.
+    The arrays double when full, so that `apply` costs the number of distinct tokens and no Python loop.
     """
 
     __slots__ = ("_counts", "_ids", "_index", "_size")

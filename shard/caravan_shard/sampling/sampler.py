@@ -1,4 +1,4 @@
-"""Chooses the next token of each row: biases, penalties, what is allowed; then the best, or filters and a draw."""
+"""Chooses the next token of each row of logits: see `SamplingParameters` for the order of what is applied."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from caravan_shard.sampling.penalties import PenaltyCounts
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What choosing one token needs: ``position`` is the one the new token will have in its sequence.
+    """The inputs of choosing one token. ``position`` is the position of the new token in its sequence.
 
     ``allowed``: ascending ids, at least one, of the tokens that may be chosen; None for any.
     """
@@ -28,12 +28,12 @@ class Choice:
 
     @property
     def changes_logits(self) -> bool:
-        """The most likely token may not be the one with the highest logit."""
+        """Whether the most likely token may differ from the one with the highest raw logit."""
         return self.penalties is not None or self.parameters.biases is not None or self.allowed is not None
 
 
 def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
-    """One token from raw ``logits`` [vocabulary], which are not changed."""
+    """Choose a token from raw ``logits`` [vocabulary], which are not changed."""
     biases = choice.parameters.biases
     if choice.penalties is not None or biases is not None:
         logits = logits.copy()
@@ -49,7 +49,7 @@ def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilt
 
 
 def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
-    """The index of one of ``logits`` [candidates], in ascending order of token id."""
+    """Return the index of the chosen one of ``logits`` [candidates], which are in ascending order of token id."""
     parameters = choice.parameters
     if parameters.temperature == 0.0:
         return int(logits.argmax())
@@ -59,22 +59,22 @@ def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -
             return draw_index((logits - logits.max()) / np.float32(parameters.temperature), number)
     candidates = find_candidates(logits, parameters)
     if len(candidates.ids) == 0:
-        # The model said NaN. It must cost this sequence its sense and nobody anything else.
+        # The logits are NaN. That must affect only this sequence.
         return int(logits.argmax())
-    # Ascending, so that equal candidates are drawn from in equal order whatever filter found them.
+    # Ascending, so that the draw does not depend on the order in which the filter returned them.
     left = np.sort(candidate_filter(candidates.scaled, candidates.parameters))
     return int(candidates.ids[left][draw_index(candidates.scaled[left], number)])
 
 
 class Sampler:
-    """Chooses for all rows of a pass; with ``threads`` > 1 the rows that cost something share them."""
+    """Chooses a token for each row of a step; with ``threads`` > 1 they share rows that need more than an argmax."""
 
     def __init__(self, candidate_filter: CandidateFilter, threads: int) -> None:
         self._filter = candidate_filter
         self._pool = ThreadPoolExecutor(threads, "sampling") if threads > 1 else None
 
     def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[int]:
-        """A token per row of ``logits`` [rows, vocabulary]."""
+        """Return one token for each row of ``logits`` [rows, vocabulary]."""
         costly = [
             row for row, choice in enumerate(choices) if choice.parameters.temperature != 0.0 or choice.changes_logits
         ]

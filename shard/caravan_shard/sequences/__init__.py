@@ -1,1 +1,5 @@
-"""The sequences a shard holds, and those swapped out."""
+"""The sequences that a shard holds, and those swapped out to host memory or disk.
+
+May import `protocol` and below. `SequencePool` is the only writer: it changes sequences and the backend's cache
+together, so that both always agree. Nothing here checks a command, and nothing runs a forward pass.
+"""

@@ -1,4 +1,4 @@
-"""The sequences of one backend: who holds what, and what of it changes hands."""
+"""Keeps the shard's sequences and the backend's cache in step with each other."""
 
 import logging
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class SequencePool:
-    """Sequences by id, in step with what the backend's cache holds of each. What it is told was checked before."""
+    """The held sequences by id. Callers have checked every argument."""
 
     def __init__(self, backend: Backend, swap: SwapSpace) -> None:
         self.held: dict[int, Sequence] = {}
@@ -32,14 +32,14 @@ class SequencePool:
         return self._capacity.cells - used_cells(self.held.values(), self._capacity.layout)
 
     def apply(self, header: Header) -> None:
-        """Releases, parks, and handles to forget."""
+        """Carry out a command's header."""
         self.release(header.release_ids)
         for park in header.parks:
             self._park(park.sequence_id, park.length)
         self.swap.drop(header.dropped_handles)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
-        """Forget sequences."""
+        """Forget sequences and free their cells."""
         for sequence_id in sequence_ids:
             del self.held[sequence_id]
             self._backend.trim(sequence_id, 0)
@@ -50,7 +50,7 @@ class SequencePool:
         self.swap.clear()
 
     def make(self, chunk: Chunk) -> Sequence:
-        """The new sequence of a first chunk; nothing changes before `share` and the pass."""
+        """Make the new sequence of a first chunk. The pool changes only with `share` and after the step."""
         assert chunk.parameters is not None
         grammar = chunk.parameters.grammar
         sequence = Sequence(
@@ -68,12 +68,15 @@ class SequencePool:
         return sequence
 
     def has_room(self, sequences: Iterable[Sequence], tokens: int) -> bool:
-        """Whether ``tokens`` more fit beside these sequences and those held; of one id, these count."""
+        """Whether ``tokens`` more fit beside the held sequences. ``sequences`` replace held ones with their ids."""
         after = self.held | {sequence.sequence_id: sequence for sequence in sequences}
         return used_cells(after.values(), self._capacity.layout) + tokens <= self._capacity.cells
 
     def share(self, chunks: Iterable[Chunk]) -> None:
-        """The copies of first chunks; then what is taken over is cut back, so that every copy sees it as it was."""
+        """Make the copies of first chunks, then cut back the sequences that are taken over.
+
+        In this order, every copy sees its source as it was before.
+        """
         copies = [(chunk.sequence_id, chunk.copy) for chunk in chunks if chunk.copy is not None]
         for sequence_id, copy in copies:
             if copy.source_id != sequence_id:
@@ -84,7 +87,7 @@ class SequencePool:
                 self._park(sequence_id, copy.length)
 
     def cut_back(self, sequence_id: int, length: int) -> None:
-        """Undo a failed pass: the cache holds ``length`` tokens of this id again."""
+        """Undo a failed step: cut the cache back to ``length`` tokens of this id."""
         if sequence_id not in self.held:
             self._backend.trim(sequence_id, 0)
         elif self._backend.length(sequence_id) != length and not (
@@ -94,7 +97,7 @@ class SequencePool:
             self.release([sequence_id])
 
     def swap_out(self, entry: SwapOutEntry) -> bool:
-        """Release a sequence; True if it was saved."""
+        """Save a sequence if possible, and release it; True if it was saved."""
         sequence = self.held[entry.sequence_id]
         saved = False
         can_be = self._capacity.saving is not Saving.NOTHING and self.swap.most_bytes >= 0
@@ -105,7 +108,7 @@ class SequencePool:
         return saved
 
     def swap_in(self, entry: SwapInEntry) -> bool:
-        """Bring a sequence back; its handle is gone."""
+        """Restore a sequence and forget its handle; True if it was restored."""
         taken = self.swap.take(entry.handle)
         if taken is None:
             return False
@@ -126,7 +129,7 @@ class SequencePool:
         return True
 
     def _inherit(self, sequence: Sequence, prefix: Prefix) -> None:
-        """Count the cells of a copied prefix: the source's own if unified, new ones if split."""
+        """Record the cells of a copied prefix: those of the source if unified, new ones if split."""
         if self._capacity.layout is KvLayout.UNIFIED:
             sequence.inherited = self.held[prefix.source_id].runs_up_to(prefix.length)
         else:

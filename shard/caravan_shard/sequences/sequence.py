@@ -1,4 +1,4 @@
-"""What the shard knows of each sequence, and how many cells all of them hold."""
+"""A sequence as the shard knows it, and the number of cells that sequences hold."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from caravan_shard.sampling.penalties import PenaltyCounts
 
 
 class Phase(Enum):
-    """PREFILLING until its prompt is complete, RUNNING until EOS or length, ENDED until released."""
+    """PREFILLING until the prompt is complete, RUNNING until the sequence ends, ENDED until it is released."""
 
     PREFILLING = "prefilling"
     RUNNING = "running"
@@ -21,7 +21,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CellRun:
-    """Cells of positions [start, end) that were computed by the sequence of this birth number."""
+    """The cells of positions [start, end), which the sequence with this birth number computed."""
 
     birth: int
     start: int
@@ -35,10 +35,12 @@ class Sequence:
         tokens   [ inherited cells | own cells | pending ]
         position 0       own_start    computed   len(tokens)
 
-    ``tokens`` are all that is known; the cache holds [0, computed). A RUNNING sequence has one pending token, sampled
-    and not yet computed; so has an ENDED one, whose pending token is the last of it, unless it was parked.
+    ``tokens`` are all known tokens; the cache holds [0, computed). A RUNNING sequence has one pending token, which was
+    sampled and is not computed yet. An ENDED sequence has one too, its last token, unless it was parked.
 
-    ``last_logits`` [vocabulary] are those after the last computed token, where the next prompt token is to be told.
+    ``birth``: a number that no other sequence of the shard has; see `CellRun`.
+    ``last_logits`` [vocabulary]: the logits after the last computed token, kept while prompt_logprobs of the next chunk
+    need them.
     """
 
     sequence_id: int
@@ -54,7 +56,7 @@ class Sequence:
     matching: Matching | None = None
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """More tokens are known."""
+        """Append tokens that were computed or sampled."""
         known = len(self.tokens)
         self.tokens.extend(tokens)
         if self.penalties is not None:
@@ -63,7 +65,7 @@ class Sequence:
             self.penalties.add(self.tokens[border:], output=True)
 
     def park(self, length: int) -> None:
-        """End it with the first ``length`` of its computed tokens."""
+        """End the sequence and keep the first ``length`` of its computed tokens."""
         assert 0 < length <= self.computed, f"{length} of {self.computed} tokens"
         self.inherited = self.runs_up_to(length)
         self.own_start = self.computed = length
@@ -72,21 +74,22 @@ class Sequence:
         self.phase = Phase.ENDED
 
     def runs(self) -> tuple[CellRun, ...]:
-        """The cells it holds, in order of position."""
+        """Return the cells it holds, in order of position."""
         if self.computed == self.own_start:
             return self.inherited
         return (*self.inherited, CellRun(self.birth, self.own_start, self.computed))
 
     def runs_up_to(self, length: int) -> tuple[CellRun, ...]:
-        """The cells of its first ``length`` positions."""
+        """Return the cells of its first ``length`` positions."""
         return tuple(CellRun(run.birth, run.start, min(run.end, length)) for run in self.runs() if run.start < length)
 
 
 def used_cells(sequences: Iterable[Sequence], layout: KvLayout) -> int:
-    """Cells held by any of the sequences; in the unified layout a shared cell counts once."""
+    """Count the cells that the sequences hold; in the unified layout a shared cell counts once."""
     if layout is KvLayout.SPLIT:
         return sum(sequence.computed for sequence in sequences)
     # All runs of one birth start where that sequence began to compute, so the longest covers the others.
+    # Sequences that share a prefix have runs of the same birth.
     longest: dict[int, CellRun] = {}
     for sequence in sequences:
         for run in sequence.runs():

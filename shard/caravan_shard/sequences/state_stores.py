@@ -1,4 +1,7 @@
-"""Bounded places for the states of swapped sequences."""
+"""Bounded stores for saved states: host memory and disk.
+
+A store knows keys and bytes, not sequences.
+"""
 
 import logging
 import tempfile
@@ -15,26 +18,26 @@ _log = logging.getLogger(__name__)
 
 
 class StateStore(Protocol):
-    """States by handle, at most ``capacity_bytes`` of them."""
+    """Keeps states by key, ``capacity_bytes`` bytes at most."""
 
     capacity_bytes: int
     used_bytes: int
 
     def put(self, handle: int, state: State) -> bool:
-        """Keep a state for which there is room; False if that failed."""
+        """Keep a state, for which there must be room; False if that failed."""
         ...
 
     def take(self, handle: int) -> State | None:
-        """Give a state back and keep it no longer; None if it is not here or cannot be read."""
+        """Remove and return a state; None if it is not here or cannot be read."""
         ...
 
     def drop(self, handle: int) -> None:
-        """Forget a state, if it is here."""
+        """Remove a state, if it is here."""
         ...
 
 
 class MemoryStore:
-    """Host memory."""
+    """Keeps states in host memory."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -42,20 +45,20 @@ class MemoryStore:
         self._states: dict[int, State] = {}
 
     def put(self, handle: int, state: State) -> bool:
-        """Keep the array itself; always works."""
+        """Keep the array itself, not a copy. Never fails."""
         self._states[handle] = state
         self.used_bytes += state.nbytes
         return True
 
     def take(self, handle: int) -> State | None:
-        """The same array."""
+        """Remove and return the same array."""
         state = self._states.pop(handle, None)
         if state is not None:
             self.used_bytes -= state.nbytes
         return state
 
     def drop(self, handle: int) -> None:
-        """Free the memory."""
+        """Remove the array."""
         self.take(handle)
 
 
@@ -66,10 +69,10 @@ class _SwapFile:
 
 
 class DiskStore:
-    """A file for each state. The files have no names: however this process ends, nothing of them is left behind."""
+    """Keeps each state in a file without a name, so that nothing is left behind however this process ends."""
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
-        """Makes the folder; raises OSError if no file can be made there."""
+        """Make the folder; raises OSError if no file can be made there."""
         folder.mkdir(parents=True, exist_ok=True)
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
@@ -78,7 +81,7 @@ class DiskStore:
         self._open().close()
 
     def put(self, handle: int, state: State) -> bool:
-        """Write a file; False, and a line in the log, if the disk is full or broken."""
+        """Write a file; False, with a log line, if the disk is full or broken."""
         try:
             file = self._open()
         except OSError as error:
@@ -97,7 +100,7 @@ class DiskStore:
         return True
 
     def take(self, handle: int) -> State | None:
-        """Read the file and let it go."""
+        """Read and remove the file."""
         kept = self._files.pop(handle, None)
         if kept is None:
             return None
@@ -115,12 +118,12 @@ class DiskStore:
         return None if rest else state
 
     def drop(self, handle: int) -> None:
-        """Let the file go."""
+        """Remove the file."""
         kept = self._files.pop(handle, None)
         if kept is not None:
             self.used_bytes -= kept.size_bytes
             kept.file.close()
 
     def _open(self) -> FileIO:
-        # No buffer: a state is written at once, and a failed write must not come back when the file is closed.
+        # Unbuffered: a state is written in one go, and closing a file must not repeat a failed write.
         return tempfile.TemporaryFile(dir=self._folder, prefix="caravan-swap-", buffering=0)

@@ -26,7 +26,7 @@ from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import (
     FinishReason,
     Holdings,
-    PromptRows,
+    PromptLogprobs,
     StepOutcome,
     StepResult,
     SwappedIn,
@@ -193,7 +193,7 @@ def _columns(rows: TokenRows) -> types_pb2.TokenColumns:
     return columns
 
 
-def _prompt_columns(rows: PromptRows) -> types_pb2.PromptColumns:
+def _prompt_columns(rows: PromptLogprobs) -> types_pb2.PromptColumns:
     return types_pb2.PromptColumns(
         sequence_ids=rows.sequence_ids,
         counts=rows.counts,
@@ -216,7 +216,7 @@ def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
         outcome=_outcome(result.outcome),
         tokens=_columns(result.rows),
         timings=_timings(result.timings),
-        prompt=_prompt_columns(result.prompt) if result.prompt is not None else None,
+        prompt=_prompt_columns(result.prompt_logprobs) if result.prompt_logprobs is not None else None,
     )
 
 

@@ -19,13 +19,13 @@ from caravan_shard.engine.replies import Replies
 from caravan_shard.engine.worker import Worker
 from caravan_shard.protocol.commands import Command, Embed
 from caravan_shard.protocol.results import (
+    Embedding,
     Holdings,
     Refusal,
     Result,
     StepResult,
     SwappedIn,
     SwappedOut,
-    Vector,
     bad_request,
 )
 from caravan_shard.service import codec
@@ -201,7 +201,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         for text in texts:
             # One command a text: whatever else was asked meanwhile comes between two of them.
             result = await self._queue(Embed(text), context).next()
-            if not isinstance(result, Vector):
+            if not isinstance(result, Embedding):
                 await _abort_with(context, result)
             response.values.extend(result.values.tolist())
         return response

@@ -8,7 +8,7 @@ import pytest
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.streams import RequestStream
-from caravan_shard.backends.toy.backend import toy_vector
+from caravan_shard.backends.toy.backend import toy_embedding
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, spec, undisturbed
@@ -78,5 +78,5 @@ async def test_texts_have_vectors_while_requests_run() -> None:
         checking = asyncio.ensure_future(check(running, wanted))
         for _ in range(10):
             vectors = await running.engine.queries.embed(texts)
-            np.testing.assert_allclose(vectors, [toy_vector(text, 16) for text in texts], atol=1e-6)
+            np.testing.assert_allclose(vectors, [toy_embedding(text, 16) for text in texts], atol=1e-6)
         await checking

@@ -11,7 +11,7 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2
-from caravan_shard.backends.toy.backend import ToyBackend, toy_vector
+from caravan_shard.backends.toy.backend import ToyBackend, toy_embedding
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 from caravan_testing.toy_oracle import expected_output
 
@@ -41,7 +41,7 @@ async def test_texts_have_vectors_without_a_lease() -> None:
         limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
         assert (limits.embedding_size, limits.max_embed_tokens) == (SIZE, 512)
         made = await embed(shard, *TEXTS)
-        np.testing.assert_array_equal(made, [toy_vector(text, SIZE) for text in TEXTS])
+        np.testing.assert_array_equal(made, [toy_embedding(text, SIZE) for text in TEXTS])
         np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, atol=1e-6)
         np.testing.assert_array_equal(await embed(shard, TEXTS[1]), made[1:2])
         assert len(await embed(shard)) == 0
@@ -84,7 +84,7 @@ async def test_texts_come_between_the_steps_of_a_decode() -> None:
         output = list(reply.tokens.token_ids)
         steps = aiter(shard.decode([0]))
         output += (await anext(steps)).tokens.token_ids
-        np.testing.assert_array_equal(await embed(shard, *TEXTS), [toy_vector(text, SIZE) for text in TEXTS])
+        np.testing.assert_array_equal(await embed(shard, *TEXTS), [toy_embedding(text, SIZE) for text in TEXTS])
         async for step in steps:
             output += step.tokens.token_ids
         assert output == expected_output(prompt, 50, ignore_eos=True)

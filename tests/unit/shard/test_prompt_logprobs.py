@@ -8,7 +8,7 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Chunk, SwapInEntry, SwapOutEntry
-from caravan_shard.protocol.results import PromptRows, Refusal, StepOutcome, StepResult
+from caravan_shard.protocol.results import PromptLogprobs, Refusal, StepOutcome, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
@@ -25,7 +25,7 @@ def asked(sequence_id: int, tokens: list[int], *, prompt: list[int] = PROMPT, la
     return with_parameters(chunk, prompt_logprobs=True)
 
 
-def check(told: list[PromptRows], sequence_id: int, prompt: list[int] = PROMPT) -> None:
+def check(told: list[PromptLogprobs], sequence_id: int, prompt: list[int] = PROMPT) -> None:
     """What was told of one sequence, chunk after chunk, is what the model gives."""
     logprobs, top_counts, top_ids, top_logprobs = [], [], [], []
     for rows in told:
@@ -50,10 +50,10 @@ def check(told: list[PromptRows], sequence_id: int, prompt: list[int] = PROMPT) 
     assert top_logprobs == pytest.approx([value for row in expected for value in np.sort(row)[::-1][:TOP]], abs=1e-4)
 
 
-def told(result: StepResult | Refusal) -> PromptRows:
+def told(result: StepResult | Refusal) -> PromptLogprobs:
     assert isinstance(result, StepResult), result
-    assert result.prompt is not None
-    return result.prompt
+    assert result.prompt_logprobs is not None
+    return result.prompt_logprobs
 
 
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
@@ -92,7 +92,7 @@ def test_prompts_of_one_pass_are_told_apart() -> None:
 
 def test_nothing_is_told_where_nobody_asked() -> None:
     driver = EngineDriver()
-    assert driver.prefill(first_chunk(0, PROMPT, logprobs=True)).prompt is None
+    assert driver.prefill(first_chunk(0, PROMPT, logprobs=True)).prompt_logprobs is None
 
 
 def test_earlier_output_is_not_told() -> None:
@@ -103,7 +103,7 @@ def test_earlier_output_is_not_told() -> None:
     result = driver.prefill(chunk)
     check([told(result)], 0)
     result = driver.prefill(next_chunk(0, len(tokens) - 3, tokens[-3:]))
-    assert result.prompt is None
+    assert result.prompt_logprobs is None
     driver.decode([0])
     assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True, earlier_output=earlier)
 
@@ -114,7 +114,7 @@ def test_a_failed_pass_changes_nothing(outcome: DecodeOutcome) -> None:
     rows = [told(driver.prefill(asked(0, PROMPT[:10], last=False)))]
     driver.backend.hook = lambda _batch: outcome
     answer = driver.try_prefill(next_chunk(0, 10, PROMPT[10:20], last=False))
-    assert isinstance(answer, Refusal) or (answer.outcome is not StepOutcome.OK and answer.prompt is None)
+    assert isinstance(answer, Refusal) or (answer.outcome is not StepOutcome.OK and answer.prompt_logprobs is None)
     driver.backend.hook = None
     rows.append(told(driver.prefill(next_chunk(0, 10, PROMPT[10:25], last=False))))
     rows.append(told(driver.prefill(next_chunk(0, 25, PROMPT[25:]))))

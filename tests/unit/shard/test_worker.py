@@ -25,7 +25,7 @@ from caravan_shard.protocol.commands import (
     SwapOut,
     SwapOutEntry,
 )
-from caravan_shard.protocol.results import Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut, Vector
+from caravan_shard.protocol.results import Embedding, Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut
 from caravan_testing.shard_builders import first_chunk, memory_swap, toy_prompt
 
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")
@@ -284,7 +284,7 @@ async def test_texts_come_between_steps_and_leave_them_half_of_the_time() -> Non
         # The time of a text, 20 ms, is of no step.
         assert sorted(step.timings.total_ns for step in steps if isinstance(step, StepResult))[-3] < 20_000_000
         for replies in texts:
-            assert [type(result) for result in await all_of(replies)] == [Vector]
+            assert [type(result) for result in await all_of(replies)] == [Embedding]
         assert backend.trace.count("t") == 4
         between = backend.trace.split("t")[1:-1]
         assert all(len(passes) >= 3 for passes in between), backend.trace
@@ -310,7 +310,7 @@ async def test_a_decode_that_waits_to_be_read_embeds_meanwhile() -> None:
         await until(lambda: not worker.is_busy)
         steps = engine.step_count
         for key in range(3):
-            assert [type(result) for result in await all_of(worker.submit(Embed([65, key])))] == [Vector]
+            assert [type(result) for result in await all_of(worker.submit(Embed([65, key])))] == [Embedding]
         assert engine.step_count == steps == 1 + RUN_AHEAD
         await until(lambda: not worker.is_busy)
         assert isinstance(await decoding.next(), StepResult)
@@ -328,7 +328,7 @@ async def test_texts_survive_a_lease_and_not_the_end() -> None:
         worker.release_all(OVERTAKEN)
         assert await all_of(overtaken) == [OVERTAKEN]
         gate.open()
-        assert [type(result) for result in await all_of(text)] == [Vector]
+        assert [type(result) for result in await all_of(text)] == [Embedding]
         await until(lambda: engine.sequence_count == 0)
         await worker.stop(5.0)
         assert await all_of(worker.submit(Embed([65]))) == [ENDING]

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a model, and which of them its context applies."""
+"""The LoRA adapters of a model, and the one that its context applies."""
 
 import ctypes
 import os
@@ -12,20 +12,23 @@ from caravan_shard.backends.base import StartupError
 
 
 class LlamaAdapters:
-    """Loaded before the context is made, which has to know how large a graph can be. They are freed with the model."""
+    """The loaded adapters. They are freed with the model.
+
+    Load them before the context is made, which must know how large a compute graph can be.
+    """
 
     def __init__(self, model: Any, files: Sequence[AdapterFile]) -> None:
-        """Raises StartupError."""
+        """Load ``files``; raises StartupError."""
         self._loaded = {file.name: (_load(model, file), file.scale) for file in files}
         self._applied = ""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order of the flags."""
+        """The names, in the order of the flags."""
         return tuple(self._loaded)
 
     def apply(self, context: Any, name: str) -> None:
-        """From the next pass on; empty for none. A change makes that pass plan its memory anew."""
+        """Apply an adapter from the next forward pass on; empty for none. A change makes it plan its memory anew."""
         if name == self._applied:
             return
         if name:

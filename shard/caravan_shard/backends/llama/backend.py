@@ -1,8 +1,4 @@
-"""The backend over llama.cpp: its C functions directly, one context (and one for vectors), one thread.
-
-llama.cpp ends the process on several misuses (a batch over n_batch, more outputs than n_outputs_max, a partial copy in
-the split layout): each is ruled out here or asserted before the call.
-"""
+"""The backend over llama.cpp: one model, one context (and a second one for embeddings), one thread."""
 
 import ctypes
 import logging
@@ -44,7 +40,7 @@ def _outcome(code: int) -> DecodeOutcome:
 
 
 class LlamaCppBackend:
-    """A Backend. The thread that makes it must be the one that uses it: OpenMP keeps its threads by caller."""
+    """A Backend. The thread that makes it must also use it: OpenMP keeps a thread pool per calling thread."""
 
     def __init__(self, config: ShardConfig) -> None:
         """Load and warm up; raises StartupError."""
@@ -89,7 +85,7 @@ class LlamaCppBackend:
         )
 
     def _warm_up(self) -> None:
-        """One pass over one token and one over two, so that the first client pays for no memory and no threads."""
+        """Run a forward pass over one token and one over two, to allocate memory and start threads."""
         for count in (1, 2):
             tokens = np.zeros(count, np.int32)
             outputs = np.zeros(count, np.int8)
@@ -101,7 +97,7 @@ class LlamaCppBackend:
                 raise StartupError(f"the first forward pass failed ({outcome.value}); see --log-level debug")
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """llama_decode, until its logits are there."""
+        """Run llama_decode and wait for its logits."""
         outputs = batch.output_count
         most = self.capacity.max_sequences + self.capacity.max_prompt_logprob_tokens
         assert outputs <= most, f"{outputs} outputs of {most}"
@@ -109,14 +105,14 @@ class LlamaCppBackend:
         outcome = _outcome(llama_cpp.llama_decode(self._context, self._batch.fill(batch)))
         llama_cpp.llama_synchronize(self._context)
         if outcome is DecodeOutcome.OK:
-            self._memory.after_pass(batch)
+            self._memory.after_decode(batch)
         return outcome
 
     def logits(self, rows: int) -> Floats:
-        """[rows, vocabulary], over llama.cpp's own buffer."""
+        """Return [rows, vocabulary], a view of llama.cpp's own buffer."""
         pointer = llama_cpp.llama_get_logits(self._context)
         address = ctypes.cast(pointer, ctypes.c_void_p).value
-        assert address, "the last pass had no outputs"
+        assert address, "the last forward pass had no outputs"
         if address != self._logits_address or rows > len(self._logits):
             # The buffer has room for n_seq_max rows at least, and never shrinks.
             shape = (max(rows, self.capacity.max_sequences), self.vocabulary.size)
@@ -125,28 +121,28 @@ class LlamaCppBackend:
         return self._logits[:rows]
 
     def length(self, sequence_id: int) -> int:
-        """Tokens in memory."""
+        """Return how many tokens of the sequence are in memory."""
         return self._memory.length(sequence_id)
 
     def trim(self, sequence_id: int, length: int) -> bool:
-        """llama_memory_seq_rm to the end."""
+        """Call llama_memory_seq_rm to the end."""
         return self._memory.trim(sequence_id, length)
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """llama_memory_seq_cp."""
+        """Call llama_memory_seq_cp."""
         self._memory.copy(source_id, destination_id, length)
 
     def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """llama_state_seq_get_data."""
+        """Call llama_state_seq_get_data."""
         return self._memory.save(sequence_id, start, most_bytes)
 
     def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """llama_state_seq_set_data."""
+        """Call llama_state_seq_set_data."""
         return self._memory.restore(sequence_id, state, prefix)
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
-        """By the second context."""
-        assert self._embedder is not None, "vectors are not served"
+        """Embed in the second context."""
+        assert self._embedder is not None, "embeddings are not served"
         return self._embedder.embed(tokens)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A llama_batch over numpy arrays: filling it costs a few copies, not five stores per token."""
+"""A llama_batch over numpy arrays. Filling it takes five array copies instead of five ctypes stores per token."""
 
 import ctypes
 from typing import Any
@@ -10,7 +10,7 @@ from caravan_shard.backends.base import TokenBatch
 
 
 class LlamaBatch:
-    """Room for ``capacity`` tokens of one sequence each."""
+    """A batch of up to ``capacity`` tokens, each of which belongs to one sequence."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -19,7 +19,7 @@ class LlamaBatch:
         self._sequence_ids = np.zeros(capacity, np.int32)
         self._outputs = np.zeros(capacity, np.int8)
         self._sequence_counts = np.ones(capacity, np.int32)
-        # llama.cpp wants a pointer to the ids of each token: each points into the array above.
+        # llama.cpp takes a pointer to the sequence ids of each token: each pointer is into the array above.
         self._pointers = self._sequence_ids.ctypes.data + 4 * np.arange(capacity, dtype=np.uint64)
         batch = llama_cpp.llama_batch()
         batch.token = _pointer(self._tokens, type(batch.token))
@@ -30,7 +30,7 @@ class LlamaBatch:
         self._batch = batch
 
     def fill(self, batch: TokenBatch) -> Any:
-        """The struct for llama_decode; valid until the next call."""
+        """Return the struct for llama_decode; valid until the next call."""
         count = len(batch.tokens)
         # More than n_batch tokens would abort the process inside llama.cpp.
         assert 0 < count <= self._capacity, f"{count} tokens for a batch of {self._capacity}"

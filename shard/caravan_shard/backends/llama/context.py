@@ -1,4 +1,4 @@
-"""Makes llama.cpp's context, and tells what fits and what of a sequence can be shared and saved."""
+"""Makes llama.cpp's context, and finds what fits into it and what of a sequence can be shared and saved."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +26,14 @@ _CACHE_TYPES = {
 }
 
 
-# Logits of prompt tokens that are told of have their place in llama.cpp's buffers whether any are asked for or not.
-_TOLD_LOGITS_BYTES = 64 << 20
-_LEAST_TOLD_TOKENS = 16
+# llama.cpp reserves this room for the logits of prompt tokens, whether prompt logprobs are requested or not.
+_PROMPT_LOGITS_BYTES = 64 << 20
+_LEAST_PROMPT_LOGPROB_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenContext:
-    """A context, and all that was decided with it."""
+    """A context with its capacity and its memory."""
 
     context: Any
     capacity: Capacity
@@ -42,17 +42,21 @@ class OpenContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traits:
-    """What decides which prefixes there are. ``window`` is in tokens; 0 if every layer sees every cell."""
+    """The traits that decide what can be shared and saved.
+
+    ``stateful``: some layers are recurrent. ``window``: the sliding window in tokens; 0 if every layer sees every cell.
+    ``has_guards``: see `WindowedMemory`.
+    """
 
     layout: KvLayout
     stateful: bool
     window: int
-    has_twins: bool
+    has_guards: bool
 
     @property
     def sharing(self) -> PrefixSharing:
-        # Without twins, only all that a sequence holds is sure to have its window.
-        loses_cells = self.window > 0 and self.layout is KvLayout.UNIFIED and not self.has_twins
+        # Without guards, only the whole of a sequence is sure to have all cells of its window.
+        loses_cells = self.window > 0 and self.layout is KvLayout.UNIFIED and not self.has_guards
         return PrefixSharing.WHOLE_ONLY if self.stateful or loses_cells else PrefixSharing.ANY
 
     @property
@@ -61,12 +65,12 @@ class _Traits:
             return Saving.WHOLE_ONLY
         if self.layout is KvLayout.UNIFIED:
             return Saving.SUFFIXES
-        # A state leaves out what is outside the window: it could go on, but not be shared.
+        # A state leaves out the cells outside the window: the sequence could grow, but not be shared.
         return Saving.NOTHING if self.window > 0 else Saving.WHOLE_ONLY
 
 
 def open_context(model: Any, config: ShardConfig, trained_context: int) -> OpenContext:
-    """A context over ``model``; raises StartupError."""
+    """Make a context over ``model``; raises StartupError."""
     cells = config.ctx_size or trained_context
     if config.layout is KvLayout.SPLIT and cells < config.parallel * CELL_BLOCK:
         raise StartupError(
@@ -75,10 +79,10 @@ def open_context(model: Any, config: ShardConfig, trained_context: int) -> OpenC
         )
     traits = _traits(model, config, cells)
     parameters = _parameters(config, cells, traits)
-    told_tokens = _told_tokens(model, parameters.n_batch)
-    # One output per sequence and pass besides; llama.cpp reserves memory for as many as it is told, and wants one for
-    # each id.
-    parameters.n_outputs_max = parameters.n_seq_max + told_tokens
+    prompt_logprob_tokens = _max_prompt_logprob_tokens(model, parameters.n_batch)
+    # A step has one output per sequence, and those of prompt logprobs. llama.cpp reserves memory for n_outputs_max, and
+    # requires at least one for each sequence id.
+    parameters.n_outputs_max = parameters.n_seq_max + prompt_logprob_tokens
     context = llama_cpp.llama_init_from_model(model, parameters)
     if not context:
         raise StartupError(
@@ -87,15 +91,15 @@ def open_context(model: Any, config: ShardConfig, trained_context: int) -> OpenC
         )
     return OpenContext(
         context=context,
-        capacity=_capacity(context, config, traits, trained_context, told_tokens),
+        capacity=_capacity(context, config, traits, trained_context, prompt_logprob_tokens),
         memory=_memory(context, config, traits),
     )
 
 
-def _told_tokens(model: Any, batch_tokens: int) -> int:
-    """How many prompt tokens a pass may tell of."""
+def _max_prompt_logprob_tokens(model: Any, batch_tokens: int) -> int:
+    """Return how many prompt tokens of a step may have log probabilities."""
     vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
-    return min(batch_tokens, max(_LEAST_TOLD_TOKENS, _TOLD_LOGITS_BYTES // (4 * vocabulary_size)))
+    return min(batch_tokens, max(_LEAST_PROMPT_LOGPROB_TOKENS, _PROMPT_LOGITS_BYTES // (4 * vocabulary_size)))
 
 
 def _traits(model: Any, config: ShardConfig, cells: int) -> _Traits:
@@ -108,7 +112,7 @@ def _traits(model: Any, config: ShardConfig, cells: int) -> _Traits:
         layout=config.layout,
         stateful=stateful,
         window=window,
-        has_twins=window > 0 and unified and ids_needed(config.parallel) <= MAX_SEQUENCES,
+        has_guards=window > 0 and unified and ids_needed(config.parallel) <= MAX_SEQUENCES,
     )
 
 
@@ -118,7 +122,7 @@ def _parameters(config: ShardConfig, cells: int, traits: _Traits) -> Any:
     parameters.n_batch = config.batch_size
     parameters.n_ubatch = min(config.ubatch_size, config.batch_size)
     parameters.n_seq_max = config.parallel
-    if traits.has_twins:
+    if traits.has_guards:
         parameters.n_seq_max = ids_needed(config.parallel)
         parameters.n_batch = parameters.n_ubatch = max(parameters.n_ubatch, config.parallel)
     parameters.n_threads = config.decode_threads
@@ -129,12 +133,14 @@ def _parameters(config: ShardConfig, cells: int, traits: _Traits) -> Any:
     parameters.kv_unified = config.layout is KvLayout.UNIFIED
     parameters.offload_kqv = True
     parameters.no_perf = True
-    # In a cache of the window's size, a prefix could not be cut back to or shared.
+    # In a cache of the window's size, a sequence could not be cut back to a prefix, nor share one.
     parameters.swa_full = True
     return parameters
 
 
-def _capacity(context: Any, config: ShardConfig, traits: _Traits, trained_context: int, told_tokens: int) -> Capacity:
+def _capacity(
+    context: Any, config: ShardConfig, traits: _Traits, trained_context: int, prompt_logprob_tokens: int
+) -> Capacity:
     per_sequence = int(llama_cpp.llama_n_ctx_seq(context))
     return Capacity(
         cells=int(llama_cpp.llama_n_ctx(context)),
@@ -144,11 +150,11 @@ def _capacity(context: Any, config: ShardConfig, traits: _Traits, trained_contex
         layout=config.layout,
         sharing=traits.sharing,
         saving=traits.saving,
-        max_prompt_logprob_tokens=told_tokens,
+        max_prompt_logprob_tokens=prompt_logprob_tokens,
     )
 
 
 def _memory(context: Any, config: ShardConfig, traits: _Traits) -> LlamaMemory:
-    if traits.has_twins:
+    if traits.has_guards:
         return WindowedMemory(context, sequences=config.parallel, window=traits.window)
     return LlamaMemory(context, copies_whole=config.layout is KvLayout.SPLIT or traits.stateful)

@@ -1,4 +1,4 @@
-"""Vectors of texts: a second llama.cpp context over the model's weights, since how it pools is fixed for a context."""
+"""Embeddings, in a second llama.cpp context over the same weights: pooling is fixed for a context."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,13 +23,16 @@ _POOLINGS: dict[str, int] = {
 
 
 class LlamaEmbedder:
-    """One text at a time, whole in one ubatch: a mean needs all of its tokens there. No adapter applies."""
+    """Embeds one text at a time. No adapter applies.
+
+    A text goes into one ubatch as a whole, because the mean needs all of its tokens there.
+    """
 
     def __init__(self, model: Any, config: ShardConfig, facts: ModelFacts) -> None:
-        """Open and warm up; raises StartupError.
+        """Make the context and warm it up; raises StartupError.
 
-        llama.cpp computes and keeps the logits of every token here too, though nobody reads them: ``max_tokens`` x
-        vocabulary x 4 bytes twice.
+        llama.cpp also computes the logits of every token, which nobody reads, and keeps them twice:
+        2 x ``max_tokens`` x vocabulary x 4 bytes.
         """
         self.size = int(llama_cpp.llama_model_n_embd_out(model))
         self.max_tokens = min(config.ubatch_size, config.batch_size, facts.trained_context or config.ubatch_size)
@@ -42,7 +45,7 @@ class LlamaEmbedder:
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = LlamaBatch(self.max_tokens)
         if self.embed([0]) is None:
-            raise StartupError("the first pass for --embeddings failed; see --log-level debug")
+            raise StartupError("the first forward pass for --embeddings failed; see --log-level debug")
 
     def _parameters(self, config: ShardConfig, pooling: int) -> Any:
         parameters = llama_cpp.llama_context_default_params()
@@ -58,7 +61,7 @@ class LlamaEmbedder:
         return parameters
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
-        """[size], of length 1; None if the pass failed or made nothing that has a direction."""
+        """Return the embedding [size], of Euclidean length 1; None if the forward pass failed or gave a zero vector."""
         count = len(tokens)
         batch = TokenBatch(
             np.array(tokens, np.int32),
@@ -77,15 +80,15 @@ class LlamaEmbedder:
         return (vector / length).astype(np.float32) if 0 < length < np.inf else None
 
     def close(self) -> None:
-        """Free the context; the model stays."""
+        """Free the context, not the model."""
         llama_cpp.llama_free(self._context)
 
 
 def _pooling(model: Any, config: ShardConfig, facts: ModelFacts) -> int:
     if config.pooling != "model":
         return _POOLINGS[config.pooling]
-    told = metadata(model, f"{facts.architecture}.pooling_type")
-    kind = int(told) if told.isdecimal() else 0
+    pooling = metadata(model, f"{facts.architecture}.pooling_type")
+    kind = int(pooling) if pooling.isdecimal() else 0
     if kind == _RANK:
         raise StartupError(
             "this model ranks texts and gives them no vectors: leave --embeddings out, or pass --pooling"

@@ -1,4 +1,4 @@
-"""top_k, typical_p, top_p and min_p by llama.cpp's samplers, which sort large vocabularies far faster than numpy."""
+"""The filters by llama.cpp's samplers, which sort large vocabularies far faster than numpy."""
 
 import ctypes
 import threading
@@ -16,14 +16,14 @@ assert _TOKEN_DATA.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
 
 
 class LlamaFilter:
-    """A CandidateFilter. Each thread has its own buffer, and each call its own chain: some samplers keep state."""
+    """A CandidateFilter. Each thread has its own buffer and each call its own chain, since some samplers keep state."""
 
     def __init__(self, vocabulary_size: int) -> None:
         self._indices: Ids = np.arange(vocabulary_size, dtype=np.int32)
         self._local = threading.local()
 
     def __call__(self, logits: Floats, parameters: SamplingParameters) -> Ids:
-        """What the chain leaves of ``logits`` [candidates]."""
+        """Return the indices of ``logits`` [candidates] that the chain leaves."""
         buffer = self._buffer()
         count = len(logits)
         buffer["id"][:count] = self._indices[:count]

@@ -1,4 +1,4 @@
-"""llama.cpp's own log lines, as records of the logger ``llama.cpp``."""
+"""Sends llama.cpp's own log lines to the logger ``llama.cpp``."""
 
 import logging
 from typing import Any
@@ -7,7 +7,7 @@ import llama_cpp
 
 _log = logging.getLogger("llama.cpp")
 
-# Its warnings tell of normal things too, such as a full cache, which is a result here.
+# llama.cpp also warns of normal events such as a full cache, so warnings become debug lines.
 _LEVELS = {3: logging.DEBUG, 4: logging.ERROR}
 
 
@@ -22,5 +22,5 @@ _callback = llama_cpp.llama_log_callback(_forward)
 
 
 def route_llama_log() -> None:
-    """Send what llama.cpp logs from now on through `logging`: errors as such, the rest as debug lines."""
+    """Send llama.cpp's log lines through `logging` from now on: errors as errors, all others as debug lines."""
     llama_cpp.llama_log_set(_callback, None)

@@ -1,4 +1,4 @@
-"""Loads a GGUF file and tells what it is."""
+"""Loads a GGUF file and reads its facts."""
 
 import ctypes
 import hashlib
@@ -21,7 +21,7 @@ _BLOCKS = 16
 
 
 def check_gguf_file(path: Path, kind: str, flag: str) -> None:
-    """Raises StartupError for a file that cannot be read or is no GGUF; ``kind`` of file, as ``flag`` named it."""
+    """Raise StartupError if the file cannot be read or is no GGUF; ``kind`` and ``flag`` go into the message."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
@@ -34,7 +34,7 @@ def check_gguf_file(path: Path, kind: str, flag: str) -> None:
 
 
 def load_model(path: Path, gpu_layers: int) -> Any:
-    """A llama_model pointer; raises StartupError. Logs progress."""
+    """Load the model, log progress and return a llama_model pointer; raises StartupError."""
     logged = -1
 
     def on_progress(progress: float, _user_data: Any) -> bool:
@@ -62,7 +62,7 @@ def load_model(path: Path, gpu_layers: int) -> Any:
 
 
 def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary) -> ModelFacts:
-    """What Info tells."""
+    """Read the facts of a loaded model, without its adapters."""
     template = llama_cpp.llama_model_chat_template(model, None)
     return ModelFacts(
         name=path.name,
@@ -78,14 +78,14 @@ def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary)
 
 
 def metadata(model: Any, key: str) -> str:
-    """A short value of the file's metadata as text; empty if it has none."""
+    """Return a value of the file's metadata as text, cut to 255 bytes; empty if the file has none."""
     buffer = ctypes.create_string_buffer(256)
     length = llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
     return buffer.value.decode(errors="replace") if length >= 0 else ""
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 of the file's size, its header and some of its blocks: equal for copies of one file."""
+    """Return the SHA-256 of the file's size, its first MiB and 16 of its blocks: equal for copies of one file."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Text and tokens by llama.cpp. The vocabulary is read-only, so that any thread may use it."""
+"""Tokenizes and detokenizes by llama.cpp. Its vocabulary is read-only, so any thread may use it."""
 
 import ctypes
 from typing import Any
@@ -7,7 +7,7 @@ import llama_cpp
 
 from caravan_shard.backends.base import Piece
 
-# Bytes for a piece; a few take more.
+# Bytes for a piece. A few pieces are longer.
 _ROOM = 64
 
 
@@ -15,14 +15,14 @@ class LlamaVocabulary:
     """A Vocabulary."""
 
     def __init__(self, vocab: Any) -> None:
-        """``vocab`` lives as long as its model."""
+        """``vocab``: a llama_vocab pointer, valid as long as its model."""
         self._vocab = vocab
         self.size = int(llama_cpp.llama_vocab_n_tokens(vocab))
         self.eog_ids = frozenset(token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(vocab, token))
         self._pieces: dict[int, Piece] = {}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The token ids of ``text``; its bytes must be bounded by the caller."""
+        """Return the token ids of ``text``; the caller must bound its length."""
         data = text.encode()
         room = len(data) + 8
         tokens = (llama_cpp.llama_token * room)()
@@ -35,19 +35,19 @@ class LlamaVocabulary:
         return list(tokens[:count])
 
     def piece(self, token: int) -> Piece:
-        """The piece of a token, made once."""
+        """Return the piece of a token; made once."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._make_piece(token, ctypes.create_string_buffer(_ROOM))
         return piece
 
     def pieces(self) -> list[Piece]:
-        """The pieces of all tokens, made for this alone: they take 200 bytes each."""
+        """Return the pieces of all tokens; not kept, since each takes 200 bytes."""
         buffer = ctypes.create_string_buffer(_ROOM)
         return [self._make_piece(token, buffer) for token in range(self.size)]
 
     def text(self, token: int) -> str:
-        """The text of a control token such as BOS; empty for -1, which stands for none."""
+        """Return the text of a control token such as BOS; empty for -1, llama.cpp's id for no token."""
         return self.piece(token).data.decode(errors="replace") if token >= 0 else ""
 
     def _make_piece(self, token: int, buffer: Any) -> Piece:

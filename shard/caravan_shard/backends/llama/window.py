@@ -1,9 +1,9 @@
-"""Keeps every cell of sequences whose layers attend to a window, so that any prefix of them can be shared.
+"""Keeps every cell of sequences with sliding-window attention, so that any prefix of them can be shared.
 
-llama.cpp lets another sequence have a cell that fell out of its sequence's window, also in a cache of full size, and
-leaves such cells out of a saved state: what is left can go on, but not be cut back. It never takes a cell that two
-sequences hold. So each sequence has a twin, an id that is never computed with and holds the same cells from when they
-near the end of the window; and a sequence is saved in pieces that a window covers.
+llama.cpp gives a cell that fell out of its sequence's window to another sequence, also in a cache of full size, and
+leaves such cells out of a saved state: the sequence can still grow, but not be cut back. llama.cpp never takes a cell
+that two sequences hold. Therefore each sequence has a guard: a second sequence id that never takes part in a forward
+pass and holds the same cells before they can leave the window. A sequence is saved in pieces no longer than the window.
 """
 
 from collections.abc import Iterator
@@ -22,50 +22,50 @@ _SIZE_BYTES = 8
 
 
 def ids_needed(sequences: int) -> int:
-    """Sequence ids that the context must have: twins, and one to save and restore through."""
+    """Return how many sequence ids the context must have: a guard for each sequence, and a spare id to save through."""
     return 2 * sequences + 1
 
 
 class WindowedMemory(LlamaMemory):
-    """A LlamaMemory in the unified layout, all of whose passes fit into one ubatch.
+    """A LlamaMemory in the unified layout. Every forward pass must fit into one ubatch.
 
-    Where a pass takes several, cells of the first could leave the window, and be taken, before any twin holds them.
+    With several ubatches, cells of the first could leave the window and be taken before a guard holds them.
     """
 
     def __init__(self, context: Any, *, sequences: int, window: int) -> None:
-        """``window`` in tokens, as the model has it."""
+        """``window``: the model's sliding window, in tokens."""
         super().__init__(context, copies_whole=False)
         self._sequences = sequences
         self._window = window
         self._spare_id = 2 * sequences
-        # Positions [0, guarded) of each sequence are its twin's too.
+        # The guard of each sequence holds its positions [0, guarded).
         self._guarded = np.zeros(sequences, np.int32)
 
-    def after_pass(self, batch: TokenBatch) -> None:
-        """Guard what may now be outside a window."""
+    def after_decode(self, batch: TokenBatch) -> None:
+        """Guard the cells that may now be outside a window."""
         out_of_window = self._out_of_window(batch.positions + 1)
         for sequence_id in np.unique(batch.sequence_ids[out_of_window > self._guarded[batch.sequence_ids]]).tolist():
             self._guard(sequence_id, self.length(sequence_id))
 
     def clear(self) -> None:
-        """Forget the twins too."""
+        """Forget every sequence and guard."""
         super().clear()
         self._guarded[:] = 0
 
     def trim(self, sequence_id: int, length: int) -> bool:
-        """Of the twin too."""
+        """Trim the sequence and its guard."""
         self._guarded[sequence_id] = min(self._guarded[sequence_id], length)
-        return super().trim(sequence_id, length) and super().trim(self._twin_of(sequence_id), length)
+        return super().trim(sequence_id, length) and super().trim(self._guard_of(sequence_id), length)
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """With a twin of its own, since it may outlive its source."""
+        """Copy the prefix and guard it at once: the copy may outlive its source."""
         first = int(llama_cpp.llama_memory_seq_pos_min(self._memory, source_id))
         assert first == 0, f"sequence {source_id} has lost the tokens before {first}"
         super().copy(source_id, destination_id, length)
         self._guard(destination_id, length)
 
     def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """Piece by piece: their count, their sizes in bytes, then themselves."""
+        """Save piece by piece. The state has the number of pieces, their sizes in bytes, then the pieces."""
         pieces = self._pieces(start, self.length(sequence_id))
         sizes = []
         for piece in pieces:
@@ -83,7 +83,7 @@ class WindowedMemory(LlamaMemory):
         return state
 
     def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """The prefix, then piece by piece, each guarded before the next one looks for cells."""
+        """Put back the prefix, then piece after piece; guard each before the next one looks for cells."""
         if prefix is not None:
             self.copy(prefix.source_id, sequence_id, prefix.length)
         for part in _parts(state):
@@ -97,25 +97,25 @@ class WindowedMemory(LlamaMemory):
 
     def _guard(self, sequence_id: int, length: int) -> None:
         guarded = int(self._guarded[sequence_id])
-        twin_id = self._twin_of(sequence_id)
-        llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, twin_id, guarded, length)
+        guard_id = self._guard_of(sequence_id)
+        llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, guard_id, guarded, length)
         self._guarded[sequence_id] = length
 
-    def _twin_of(self, sequence_id: int) -> int:
+    def _guard_of(self, sequence_id: int) -> int:
         return self._sequences + sequence_id
 
     def _out_of_window(self, lengths: Ids) -> Ids:
-        """Positions before this may be outside the window; right for sliding windows and for chunks of that size."""
+        """Return the positions up to which cells may be outside the window, for sliding and for chunked attention."""
         return lengths // self._window * self._window
 
     def _pieces(self, start: int, end: int) -> list[tuple[int, int]]:
-        """[start, end) cut at multiples of the window."""
+        """Cut [start, end) at multiples of the window."""
         borders = [start, *range(start // self._window * self._window + self._window, end, self._window), end]
         return list(pairwise(borders)) if start < end else []
 
     @contextmanager
     def _lent(self, sequence_id: int, piece: tuple[int, int]) -> Iterator[None]:
-        """The spare id holds these positions of the sequence."""
+        """Let the spare id hold these positions of the sequence inside the block."""
         llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, self._spare_id, *piece)
         yield
         super().trim(self._spare_id, 0)

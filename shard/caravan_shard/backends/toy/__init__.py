@@ -1,1 +1,1 @@
-"""A deterministic model for tests, with the rules of the real one."""
+"""A toy model that obeys llama.cpp's rules for the cache. Must need neither a model file nor llama_cpp."""

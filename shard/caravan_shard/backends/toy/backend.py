@@ -1,7 +1,6 @@
-"""The toy backend: keeps every rule of llama.cpp's cache, needs no model file, and takes as long as it is told.
+"""The toy backend: obeys every rule of llama.cpp's cache, needs no model file, and takes a configurable time per step.
 
-A wrong position, a lost cell or a mixed-up sequence changes what it says next, and `expected_output` tells what it
-must say.
+A wrong position, a lost cell or a mixed-up sequence changes its next token, so that tests notice.
 """
 
 import time
@@ -18,8 +17,8 @@ from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logit
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.sampling.filters import filter_candidates
 
-# Called before each pass, on the worker's thread; may block. An outcome other than None is what the pass then has:
-# ABORTED and FAILED leave half of the pass in the cache, as llama.cpp does.
+# Called before each forward pass, on the worker's thread; may block. An outcome other than None becomes that of the
+# forward pass: ABORTED and FAILED leave half of the batch in the cache, as llama.cpp may.
 DecodeHook = Callable[[TokenBatch], DecodeOutcome | None]
 
 
@@ -28,7 +27,7 @@ EMBEDDING_SIZE = 16
 
 
 class ToyBackend:
-    """A Backend. ``step_s`` and ``token_s`` are the time of a pass: a base and a part per token."""
+    """A Backend. A forward pass takes ``step_s`` plus ``token_s`` per token, in seconds."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class ToyBackend:
         self._logits: Floats = np.empty((0, TOY_FACTS.vocabulary_size), np.float32)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Like llama_decode, the rules for positions included."""
+        """Work like llama_decode, its rules for positions included."""
         tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
         sequence_ids = batch.sequence_ids.tolist()
         forced = self.hook(batch) if self.hook is not None else None
@@ -91,7 +90,7 @@ class ToyBackend:
         return forced or DecodeOutcome.OK
 
     def _continues(self, sequence_ids: list[int], positions: list[int]) -> bool:
-        """Each sequence goes on where it ended, without a gap."""
+        """Whether each sequence continues where it ended, without a gap."""
         expected: dict[int, int] = {}
         for sequence_id, position in zip(sequence_ids, positions, strict=True):
             if not 0 <= sequence_id < self.capacity.max_sequences:
@@ -102,34 +101,34 @@ class ToyBackend:
         return True
 
     def logits(self, rows: int) -> Floats:
-        """[rows, vocabulary] of the last pass."""
+        """Return [rows, vocabulary] of the last forward pass."""
         assert rows == len(self._logits), f"{rows} rows asked of {len(self._logits)}"
         return self._logits
 
     def length(self, sequence_id: int) -> int:
-        """Tokens held."""
+        """Return the number of tokens held."""
         return self.cache.length(sequence_id)
 
     def trim(self, sequence_id: int, length: int) -> bool:
-        """Like llama_memory_seq_rm to the end."""
+        """Work like llama_memory_seq_rm to the end."""
         if self.capacity.sharing is PrefixSharing.WHOLE_ONLY and 0 < length < self.cache.length(sequence_id):
             return False
         self.cache.trim(sequence_id, length)
         return True
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """Like llama_memory_seq_cp."""
+        """Work like llama_memory_seq_cp."""
         assert self.cache.length(destination_id) == 0, f"sequence {destination_id} holds tokens"
         self.cache.copy(source_id, destination_id, length)
 
     def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """Like llama_state_seq_get_data, of what llama_memory_seq_rm leaves."""
+        """Work like llama_memory_seq_rm up to ``start``, then llama_state_seq_get_data."""
         assert start == 0 or self.capacity.saving is Saving.SUFFIXES, "only whole sequences can be saved"
         states = np.array(self.cache.take_out(sequence_id, start), np.uint64).view(np.uint8)
         return states if states.nbytes <= most_bytes else None
 
     def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """Like llama_state_seq_set_data, then llama_memory_seq_cp."""
+        """Work like llama_state_seq_set_data, then llama_memory_seq_cp."""
         assert self.cache.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         if not self.cache.put_back(sequence_id, state.view(np.uint64).tolist()):
             return False
@@ -138,17 +137,17 @@ class ToyBackend:
         return True
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
-        """See `toy_vector`; as long as a pass."""
+        """Return `toy_embedding`, after the time of a forward pass."""
         if self._step_s or self._token_s:
             time.sleep(self._step_s + self._token_s * len(tokens))
-        return toy_vector(tokens, self.capacity.embedding_size)
+        return toy_embedding(tokens, self.capacity.embedding_size)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
-def toy_vector(tokens: Sequence[int], size: int) -> Floats:
-    """[size]: what the toy backend makes of a text; depends on every token and its place."""
+def toy_embedding(tokens: Sequence[int], size: int) -> Floats:
+    """Return the toy embedding [size] of a text; it depends on every token and its position."""
     state = EMPTY_STATE
     for position, token in enumerate(tokens):
         state = next_state(state, token, position)

@@ -1,4 +1,4 @@
-"""The toy model's KV cache: keeps cells as llama.cpp does, and refuses what llama.cpp refuses."""
+"""The toy model's KV cache: it gives out cells as llama.cpp does, and refuses what llama.cpp refuses."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,12 +12,12 @@ EMPTY_STATE = 0x9E3779B97F4A7C15
 
 @cache
 def adapter_salt(adapter: str) -> int:
-    """What an adapter changes; 0 for none."""
+    """Return the number that an adapter mixes into every state; 0 without an adapter."""
     return int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest()) if adapter else 0
 
 
 def next_state(state: int, token: int, position: int, adapter: str = "") -> int:
-    """The 64-bit state after a token: depends on every token before it and on where each stood."""
+    """Return the 64-bit state after a token; it depends on every token so far and on the position of each."""
     mixed = (
         state ^ adapter_salt(adapter) ^ (token + 1) * 0xBF58476D1CE4E5B9 ^ (position + 1) * 0x94D049BB133111EB
     ) & _MASK
@@ -27,7 +27,7 @@ def next_state(state: int, token: int, position: int, adapter: str = "") -> int:
 
 @dataclass(slots=True)
 class _Cell:
-    """State after the token in this cell, and how many sequences hold it."""
+    """The state after the token in this cell, and how many sequences hold the cell."""
 
     state: int
     holders: int = 1
@@ -35,7 +35,7 @@ class _Cell:
 
 @dataclass(slots=True)
 class ToyCache:
-    """Cells by sequence id, in order of position."""
+    """The cells of each sequence, by sequence id, in order of position."""
 
     cells: int
     cells_per_sequence: int
@@ -44,22 +44,22 @@ class ToyCache:
     held: dict[int, list[_Cell]] = field(default_factory=dict)
 
     def length(self, sequence_id: int) -> int:
-        """Tokens held of a sequence."""
+        """Return how many tokens of the sequence are held."""
         return len(self.held.get(sequence_id, ()))
 
     def state(self, sequence_id: int) -> int:
-        """State after the last token held."""
+        """Return the state after the last token held."""
         cells = self.held.get(sequence_id)
         return cells[-1].state if cells else EMPTY_STATE
 
     def has_room(self, new_tokens: dict[int, int]) -> bool:
-        """Whether so many more tokens of each sequence fit."""
+        """Whether ``new_tokens``, a number of tokens by sequence id, fit."""
         if self.layout is KvLayout.UNIFIED:
             return self.used + sum(new_tokens.values()) <= self.cells
         return all(self.length(key) + count <= self.cells_per_sequence for key, count in new_tokens.items())
 
     def append(self, sequence_id: int, token: int, adapter: str = "") -> None:
-        """One more token, at the next position."""
+        """Add a token at the next position."""
         cells = self.held.setdefault(sequence_id, [])
         cells.append(_Cell(next_state(cells[-1].state if cells else EMPTY_STATE, token, len(cells), adapter)))
         self.used += 1
@@ -73,7 +73,7 @@ class ToyCache:
         del cells[length:]
 
     def take_out(self, sequence_id: int, start: int) -> list[int]:
-        """The states from ``start`` on; the cells before it are given up, as llama.cpp does to save a suffix."""
+        """Return the states from ``start`` on, and free the cells before it, as llama.cpp does to save a suffix."""
         cells = self.held[sequence_id]
         for cell in cells[:start]:
             cell.holders -= 1
@@ -82,7 +82,7 @@ class ToyCache:
         return [cell.state for cell in cells]
 
     def put_back(self, sequence_id: int, states: list[int]) -> bool:
-        """Cells of its own for ``states``; False if there are not enough."""
+        """Give the sequence new cells with ``states``; False if there are not enough."""
         if not self.has_room({sequence_id: len(states)}):
             return False
         self.held[sequence_id] = [_Cell(state) for state in states]
@@ -90,7 +90,7 @@ class ToyCache:
         return True
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """Put the first tokens of one before those of another: the same cells if unified, copies if split."""
+        """Put the first tokens of one sequence before those of another: the same cells if unified, copies if split."""
         shared = self.held[source_id][:length]
         if self.layout is KvLayout.UNIFIED:
             for cell in shared:
@@ -98,5 +98,5 @@ class ToyCache:
         else:
             shared = [_Cell(cell.state) for cell in shared]
             self.used += length
-        # A suffix that was put back stays behind it.
+        # A suffix that was put back follows the prefix.
         self.held[destination_id] = shared + self.held.get(destination_id, [])

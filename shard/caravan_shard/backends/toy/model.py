@@ -1,4 +1,4 @@
-"""The toy model: 256 byte tokens and four control tokens; the next token is a fixed function of all tokens before."""
+"""The toy model: 256 byte tokens and four control tokens. Its logits are a fixed function of all tokens before."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ _ROWS = 4096
 
 
 def _logit_table() -> Floats:
-    """[rows, vocabulary]: mostly printable ASCII, an end token about once in 130 greedy tokens."""
+    """Return [rows, vocabulary]. Likely tokens are printable ASCII; one in 130 greedy tokens is an end token."""
     table = np.random.Generator(np.random.Philox(key=2)).standard_normal((_ROWS, VOCABULARY_SIZE), np.float32) * 2
     table[:, :32] -= 12
     table[:, 127:256] -= 12
@@ -47,20 +47,20 @@ _TABLE = _logit_table()
 
 
 def toy_logits(states: NDArray[np.uint64]) -> Floats:
-    """[rows, vocabulary] from the states of the sequences."""
+    """Return the logits [rows, vocabulary] after ``states`` [rows]."""
     logits: Floats = _TABLE[states % np.uint64(_ROWS)]
     return logits
 
 
 class ToyVocabulary:
-    """A Vocabulary: UTF-8 bytes, and control tokens by their text where asked."""
+    """A Vocabulary: a token per UTF-8 byte, and the control tokens."""
 
     def __init__(self) -> None:
         self._pieces = [Piece(bytes([byte]), special=False) for byte in range(256)]
         self._pieces += [Piece(SPECIAL_TEXTS[token].encode(), special=True) for token in sorted(SPECIAL_TEXTS)]
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """BOS (where asked), then a token per byte."""
+        """Return BOS if ``add_special``, then a token per byte."""
         tokens = [BOS] if add_special else []
         start = 0
         while start < len(text):
@@ -74,9 +74,9 @@ class ToyVocabulary:
         return tokens
 
     def piece(self, token: int) -> Piece:
-        """The byte, or the control token's text."""
+        """Return the byte, or the text of the control token."""
         return self._pieces[token]
 
     def pieces(self) -> list[Piece]:
-        """All of them."""
+        """Return all pieces."""
         return list(self._pieces)
