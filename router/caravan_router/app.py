@@ -1,4 +1,4 @@
-"""The composition root: the only place that knows every part of the router."""
+"""Builds the router from its configuration and runs it. The only module that knows every part."""
 
 import asyncio
 import logging
@@ -19,16 +19,16 @@ from caravan_router.metrics.recorder import Metrics
 
 _log = logging.getLogger(__name__)
 
-# A pass, and the command after it.
+# Time for a step and for the command that releases its sequences.
 _SETTLE_S = 5.0
 
 
 async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Callable[[Batcher, str], None]) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
-    ``on_listening`` gets the engine and the base URL once the port is open; shards may still be away. Raises
-    KeyFileError or TlsFileError if there is to be such a file and it is broken, OSError if the port cannot be had, and
-    whatever broke the engine.
+    ``on_listening`` gets the engine and the base URL once the port is open, before any shard has joined. Raises
+    KeyFileError or TlsFileError if a configured file is broken, OSError if the port cannot be bound, and whatever broke
+    the engine.
     """
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
     tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
@@ -74,7 +74,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
 
 @contextmanager
 def _kept_current(files: Sequence[KeyWatch | Tls]) -> Iterator[None]:
-    """SIGHUP, which would end a program that has no such files, reloads them."""
+    """Reload ``files`` when they change and on SIGHUP. Without files, SIGHUP ends the program as usual."""
     if not files:
         yield
         return

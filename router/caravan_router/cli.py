@@ -18,7 +18,6 @@ from caravan_router.http.server.tls import TlsFileError
 
 _log = logging.getLogger(__name__)
 
-
 # What `run_router` raises when the router cannot start with its configuration.
 STARTUP_ERRORS = (KeyFileError, TlsFileError, OSError)
 
@@ -35,7 +34,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    """Return an event that SIGTERM and SIGINT set. A second signal ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -58,7 +57,7 @@ async def _run(config: RouterConfig) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the router; the exit code is 2 when it cannot start as asked."""
+    """Run the router until a signal. Return 0, or 2 if it cannot start with these flags."""
     config = load(RouterConfig, prog="caravan-router", description=__doc__ or "", argv=argv)
     if not config.shard:
         sys.stderr.write("caravan-router: error: no shard given: pass --shard ADDRESS, or use `caravan serve`\n")

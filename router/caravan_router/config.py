@@ -1,4 +1,4 @@
-"""The router's configuration: every flag once, with its rule. Names are TGI's where TGI has one."""
+"""The router's flags and their limits. A flag that TGI has too has TGI's name."""
 
 import math
 import os
@@ -14,59 +14,75 @@ from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """What ``caravan-router`` and ``caravan serve`` take. Raises ValueError when two fields contradict each other."""
+    """The flags of ``caravan-router`` and ``caravan serve``. Raises ValueError if two fields contradict each other."""
 
-    hostname: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    hostname: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
     port: int = flag(3000, "TCP port to listen on; 0 picks a free one", "-p", low=0, high=65535)
-    shard: tuple[str, ...] = flag((), "a shard's address, unix:/path or host:port; repeatable")
+    shard: tuple[str, ...] = flag((), "address of a shard, unix:/path or host:port; repeatable")
 
-    max_concurrent_requests: int = flag(128, "generations in the house; more are answered 429", low=1)
+    max_concurrent_requests: int = flag(128, "most generations that run or wait; more are answered 429", low=1)
     max_client_batch_size: int = flag(32, "most prompts in one /v1/completions request", low=1)
-    max_prompt_bytes: int | None = flag(None, "most bytes of a prompt (default: 32 times the most tokens)", low=1)
-    max_best_of: int = flag(16, "most candidates per prompt: bounds n and best_of", low=1)
-    max_stop_sequences: int = flag(4, "most stop strings per request", low=0)
-    max_top_n_tokens: int = flag(5, "most alternatives per token", low=0)
-    max_input_tokens: int | None = flag(None, "most prompt tokens (default: what one sequence of a shard holds)", low=1)
-    max_total_tokens: int | None = flag(None, "most prompt and output tokens together (default likewise)", low=2)
+    max_prompt_bytes: int | None = flag(
+        None, "most bytes of a prompt (default: 32 for each token that a prompt may have)", low=1
+    )
+    max_best_of: int = flag(16, "most candidates for one prompt: the limit of n and best_of", low=1)
+    max_stop_sequences: int = flag(4, "most stop strings in one request", low=0)
+    max_top_n_tokens: int = flag(5, "most alternatives for each token", low=0)
+    max_input_tokens: int | None = flag(
+        None, "most tokens of a prompt (default: what one sequence holds on every shard)", low=1
+    )
+    max_total_tokens: int | None = flag(None, "most tokens of prompt and output together (default: likewise)", low=2)
     payload_limit: int = flag(2_000_000, "most bytes of a request body, decompressed", low=1)
     max_request_new_tokens: int | None = flag(
-        None, "most new tokens of one request, all candidates together (default: max-best-of times one's most)", low=1
+        None,
+        "most new tokens of one request, all candidates together (default: max-best-of times those of one candidate)",
+        low=1,
     )
     max_connections: int = flag(1000, "most open connections; more are answered 503 and closed", low=1)
-    header_timeout_s: float = flag(20.0, "a connection without a whole request head after this is closed", low=0.1)
-    body_timeout_s: float = flag(60.0, "a request whose body is not there after this is answered 408", low=0.1)
-    slow_client_timeout_s: float = flag(30.0, "a client that does not read its reply for this long is cut off", low=0.1)
-    queue_timeout_s: float | None = flag(None, "a request whose turn has not come after this is answered 429", low=0.1)
-    api_keys_file: str | None = flag(None, "TOML file of API keys (see `caravan key`); default: anyone may ask")
-    ssl_certfile: str | None = flag(None, "PEM file of the certificate chain: serve HTTPS")
-    ssl_keyfile: str | None = flag(None, "PEM file of its private key (default: in --ssl-certfile)")
-    ssl_ca_certs: str | None = flag(None, "PEM file of authorities: clients must show a certificate of theirs")
-    cors_allow_origin: tuple[str, ...] = flag((), "origin that browsers may call from (default: any); repeatable")
+    header_timeout_s: float = flag(
+        20.0, "seconds for a whole request head to arrive, else the connection closes", low=0.1
+    )
+    body_timeout_s: float = flag(60.0, "seconds for a request body to arrive, else the answer is 408", low=0.1)
+    slow_client_timeout_s: float = flag(30.0, "a client that reads nothing for this many seconds is cut off", low=0.1)
+    queue_timeout_s: float | None = flag(
+        None, "seconds that a request waits for its turn, else the answer is 429 (default: no limit)", low=0.1
+    )
+    api_keys_file: str | None = flag(None, "TOML file of API keys (see `caravan key`); default: no key is needed")
+    ssl_certfile: str | None = flag(None, "PEM file of the certificate chain; with it the router serves HTTPS")
+    ssl_keyfile: str | None = flag(None, "PEM file of the private key (default: in --ssl-certfile)")
+    ssl_ca_certs: str | None = flag(
+        None, "PEM file of authorities, one of which must have signed a client's certificate"
+    )
+    cors_allow_origin: tuple[str, ...] = flag((), "origin of pages that may call the API (default: any); repeatable")
 
     prefill_mode: str = flag(
         "mixed",
-        "mixed: prompt chunks ride with decodes; pause: a prefill runs alone, as in TGI",
+        "mixed: steps carry prompt chunks and decoding sequences; pause: prefills run alone, as in TGI",
         choices=[mode.value for mode in PrefillMode],
     )
-    target_itl_ms: float = flag(220.0, "mixed: a pass that carries decodes should not take longer", low=1)
-    waiting_served_ratio: float = flag(0.3, "pause: prefill when requests waiting >= ratio x running", low=0)
-    max_waiting_tokens: int = flag(20, "pause: prefill after this many decode passes whatever waits", low=0)
-    max_batch_prefill_tokens: int = flag(4096, "most prompt tokens in one pass", low=1)
-    max_batch_total_tokens: int | None = flag(None, "most KV cells of one shard to use (default: all)", low=1)
-    max_batch_size: int | None = flag(None, "most sequences running on one shard (default: what it holds)", low=1)
+    target_itl_ms: float = flag(220.0, "mixed: longest time that a step with decoding sequences should take", low=1)
+    waiting_served_ratio: float = flag(0.3, "pause: prefill when waiting requests >= this ratio x running ones", low=0)
+    max_waiting_tokens: int = flag(20, "pause: prefill after this many decode steps, whatever waits", low=0)
+    max_batch_prefill_tokens: int = flag(4096, "most prompt tokens in one step", low=1)
+    max_batch_total_tokens: int | None = flag(None, "most KV cells to use of one shard (default: all)", low=1)
+    max_batch_size: int | None = flag(
+        None, "most sequences that run on one shard (default: as many as it holds)", low=1
+    )
     prefix_caching: bool = flag(
-        True, "ended sequences stay in the cache, for others to start from, until room is needed"
+        True, "keep ended sequences in the cache for others to start from, until room is needed"
     )
     kv_watermark: float = flag(
-        0.02, "part of the cells left free at admission, for outputs longer than expected", low=0, high=0.9
+        0.02, "part of a shard's cells left free at admission, for outputs longer than expected", low=0, high=0.9
     )
-    priority_aging_s: float = flag(60.0, "seconds of waiting that count as one step of priority", low=0.001)
+    priority_aging_s: float = flag(60.0, "seconds of waiting that raise a request's priority by one", low=0.001)
 
-    step_timeout_s: float = flag(60.0, "a shard whose pass takes longer is given up and its requests moved", low=1)
-    shard_grace_s: float = flag(30.0, "requests wait this long for a shard to come back", low=0)
-    graceful_termination_timeout: float = flag(90.0, "on SIGTERM, seconds for running requests to end", low=0)
-    log_level: str = flag("info", "least level that is logged", choices=["debug", "info", "warning", "error"])
-    json_output: bool = flag(False, "log lines are JSON objects")
+    step_timeout_s: float = flag(
+        60.0, "a shard whose step takes longer is given up, and its requests run elsewhere", low=1
+    )
+    shard_grace_s: float = flag(30.0, "seconds that requests wait for a shard while none is up", low=0)
+    graceful_termination_timeout: float = flag(90.0, "seconds for running requests to end after SIGTERM", low=0)
+    log_level: str = flag("info", "lowest level that is logged", choices=["debug", "info", "warning", "error"])
+    json_output: bool = flag(False, "log JSON objects instead of text")
 
     def __post_init__(self) -> None:
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
@@ -83,7 +99,7 @@ class RouterConfig:
 
     @property
     def scheduler(self) -> SchedulerConfig:
-        """The scheduler's part."""
+        """The settings of the scheduler."""
         return SchedulerConfig(
             mode=PrefillMode(self.prefill_mode),
             target_itl_s=self.target_itl_ms / 1000,
@@ -101,21 +117,21 @@ class RouterConfig:
 
     @property
     def link(self) -> LinkConfig:
-        """The shard links' part. The router's name is new with every start: its old leases are not its own."""
+        """The settings of the links to shards. router_id is new with every start: older leases are not its own."""
         return LinkConfig(
             router_id=f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}", step_timeout_s=self.step_timeout_s
         )
 
     @property
     def tls(self) -> TlsFiles | None:
-        """None: plain HTTP."""
+        """The files for HTTPS, or None for plain HTTP."""
         if self.ssl_certfile is None:
             return None
         return TlsFiles(certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs)
 
     @property
     def limits(self) -> Limits:
-        """What the HTTP layer lets through."""
+        """The limits of the HTTP layer."""
         return Limits(
             max_concurrent_requests=self.max_concurrent_requests,
             max_client_batch_size=self.max_client_batch_size,

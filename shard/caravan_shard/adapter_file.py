@@ -1,4 +1,4 @@
-"""What --lora says: a name, a file, and how strongly it applies."""
+"""The value of --lora: an adapter's name, its file and its scale."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _NAME = re.compile(r"[^\s=]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """A LoRA adapter; its effect is multiplied by ``scale``."""
+    """A LoRA adapter. Its effect is multiplied by ``scale``."""
 
     name: str
     path: Path
@@ -18,7 +18,7 @@ class AdapterFile:
 
 
 def parse_adapter(text: str) -> AdapterFile:
-    """``[NAME=]PATH[:SCALE]``; without a name it is that of the file, less its suffix. Raises ValueError."""
+    """Parse ``[NAME=]PATH[:SCALE]``. The default name is the file's, without its suffix. Raises ValueError."""
     name, separator, rest = text.partition("=")
     if not separator:
         name, rest = "", text

@@ -1,6 +1,5 @@
 """The command `caravan-shard`: one model, one KV cache, served over gRPC to a router."""
 
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -13,11 +12,9 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.service.parent import end_with_parent
 from caravan_shard.service.server import serve
 
-_log = logging.getLogger(__name__)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a shard; the exit code is 2 when it cannot start as asked."""
+    """Run a shard until a signal. Return 0, or 2 if it cannot start with these flags."""
     config = load(ShardConfig, prog="caravan-shard", description=__doc__ or "", argv=argv)
     configure_logging(level=config.log_level, json_output=config.json_output)
     try:

@@ -1,7 +1,4 @@
-"""The shard's configuration: each field is a flag and an environment variable (see caravan_proto.flags).
-
-Names follow llama-server where it has the flag.
-"""
+"""The shard's flags and their limits. A flag that llama-server has too has llama-server's name."""
 
 import os
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ from caravan_shard.kv_layout import KvLayout
 
 # llama.cpp compiles with LLAMA_MAX_SEQ = 256.
 MAX_SEQUENCES = 256
-# llama.cpp rounds each sequence's part up to this many cells.
+# llama.cpp rounds the cells of each sequence up to a multiple of this.
 CELL_BLOCK = 256
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _UNIX_PATH_BYTES = 107
@@ -22,21 +19,27 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardConfig:
-    """Checked by construction; raises ValueError for rules between fields."""
+    """The flags of ``caravan-shard``. Raises ValueError if two fields contradict each other."""
 
     model: str = flag("", "GGUF file to serve", "-m")
-    ctx_size: int = flag(8192, "KV cells in all; 0 = the context the model was trained with", "-c", low=0, high=2**30)
+    ctx_size: int = flag(
+        8192,
+        "KV cells of all sequences together; 0 = the context that the model was trained with",
+        "-c",
+        low=0,
+        high=2**30,
+    )
     parallel: int = flag(8, "most sequences held at a time", "-np", low=1, high=MAX_SEQUENCES)
     kv_layout: str = flag(
         "unified",
         "unified: one pool of cells, prefixes are shared; split: ctx-size / parallel cells for each sequence",
         choices=[layout.value for layout in KvLayout],
     )
-    batch_size: int = flag(2048, "most tokens in one pass", "-b", low=1, high=2**20)
-    ubatch_size: int = flag(512, "most tokens computed at a time within a pass", "-ub", low=1, high=2**20)
-    threads: int | None = flag(None, "threads for a pass over a single token [physical cores]", "-t", low=1, high=512)
+    batch_size: int = flag(2048, "most tokens in one step", "-b", low=1, high=2**20)
+    ubatch_size: int = flag(512, "most tokens computed at a time within a step", "-ub", low=1, high=2**20)
+    threads: int | None = flag(None, "threads for a step over a single token [physical cores]", "-t", low=1, high=512)
     threads_batch: int | None = flag(
-        None, "threads for every other pass, also of two decoding sequences [as --threads]", "-tb", low=1, high=512
+        None, "threads for every other step, also of two decoding sequences [as --threads]", "-tb", low=1, high=512
     )
     spin_count: int = flag(
         300,
@@ -46,15 +49,17 @@ class ShardConfig:
     )
     gpu_layers: int = flag(0, "layers to keep on the GPU; -1 = all", "-ngl", "--n-gpu-layers", low=-1, high=10_000)
     flash_attn: str = flag("auto", "flash attention", "-fa", choices=("on", "off", "auto"))
-    cache_type_k: str = flag("f16", "type of the cached keys", "-ctk", choices=_CACHE_TYPES)
-    cache_type_v: str = flag("f16", "type of the cached values", "-ctv", choices=_CACHE_TYPES)
+    cache_type_k: str = flag("f16", "data type of the cached keys", "-ctk", choices=_CACHE_TYPES)
+    cache_type_v: str = flag("f16", "data type of the cached values", "-ctv", choices=_CACHE_TYPES)
     swap_space: float = flag(
         1.0,
-        "GiB of host memory for sequences that make room for others; 0 = they are computed again",
+        "GiB of host memory for sequences that make room for others; 0 = they are computed again later",
         low=0,
         high=2**20,
     )
-    swap_dir: str = flag("", "folder for what swap-space does not hold; its files have no names and end with the shard")
+    swap_dir: str = flag(
+        "", "folder for sequences that swap-space has no room for; its files have no names and end with the shard"
+    )
     swap_dir_space: float = flag(8.0, "GiB of files in swap-dir", low=0, high=2**20)
     embeddings: bool = flag(
         False,
@@ -63,34 +68,36 @@ class ShardConfig:
     )
     pooling: str = flag(
         "model",
-        "how one vector is made of those of a text's tokens; model: as the file says, the mean where it says nothing",
+        "how the vectors of a text's tokens become one; model: as the file says, the mean if it says nothing",
         choices=("mean", "cls", "last", "model"),
     )
     lora: tuple[str, ...] = flag(
         (),
-        "adapter for requests that name it: [NAME=]PATH[:SCALE], a GGUF file made for this model; may be repeated",
+        "adapter for requests that name it: [NAME=]PATH[:SCALE], a GGUF file made for this model; repeatable",
     )
     sampling_threads: int = flag(
         1,
-        "threads that choose tokens, and as many that find what constraints allow; more than 1 only with idle cores",
+        "threads that choose tokens, and as many that compute what constraints allow; more than 1 only with idle cores",
         low=1,
         high=64,
     )
-    address: str = flag("127.0.0.1:50051", "where to listen: host:port or unix:/path; no authentication")
+    address: str = flag("127.0.0.1:50051", "address to listen on, host:port or unix:/path; without authentication")
     shard_id: str = flag("shard-0", "name of this shard in logs and metrics")
     backend: str = flag(
         "llama", "llama: llama.cpp; fake: a toy model for tests and simulations", choices=("llama", "fake")
     )
-    fake_step_ms: float = flag(0.0, "toy model: time of a pass", low=0, high=60_000)
-    fake_token_ms: float = flag(0.0, "toy model: time of each token of a pass", low=0, high=60_000)
-    max_tokenize_bytes: int = flag(1 << 20, "longest text that Tokenize takes", low=1, high=8 << 20)
-    stall_timeout_s: float = flag(60.0, "not serving after this long without progress on work", low=0.1, high=86_400)
-    drain_timeout_s: float = flag(30.0, "after SIGTERM, how long running sequences may go on", low=0, high=86_400)
-    exit_with_parent: bool = flag(
-        False, "end when the thread that started this process ends (Linux): a killed supervisor leaves nothing behind"
+    fake_step_ms: float = flag(0.0, "toy model: milliseconds of a step", low=0, high=60_000)
+    fake_token_ms: float = flag(0.0, "toy model: milliseconds of each token of a step", low=0, high=60_000)
+    max_tokenize_bytes: int = flag(1 << 20, "most bytes of a text to tokenize", low=1, high=8 << 20)
+    stall_timeout_s: float = flag(
+        60.0, "report NOT_SERVING when there is work and no step completes for this long", low=0.1, high=86_400
     )
-    log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
-    json_output: bool = flag(False, "log JSON")
+    drain_timeout_s: float = flag(30.0, "seconds for running sequences to end after SIGTERM", low=0, high=86_400)
+    exit_with_parent: bool = flag(
+        False, "end when the thread that started this process ends (Linux), so that a killed supervisor leaves no shard"
+    )
+    log_level: str = flag("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
+    json_output: bool = flag(False, "log JSON objects instead of text")
 
     def __post_init__(self) -> None:
         if self.backend == "llama" and not self.model:
@@ -113,49 +120,48 @@ class ShardConfig:
             )
         if self.flash_attn == "off" and self.cache_type_v.startswith(("q", "iq")):
             raise ValueError(f"cache-type-v {self.cache_type_v} needs flash attention: pass -fa on")
-
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
 
     @property
     def adapters(self) -> list[AdapterFile]:
-        """What lora says."""
+        """The adapters that --lora names."""
         return [parse_adapter(text) for text in self.lora]
 
     @property
     def layout(self) -> KvLayout:
-        """The KV layout."""
+        """The layout of the KV cells."""
         return KvLayout(self.kv_layout)
 
     @property
     def swap_memory_bytes(self) -> int:
-        """Bytes of swap-space."""
+        """The size of --swap-space in bytes."""
         return int(self.swap_space * _GIB)
 
     @property
     def swap_disk_bytes(self) -> int:
-        """Bytes of swap-dir-space; 0 without a folder."""
+        """The size of --swap-dir-space in bytes; 0 without a folder."""
         return int(self.swap_dir_space * _GIB) if self.swap_dir else 0
 
     @property
     def unix_path(self) -> Path | None:
-        """The socket file, if the address is one."""
+        """The path of the Unix socket, or None if the address is host:port."""
         return Path(self.address.removeprefix("unix:")) if self.address.startswith("unix:") else None
 
     @property
     def decode_threads(self) -> int:
-        """Threads for a pass over one token."""
+        """Threads for a step over one token."""
         return self.threads or physical_cores()
 
     @property
     def batch_threads(self) -> int:
-        """Threads for any other pass."""
+        """Threads for every other step."""
         return self.threads_batch or self.decode_threads
 
 
 def physical_cores() -> int:
-    """Cores this process may use, hyperthreads counted once; compute-bound work gains nothing from the others."""
+    """Number of cores this process may use, hyperthreads counted once: compute-bound work gains nothing from them."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = set()
     for cpu in usable:
