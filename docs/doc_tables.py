@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from caravan_router.config import RouterConfig
-from caravan_router.http.error_table import markdown_table as error_table
 from caravan_router.http.limits import Limits
+from caravan_router.http.openai.errors import openai_code, openai_status, openai_type
 from caravan_router.http.routes import ROUTES
+from caravan_router.http.server.errors import INTERNAL, TABLE
 from caravan_router.metrics.table import METRICS
 from caravan_router.serve.cli import ServeConfig
 from caravan_shard.config import ShardConfig
@@ -96,7 +97,19 @@ def metrics_table() -> str:
 
 def routes_table() -> str:
     """One row for each route, in the order of registration."""
-    return _table(("route", "what it does"), ((f"`{route.method} {route.path}`", route.summary) for route in ROUTES))
+    rows = ((f"`{route.method} {route.path}`", route.dialect.name, route.summary) for route in ROUTES)
+    return _table(("route", "dialect", "what it does"), rows)
+
+
+def errors_table() -> str:
+    """One row for each form that errors have on the wire, with the meanings of all errors of this form."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for kind in (*TABLE.values(), INTERNAL):
+        of_tgi = (f"`{kind.error_type}`", str(kind.status))
+        of_openai = (f"`{openai_code(kind)}`", str(openai_status(kind)), f"`{openai_type(kind)}`")
+        rows.setdefault((*of_tgi, *of_openai), []).append(kind.meaning)
+    head = ("`error_type`", "status", "`code` on `/v1`", "status", "`type`", "when")
+    return _table(head, ((*form, ". ".join(meanings)) for form, meanings in rows.items()))
 
 
 def limits_table() -> str:
@@ -146,7 +159,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "flags of the router": lambda: flags_table(RouterConfig),
     "flags of a shard": lambda: flags_table(ShardConfig),
     "metrics": metrics_table,
-    "errors": error_table,
+    "errors": errors_table,
     "routes": routes_table,
     "limits": limits_table,
     "packages": packages_table,
