@@ -1,48 +1,48 @@
-"""What a client may ask for at most."""
+"""Limits on what clients may ask for."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Names and meaning are TGI's where TGI has them. None: as the model allows."""
+    """Limits that the operator sets. Names and meaning are TGI's where TGI has them. None: the model's own limit."""
 
     max_concurrent_requests: int = 128
-    """Generations under way, queued ones included; one more is refused with 429."""
+    """Generations in progress, queued ones included. Further ones are refused with status 429."""
     max_best_of: int = 16
-    """Of ``n`` and ``best_of``: candidates generated for one prompt."""
+    """Bound of ``n`` and ``best_of``: candidates per prompt."""
     max_stop_sequences: int = 4
     max_stop_bytes: int = 256
-    """Of one stop string, in UTF-8: text may be held back for as long as it."""
+    """Bytes of a stop string in UTF-8. Up to so much text may be held back."""
     max_top_n_tokens: int = 5
     max_input_tokens: int | None = None
     max_total_tokens: int | None = None
-    """Prompt and output."""
+    """Tokens of prompt and output together."""
     max_prompt_bytes: int | None = None
-    """Of one prompt, in UTF-8, checked before it is tokenized; None: 32 times the most tokens."""
+    """Bytes of a prompt in UTF-8, checked before it is tokenized. None: 32 times ``max_total_tokens``."""
     max_client_batch_size: int = 32
-    """Prompts of one request."""
+    """Prompts per request."""
     max_embed_texts: int = 2048
-    """Texts of one request for embeddings; OpenAI's limit. Each has at most as many tokens as the shards embed."""
+    """Texts per request for embeddings, as in OpenAI's API. The shards limit the tokens of each text."""
     max_logit_biases: int = 300
-    """Entries of one ``logit_bias``; OpenAI's limit."""
+    """Entries of a ``logit_bias``, as in OpenAI's API."""
     max_constraint_bytes: int = 65_536
-    """Of a JSON schema, a regular expression, a grammar or a list of choices, in UTF-8."""
+    """Bytes in UTF-8 of a JSON schema, regular expression, grammar or list of choices."""
     max_tools: int = 128
-    """OpenAI's limit."""
+    """Tools per request, as in OpenAI's API."""
     max_cache_salt_bytes: int = 256
-    """In UTF-8."""
+    """Bytes of a ``cache_salt`` in UTF-8."""
     max_request_new_tokens: int | None = None
-    """Of all prompts and candidates of one request; None: ``max_best_of`` times what one may have."""
+    """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
     payload_limit: int = 2_000_000
-    """Bytes of a request's body, decompressed."""
+    """Bytes of a request's body after decompression."""
     max_connections: int = 1000
-    """Open at once, idle ones included; one more is told so and closed."""
+    """Open connections, idle ones included. Further ones are answered 503 and closed."""
     header_timeout_s: float = 20.0
-    """From the start of a connection to the end of its first request's headers."""
+    """Time from opening a connection to the end of its first request's headers."""
     body_timeout_s: float = 60.0
-    """From a request's headers to the end of its body."""
+    """Time from the end of a request's headers to the end of its body."""
     slow_client_timeout_s: float = 30.0
-    """A reader that takes nothing for so long is cut."""
+    """Time after which a client that reads nothing of its reply is cut off."""
     keep_alive_s: float = 15.0
-    """A silent stream gets a comment so often."""
+    """Silence after which a stream sends a comment."""

@@ -13,7 +13,7 @@ def shown(value: object) -> str:
 
 
 class UnsupportedFieldError(ValidationError):
-    """A field that is known, but not built; ``neutral`` says what is accepted in its place."""
+    """The field is known but not supported; ``neutral`` says what is accepted instead."""
 
     def __init__(self, field: str, neutral: str, given: object) -> None:
         super().__init__(field, f"`{field}` is not supported: leave it out, or {neutral}. Given: {shown(given)}")
@@ -30,14 +30,14 @@ class OutOfRangeError(ValidationError):
 
 
 class NotBetweenZeroAndOneError(ValidationError):
-    """Both ends excluded, as TGI has it: to switch the filter off, leave the field out."""
+    """TGI excludes both ends. Leaving the field out switches the filter off."""
 
     def __init__(self, field: str, given: float) -> None:
         super().__init__(field, f"`{field}` must be > 0.0 and < 1.0. Given: {shown(given)}")
 
 
 class CandidatesError(ValidationError):
-    """``n`` or ``best_of``, in TGI's words."""
+    """``n`` or ``best_of`` is out of range. The message is TGI's."""
 
     def __init__(self, field: str, limit: int, given: int) -> None:
         super().__init__(field, f"`{field}` must be > 0 and <= {limit}. Given: {shown(given)}")
@@ -85,7 +85,7 @@ class TooManyBytesError(ValidationError):
 
 
 class PromptTooLongError(ValidationError):
-    """TGI's words; exactly ``limit`` is allowed."""
+    """The prompt is too long. The message is TGI's, although exactly ``limit`` tokens are allowed."""
 
     def __init__(self, field: str, limit: int, given: int) -> None:
         super().__init__(field, f"`{field}` must have less than {limit} tokens. Given: {given}")
@@ -101,7 +101,7 @@ class TotalTooLongError(ValidationError):
 
 
 class TooManyNewTokensError(ValidationError):
-    """Together, what each generation of a request may have is too much."""
+    """All generations of a request together may generate too many tokens."""
 
     def __init__(self, field: str, limit: int, given: int) -> None:
         message = f"`{field}` times the number of generations must be <= {limit} tokens. Given: {given}"
@@ -109,7 +109,7 @@ class TooManyNewTokensError(ValidationError):
 
 
 class InvalidGrammarError(ValidationError):
-    """TGI's words, with our field's name."""
+    """The constraint cannot be used. The message is TGI's, with the field's name."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(field, f"{field} is not valid: {problem[:_REASON_CHARACTERS]}")

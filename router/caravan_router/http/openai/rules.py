@@ -5,7 +5,7 @@ from caravan_router.http.server.errors import ValidationError
 
 
 class NotAProbabilityError(ValidationError):
-    """Zero excluded, one included, as OpenAI has it."""
+    """OpenAI excludes 0 and includes 1."""
 
     def __init__(self, field: str, given: float) -> None:
         super().__init__(field, f"`{field}` must be > 0.0 and <= 1.0. Given: {shown(given)}")
@@ -17,7 +17,7 @@ class BestOfBelowNError(ValidationError):
 
 
 class BestOfAboveNStreamingError(ValidationError):
-    """Which are the best is known only in the end."""
+    """The best candidates are known only at the end."""
 
     def __init__(self, n: int, given: int) -> None:
         message = f"`best_of` > `n` is not supported when streaming. Given: `best_of` {given} and `n` {n}"
@@ -53,7 +53,7 @@ class IgnoreEosError(ValidationError):
 
 
 class SuffixError(ValidationError):
-    """TGI's words."""
+    """The message is TGI's."""
 
     def __init__(self, given: str) -> None:
         message = "Suffix is not supported and can be achieved by preprocessing the prompt."
@@ -66,14 +66,14 @@ class StreamOptionsError(ValidationError):
 
 
 class NeedsFieldError(ValidationError):
-    """A field that means something only beside another one."""
+    """The field has a meaning only with another one."""
 
     def __init__(self, field: str, needed: str, given: object) -> None:
         super().__init__(field, f"`{field}` may be set only when {needed}. Given: {shown(given)}")
 
 
 class MaxTokensError(ValidationError):
-    """The two fields mean the same."""
+    """Both fields mean the same."""
 
     def __init__(self, given: int, given_completion: int) -> None:
         message = (

@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page for people: one file, no script, nothing from elsewhere."""
+"""Renders the OpenAPI document as one HTML page without scripts or external files."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ _PREFIX = "#/components/schemas/"
 
 
 def render_page(document: Mapping[str, Any]) -> str:
-    """Routes first, then the types of their bodies and replies."""
+    """Return the page: routes first, then the types of their bodies and replies."""
     info = document["info"]
     operations = [
         _operation(method, path, operation)
@@ -67,7 +67,7 @@ def _type(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A type in a few words."""
+    """Return a type in a few words."""
     if "$ref" in schema:
         name = escape(schema["$ref"].removeprefix(_PREFIX))
         return f"<a href=#{name}>{name}</a>"
@@ -87,7 +87,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _one(schema: Mapping[str, Any]) -> str:
-    """As `_kind`, but one thing also where it may be of several types."""
+    """Return a type in a few words, in parentheses if it is a choice of types."""
     return f"({_kind(schema)})" if "anyOf" in schema else _kind(schema)
 
 

@@ -1,4 +1,4 @@
-"""A request's body to its type."""
+"""Reads a request's body into its type."""
 
 import asyncio
 import re
@@ -26,11 +26,11 @@ _PATH = re.compile(r" at `\$\.([^`]*)`$")
 
 
 async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises UnsupportedMediaError, UnsupportedCodingError, BodyTimeoutError, BodyTooLargeError, MalformedBodyError,
-    BodyMismatchError.
+    """Read, decompress and decode the body; the size limit counts decompressed bytes.
 
-    The limit counts bytes after decompression. JSON is read by msgspec alone: the standard library's reader takes NaN,
-    lone surrogates and infinite numbers.
+    msgspec alone reads the JSON: the standard library accepts NaN, lone surrogates and infinite numbers.
+    Raises UnsupportedMediaError, UnsupportedCodingError, BodyTimeoutError, BodyTooLargeError, MalformedBodyError,
+    BodyMismatchError.
     """
     if "Content-Type" in request.headers and not _is_json(request.content_type):
         raise UnsupportedMediaError(request.content_type)
@@ -51,11 +51,11 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
 
 
 def decode(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], inside: str = "") -> T:
-    """A body, or what is ``inside`` its field of this name. Raises MalformedBodyError, BodyMismatchError."""
+    """Decode a body, or the part of it that is ``inside`` a field. Raises MalformedBodyError, BodyMismatchError."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        # It quotes the client's own field names, which may be of any length.
+        # The message quotes the client's own field names, which may have any length.
         reason = _placed(str(error)[:_REASON_CHARACTERS], inside)
         raise BodyMismatchError(_field_of(reason), reason) from error
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""HTTPS: a certificate, its key, and perhaps whose clients to believe."""
+"""HTTPS: the server's certificate and key, and authorities for client certificates."""
 
 import asyncio
 import logging
@@ -9,12 +9,12 @@ _log = logging.getLogger(__name__)
 
 
 class TlsFileError(Exception):
-    """The certificate, its key or the authorities cannot be used; the message names the file."""
+    """The certificate, key or authorities cannot be used. The message names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files. ``keyfile``: None if it is in ``certfile``. ``ca_certs``: whose certificate a client must show."""
+    """Paths of PEM files. ``keyfile``: None if ``certfile`` has the key. ``ca_certs``: who signs client certificates."""
 
     certfile: str
     keyfile: str | None = None
@@ -22,23 +22,23 @@ class TlsFiles:
 
 
 class Tls:
-    """The context that the port uses; a reload changes what later handshakes get, and only adds to the authorities."""
+    """Owns the SSL context. A reload affects later handshakes; it adds authorities and removes none."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Blocks: reads the files. Raises TlsFileError."""
+        """Read the files, which blocks. Raises TlsFileError."""
         self._files = files
         self.context = _context(files)
-        self._told = asyncio.Event()
+        self._reload_asked = asyncio.Event()
 
     def reload(self) -> None:
-        """Soon."""
-        self._told.set()
+        """Ask `run` to read the files again."""
+        self._reload_asked.set()
 
     async def run(self) -> None:
-        """Until cancelled. Files that are broken change nothing and are logged."""
+        """Reload when asked to, until cancelled. Broken files are logged and change nothing."""
         while True:
-            await self._told.wait()
-            self._told.clear()
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
             try:
                 await asyncio.to_thread(self._read_again)
             except TlsFileError as error:
@@ -47,7 +47,7 @@ class Tls:
                 _log.info("certificate reloaded")
 
     def _read_again(self) -> None:
-        # The context in use would be left half changed by a key that does not fit: another one tries first.
+        # A key that does not fit would leave the context half changed, so another context tries the files first.
         _context(self._files)
         _load(self.context, self._files)
 
@@ -63,7 +63,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     try:
-        # Without a password OpenSSL would ask for one on the terminal.
+        # OpenSSL asks for a missing password on the terminal.
         context.load_cert_chain(files.certfile, files.keyfile, password="")
     except (OSError, ValueError) as error:
         named = files.certfile if files.keyfile is None else f"{files.certfile} and {files.keyfile}"

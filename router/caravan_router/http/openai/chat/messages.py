@@ -1,4 +1,4 @@
-"""A client's messages to what templates expect."""
+"""Turns a client's messages and tools into what chat templates expect."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +16,7 @@ MAX_DEPTH = 64
 
 
 def template_messages(messages: Sequence[Message], *, developer_known: bool) -> list[Json]:
-    """Each with ``role`` and ``content``, a text. Raises ValidationError."""
+    """Return one object per message; its ``content`` is a text. Raises ValidationError."""
     if not messages:
         raise EmptyMessagesError
     names: dict[str, str] = {}
@@ -27,11 +27,11 @@ def template_messages(messages: Sequence[Message], *, developer_known: bool) -> 
 
 
 def _template_message(field: str, message: Message, names: dict[str, str], *, developer_known: bool) -> Json:
-    """``names``: of the functions called so far, by id."""
+    """``names``: names of the functions called so far, by call id."""
     for name, value in (("audio", message.audio), ("function_call", message.function_call)):
         if value:
             raise UnsupportedFieldError(f"{field}.{name}", "set it to null", value)
-    # To models that were not taught the word, a developer is who else gives instructions.
+    # Templates that do not know developers know the system, which gives instructions too.
     role = "system" if message.role == "developer" and not developer_known else message.role
     result: Json = {"role": role, "content": _text(f"{field}.content", message)}
     if message.name is not None:
@@ -76,7 +76,7 @@ def _part(field: str, part: ContentPart) -> str:
 def _call(field: str, number: int, call: ToolCall) -> Json:
     arguments = call.function.arguments
     if isinstance(arguments, str):
-        # Templates write the object as JSON themselves. What a model left unfinished stays text.
+        # Templates write the object as JSON themselves. Unfinished JSON of a model stays text.
         with suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments, type=dict[str, Any])
     check_depth(f"{field}.function.arguments", arguments)
@@ -88,7 +88,7 @@ def _call(field: str, number: int, call: ToolCall) -> Json:
 
 
 def check_depth(field: str, value: Any, depth: int = MAX_DEPTH) -> None:
-    """Of JSON that is walked by functions that call themselves. Raises NestedError."""
+    """Require that recursive functions can walk ``value``. Raises NestedError."""
     if isinstance(value, dict | list):
         if not depth:
             raise NestedError(field, MAX_DEPTH)
@@ -97,7 +97,7 @@ def check_depth(field: str, value: Any, depth: int = MAX_DEPTH) -> None:
 
 
 def template_tools(tools: Sequence[Tool]) -> list[Json]:
-    """As OpenAI writes them, which is what templates expect."""
+    """Return the tools in OpenAI's form, which templates expect."""
     result = []
     for tool in tools:
         definition = tool.function

@@ -1,4 +1,4 @@
-"""Bodies of the chat routes, in the words of OpenAI, TGI and vLLM."""
+"""Bodies and replies of chat completions, with the fields of OpenAI, TGI and vLLM."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from caravan_router.http.openai.schema import GeneratingFields, Usage
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``type``: "text"; what is not text is refused."""
+    """A part of a message. ``type`` must be "text" or "refusal"; other parts are refused."""
 
     type: str
     text: str | None = None
@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn. A reply's message may be sent back as it came, with all its fields."""
+    """One turn. A reply's message may be sent back with all its fields."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -48,9 +48,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``parameters``: a JSON schema; left out: there are none. TGI also calls it ``arguments``.
+    """``parameters``: a JSON schema; absent if there are none. TGI also calls it ``arguments``.
 
-    ``strict``: a call that ``tool_choice`` demands matches the schema, whatever it says.
+    ``strict`` changes nothing: a call that ``tool_choice`` demands always matches the schema.
     """
 
     name: str
@@ -75,7 +75,7 @@ class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a client may tell the template."""
+    """Options that a client may pass to the chat template."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
@@ -83,11 +83,12 @@ class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model``: an adapter's name selects it; anything else is the model that is served.
+    """``model``: an adapter's name selects the adapter; any other name selects the model.
 
-    ``max_tokens``, ``max_completion_tokens``: the same; left out, what the context leaves. ``tool_choice``: "auto",
-    "none", "required", a function's name, or OpenAI's object. ``tool_prompt``: TGI's; how to call functions, for
-    models whose template does not say. ``continue_final_message``: by default, true if the last is the assistant's.
+    ``max_tokens`` and ``max_completion_tokens`` mean the same; default: all that fits in the context. ``tool_choice``:
+    "auto", "none", "required", a function's name, or OpenAI's object. ``tool_prompt`` (TGI's): explains how to call
+    functions to models whose template does not. ``continue_final_message``: by default true if the assistant's message
+    is the last one.
     """
 
     messages: list[Message]
@@ -105,7 +106,7 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TokenAlternative(msgspec.Struct, frozen=True):
-    """``bytes``: of the token; ``token`` shows what of them is no character as U+FFFD."""
+    """``bytes``: the token's bytes. ``token`` shows bytes that form no character as U+FFFD."""
 
     token: str
     logprob: float
@@ -124,7 +125,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CalledFunction(msgspec.Struct):
-    """``arguments``: JSON text as the model wrote it."""
+    """``arguments``: the JSON text that the model wrote."""
 
     name: str
     arguments: str
@@ -137,7 +138,7 @@ class ReplyToolCall(msgspec.Struct):
 
 
 class ReplyMessage(msgspec.Struct):
-    """``content`` is null where there are calls only."""
+    """``content`` is null if there are only tool calls."""
 
     role: str
     content: str | None
@@ -162,14 +163,14 @@ class ChatCompletion(msgspec.Struct):
 
 
 class FunctionDelta(msgspec.Struct):
-    """``name`` comes once; ``arguments`` joined are JSON text."""
+    """``name`` comes once. The ``arguments`` of all deltas, joined, are JSON text."""
 
     arguments: str
     name: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ToolCallDelta(msgspec.Struct):
-    """``id`` and ``type`` come with the first of a call."""
+    """``id`` and ``type`` come with the first delta of a call."""
 
     index: int
     function: FunctionDelta
@@ -178,7 +179,7 @@ class ToolCallDelta(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """``role`` comes with the first of a choice."""
+    """``role`` comes with the first delta of a choice."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
@@ -193,7 +194,7 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChatCompletionChunk(msgspec.Struct):
-    """``usage`` is absent unless asked for, and null before the last chunk."""
+    """One chunk of a stream. ``usage`` is absent unless asked for, and null before the last chunk."""
 
     id: str
     object: str

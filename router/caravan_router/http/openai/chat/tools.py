@@ -1,4 +1,4 @@
-"""Which tools a request may call, and whether it must."""
+"""Finds the tools that a request may call, and whether it must call one."""
 
 import re
 from collections.abc import Sequence
@@ -10,13 +10,16 @@ from caravan_router.http.openai.chat.schema import ChatRequest, NamedToolChoice,
 from caravan_router.http.openai.rules import FunctionNameError, TooManyToolsError
 from caravan_router.http.server.errors import ToolError
 
-# OpenAI's rule.
+# OpenAI's rule for function names.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """``tools``: shown to the model. ``callable``: those it may call. ``required``: it must call one."""
+    """``tools``: shown to the model. ``callable``: those it may call. ``required``: it must call one.
+
+    ``several``: it may call more than one.
+    """
 
     tools: Sequence[Tool] = ()
     callable: Sequence[Tool] = ()
@@ -27,9 +30,9 @@ class ToolPlan:
 NO_TOOLS = ToolPlan()
 
 
-def tool_plan_of(request: ChatRequest, limits: Limits) -> ToolPlan:
-    """Raises ValidationError, ToolError."""
-    tools = request.tools or []
+def tool_plan_of(body: ChatRequest, limits: Limits) -> ToolPlan:
+    """Check the tools. Raises ValidationError, ToolError."""
+    tools = body.tools or []
     if len(tools) > limits.max_tools:
         raise TooManyToolsError(limits.max_tools, len(tools))
     names: set[str] = set()
@@ -39,8 +42,8 @@ def tool_plan_of(request: ChatRequest, limits: Limits) -> ToolPlan:
             raise FunctionNameError(f"tools[{number}].function.name", name)
         names.add(name)
         check_depth(f"tools[{number}].function.parameters", tool.function.parameters or tool.function.arguments)
-    several = request.parallel_tool_calls is not False
-    match request.tool_choice:
+    several = body.parallel_tool_calls is not False
+    match body.tool_choice:
         case "none":
             return NO_TOOLS
         case None | "auto":

@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's embeddings."""
+"""Bodies and replies of ``/v1/embeddings``."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from caravan_router.http.openai.schema import Prompt
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model`` may be anything but an adapter's name. ``dimensions``: as many as the model's vectors have."""
+    """``model``: any name but an adapter's. ``dimensions``: if set, the size of the model's vectors."""
 
     input: Prompt
     model: str | None = None
@@ -18,7 +18,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Embedding(msgspec.Struct, frozen=True):
-    """Of length 1; with ``encoding_format`` base64 the bytes of its float32 numbers, the least significant first."""
+    """A vector of length 1. With ``encoding_format`` base64: its float32 numbers in little-endian bytes."""
 
     object: str
     index: int
@@ -31,7 +31,7 @@ class EmbeddingUsage(msgspec.Struct, frozen=True):
 
 
 class EmbeddingList(msgspec.Struct, frozen=True):
-    """One entry for each text, in their order."""
+    """One entry per text, in order."""
 
     object: str
     data: list[Embedding]
