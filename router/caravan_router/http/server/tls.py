@@ -14,7 +14,7 @@ class TlsFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Paths of PEM files. ``keyfile``: None if ``certfile`` has the key. ``ca_certs``: signers of client certificates."""
+    """Paths of PEM files. ``keyfile``: None if ``certfile`` has the key. ``ca_certs``: trusted client authorities."""
 
     certfile: str
     keyfile: str | None = None
