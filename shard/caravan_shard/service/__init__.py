@@ -1,1 +1,1 @@
-"""The shard as a gRPC server: its life, its lease, its health."""
+"""The shard as a gRPC server: start, lease, commands, health, drain, end."""

@@ -1,4 +1,4 @@
-"""Between messages and the shard's own types."""
+"""Decodes protobuf messages into the shard's own types, and encodes results."""
 
 from collections.abc import Mapping, Sequence
 from typing import assert_never
@@ -49,19 +49,19 @@ _SHARINGS = {
 
 
 def constraint(message: types_pb2.Constraint) -> Constraint | None:
-    """None if it says nothing."""
+    """Decode a constraint; None if the message has none."""
     kind = message.WhichOneof("kind")
     return None if kind is None else Constraint(ConstraintKind(kind), getattr(message, kind))
 
 
 def constraints(request: shard_pb2.PrefillRequest) -> list[Constraint]:
-    """What the new sequences must match."""
+    """Decode the constraints of the sequences that a Prefill starts."""
     messages = (chunk.parameters.constraint for chunk in request.chunks if chunk.parameters.HasField("constraint"))
     return [found for message in messages if (found := constraint(message)) is not None]
 
 
 def prefill_command(request: shard_pb2.PrefillRequest, grammars: Mapping[Constraint, Grammar]) -> Prefill:
-    """One pass; ``grammars`` has those of its `constraints`."""
+    """Decode a Prefill. ``grammars`` holds the compiled ones of its `constraints`."""
     return Prefill(
         chunks=[_chunk(chunk, grammars) for chunk in request.chunks],
         rider_ids=list(request.ride_sequence_ids),
@@ -70,7 +70,7 @@ def prefill_command(request: shard_pb2.PrefillRequest, grammars: Mapping[Constra
 
 
 def decode_command(request: shard_pb2.DecodeRequest) -> Decode:
-    """Passes."""
+    """Decode the request of a Decode."""
     return Decode(
         sequence_ids=list(request.sequence_ids),
         max_steps=request.max_steps,
@@ -79,12 +79,12 @@ def decode_command(request: shard_pb2.DecodeRequest) -> Decode:
 
 
 def filter_command(request: shard_pb2.FilterBatchRequest) -> FilterBatch:
-    """What to keep."""
+    """Decode a FilterBatch."""
     return FilterBatch(keep_ids=list(request.keep_sequence_ids), header=_header(request.header))
 
 
 def swap_out_command(request: shard_pb2.SwapOutRequest) -> SwapOut:
-    """What to save and release."""
+    """Decode a SwapOut."""
     return SwapOut(
         entries=[
             SwapOutEntry(sequence_id=entry.sequence_id, handle=entry.handle, start=entry.start)
@@ -95,7 +95,7 @@ def swap_out_command(request: shard_pb2.SwapOutRequest) -> SwapOut:
 
 
 def swap_in_command(request: shard_pb2.SwapInRequest) -> SwapIn:
-    """What to bring back."""
+    """Decode a SwapIn."""
     return SwapIn(
         entries=[
             SwapInEntry(handle=entry.handle, sequence_id=entry.sequence_id, copy=_prefix(entry))
@@ -211,7 +211,7 @@ def _timings(timings: Timings) -> types_pb2.StepTimings:
 
 
 def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
-    """The reply to Prefill."""
+    """Encode the reply to Prefill."""
     return shard_pb2.PrefillResponse(
         outcome=_outcome(result.outcome),
         tokens=_columns(result.rows),
@@ -221,31 +221,31 @@ def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
 
 
 def decode_response(result: StepResult) -> shard_pb2.DecodeResponse:
-    """One reply to Decode."""
+    """Encode one reply to Decode."""
     return shard_pb2.DecodeResponse(
         outcome=_outcome(result.outcome), tokens=_columns(result.rows), timings=_timings(result.timings)
     )
 
 
 def filter_response(holdings: Holdings) -> shard_pb2.FilterBatchResponse:
-    """The reply to FilterBatch."""
+    """Encode the reply to FilterBatch."""
     return shard_pb2.FilterBatchResponse(free_cells=holdings.free_cells, sequence_ids=holdings.sequence_ids)
 
 
 def swap_out_response(result: SwappedOut) -> shard_pb2.SwapOutResponse:
-    """The reply to SwapOut."""
+    """Encode the reply to SwapOut."""
     return shard_pb2.SwapOutResponse(
         saved=result.saved, bytes=result.written_bytes, total_ns=result.total_ns, used_bytes=result.used_bytes
     )
 
 
 def swap_in_response(result: SwappedIn) -> shard_pb2.SwapInResponse:
-    """The reply to SwapIn."""
+    """Encode the reply to SwapIn."""
     return shard_pb2.SwapInResponse(restored=result.restored, total_ns=result.total_ns, used_bytes=result.used_bytes)
 
 
 def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
-    """What Info tells of the model."""
+    """Encode the model for Info."""
     return shard_pb2.ModelInfo(
         name=facts.name,
         fingerprint=facts.fingerprint,
@@ -261,7 +261,7 @@ def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
 
 
 def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int, swap_bytes: int) -> shard_pb2.Limits:
-    """What Info tells of the limits."""
+    """Encode the limits for Info."""
     return shard_pb2.Limits(
         cells=capacity.cells,
         cells_per_sequence=capacity.cells_per_sequence,
@@ -279,7 +279,7 @@ def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int
 
 
 def detokenize_response(pieces: Sequence[Piece]) -> shard_pb2.DetokenizeResponse:
-    """The reply to Detokenize."""
+    """Encode the reply to Detokenize."""
     return shard_pb2.DetokenizeResponse(
         text=b"".join(piece.data for piece in pieces),
         pieces=[piece.data for piece in pieces],
@@ -288,7 +288,7 @@ def detokenize_response(pieces: Sequence[Piece]) -> shard_pb2.DetokenizeResponse
 
 
 def tokenize_response(token_ids: Sequence[int], pieces: Sequence[Piece]) -> shard_pb2.TokenizeResponse:
-    """The reply to Tokenize."""
+    """Encode the reply to Tokenize."""
     return shard_pb2.TokenizeResponse(
         token_ids=token_ids,
         pieces=[piece.data for piece in pieces],

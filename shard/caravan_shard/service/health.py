@@ -1,31 +1,27 @@
-"""The gRPC health service: checks the lease and the worker's progress several times a second."""
+"""The gRPC health service. Checks the lease and the worker's progress several times a second."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from time import monotonic
 
 from grpc_health.v1 import health, health_pb2
 
-from caravan_proto.errors import ShardError
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
-from caravan_shard.protocol.results import Refusal
-from caravan_shard.service.lease import LeaseBook
+from caravan_shard.service.lease_guard import LeaseGuard
 
 _log = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.1
 # One step may fail for reasons of its own; several in a row mean that the backend is broken.
-FAILURES_TO_DISTRUST = 3
-EXPIRED = Refusal(ShardError.NOT_LEASED, "the lease has expired")
+_FAILURES_TO_DISTRUST = 3
 
 
 class HealthMonitor:
-    """Sets the status of the health service and expires the lease."""
+    """Sets the status of the health service and ends an expired lease."""
 
     def __init__(
-        self, worker: Worker, engine: Engine, lease: LeaseBook, services: Sequence[str], stall_timeout_s: float
+        self, worker: Worker, engine: Engine, lease: LeaseGuard, services: Sequence[str], stall_timeout_s: float
     ) -> None:
         self.servicer = health.aio.HealthServicer()
         self._worker = worker
@@ -38,7 +34,7 @@ class HealthMonitor:
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
-            self.expire_lease()
+            self._lease.expire()
             await self._set(self._find_trouble())
             await asyncio.sleep(_INTERVAL_S)
 
@@ -46,17 +42,10 @@ class HealthMonitor:
         """Report NOT_SERVING from now on."""
         await self.servicer.enter_graceful_shutdown()
 
-    def expire_lease(self) -> None:
-        """Release every sequence if the lease has expired."""
-        if self._lease.expire(monotonic()):
-            _log.warning("the lease expired: every sequence is released", extra={"epoch": self._lease.epoch})
-            self._worker.release_all(EXPIRED)
-
     def _find_trouble(self) -> str | None:
-        stalled_s = self._worker.stalled_s()
-        if stalled_s > self._stall_timeout_s:
+        if self._worker.stalled_s() > self._stall_timeout_s:
             return f"no step in {self._stall_timeout_s:g} s though there is work"
-        if self._engine.failures_in_a_row >= FAILURES_TO_DISTRUST:
+        if self._engine.failures_in_a_row >= _FAILURES_TO_DISTRUST:
             return "step after step fails"
         return None
 

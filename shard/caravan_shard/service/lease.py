@@ -1,6 +1,6 @@
-"""Who may command this shard: one router at a time, under an epoch that only grows.
+"""Which router may command this shard: one at a time, under an epoch that only grows.
 
-Pure: time comes in as ``now``, in seconds of a monotonic clock.
+Pure: the caller passes the time as ``now``, in seconds of a monotonic clock.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ _MAX_ROUTER_ID = 256
 
 
 class LeaseChange(Enum):
-    """What a granted lease did."""
+    """What a granted lease changed."""
 
-    TAKEN = "taken"  # whatever was held belongs to nobody now
+    TAKEN = "taken"  # the sequences on the shard belong to nobody now
     RENEWED = "renewed"
 
 
@@ -26,7 +26,7 @@ class _Holder:
 
 
 class LeaseBook:
-    """The last epoch, and its holder while the lease lasts."""
+    """The last epoch, and its holder until the lease ends."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -39,11 +39,11 @@ class LeaseBook:
 
     @property
     def is_held(self) -> bool:
-        """A router holds the shard."""
+        """Whether a router holds the shard."""
         return self._holder is not None
 
     def request(self, router_id: str, epoch: int, ttl_s: float, now: float) -> LeaseChange | Refusal:
-        """Take the shard with a higher epoch, or keep it with the same one."""
+        """Grant the shard to a higher epoch, or renew the lease of the same one."""
         if not 0 < len(router_id) <= _MAX_ROUTER_ID:
             return Refusal(ShardError.BAD_REQUEST, f"router_id must have 1 to {_MAX_ROUTER_ID} characters")
         if ttl_s <= 0:
@@ -58,7 +58,7 @@ class LeaseBook:
         return Refusal(ShardError.STALE_EPOCH, f"epoch {self._epoch} was granted. Given: {epoch}")
 
     def check(self, epoch: int) -> Refusal | None:
-        """Whether a command under ``epoch`` may run."""
+        """Return None if a command under ``epoch`` may run, else why not."""
         if self._holder is None:
             return Refusal(ShardError.NOT_LEASED, "no router holds this shard")
         if epoch != self._epoch:
@@ -66,7 +66,7 @@ class LeaseBook:
         return None
 
     def expire(self, now: float) -> bool:
-        """End the lease if its time is over; True once for each lease that ended so."""
+        """End the lease if its time is over. Return True once for each lease that ends this way."""
         if self._holder is None or now < self._holder.expires_at:
             return False
         self._holder = None

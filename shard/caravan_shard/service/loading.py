@@ -1,4 +1,4 @@
-"""Makes what the flags describe: the backend and the swap space."""
+"""Makes the backend and the swap space that the flags describe."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def backend_loader(config: ShardConfig) -> Callable[[], Backend]:
-    """A function that loads and warms up the backend; it raises StartupError. Call it on the worker's thread."""
+    """Return a function that loads and warms up the backend or raises StartupError. Call it on the worker's thread."""
     return (lambda: _load_fake(config)) if config.backend == "fake" else (lambda: _load_llama(config))
 
 
@@ -34,11 +34,12 @@ def _load_fake(config: ShardConfig) -> Backend:
 
 
 def _load_llama(config: ShardConfig) -> Backend:
-    # OpenMP reads it when llama.cpp is loaded. Its own 300,000 makes the threads of a pass wait for one another's
-    # time slices when anything else wants their cores: measured on two cores with two busy neighbours, a step of 44 ms
-    # took more than a second. Sleeping at once (OMP_WAIT_POLICY=passive) costs a quiet host 40 %, this costs it 5 %.
+    # OpenMP reads the variable when llama.cpp is loaded. With its default (300,000), a step's threads wait for each
+    # other's time slices when other processes want the cores: on two cores with two busy processes beside it, a step
+    # of 44 ms took more than a second. Sleeping at once (OMP_WAIT_POLICY=passive) slows a quiet host by 40 %, this
+    # value by 5 %.
     os.environ.setdefault("GOMP_SPINCOUNT", str(config.spin_count))
-    # Here, so that the toy model needs no llama.cpp.
+    # Imported here, so that the toy model needs no llama.cpp.
     from caravan_shard.backends.llama.backend import LlamaCppBackend
 
     return LlamaCppBackend(config)

@@ -1,4 +1,4 @@
-"""Ties the life of this process to the one that started it."""
+"""Ends this process together with the one that started it."""
 
 import ctypes
 import os
@@ -11,9 +11,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends; Linux only.
+    """Have the kernel kill this process when the thread that started it ends. Linux only; else raise StartupError.
 
-    SIGKILL, because nobody is left who would wait for a drain.
+    The signal is SIGKILL, because nobody is left to wait for a drain.
     """
     if sys.platform != "linux":
         raise StartupError("--exit-with-parent works on Linux only")
@@ -21,5 +21,5 @@ def end_with_parent() -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise StartupError(f"prctl failed: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:
-        # It ended before the call above.
+        # The parent ended before the call above.
         os.kill(os.getpid(), signal.SIGKILL)

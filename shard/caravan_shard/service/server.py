@@ -1,4 +1,4 @@
-"""The life of a shard: load, serve, drain, end."""
+"""The life of a shard process: load the model, serve, drain, end."""
 
 import asyncio
 import contextlib
@@ -7,28 +7,29 @@ import secrets
 import signal
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+import caravan_proto
 from caravan_proto.channel import server_options
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_shard.backends.base import Backend, StartupError
+from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
 from caravan_shard.config import ShardConfig
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.tokenizer import make_token_table
+from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
+from caravan_shard.service import codec
 from caravan_shard.service.health import HealthMonitor
-from caravan_shard.service.lease import LeaseBook
+from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.loading import backend_loader, make_swap_space
 from caravan_shard.service.phase import Phase, PhaseSignal
-from caravan_shard.service.servicer import ShardServicer
+from caravan_shard.service.servicer import ShardParts, ShardServicer
 from caravan_shard.service.text import TextService
-
-if TYPE_CHECKING:
-    from caravan_shard.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
 
@@ -39,55 +40,68 @@ _STOP_GRACE_S = 1.0
 
 
 class ShardServer:
-    """One shard in this process. Make it, `start`, and in the end `stop`, all on one event loop."""
+    """One shard in this process. Create it, `start` it and finally `stop` it, all on one event loop."""
 
     def __init__(self, config: ShardConfig, load: Callable[[], Backend] | None = None) -> None:
-        """``load`` makes the backend on the worker's thread; by default the one the configuration names."""
+        """``load`` makes the backend on the worker's thread; by default the one that the flags name."""
         self._config = config
         self._worker = Worker(load or backend_loader(config), config.sampling_threads, lambda: make_swap_space(config))
-        self._lease = LeaseBook()
         self._server = grpc.aio.server(options=server_options())
-        self._engine: Engine | None = None
         self._phase = PhaseSignal()
+        self._engine: Engine | None = None
         self._health: HealthMonitor | None = None
-        self._checking: asyncio.Task[None] | None = None
-        self._text: TextService | None = None
-        self._compiler: ConstraintCompiler | None = None
+        # Releases what `start` acquired, the last first.
+        self._acquired = contextlib.AsyncExitStack()
         self.address = config.address
 
     async def start(self) -> None:
-        """Load the model and serve; raises StartupError."""
-        engine = await self._worker.start()
-        backend = engine.backend
-        self._engine = engine
-        self._health = HealthMonitor(self._worker, engine, self._lease, [_SERVICE], self._config.stall_timeout_s)
-        self._text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
-        # Before anybody waits for the shard: it holds the GIL for up to a second.
-        self._compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
-        servicer = ShardServicer(
-            shard_id=self._config.shard_id,
-            incarnation=secrets.token_hex(8),
+        """Load the model and serve. Raises StartupError."""
+        self._engine = await self._worker.start()
+        backend = self._engine.backend
+        text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
+        self._acquired.callback(text.close)
+        # Made before anybody waits for the shard, since this holds the GIL for up to a second.
+        compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
+        self._acquired.push_async_callback(compiler.close)
+        lease = LeaseGuard(self._worker)
+        self._health = HealthMonitor(self._worker, self._engine, lease, [_SERVICE], self._config.stall_timeout_s)
+        parts = ShardParts(
             worker=self._worker,
-            engine=engine,
-            lease=self._lease,
-            health=self._health,
+            engine=self._engine,
+            lease=lease,
             phase=self._phase,
-            text=self._text,
-            compiler=self._compiler,
-            max_tokenize_bytes=self._config.max_tokenize_bytes,
+            text=text,
+            compiler=compiler,
         )
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(servicer, self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(self._info(self._engine), parts), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         names = (_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        self._acquired.push_async_callback(self._server.stop, _STOP_GRACE_S)
+        self._acquired.push_async_callback(self._worker.stop, _STOP_GRACE_S)
         try:
             self._bind()
         except StartupError:
             await self.stop()
             raise
         await self._server.start()
-        self._checking = asyncio.create_task(self._health.run())
+        checking = asyncio.create_task(self._health.run())
+        self._acquired.callback(checking.cancel)
         _log.info("listening", extra={"address": self.address, "shard": self._config.shard_id})
+
+    def _info(self, engine: Engine) -> shard_pb2.InfoResponse:
+        return shard_pb2.InfoResponse(
+            shard_id=self._config.shard_id,
+            incarnation=secrets.token_hex(8),
+            model=codec.model_info(engine.backend.facts),
+            limits=codec.limits(
+                engine.backend.capacity,
+                max_top_n_tokens=MAX_TOP_N_TOKENS,
+                max_tokenize_bytes=self._config.max_tokenize_bytes,
+                swap_bytes=engine.swap_bytes,
+            ),
+            version=caravan_proto.__version__,
+        )
 
     def _bind(self) -> None:
         try:
@@ -99,12 +113,13 @@ class ShardServer:
             self.address = f"{self._config.address.rpartition(':')[0]}:{port}"
         else:
             path.chmod(0o600)
+            self._acquired.callback(path.unlink, missing_ok=True)
 
     async def drain(self) -> None:
         """Tell the router, then wait until all sequences have ended or are released, at most the drain timeout.
 
-        New sequences are refused after ``_NOTICE_S``: a refusal ends the router's session and costs every sequence its
-        cells, so commands that were sent before the router knew are still carried out.
+        New sequences are refused only after ``_NOTICE_S``. A refusal ends the router's session, in which all sequences
+        lose their cells, so commands that were sent before the router knew are still carried out.
         """
         assert self._engine is not None
         assert self._health is not None
@@ -121,29 +136,17 @@ class ShardServer:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def failed(self) -> None:
-        """Wait until the worker breaks, and raise why."""
+        """Wait until the worker fails, and raise its exception."""
         await asyncio.shield(self._worker.ended)
 
     async def stop(self) -> None:
         """End everything that runs and remove the socket file."""
         self._phase.advance(Phase.ENDED)
-        if self._checking is not None:
-            self._checking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._checking
-        await self._worker.stop(_STOP_GRACE_S)
-        await self._server.stop(_STOP_GRACE_S)
-        if self._text is not None:
-            self._text.close()
-        if self._compiler is not None:
-            await self._compiler.close()
-        path = self._config.unix_path
-        if path is not None:
-            path.unlink(missing_ok=True)
+        await self._acquired.aclose()
 
 
 async def serve(config: ShardConfig) -> None:
-    """Run until SIGTERM or SIGINT has drained the shard, or a second one ends it; raises what broke it."""
+    """Run until SIGTERM or SIGINT has drained the shard, or a second signal ends it. Raises what broke the worker."""
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
@@ -156,7 +159,7 @@ async def serve(config: ShardConfig) -> None:
     starting = asyncio.ensure_future(server.start())
     asked = asyncio.ensure_future(first.wait())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
-    await starting  # a load cannot be interrupted
+    await starting  # loading cannot be interrupted
     try:
         await _first_of(asked, asyncio.ensure_future(server.failed()))
         await _first_of(

@@ -1,17 +1,15 @@
-"""ShardService: request to command, result to reply. No logic of its own."""
+"""The calls of ShardService: each turns a request into a command and the results into replies."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from time import monotonic
-from typing import Any, NoReturn, cast
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc.aio
 
-import caravan_proto
 from caravan_proto.errors import ShardError, format_error
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_shard.checks.embed import split_texts
-from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.constraint import Problem
 from caravan_shard.engine.engine import Engine
@@ -29,74 +27,56 @@ from caravan_shard.protocol.results import (
     bad_request,
 )
 from caravan_shard.service import codec
-from caravan_shard.service.health import HealthMonitor
-from caravan_shard.service.lease import LeaseBook, LeaseChange
+from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.text import TextService
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-MIN_WATCH_MS = 100
-OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "another lease took the shard")
+_R = TypeVar("_R")
+
+_MIN_WATCH_MS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardParts:
+    """The parts of a started shard that answer calls."""
+
+    worker: Worker
+    engine: Engine
+    lease: LeaseGuard
+    phase: PhaseSignal
+    text: TextService
+    compiler: ConstraintCompiler
 
 
 class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
-    """Everything here runs on the event loop."""
+    """Runs on the event loop. ``info`` is the reply to Info but for the lease."""
 
-    def __init__(
-        self,
-        *,
-        shard_id: str,
-        incarnation: str,
-        worker: Worker,
-        engine: Engine,
-        lease: LeaseBook,
-        health: HealthMonitor,
-        phase: PhaseSignal,
-        text: TextService,
-        compiler: ConstraintCompiler,
-        max_tokenize_bytes: int,
-    ) -> None:
-        self._worker = worker
-        self._engine = engine
-        self._lease = lease
-        self._health = health
-        self._phase = phase
-        self._text = text
-        self._compiler = compiler
-        # Taken in the order of asking.
+    def __init__(self, info: shard_pb2.InfoResponse, parts: ShardParts) -> None:
+        self._info = info
+        self._worker = parts.worker
+        self._engine = parts.engine
+        self._lease = parts.lease
+        self._phase = parts.phase
+        self._text = parts.text
+        self._compiler = parts.compiler
+        # Commands acquire it in the order in which they arrive.
         self._turn = asyncio.Lock()
-        backend = engine.backend
-        self._info = shard_pb2.InfoResponse(
-            shard_id=shard_id,
-            incarnation=incarnation,
-            model=codec.model_info(backend.facts),
-            limits=codec.limits(
-                backend.capacity,
-                max_top_n_tokens=MAX_TOP_N_TOKENS,
-                max_tokenize_bytes=max_tokenize_bytes,
-                swap_bytes=engine.swap_bytes,
-            ),
-            version=caravan_proto.__version__,
-        )
 
     async def Info(self, request: shard_pb2.InfoRequest, context: Context) -> shard_pb2.InfoResponse:
-        self._health.expire_lease()
         info = shard_pb2.InfoResponse()
         info.CopyFrom(self._info)
-        info.epoch = self._lease.epoch
         info.leased = self._lease.is_held
+        info.epoch = self._lease.epoch
         return info
 
     async def Lease(self, request: shard_pb2.LeaseRequest, context: Context) -> shard_pb2.LeaseResponse:
-        self._health.expire_lease()
         if self._is_draining and request.epoch > self._lease.epoch:
             await _abort(context, Refusal(ShardError.DRAINING, "this shard is ending"))
-        granted = self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000, monotonic())
-        if isinstance(granted, Refusal):
-            await _abort(context, granted)
-        if granted is LeaseChange.TAKEN:
-            self._worker.release_all(OVERTAKEN)
+        refusal = self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000)
+        if refusal is not None:
+            await _abort(context, refusal)
         return shard_pb2.LeaseResponse(
             steps=self._engine.step_count,
             sequences=self._engine.sequence_count,
@@ -105,8 +85,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         )
 
     async def Watch(self, request: shard_pb2.WatchRequest, context: Context) -> AsyncIterator[shard_pb2.WatchResponse]:
-        if request.interval_ms < MIN_WATCH_MS:
-            await _abort(context, bad_request(f"interval_ms must be >= {MIN_WATCH_MS}. Given: {request.interval_ms}"))
+        if request.interval_ms < _MIN_WATCH_MS:
+            await _abort(context, bad_request(f"interval_ms must be >= {_MIN_WATCH_MS}. Given: {request.interval_ms}"))
         while True:
             seen = self._phase.current
             yield shard_pb2.WatchResponse(
@@ -125,15 +105,12 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
 
     async def Prefill(self, request: shard_pb2.PrefillRequest, context: Context) -> shard_pb2.PrefillResponse:
         async with self._turn:
-            # Meanwhile a Decode that runs goes on. What comes after this command waits for it.
+            # A running Decode continues meanwhile. Commands that arrive later wait.
             grammars = await self._compiler.compile_all(codec.constraints(request))
             if isinstance(grammars, Problem):
                 await _abort(context, bad_request(grammars.sentence))
             replies = await self._submit_next(codec.prefill_command(request, grammars), request.header.epoch, context)
-        result = await replies.next()
-        if not isinstance(result, StepResult):
-            await _abort_with(context, result)
-        return codec.prefill_response(result)
+        return codec.prefill_response(await _result(replies, StepResult, context))
 
     async def Decode(
         self, request: shard_pb2.DecodeRequest, context: Context
@@ -150,24 +127,15 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         self, request: shard_pb2.FilterBatchRequest, context: Context
     ) -> shard_pb2.FilterBatchResponse:
         replies = await self._submit(codec.filter_command(request), request.header.epoch, context)
-        result = await replies.next()
-        if not isinstance(result, Holdings):
-            await _abort_with(context, result)
-        return codec.filter_response(result)
+        return codec.filter_response(await _result(replies, Holdings, context))
 
     async def SwapOut(self, request: shard_pb2.SwapOutRequest, context: Context) -> shard_pb2.SwapOutResponse:
         replies = await self._submit(codec.swap_out_command(request), request.header.epoch, context)
-        result = await replies.next()
-        if not isinstance(result, SwappedOut):
-            await _abort_with(context, result)
-        return codec.swap_out_response(result)
+        return codec.swap_out_response(await _result(replies, SwappedOut, context))
 
     async def SwapIn(self, request: shard_pb2.SwapInRequest, context: Context) -> shard_pb2.SwapInResponse:
         replies = await self._submit(codec.swap_in_command(request), request.header.epoch, context)
-        result = await replies.next()
-        if not isinstance(result, SwappedIn):
-            await _abort_with(context, result)
-        return codec.swap_in_response(result)
+        return codec.swap_in_response(await _result(replies, SwappedIn, context))
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
         tokens = await self._text.tokenize(
@@ -199,21 +167,18 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             await _abort(context, texts)
         response = shard_pb2.EmbedResponse()
         for text in texts:
-            # One command a text: whatever else was asked meanwhile comes between two of them.
-            result = await self._queue(Embed(text), context).next()
-            if not isinstance(result, Embedding):
-                await _abort_with(context, result)
-            response.values.extend(result.values.tolist())
+            # A command for each text, so that other commands need not wait for all of them.
+            embedding = await _result(self._queue(Embed(text), context), Embedding, context)
+            response.values.extend(embedding.values.tolist())
         return response
 
     async def _submit(self, command: Command, epoch: int, context: Context) -> Replies:
-        """Queue a command of the router that holds the lease, after those that came before it."""
+        """Queue a command of the router that holds the lease, after the commands that arrived before it."""
         async with self._turn:
             return await self._submit_next(command, epoch, context)
 
     async def _submit_next(self, command: Command, epoch: int, context: Context) -> Replies:
-        """Awaits only to refuse, so that order is kept."""
-        self._health.expire_lease()
+        """Queue a command. Awaits only to refuse it, so that the order of commands is kept."""
         refusal = self._lease.check(epoch)
         if refusal is not None:
             await _abort(context, refusal)
@@ -227,6 +192,14 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
 
 async def _abort(context: Context, refusal: Refusal) -> NoReturn:
     await context.abort(refusal.error.status, format_error(refusal.error, refusal.sentence))
+
+
+async def _result(replies: Replies, kind: type[_R], context: Context) -> _R:
+    """Return the one result of a command; abort the call if the command was refused."""
+    result = await replies.next()
+    if not isinstance(result, kind):
+        await _abort_with(context, result)
+    return result
 
 
 async def _abort_with(context: Context, result: Result | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Tokenizing and its reverse, on a few threads of their own: they answer while a pass runs."""
+"""Tokenizes and detokenizes on a few threads of its own, so that calls are answered while a step runs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ _THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids and their pieces."""
+    """Token ids and the piece of each."""
 
     token_ids: list[int]
     pieces: list[Piece]
 
 
 class TextService:
-    """Bounded and off the event loop."""
+    """Tokenizes texts of at most ``max_bytes``, off the event loop."""
 
     def __init__(self, vocabulary: Vocabulary, vocabulary_size: int, max_bytes: int) -> None:
         self._vocabulary = vocabulary
@@ -30,8 +30,8 @@ class TextService:
         self._pool = ThreadPoolExecutor(_THREADS, "text")
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens | Refusal:
-        """The tokens of ``text``."""
-        # No character takes less than a byte: a text far too long is refused without encoding it.
+        """Return the tokens of ``text``."""
+        # A character takes at least a byte, so a text of too many characters need not be encoded.
         size = len(text) if len(text) > self._max_bytes else len(text.encode())
         if size > self._max_bytes:
             return Refusal(ShardError.TEXT_TOO_LONG, f"text must have <= {self._max_bytes} bytes. Given: {size}")
@@ -43,7 +43,7 @@ class TextService:
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool) -> list[Piece] | Refusal:
-        """The pieces of the tokens; at most as many tokens as a text may have bytes."""
+        """Return the pieces of the tokens, of which there may be as many as a text may have bytes."""
         if len(token_ids) > self._max_bytes:
             return Refusal(
                 ShardError.TEXT_TOO_LONG, f"there must be <= {self._max_bytes} tokens. Given: {len(token_ids)}"
@@ -60,5 +60,5 @@ class TextService:
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)
 
     def close(self) -> None:
-        """Wait for what runs and end the threads."""
+        """Wait for the running calls and end the threads."""
         self._pool.shutdown()

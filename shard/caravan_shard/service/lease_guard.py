@@ -1,0 +1,54 @@
+"""Applies the lease: only its holder's commands run, and nothing of it stays when it expires or changes hands."""
+
+import logging
+from time import monotonic
+
+from caravan_proto.errors import ShardError
+from caravan_shard.engine.worker import Worker
+from caravan_shard.protocol.results import Refusal
+from caravan_shard.service.lease import LeaseBook, LeaseChange
+
+_log = logging.getLogger(__name__)
+
+_EXPIRED = Refusal(ShardError.NOT_LEASED, "the lease has expired")
+_OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "another lease took the shard")
+
+
+class LeaseGuard:
+    """The shard's lease. Every method first ends a lease whose time is over."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._book = LeaseBook()
+        self._worker = worker
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch granted; 0 before the first."""
+        return self._book.epoch
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a router holds the shard."""
+        self.expire()
+        return self._book.is_held
+
+    def request(self, router_id: str, epoch: int, ttl_s: float) -> Refusal | None:
+        """Grant or renew a lease. Return why not, if refused."""
+        self.expire()
+        granted = self._book.request(router_id, epoch, ttl_s, monotonic())
+        if isinstance(granted, Refusal):
+            return granted
+        if granted is LeaseChange.TAKEN:
+            self._worker.release_all(_OVERTAKEN)
+        return None
+
+    def check(self, epoch: int) -> Refusal | None:
+        """Return None if a command under ``epoch`` may run, else why not."""
+        self.expire()
+        return self._book.check(epoch)
+
+    def expire(self) -> None:
+        """Release every sequence if the lease has expired."""
+        if self._book.expire(monotonic()):
+            _log.warning("the lease expired: every sequence is released", extra={"epoch": self._book.epoch})
+            self._worker.release_all(_EXPIRED)
