@@ -1,10 +1,12 @@
 """OpenAI's streams: server-sent events that close with ``[DONE]``; and the words that replies share."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from caravan_router.core.sampling import FinishReason
 from caravan_router.http.openai.schema import StreamOptions
 from caravan_router.http.server.event_stream import SERVER_SENT
+from caravan_router.text.assembler import Piece
 
 EVENTS_UNTIL_DONE = replace(SERVER_SENT, end=SERVER_SENT.frame(b"[DONE]"))
 
@@ -14,6 +16,11 @@ FINISH_WORDS = {
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
 }
+
+
+def token_ids_of(pieces: Sequence[Piece]) -> list[int]:
+    """Return vLLM's ``token_ids``: all generated tokens, the end token included."""
+    return [piece.token.token_id for piece in pieces]
 
 
 def wants_usage(options: StreamOptions | None) -> bool:

@@ -72,15 +72,12 @@ class NeedsFieldError(ValidationError):
         super().__init__(field, f"`{field}` may be set only when {needed}. Given: {shown(given)}")
 
 
-class MaxTokensError(ValidationError):
-    """Both fields mean the same."""
+class AliasError(ValidationError):
+    """Two fields that mean the same have different values."""
 
-    def __init__(self, given: int, given_completion: int) -> None:
-        message = (
-            "`max_tokens` and `max_completion_tokens` must not differ. "
-            f"Given: {shown(given)} and {shown(given_completion)}"
-        )
-        super().__init__("max_completion_tokens", message)
+    def __init__(self, field: str, alias: str, given: int, given_alias: int) -> None:
+        message = f"`{field}` and `{alias}` must not differ. Given: {shown(given)} and {shown(given_alias)}"
+        super().__init__(alias, message)
 
 
 class ContinueError(ValidationError):
@@ -145,3 +142,9 @@ class MixedPromptError(ValidationError):
         super().__init__(
             field, f"`{field}` must be a text, a list of texts, a list of token ids or a list of such lists"
         )
+
+
+class PromptTokensError(ValidationError):
+    def __init__(self, field: str) -> None:
+        message = f"`prompt_token_ids` is the whole prompt: `{field}` must be empty"
+        super().__init__("prompt_token_ids", message)

@@ -7,6 +7,7 @@ from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import SamplingParams
 from caravan_router.http.generation.checks import (
     MAX_TOP_K,
+    check_candidates,
     check_range,
     check_repetition_penalty,
     check_temperature,
@@ -15,6 +16,7 @@ from caravan_router.http.generation.checks import (
 from caravan_router.http.generation.seeds import MAX_SEED, choice_seed, draw_seed
 from caravan_router.http.limits import Limits
 from caravan_router.http.openai.rules import (
+    AliasError,
     BiasedTokenError,
     ChoiceParametersError,
     NotAProbabilityError,
@@ -28,6 +30,20 @@ MAX_BIAS = 100.0
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 Biases = tuple[tuple[int, float], ...]
+
+
+def choices_of(fields: GeneratingFields, limits: Limits) -> int:
+    """Return the number of choices. Raises ValidationError."""
+    n = one_of("n", "n_cmpl", fields.n, fields.n_cmpl)
+    check_candidates("n", 1 if n is None else n, limits)
+    return 1 if n is None else n
+
+
+def one_of(field: str, alias: str, given: int | None, given_alias: int | None) -> int | None:
+    """Return the value of two fields that mean the same. Raises AliasError if they differ."""
+    if given is not None and given_alias is not None and given != given_alias:
+        raise AliasError(field, alias, given, given_alias)
+    return given_alias if given is None else given
 
 
 def check_choice_parameters(choices: Sequence[SamplingFields] | None, candidates: int) -> None:

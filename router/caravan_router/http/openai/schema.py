@@ -67,15 +67,24 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown
 
 
 class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both completions and chat completions take."""
+    """What both completions and chat completions take.
+
+    ``include_stop_str_in_output``, ``skip_special_tokens``, ``min_tokens``, ``return_token_ids``: vLLM's. ``n_cmpl``:
+    llama-server's name of ``n``.
+    """
 
     model: str | None = None
     stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    min_tokens: int | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    n_cmpl: int | None = None
     choice_parameters: list[SamplingFields] | None = None
     logit_bias: LogitBias = None
     priority: Priority = None

@@ -363,7 +363,21 @@ CASES = [
         "`images` is not supported: the model reads text only. Given: 1 images",
     ),
     Case(
-        openai_rules.MaxTokensError,
+        openai_rules.AliasError,
+        TEXT,
+        {"n": 2, "n_cmpl": 3},
+        "n_cmpl",
+        "`n` and `n_cmpl` must not differ. Given: 2 and 3",
+    ),
+    Case(
+        openai_rules.PromptTokensError,
+        CHAT,
+        {"prompt_token_ids": [1]},
+        "prompt_token_ids",
+        "`prompt_token_ids` is the whole prompt: `messages` must be empty",
+    ),
+    Case(
+        openai_rules.AliasError,
         CHAT,
         {"max_tokens": 1, "max_completion_tokens": 2},
         "max_completion_tokens",

@@ -17,9 +17,10 @@ from caravan_router.http.openai.chat.schema import (
     ChatRequest,
     ChunkChoice,
 )
-from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, choices_of, validate_chat
+from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
 from caravan_router.http.openai.errors import OPENAI
-from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, wants_usage
+from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
+from caravan_router.http.openai.sampling import choices_of
 from caravan_router.http.openai.schema import PromptTokensDetails, Usage
 from caravan_router.http.server.event_stream import EventStream
 
@@ -47,6 +48,8 @@ class ChatReply(Reply):
         )
         if wants_usage(self._body.stream_options):
             self._chunk.usage = None
+        if self._body.return_token_ids:
+            self._chunk.prompt_token_ids = list(self._chat.request.prompt)
         return (self._chat.request,)
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
@@ -54,7 +57,10 @@ class ChatReply(Reply):
         reply = ChatCompletion(_new_id(), "chat.completion", int(time.time()), self._chat.model, self._fingerprint, [])
         for index, whole in enumerate(outputs):
             logprobs = chat_logprobs(whole.pieces) if self._chat.logprobs else None
-            reply.choices.append(ChatChoice(index, whole.message(), logprobs, whole.finish))
+            token_ids = token_ids_of(whole.pieces) if self._body.return_token_ids else msgspec.UNSET
+            reply.choices.append(ChatChoice(index, whole.message(), logprobs, whole.finish, token_ids))
+        if self._body.return_token_ids:
+            reply.prompt_token_ids = list(self._chat.request.prompt)
         reply.usage = self._usage(runs)
         return _ENCODER.encode(reply)
 
@@ -67,15 +73,20 @@ class ChatReply(Reply):
 
     async def send(self, events: EventStream, index: int, run: Run) -> None:
         output = ChatOutput(self._chat.plan.parser())
+        token_ids = bool(self._body.return_token_ids)
         async for pieces in run:
-            delta = output.delta(output.push(pieces, pieces[-1].finish), always=self._chat.logprobs)
+            parts = output.push(pieces, pieces[-1].finish)
+            delta = output.delta(parts, always=self._chat.logprobs or token_ids)
             if not output.wanted:
                 run.end()
             if delta is not None:
                 logprobs = chat_logprobs(pieces) if self._chat.logprobs else None
                 # All choices share one chunk: it is encoded before another choice can change it.
-                self._chunk.choices = [ChunkChoice(index, delta, logprobs, output.finish)]
+                ids = token_ids_of(pieces) if token_ids else msgspec.UNSET
+                self._chunk.choices = [ChunkChoice(index, delta, logprobs, output.finish, ids)]
                 await events.send(_ENCODER.encode(self._chunk))
+                # Only the first chunk has them.
+                self._chunk.prompt_token_ids = msgspec.UNSET
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
         if not wants_usage(self._body.stream_options):

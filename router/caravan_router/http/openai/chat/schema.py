@@ -88,10 +88,11 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     ``max_tokens`` and ``max_completion_tokens`` mean the same; default: all that fits in the context. ``tool_choice``:
     "auto", "none", "required", a function's name, or OpenAI's object. ``tool_prompt`` (TGI's): explains how to call
     functions to models whose template does not. ``continue_final_message``: by default true if the assistant's message
-    is the last one.
+    is the last one. ``prompt_token_ids``: the whole prompt as token ids; ``messages`` is empty then.
     """
 
     messages: list[Message]
+    prompt_token_ids: list[int] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -150,6 +151,7 @@ class ChatChoice(msgspec.Struct):
     message: ReplyMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -160,6 +162,7 @@ class ChatCompletion(msgspec.Struct):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionDelta(msgspec.Struct):
@@ -191,6 +194,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct):
@@ -203,3 +207,4 @@ class ChatCompletionChunk(msgspec.Struct):
     system_fingerprint: str
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET

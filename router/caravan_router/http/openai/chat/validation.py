@@ -4,24 +4,22 @@ from dataclasses import dataclass, replace
 
 from caravan_router.chat.tool_grammar import functions_of, tool_constraint
 from caravan_router.core.constraint import Constraint
-from caravan_router.core.sampling import StoppingParams
 from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.bounds import Bounds
-from caravan_router.http.generation.checks import check_candidates, check_positive, check_range, check_stops
+from caravan_router.http.generation.checks import check_positive, check_range
 from caravan_router.http.generation.constraints import FieldConstraint, compiled
-from caravan_router.http.generation.prompt import check_new_tokens, fit, tokenize_prompt
+from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
-from caravan_router.http.limits import Limits
 from caravan_router.http.openai.chat.messages import template_tools
 from caravan_router.http.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.http.openai.chat.schema import ChatRequest
 from caravan_router.http.openai.constraints import constraint_of
 from caravan_router.http.openai.models import adapter_of
-from caravan_router.http.openai.rules import MaxTokensError, NeedsFieldError, StreamOptionsError
-from caravan_router.http.openai.sampling import biases_of, check_choice_parameters, check_sampling, samplings_of
+from caravan_router.http.openai.rules import NeedsFieldError, PromptTokensError, StreamOptionsError
+from caravan_router.http.openai.sampling import biases_of, check_choice_parameters, check_sampling, one_of, samplings_of
+from caravan_router.http.openai.stopping import stopping_of, text_options_of
 from caravan_router.http.server.errors import ToolError
-from caravan_router.text.assembler import TextOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,7 @@ class ValidChat:
 class ChatSource:
     """A chat request, whatever dialect it came in.
 
-    ``raw``: the whole prompt, in place of messages. ``names``: what the client calls messages and new tokens.
+    ``raw``: the whole prompt as text, in place of messages. ``names``: what the client calls messages and new tokens.
     ``typical_p``: apart, since chat completions have no such field.
     """
 
@@ -46,13 +44,6 @@ class ChatSource:
     raw: str | None = None
     names: tuple[str, str] = ("messages", "max_tokens")
     typical_p: float | None = None
-
-
-def choices_of(body: ChatRequest, limits: Limits) -> int:
-    """Return ``n``. Raises ValidationError."""
-    n = 1 if body.n is None else body.n
-    check_candidates("n", n, limits)
-    return n
 
 
 async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidChat:
@@ -65,7 +56,7 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     max_tokens = _check_fields(body, bounds)
     check_choice_parameters(body.choice_parameters, n)
     biases = biases_of(body.logit_bias, limits, model)
-    stops = check_stops([body.stop] if isinstance(body.stop, str) else body.stop or (), limits)
+    text = text_options_of(body, limits)
     asked = constraint_of(body, limits)
     plan, prompt = await _prompt(context, source, asked)
     max_new = fit(prompt, max_tokens, bounds, source.names)
@@ -76,10 +67,10 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
     if source.typical_p is not None:
         samplings = [replace(sampling, typical_p=source.typical_p) for sampling in samplings]
-    stopping = StoppingParams(max_new_tokens=max_new, ignore_eos=bool(body.ignore_eos))
+    stopping = stopping_of(body, max_new)
     request = ValidRequest(
         specs=tuple(serving.spec(prompt, sampling, stopping, extras) for sampling in samplings),
-        text=TextOptions(stops=stops),
+        text=text,
         characters=_characters(source, plan),
     )
     return ValidChat(request=request, plan=plan, model=adapter or model.name, logprobs=alternatives is not None)
@@ -90,6 +81,11 @@ async def _prompt(
 ) -> tuple[ChatPlan, tuple[int, ...]]:
     if source.raw is not None:
         return NO_PLAN, (await tokenize_prompt(context.engine, "prompt", source.raw, context.bounds)).token_ids
+    if (token_ids := source.body.prompt_token_ids) is not None:
+        if source.body.messages or source.body.tools:
+            raise PromptTokensError("messages" if source.body.messages else "tools")
+        check_token_ids("prompt_token_ids", token_ids, context.bounds.max_input_tokens, context.model)
+        return NO_PLAN, tuple(token_ids)
     plan = chat_plan_of(context, source.body)
     if asked is not None and plan.tools.tools:
         raise ToolError(f"Grammar and tools are mutually exclusive. Given: `tools` and `{asked.field}`")
@@ -112,10 +108,7 @@ def _check_fields(body: ChatRequest, bounds: Bounds) -> int | None:
         raise StreamOptionsError
     check_positive("max_tokens", body.max_tokens)
     check_positive("max_completion_tokens", body.max_completion_tokens)
-    given, given_completion = body.max_tokens, body.max_completion_tokens
-    if given is not None and given_completion is not None and given != given_completion:
-        raise MaxTokensError(given, given_completion)
-    return given if given_completion is None else given_completion
+    return one_of("max_tokens", "max_completion_tokens", body.max_tokens, body.max_completion_tokens)
 
 
 async def _constraint(context: Context, plan: ChatPlan, asked: FieldConstraint | None) -> Constraint | None:

@@ -20,7 +20,7 @@ from caravan_router.http.openai.completions.schema import (
 )
 from caravan_router.http.openai.completions.validation import completion_plan_of, validate_completion
 from caravan_router.http.openai.errors import OPENAI
-from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, wants_usage
+from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
 from caravan_router.http.openai.schema import PromptTokensDetails, Usage
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.text.assembler import Piece
@@ -75,6 +75,8 @@ class CompletionReply(Reply):
         for index in order[: self._plan.n]:
             choice = self._choice(len(choices), candidates[index], runs[first + index].finish, before)
             choice.prompt_logprobs = prompt_logprobs
+            if self._body.return_token_ids:
+                choice.prompt_token_ids = list(runs[first].spec.prompt)
             choices.append(choice)
 
     async def send(self, events: EventStream, index: int, run: Run) -> None:
@@ -83,9 +85,11 @@ class CompletionReply(Reply):
             choice = self._choice(
                 index, pieces, pieces[-1].finish, self._echo(index, run) if before is None else before
             )
+            if before is None and self._body.return_token_ids:
+                choice.prompt_token_ids = list(run.spec.prompt)
             before = (before if isinstance(before, int) else 0) + len(choice.text)
             # Half a character or a control token has nothing to show yet.
-            if choice.text or choice.finish_reason is not None or choice.logprobs is not None:
+            if choice.text or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
                 # All choices share one envelope: it is encoded before another choice can change it.
                 self._envelope.choices = [choice]
                 await events.send(_ENCODER.encode(self._envelope))
@@ -101,10 +105,12 @@ class CompletionReply(Reply):
         self, index: int, pieces: Sequence[Piece], finish: FinishReason | None, before: Echo | int
     ) -> CompletionChoice:
         # A request for no tokens gets one all the same, which is not shown.
-        nothing = self._body.max_tokens == 0
-        return choice_of(
-            index, () if nothing else pieces, FinishReason.LENGTH if nothing else finish, self._body.logprobs, before
-        )
+        if self._body.max_tokens == 0:
+            pieces, finish = (), FinishReason.LENGTH
+        choice = choice_of(index, pieces, finish, self._body.logprobs, before)
+        if self._body.return_token_ids:
+            choice.token_ids = token_ids_of(pieces)
+        return choice
 
     def _echo(self, index: int, run: Run) -> Echo | int:
         """Return what precedes the text of run ``index``. ``run``: one of the same prompt that has its first token."""

@@ -43,13 +43,19 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct):
-    """``prompt_logprobs``: vLLM's, if asked for: one entry per prompt token, by token id; null for the first."""
+    """``prompt_logprobs``: vLLM's, if asked for: one entry per prompt token, by token id; null for the first.
+
+    ``token_ids``, ``prompt_token_ids``: vLLM's, with ``return_token_ids``; a stream has the latter in a choice's first
+    chunk.
+    """
 
     index: int
     text: str
     logprobs: Logprobs | None
     finish_reason: str | None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):

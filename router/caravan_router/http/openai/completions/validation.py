@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from caravan_router.core.sampling import StoppingParams
 from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.bounds import Bounds
-from caravan_router.http.generation.checks import check_candidates, check_positive, check_range, check_stops
+from caravan_router.http.generation.checks import check_candidates, check_positive, check_range
 from caravan_router.http.generation.constraints import compiled
 from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
 from caravan_router.http.generation.request import ValidRequest
@@ -23,8 +22,14 @@ from caravan_router.http.openai.rules import (
     StreamOptionsError,
     SuffixError,
 )
-from caravan_router.http.openai.sampling import biases_of, check_choice_parameters, check_sampling, samplings_of
-from caravan_router.text.assembler import TextOptions
+from caravan_router.http.openai.sampling import (
+    biases_of,
+    check_choice_parameters,
+    check_sampling,
+    choices_of,
+    samplings_of,
+)
+from caravan_router.http.openai.stopping import stopping_of, text_options_of
 from caravan_router.text.prompt_text import PromptText, as_decoded, as_written
 
 DEFAULT_MAX_TOKENS = 16
@@ -46,9 +51,8 @@ class CompletionPlan:
 def completion_plan_of(body: CompletionRequest, limits: Limits) -> CompletionPlan:
     """Count what a request generates, before permits are taken. Raises ValidationError."""
     prompts = split_prompts("prompt", body.prompt, limits.max_client_batch_size)
-    n = 1 if body.n is None else body.n
+    n = choices_of(body, limits)
     candidates = n if body.best_of is None else body.best_of
-    check_candidates("n", n, limits)
     check_candidates("best_of", candidates, limits)
     if candidates < n:
         raise BestOfBelowNError(n, candidates)
@@ -66,19 +70,19 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     serving = context.serving(body)
     _check_fields(body, plan, bounds)
     biases = biases_of(body.logit_bias, limits, model)
-    stops = check_stops([body.stop] if isinstance(body.stop, str) else body.stop or (), limits)
+    text = text_options_of(body, limits)
     asked = constraint_of(body, limits)
     if asked is not None and body.ignore_eos:
         raise IgnoreEosError(asked.field)
     # A step over a prompt always ends with a token, even if none is shown (``max_tokens`` 0).
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     check_new_tokens("max_tokens", len(plan.prompts) * plan.candidates, max_tokens, bounds)
+    stopping = stopping_of(body, max_tokens)
     prompts = []
     for prompt in plan.prompts:
         token_ids, prompt_text = await _tokens(context, prompt, shown=_shows_prompt(body))
         fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens"))
         prompts.append((token_ids, prompt_text))
-    stopping = StoppingParams(max_new_tokens=max_tokens, ignore_eos=bool(body.ignore_eos))
     # Compiling comes last, since it costs most.
     extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter_of(body.model, model))
     return [
@@ -89,7 +93,7 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
                     samplings_of(body, plan.candidates, model, alternatives=_alternatives(body, plan), biases=biases)
                 )
             ),
-            text=TextOptions(stops=stops),
+            text=text,
             characters=len(prompt.text) if isinstance(prompt, TextPrompt) else 0,
             prompt_text=prompt_text,
         )

@@ -1,0 +1,24 @@
+"""When an output of OpenAI's routes ends, and which tokens its text shows; with vLLM's extra parameters."""
+
+from caravan_router.core.sampling import StoppingParams
+from caravan_router.http.generation.checks import check_range, check_stops
+from caravan_router.http.limits import Limits
+from caravan_router.http.openai.schema import GeneratingFields
+from caravan_router.text.assembler import TextOptions
+
+
+def text_options_of(fields: GeneratingFields, limits: Limits) -> TextOptions:
+    """Return how tokens become text. Raises ValidationError."""
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or ()
+    return TextOptions(
+        stops=check_stops(stops, limits),
+        keep_stop=bool(fields.include_stop_str_in_output),
+        special_text=fields.skip_special_tokens is False,
+        min_tokens=fields.min_tokens or 0,
+    )
+
+
+def stopping_of(fields: GeneratingFields, max_new: int) -> StoppingParams:
+    """Return when a sequence of at most ``max_new`` tokens ends. Raises ValidationError."""
+    check_range("min_tokens", fields.min_tokens, 0, max_new)
+    return StoppingParams(max_new_tokens=max_new, ignore_eos=bool(fields.ignore_eos))
