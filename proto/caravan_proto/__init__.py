@@ -1,6 +1,6 @@
-"""What router and shard must agree on, and nothing else: the gRPC contract, error codes, channel options, conventions.
+"""What router and shard share: the gRPC contract, error codes, channel options, flags and logging.
 
-May import the standard library, grpc and protobuf only.
+Imports the standard library, grpc and protobuf only.
 """
 
 __version__ = "0.1.0"

@@ -1,9 +1,9 @@
 """Channel and server options that both ends must agree on."""
 
-# A reply with 256 rows and alternatives stays far below; a prompt of a million tokens is 4 MB.
+# A reply with 256 rows and alternatives is far smaller; a prompt of a million tokens is 4 MB.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
-# Plain keepalive does not notice a stopped (SIGSTOP) peer; ping_timeout_ms does, in about two seconds.
+# Keepalive alone does not notice a stopped peer (SIGSTOP); ping_timeout_ms does, in about two seconds.
 KEEPALIVE_MS = 5_000
 PING_TIMEOUT_MS = 2_000
 
@@ -29,7 +29,7 @@ def client_options() -> Options:
 
 
 def server_options() -> Options:
-    """Options of the shard's server: accepts the router's pings."""
+    """Options of the shard's server, which accept the router's pings."""
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -1,7 +1,7 @@
-"""The refusals of a shard: one stable code each, carried at the start of the gRPC status message.
+"""The refusals of a shard. Each has a stable code, with which the gRPC status message starts.
 
-``INVALID_ARGUMENT: UNKNOWN_SEQUENCE: sequence 7 is not held here`` reads as status, code, sentence for a person.
-Clients decide by the code alone.
+In ``NOT_FOUND: UNKNOWN_SEQUENCE: sequence 7 is not held here``, the status is followed by the code and a sentence for
+people. Clients decide by the code alone.
 """
 
 from enum import Enum
@@ -10,7 +10,7 @@ import grpc
 
 
 class ShardError(Enum):
-    """Stable codes with the gRPC status each is sent with. A refused command changed nothing."""
+    """Stable codes, each with its gRPC status. A refused command changed nothing."""
 
     BAD_REQUEST = ("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
     UNKNOWN_SEQUENCE = ("UNKNOWN_SEQUENCE", grpc.StatusCode.NOT_FOUND)
@@ -34,12 +34,12 @@ _BY_CODE = {error.code: error for error in ShardError}
 
 
 def format_error(error: ShardError, sentence: str) -> str:
-    """The status message for ``error``."""
+    """Return the status message for ``error``."""
     return f"{error.code}: {sentence}"
 
 
 def parse_error(message: str | None) -> tuple[ShardError | None, str]:
-    """The code and the sentence of a status message; no code if it is none of ours (a transport error)."""
+    """Split a status message into code and sentence. There is no code in the message of a transport error."""
     code, separator, sentence = (message or "").partition(": ")
     error = _BY_CODE.get(code) if separator else None
     return (error, sentence) if error is not None else (None, message or "")

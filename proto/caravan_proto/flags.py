@@ -2,8 +2,8 @@
 
     port: int = flag(3000, "TCP port to listen on", "-p", low=1, high=65535)
 
-becomes ``--port``, ``-p`` and ``CARAVAN_PORT``; the command line wins over the environment, the environment over the
-default. The prefix keeps variables that shells and container runtimes set for other ends, such as ``HOSTNAME``, out.
+becomes ``--port``, ``-p`` and ``CARAVAN_PORT``. The command line wins over the environment, the environment over the
+default. Without the prefix, variables that shells and container runtimes set, such as ``HOSTNAME``, would be read.
 """
 
 import argparse
@@ -36,13 +36,13 @@ def flag(
     high: float = math.inf,
     choices: Sequence[str] = (),
 ) -> Any:
-    """A dataclass field with its flag: further names, inclusive bounds for numbers, allowed words for text."""
+    """Return a dataclass field with a flag: its aliases, inclusive bounds of a number, allowed words of a text."""
     meta = {"flag": _Flag(help=help, aliases=aliases, low=low, high=high, choices=tuple(choices))}
     return dataclasses.field(default=default, metadata=meta)
 
 
 def _parser_of(kind: Any, meta: _Flag) -> Any:
-    """A function from text to the value of a field of type ``kind``, raising argparse's error on bad text."""
+    """Return a function that parses the value of a field of type ``kind``. It raises argparse's error on bad text."""
 
     def parse(text: str) -> Any:
         if kind is bool:
@@ -68,7 +68,7 @@ _KIND_NAMES = {int: "a whole number", float: "a number", str: "text"}
 
 
 def _kind_of(annotation: Any) -> tuple[Any, bool]:
-    """The scalar type behind ``T``, ``T | None`` or ``tuple[T, ...]``, and whether the flag repeats."""
+    """Return the scalar type of ``T``, ``T | None`` or ``tuple[T, ...]``, and whether the flag is repeatable."""
     if isinstance(annotation, types.UnionType):
         return next(arg for arg in typing.get_args(annotation) if arg is not type(None)), False
     if typing.get_origin(annotation) is tuple:
@@ -77,7 +77,7 @@ def _kind_of(annotation: Any) -> tuple[Any, bool]:
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    """Add the flags of the dataclass ``config`` to ``parser``; absent ones stay out of the namespace."""
+    """Add the flags of the dataclass ``config`` to ``parser``. The namespace has only the flags that were given."""
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         meta: _Flag = field.metadata["flag"]
@@ -100,9 +100,9 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
 def resolve(
     parser: argparse.ArgumentParser, config: type[Config], namespace: argparse.Namespace, environ: Mapping[str, str]
 ) -> Config:
-    """The config from parsed flags, then environment, then defaults; ends the program with a usage error if invalid.
+    """Return the config from flags, environment and defaults, or end the program with a usage error.
 
-    The config's ``__post_init__`` may raise ValueError for rules between fields.
+    A ValueError of the config's ``__post_init__`` is a usage error too.
     """
     hints = typing.get_type_hints(config)
     values: dict[str, Any] = {}
@@ -127,10 +127,12 @@ def resolve(
 
 
 def load(config: type[Config], *, prog: str, description: str, argv: Sequence[str] | None = None) -> Config:
-    """Parse a whole command line into ``config``; ``--print-config`` prints the result as JSON and ends."""
+    """Parse a whole command line into ``config``. With ``--print-config``, print it as JSON and end the program."""
     parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
     add_flags(parser, config)
-    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration as JSON and exit")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resulting configuration as JSON and exit"
+    )
     namespace = parser.parse_args(argv)
     resolved = resolve(parser, config, namespace, os.environ)
     if namespace.print_config:

@@ -1,10 +1,10 @@
-"""How both programs log: one line per event on stderr, as text or as JSON with the same field names."""
+"""Logging of both programs: one line per event on stderr, as text or as JSON with the same field names."""
 
 import json
 import logging
 import time
 
-# Attributes every record has; what is passed in `extra` beside them becomes a field of the line.
+# The attributes of every record. Other attributes come from `extra` and become fields of the line.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -34,7 +34,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def configure_logging(*, level: str, json_output: bool) -> None:
-    """Send log records of at least ``level`` to stderr; replaces what was configured before."""
+    """Write log records of at least ``level`` to stderr, and nowhere else."""
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if json_output else _TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Feeds the scheduler with what happens and carries out what it decides. The one owner of requests and shard links."""
+"""Passes events to the scheduler and executes its actions. The one owner of requests and shard links."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ from caravan_router.scheduling.events import Cancelled, Event, Submitted, Tick
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
 
-# Deadlines of the scheduler are seconds; it needs no finer clock when nothing happens.
+# The scheduler's deadlines are in seconds, so a coarse clock is enough when nothing else happens.
 _TICK_S = 0.5
 _SETTLE_POLL_S = 0.01
 
@@ -53,9 +53,9 @@ _FAILURES: dict[FailureReason, Callable[[], EngineError]] = {
 
 
 class Batcher:
-    """The engine. ``run`` must be running for anything to move; everything happens on its event loop.
+    """The engine. Nothing moves unless ``run`` is running; everything happens on its event loop.
 
-    Events that arrive in one turn of the loop are handled together, so that requests of one instant are planned as one.
+    Events that arrive in one turn of the loop are handled together, so requests of one instant are planned together.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Batcher:
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until cancelled. A broken promise inside (an invariant, a bug) ends it with that exception."""
+        """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
         async with asyncio.TaskGroup() as tasks:
             for link in self._links.values():
                 tasks.create_task(link.run())
@@ -97,10 +97,10 @@ class Batcher:
                     self.ready.set()
 
     async def settle(self, timeout_s: float) -> None:
-        """Until nothing runs, all streams being closed, but not longer: else shards would keep what nobody gives up."""
+        """Wait until the shards hold nothing of the closed streams, at most ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._is_settled:  # noqa: ASYNC110  once in a life, and nobody needs to tell
+                while not self._is_settled:  # noqa: ASYNC110  happens once, at the end
                     await asyncio.sleep(_SETTLE_POLL_S)
 
     @property
@@ -131,7 +131,7 @@ class Batcher:
 
     def _execute(self, action: Action) -> None:
         match action:
-            case Deliver():  # first, since most actions are of this kind
+            case Deliver():  # first, since most actions are Delivers
                 # The stream is gone if it was closed in the same turn of the loop.
                 stream = self._streams.get(action.request_id)
                 if stream is not None and stream.deliver(action.prompt_logprobs, action.tokens):
@@ -158,16 +158,16 @@ class Batcher:
 
     @property
     def model(self) -> ModelFacts | None:
-        """What the shards serve; None until one was seen."""
+        """The model that the shards serve; None until the first shard has joined."""
         return self._fleet.facts
 
     @property
     def healthy(self) -> bool:
-        """At least one shard is leased and makes progress."""
+        """Whether at least one shard is leased and makes progress."""
         return bool(self.scheduler.shards)
 
     def submit(self, spec: GenerationSpec) -> RequestStream:
-        """Queue a generation; it starts when a shard can take it."""
+        """Queue a generation. It starts when a shard can take it."""
         request_id = next(self._request_ids)
 
         def cancel() -> None:

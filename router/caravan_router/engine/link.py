@@ -89,7 +89,7 @@ class ShardLink:
         self._last_step_end = 0.0
         # Incarnation and epoch of the last lease this router held; None before the first.
         self._last_lease: tuple[str, int] | None = None
-        # The client to ask for anything but commands; None while the shard is not leased.
+        # For calls other than commands; None while the shard is not leased.
         self.client: ShardClient | None = None
 
     def send(self, command: Command) -> None:
@@ -173,7 +173,7 @@ class ShardLink:
         raise _SessionError("the shard ended")
 
     async def _carry_out(self, client: ShardClient, epoch: int) -> None:
-        """Commands in order. The next is sent while a Decode runs, so that the shard turns to it without a pause."""
+        """Send commands in order. The next is sent while the last one runs, so that the shard need not wait for it."""
         commands = self._commands
 
         async def start_next() -> _Sent:
@@ -190,12 +190,12 @@ class ShardLink:
                 current = await successor
             finally:
                 successor.cancel()
-                # Retrieved, so that a failure of both is reported once.
+                # Retrieve its result, so that a failure of both is reported once.
                 await asyncio.gather(successor, return_exceptions=True)
 
     async def _collect(self, sent: _Sent) -> None:
         """Post the replies to a command and its end."""
-        # A shard that had nothing to do was not held up.
+        # Time in which the shard had no command is not overhead.
         self._last_step_end = max(self._last_step_end, sent.at)
         async for reply in sent.replies:
             self._observe(sent.command, reply)

@@ -1,4 +1,4 @@
-"""The tokens of one request on their way from the shard's replies to whoever waits for them."""
+"""The tokens of one request, between the batcher and the handler that sends them."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 
 class RequestStream:
-    """One producer (the batcher), one consumer. Never holds more than the tokens the request may generate."""
+    """A queue with one producer, the batcher, and one consumer. It holds at most the tokens of the whole request."""
 
     def __init__(self, on_close: Callable[[], None]) -> None:
         self._on_close = on_close
@@ -28,16 +28,16 @@ class RequestStream:
 
     @property
     def times(self) -> StreamTimes:
-        """When it was submitted, first given to a shard, and had its first token."""
+        """When the request was submitted, first sent to a shard, and got its first token."""
         return StreamTimes(self._submitted, self._started, self._first_token)
 
     def start(self, cached_tokens: int) -> None:
-        """A shard begins with it, at the token after the cached ones."""
+        """Note that a shard starts the request, at the token after the cached ones."""
         self._started = time.monotonic()
         self.cached_tokens = cached_tokens
 
     def deliver(self, prompt_logprobs: tuple[PromptToken, ...], tokens: tuple[GeneratedToken, ...]) -> bool:
-        """Hand over the next prompt logprobs and tokens. Return whether the last token ended the stream."""
+        """Append the next prompt logprobs and tokens. Return whether the last token ended the stream."""
         self.prompt_logprobs += prompt_logprobs
         if not tokens:
             return False
@@ -49,13 +49,13 @@ class RequestStream:
         return self._ended
 
     def fail(self, error: EngineError) -> None:
-        """End the stream with ``error``, after the tokens it already has."""
+        """End the stream with ``error``, after the tokens that it has."""
         self._error = error
         self._ended = True
         self._wakeup.set()
 
     def close(self) -> None:
-        """The consumer is done. Before the end this releases the sequence; afterwards it does nothing."""
+        """Stop reading. Before the end this releases the sequence, afterwards it does nothing."""
         if not self._closed:
             self._closed = True
             if not self._ended:

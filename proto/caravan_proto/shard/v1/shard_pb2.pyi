@@ -50,15 +50,15 @@ class _PrefixSharingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrefixS
     PREFIX_SHARING_UNSPECIFIED: _PrefixSharing.ValueType  # 0
     PREFIX_SHARING_ANY: _PrefixSharing.ValueType  # 1
     PREFIX_SHARING_WHOLE_ONLY: _PrefixSharing.ValueType  # 2
-    """Recurrent state cannot be cut back: only all that the source holds."""
+    """Only everything that the source holds, since recurrent state cannot be cut back."""
 
 class PrefixSharing(_PrefixSharing, metaclass=_PrefixSharingEnumTypeWrapper):
-    """Which prefixes of a sequence another may start with."""
+    """Which prefixes of a sequence another sequence may start with."""
 
 PREFIX_SHARING_UNSPECIFIED: PrefixSharing.ValueType  # 0
 PREFIX_SHARING_ANY: PrefixSharing.ValueType  # 1
 PREFIX_SHARING_WHOLE_ONLY: PrefixSharing.ValueType  # 2
-"""Recurrent state cannot be cut back: only all that the source holds."""
+"""Only everything that the source holds, since recurrent state cannot be cut back."""
 Global___PrefixSharing: _TypeAlias = PrefixSharing  # noqa: Y015
 
 @_typing.final
@@ -89,7 +89,7 @@ class InfoResponse(_message.Message):
     LEASED_FIELD_NUMBER: _builtins.int
     shard_id: _builtins.str
     incarnation: _builtins.str
-    """New with every start of the process: its cache is empty when this changes."""
+    """New with every start of the process. When it changes, the cache is empty."""
     epoch: _builtins.int
     """The epoch of the last lease; 0 before the first."""
     version: _builtins.str
@@ -154,7 +154,7 @@ class ModelInfo(_message.Message):
     def eog_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What SequenceParameters.adapter may name."""
+        """Names for SequenceParameters.adapter."""
 
     def __init__(
         self,
@@ -196,26 +196,26 @@ class Limits(_message.Message):
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     MAX_EMBED_TOKENS_FIELD_NUMBER: _builtins.int
     cells: _builtins.int
-    """KV cells in all."""
+    """KV cells of all sequences together."""
     cells_per_sequence: _builtins.int
-    """Most cells one sequence can hold (the same in the unified layout; the share of one sequence when split)."""
+    """Most cells that one sequence can hold: all in the unified layout, its own part when split."""
     max_sequences: _builtins.int
     max_batch_tokens: _builtins.int
-    """Most tokens in one pass."""
+    """Most tokens in one step."""
     kv_layout: Global___KvLayout.ValueType
     max_top_n_tokens: _builtins.int
-    """Most alternatives per token."""
+    """Most alternatives for a token."""
     max_tokenize_bytes: _builtins.int
-    """Longest text that Tokenize takes, in bytes."""
+    """Longest text for Tokenize, in bytes."""
     prefix_sharing: Global___PrefixSharing.ValueType
     swap_bytes: _builtins.int
-    """Bytes of host memory and disk for swapped sequences; 0 when there are none."""
+    """Bytes of host memory and disk for swapped sequences."""
     max_prompt_logprob_tokens: _builtins.int
-    """Prompt tokens of sequences with prompt_logprobs in one pass, all of them together."""
+    """Most prompt tokens with prompt_logprobs in one step, of all sequences together."""
     embedding_size: _builtins.int
-    """Length of a vector of Embed; 0 when it is not served."""
+    """Length of the vectors of Embed; 0 if it is not served."""
     max_embed_tokens: _builtins.int
-    """Longest text that Embed takes, in tokens."""
+    """Longest text for Embed, in tokens."""
     def __init__(
         self,
         *,
@@ -248,10 +248,10 @@ class LeaseRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
-    """Who asks; the same router may renew its epoch, another may not."""
+    """Names the router. Only the router that took an epoch may renew it."""
     epoch: _builtins.int
     ttl_ms: _builtins.int
-    """Without renewal for this long every sequence is released and the lease ends."""
+    """The lease ends after this time without renewal, and every sequence is released."""
     def __init__(
         self,
         *,
@@ -276,13 +276,13 @@ class LeaseResponse(_message.Message):
     BUSY_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
-    """Passes since the process started: stands still while work is queued when the shard hangs."""
+    """Steps since the process started. If it stands still while `busy` is set, the shard hangs."""
     sequences: _builtins.int
     """Sequences held now."""
     busy: _builtins.bool
     """A command is queued or running."""
     draining: _builtins.bool
-    """The shard is about to end: it takes no new sequence, and goes on with those it has."""
+    """The shard is about to end: it finishes the sequences that it has and soon refuses new ones."""
     def __init__(
         self,
         *,
@@ -362,7 +362,7 @@ class PrefillRequest(_message.Message):
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.PrefillChunk]: ...
     @_builtins.property
     def ride_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences that take one decode token in the same pass. Those that have ended are passed over."""
+        """Sequences that take one decode token in the same step. Ended ones are ignored."""
 
     def __init__(
         self,
@@ -390,13 +390,13 @@ class PrefillResponse(_message.Message):
     outcome: _types_pb2.StepOutcome.ValueType
     @_builtins.property
     def tokens(self) -> _types_pb2.TokenColumns:
-        """Of the sequences whose prompt was completed, and of those that rode."""
+        """One for each sequence whose prompt was completed, and for each that rode."""
 
     @_builtins.property
     def timings(self) -> _types_pb2.StepTimings: ...
     @_builtins.property
     def prompt(self) -> _types_pb2.PromptColumns:
-        """Of the chunks whose sequences asked for it."""
+        """For the chunks of sequences with prompt_logprobs."""
 
     def __init__(
         self,
@@ -426,7 +426,7 @@ class DecodeRequest(_message.Message):
     def header(self) -> _types_pb2.CommandHeader: ...
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those that have ended are passed over."""
+        """Ended ones are ignored."""
 
     def __init__(
         self,
@@ -501,7 +501,7 @@ class FilterBatchResponse(_message.Message):
     FREE_CELLS_FIELD_NUMBER: _builtins.int
     SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     free_cells: _builtins.int
-    """KV cells no sequence holds."""
+    """KV cells that no sequence holds."""
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sequences still held, ascending."""
@@ -555,8 +555,8 @@ class SwapOutEntry(_message.Message):
     handle: _builtins.int
     """Names the saved sequence; new with every entry."""
     start: _builtins.int
-    """Tokens [0, start) are not saved: another sequence must provide them when this one comes back. Not above what it
-    holds; 0 in the split layout and where only whole sequences are shared.
+    """Tokens [0, start) are not saved: another sequence must provide them when this one comes back. At most what the
+    sequence holds; 0 in the split layout and where only whole sequences are shared.
     """
     def __init__(
         self,
@@ -588,7 +588,7 @@ class SwapOutResponse(_message.Message):
     """Bytes of swap space in use afterwards."""
     @_builtins.property
     def saved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """One for each entry: false where the swap space had no room, or nothing was to be saved since it had ended."""
+        """One for each entry: false if the swap space had no room, or if the sequence had ended."""
 
     def __init__(
         self,
@@ -642,7 +642,7 @@ class SwapInEntry(_message.Message):
     """A free id."""
     @_builtins.property
     def copy(self) -> _types_pb2.PrefixCopy:
-        """Where tokens [0, start) come from; absent if start was 0. Its length is start, and it begins with the same tokens."""
+        """The source of tokens [0, start), which must be equal; absent if start was 0. Its length is start."""
 
     def __init__(
         self,
@@ -670,8 +670,8 @@ class SwapInResponse(_message.Message):
     used_bytes: _builtins.int
     @_builtins.property
     def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """One for each entry: false where the handle is unknown, its state is damaged or the cache has no room; that id holds
-        nothing then.
+        """One for each entry: false if the handle is unknown, its state is damaged or the cache has no room. The id then
+        holds nothing.
         """
 
     def __init__(
@@ -715,7 +715,7 @@ class CompileConstraintResponse(_message.Message):
 
     PROBLEM_FIELD_NUMBER: _builtins.int
     problem: _builtins.str
-    """What is wrong with it, for the client; empty when it can be kept to."""
+    """What is wrong with the constraint, for the client; empty if the shard can enforce it."""
     def __init__(
         self,
         *,
@@ -737,11 +737,11 @@ class EmbedRequest(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Texts one after another."""
+        """The tokens of all texts, one text after another."""
 
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens of each text."""
+        """The number of tokens of each text."""
 
     def __init__(
         self,
@@ -764,7 +764,7 @@ class EmbedResponse(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Vectors one after another, each of length 1 (Euclidean)."""
+        """The vectors, one after another, each of Euclidean length 1."""
 
     def __init__(
         self,
@@ -788,9 +788,9 @@ class TokenizeRequest(_message.Message):
     PARSE_SPECIAL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     add_special: _builtins.bool
-    """Add what the model puts around a prompt (such as a begin token)."""
+    """Add the tokens that the model puts around a prompt, such as a begin token."""
     parse_special: _builtins.bool
-    """Read the text of control tokens as those tokens."""
+    """Turn the text of a control token into that token."""
     def __init__(
         self,
         *,
@@ -870,7 +870,7 @@ class DetokenizeResponse(_message.Message):
     text: _builtins.bytes
     @_builtins.property
     def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Raw bytes and kind of each token that was not left out."""
+        """Raw bytes and kind of each token in `text`."""
 
     @_builtins.property
     def specials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...

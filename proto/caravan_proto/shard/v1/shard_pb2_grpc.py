@@ -28,8 +28,9 @@ if _version_not_supported:
 class ShardServiceStub:
     """One llama.cpp context and its KV cache. The router decides; the shard computes.
 
-    A command the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
-    code (caravan_proto/errors.py). Commands run one after another in the order they arrive.
+    A command that the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
+    code (caravan_proto/errors.py). Commands run one after another in the order in which they arrive. A step is one
+    forward pass.
     """
 
     def __init__(self, channel):
@@ -103,8 +104,9 @@ class ShardServiceStub:
 class ShardServiceServicer:
     """One llama.cpp context and its KV cache. The router decides; the shard computes.
 
-    A command the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
-    code (caravan_proto/errors.py). Commands run one after another in the order they arrive.
+    A command that the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
+    code (caravan_proto/errors.py). Commands run one after another in the order in which they arrive. A step is one
+    forward pass.
     """
 
     def Info(self, request, context):
@@ -115,67 +117,67 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too.
+        """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence, swapped ones included.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The shard's state: at once, whenever `draining` changes, and at a regular interval. Needs no lease.
-        The stream ends with OK when the shard ends, and its last message says `draining`: a router that watches always
-        hears of a drain before it loses the connection.
+        """Sends the shard's state at once, whenever `draining` changes and at a regular interval. Needs no lease.
+        The stream ends with OK when the shard ends, after a message with `draining`: a router that watches always hears
+        of a drain before it loses the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Prefill(self, request, context):
-        """One forward pass over prompt chunks, with one decode token for each riding sequence.
+        """One step over prompt chunks, with one decode token for each riding sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Decode(self, request, context):
-        """Passes over the listed sequences, one reply per pass, until all have ended, max_steps is reached or another
-        command arrives (it yields at the next step boundary, after at least one pass).
-        Initial metadata is sent once the command is queued: a command sent after that runs after it.
+        """Steps over the listed sequences, with a reply for each, until all have ended, max_steps is reached or another
+        command arrives: then it ends after the current step, but not before its first one.
+        Initial metadata is sent once the command is queued: a command sent after that runs later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FilterBatch(self, request, context):
-        """Keep the listed sequences, release all others.
+        """Keeps the listed sequences and releases all others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SwapOut(self, request, context):
-        """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not.
+        """Moves sequences out of the cache into the shard's swap space. All of them are released, saved or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SwapIn(self, request, context):
-        """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not.
+        """Brings swapped sequences back as they were. Their handles are gone afterwards, restored or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompileConstraint(self, request, context):
-        """Whether a constraint can be kept to; the sequences that follow find it compiled. Needs no lease.
+        """Compiles a constraint for the sequences to come, or says what is wrong with it. Needs no lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Vectors for texts. Touches no sequence and needs no lease.
+        """Returns a vector for each text. Touches no sequence and needs no lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,8 +269,9 @@ def add_ShardServiceServicer_to_server(servicer, server):
 class ShardService:
     """One llama.cpp context and its KV cache. The router decides; the shard computes.
 
-    A command the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
-    code (caravan_proto/errors.py). Commands run one after another in the order they arrive.
+    A command that the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
+    code (caravan_proto/errors.py). Commands run one after another in the order in which they arrive. A step is one
+    forward pass.
     """
 
     @staticmethod

@@ -29,8 +29,9 @@ GRPC_VERSION: str
 class ShardServiceStub:
     """One llama.cpp context and its KV cache. The router decides; the shard computes.
 
-    A command the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
-    code (caravan_proto/errors.py). Commands run one after another in the order they arrive.
+    A command that the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
+    code (caravan_proto/errors.py). Commands run one after another in the order in which they arrive. A step is one
+    forward pass.
     """
 
     @_typing.overload
@@ -40,29 +41,29 @@ class ShardServiceStub:
     Info: _grpc.UnaryUnaryMultiCallable[_shard_pb2.InfoRequest, _shard_pb2.InfoResponse]
     """Identity, limits and model facts. Needs no lease."""
     Lease: _grpc.UnaryUnaryMultiCallable[_shard_pb2.LeaseRequest, _shard_pb2.LeaseResponse]
-    """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
+    """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence, swapped ones included."""
     Watch: _grpc.UnaryStreamMultiCallable[_shard_pb2.WatchRequest, _shard_pb2.WatchResponse]
-    """The shard's state: at once, whenever `draining` changes, and at a regular interval. Needs no lease.
-    The stream ends with OK when the shard ends, and its last message says `draining`: a router that watches always
-    hears of a drain before it loses the connection.
+    """Sends the shard's state at once, whenever `draining` changes and at a regular interval. Needs no lease.
+    The stream ends with OK when the shard ends, after a message with `draining`: a router that watches always hears
+    of a drain before it loses the connection.
     """
     Prefill: _grpc.UnaryUnaryMultiCallable[_shard_pb2.PrefillRequest, _shard_pb2.PrefillResponse]
-    """One forward pass over prompt chunks, with one decode token for each riding sequence."""
+    """One step over prompt chunks, with one decode token for each riding sequence."""
     Decode: _grpc.UnaryStreamMultiCallable[_shard_pb2.DecodeRequest, _shard_pb2.DecodeResponse]
-    """Passes over the listed sequences, one reply per pass, until all have ended, max_steps is reached or another
-    command arrives (it yields at the next step boundary, after at least one pass).
-    Initial metadata is sent once the command is queued: a command sent after that runs after it.
+    """Steps over the listed sequences, with a reply for each, until all have ended, max_steps is reached or another
+    command arrives: then it ends after the current step, but not before its first one.
+    Initial metadata is sent once the command is queued: a command sent after that runs later.
     """
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_shard_pb2.FilterBatchRequest, _shard_pb2.FilterBatchResponse]
-    """Keep the listed sequences, release all others."""
+    """Keeps the listed sequences and releases all others."""
     SwapOut: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SwapOutRequest, _shard_pb2.SwapOutResponse]
-    """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
+    """Moves sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
     SwapIn: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SwapInRequest, _shard_pb2.SwapInResponse]
-    """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+    """Brings swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
     CompileConstraint: _grpc.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]
-    """Whether a constraint can be kept to; the sequences that follow find it compiled. Needs no lease."""
+    """Compiles a constraint for the sequences to come, or says what is wrong with it. Needs no lease."""
     Embed: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]
-    """Vectors for texts. Touches no sequence and needs no lease."""
+    """Returns a vector for each text. Touches no sequence and needs no lease."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]
 
@@ -70,45 +71,47 @@ class ShardServiceStub:
 class ShardServiceAsyncStub(ShardServiceStub):
     """One llama.cpp context and its KV cache. The router decides; the shard computes.
 
-    A command the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
-    code (caravan_proto/errors.py). Commands run one after another in the order they arrive.
+    A command that the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
+    code (caravan_proto/errors.py). Commands run one after another in the order in which they arrive. A step is one
+    forward pass.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Info: _aio.UnaryUnaryMultiCallable[_shard_pb2.InfoRequest, _shard_pb2.InfoResponse]  # type: ignore[assignment]
     """Identity, limits and model facts. Needs no lease."""
     Lease: _aio.UnaryUnaryMultiCallable[_shard_pb2.LeaseRequest, _shard_pb2.LeaseResponse]  # type: ignore[assignment]
-    """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
+    """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence, swapped ones included."""
     Watch: _aio.UnaryStreamMultiCallable[_shard_pb2.WatchRequest, _shard_pb2.WatchResponse]  # type: ignore[assignment]
-    """The shard's state: at once, whenever `draining` changes, and at a regular interval. Needs no lease.
-    The stream ends with OK when the shard ends, and its last message says `draining`: a router that watches always
-    hears of a drain before it loses the connection.
+    """Sends the shard's state at once, whenever `draining` changes and at a regular interval. Needs no lease.
+    The stream ends with OK when the shard ends, after a message with `draining`: a router that watches always hears
+    of a drain before it loses the connection.
     """
     Prefill: _aio.UnaryUnaryMultiCallable[_shard_pb2.PrefillRequest, _shard_pb2.PrefillResponse]  # type: ignore[assignment]
-    """One forward pass over prompt chunks, with one decode token for each riding sequence."""
+    """One step over prompt chunks, with one decode token for each riding sequence."""
     Decode: _aio.UnaryStreamMultiCallable[_shard_pb2.DecodeRequest, _shard_pb2.DecodeResponse]  # type: ignore[assignment]
-    """Passes over the listed sequences, one reply per pass, until all have ended, max_steps is reached or another
-    command arrives (it yields at the next step boundary, after at least one pass).
-    Initial metadata is sent once the command is queued: a command sent after that runs after it.
+    """Steps over the listed sequences, with a reply for each, until all have ended, max_steps is reached or another
+    command arrives: then it ends after the current step, but not before its first one.
+    Initial metadata is sent once the command is queued: a command sent after that runs later.
     """
     FilterBatch: _aio.UnaryUnaryMultiCallable[_shard_pb2.FilterBatchRequest, _shard_pb2.FilterBatchResponse]  # type: ignore[assignment]
-    """Keep the listed sequences, release all others."""
+    """Keeps the listed sequences and releases all others."""
     SwapOut: _aio.UnaryUnaryMultiCallable[_shard_pb2.SwapOutRequest, _shard_pb2.SwapOutResponse]  # type: ignore[assignment]
-    """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
+    """Moves sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
     SwapIn: _aio.UnaryUnaryMultiCallable[_shard_pb2.SwapInRequest, _shard_pb2.SwapInResponse]  # type: ignore[assignment]
-    """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+    """Brings swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
     CompileConstraint: _aio.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]  # type: ignore[assignment]
-    """Whether a constraint can be kept to; the sequences that follow find it compiled. Needs no lease."""
+    """Compiles a constraint for the sequences to come, or says what is wrong with it. Needs no lease."""
     Embed: _aio.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]  # type: ignore[assignment]
-    """Vectors for texts. Touches no sequence and needs no lease."""
+    """Returns a vector for each text. Touches no sequence and needs no lease."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
 class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
     """One llama.cpp context and its KV cache. The router decides; the shard computes.
 
-    A command the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
-    code (caravan_proto/errors.py). Commands run one after another in the order they arrive.
+    A command that the shard refuses changes nothing and answers with a gRPC status whose message starts with a stable
+    code (caravan_proto/errors.py). Commands run one after another in the order in which they arrive. A step is one
+    forward pass.
     """
 
     @_abc_1.abstractmethod
@@ -125,7 +128,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.LeaseResponse, _abc.Awaitable[_shard_pb2.LeaseResponse]]:
-        """Take the shard, or keep it. A higher epoch takes over and releases every sequence, swapped ones too."""
+        """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence, swapped ones included."""
 
     @_abc_1.abstractmethod
     def Watch(
@@ -133,9 +136,9 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_shard_pb2.WatchResponse], _abc.AsyncIterator[_shard_pb2.WatchResponse]]:
-        """The shard's state: at once, whenever `draining` changes, and at a regular interval. Needs no lease.
-        The stream ends with OK when the shard ends, and its last message says `draining`: a router that watches always
-        hears of a drain before it loses the connection.
+        """Sends the shard's state at once, whenever `draining` changes and at a regular interval. Needs no lease.
+        The stream ends with OK when the shard ends, after a message with `draining`: a router that watches always hears
+        of a drain before it loses the connection.
         """
 
     @_abc_1.abstractmethod
@@ -144,7 +147,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.PrefillResponse, _abc.Awaitable[_shard_pb2.PrefillResponse]]:
-        """One forward pass over prompt chunks, with one decode token for each riding sequence."""
+        """One step over prompt chunks, with one decode token for each riding sequence."""
 
     @_abc_1.abstractmethod
     def Decode(
@@ -152,9 +155,9 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.DecodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_shard_pb2.DecodeResponse], _abc.AsyncIterator[_shard_pb2.DecodeResponse]]:
-        """Passes over the listed sequences, one reply per pass, until all have ended, max_steps is reached or another
-        command arrives (it yields at the next step boundary, after at least one pass).
-        Initial metadata is sent once the command is queued: a command sent after that runs after it.
+        """Steps over the listed sequences, with a reply for each, until all have ended, max_steps is reached or another
+        command arrives: then it ends after the current step, but not before its first one.
+        Initial metadata is sent once the command is queued: a command sent after that runs later.
         """
 
     @_abc_1.abstractmethod
@@ -163,7 +166,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.FilterBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.FilterBatchResponse, _abc.Awaitable[_shard_pb2.FilterBatchResponse]]:
-        """Keep the listed sequences, release all others."""
+        """Keeps the listed sequences and releases all others."""
 
     @_abc_1.abstractmethod
     def SwapOut(
@@ -171,7 +174,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.SwapOutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.SwapOutResponse, _abc.Awaitable[_shard_pb2.SwapOutResponse]]:
-        """Move sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
+        """Moves sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
 
     @_abc_1.abstractmethod
     def SwapIn(
@@ -179,7 +182,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.SwapInRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.SwapInResponse, _abc.Awaitable[_shard_pb2.SwapInResponse]]:
-        """Bring swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+        """Brings swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
 
     @_abc_1.abstractmethod
     def CompileConstraint(
@@ -187,7 +190,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.CompileConstraintRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.CompileConstraintResponse, _abc.Awaitable[_shard_pb2.CompileConstraintResponse]]:
-        """Whether a constraint can be kept to; the sequences that follow find it compiled. Needs no lease."""
+        """Compiles a constraint for the sequences to come, or says what is wrong with it. Needs no lease."""
 
     @_abc_1.abstractmethod
     def Embed(
@@ -195,7 +198,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.EmbedResponse, _abc.Awaitable[_shard_pb2.EmbedResponse]]:
-        """Vectors for texts. Touches no sequence and needs no lease."""
+        """Returns a vector for each text. Touches no sequence and needs no lease."""
 
     @_abc_1.abstractmethod
     def Tokenize(
