@@ -1,4 +1,4 @@
-"""Streamed responses: server-sent events or lines of JSON, with keep-alives; clients that do not read are cut off."""
+"""Streamed responses, server-sent events or lines of JSON, with keep-alive comments; slow readers are cut off."""
 
 import asyncio
 import time
