@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.waiting.fair_share import FairShare
-from caravan_router.scheduling.waiting.queue import HOLD, Hold, WaitingQueue, effective_priority
+from caravan_router.scheduling.waiting.queue import NotNow, WaitingQueue, effective_priority
 from caravan_testing.requests import request
 
 TENANTS = tuple(Tenant(name=name, weight=weight) for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)))
@@ -179,6 +179,9 @@ def test_the_order_is_total_and_that_of_the_pops(
     assert queue.pop_fitting(lambda sequence: "place", 30.0) is None
 
 
+ANSWERS: list[str | NotNow] = ["place", NotNow.PREFIX_COMING, NotNow.NO_ROOM, NotNow.NO_ROOM]
+
+
 @settings(max_examples=150, deadline=None)
 @given(max_bypass=st.integers(0, 3), steps=st.integers(1, 30), data=st.data())
 def test_bypass_is_bounded(max_bypass: int, steps: int, data: st.DataObject) -> None:
@@ -187,14 +190,12 @@ def test_bypass_is_bounded(max_bypass: int, steps: int, data: st.DataObject) -> 
     for now in range(steps):
         priority, tenant = data.draw(st.integers(0, 2)), data.draw(st.sampled_from(TENANTS))
         queue.push(waiting(now, tenant, priority=priority, arrived_s=float(now)))
-        answers: dict[Sequence, str | Hold | None] = {
-            sequence: data.draw(st.sampled_from(["place", HOLD, None, None])) for sequence in queue
-        }
+        answers: dict[Sequence, str | NotNow] = {sequence: data.draw(st.sampled_from(ANSWERS)) for sequence in queue}
         order = queue.ordered(float(now))
         before = {sequence: sequence.bypassed for sequence in order}
         taken = queue.pop_fitting(answers.__getitem__, float(now))
         ahead = order[: order.index(taken[0])] if taken is not None else order
-        refused = [sequence for sequence in ahead if answers[sequence] is None]
+        refused = [sequence for sequence in ahead if answers[sequence] is NotNow.NO_ROOM]
         exhausted = any(before[sequence] == max_bypass for sequence in refused)
         if taken is None:
             assert exhausted or "place" not in answers.values()

@@ -1,63 +1,75 @@
-"""What must hold between any two calls of the scheduler. Run by the property tests, and at rest by the shell."""
+"""What must hold between any two calls of the scheduler. The property tests check it; so does the shell at rest."""
 
 from caravan_router.scheduling.scheduler import Scheduler
-from caravan_router.scheduling.shard.ledger import ShardState
+from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.resident import Status
 
 
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError with the numbers if an invariant is broken."""
     waiting = [sequence.request_id for sequence in scheduler.waiting]
     assert waiting == sorted(set(waiting)), f"queue out of order or with doubles: {waiting}"
-    resident = [
-        resident.sequence.request_id
-        for shard in scheduler.shards.values()
-        for resident in (*shard.residents.values(), *shard.leaving.values())
-        if resident.live
-    ]
-    assert len(resident) == len(set(resident)), f"resident twice: {sorted(resident)}"
-    assert not set(waiting) & set(resident), f"waiting and resident: {set(waiting) & set(resident)}"
-    assert set(waiting) | set(resident) == set(scheduler.sequences), (
-        "a live request is nowhere, or an ended one is kept"
-    )
     shards = scheduler.shards.values()
+    staying = [
+        resident.request_id
+        for shard in shards
+        for resident in (*shard.residents.values(), *shard.leaving.values())
+        if resident.is_live
+    ]
+    assert len(staying) == len(set(staying)), f"two stays of one request: {sorted(staying)}"
+    assert not set(waiting) & set(staying), f"waiting and on a shard: {set(waiting) & set(staying)}"
+    assert set(waiting) | set(staying) == set(scheduler.sequences), "a live request is nowhere, or an ended one is kept"
     for sequence in scheduler.waiting if shards else ():
         assert any(shard.could_ever_hold(sequence) for shard in shards), f"{sequence.request_id} waits and fits nowhere"
     for shard in shards:
-        _check_shard(shard)
+        _check_ids(shard)
+        _check_residents(shard)
+        _check_cells(shard)
+        _check_commands(shard)
 
 
-def _check_shard(shard: ShardState) -> None:
-    limits = shard.limits
-    groups = (shard.free_ids, shard.residents, shard.leaving, shard.parked, shard.releasing)
-    ids = sorted(sequence_id for group in groups for sequence_id in group)
-    assert ids == list(range(limits.max_sequences)), f"{shard.name}: sequence ids do not add up: {ids}"
-    _check_cells(shard)
-    for resident in shard.residents.values():
-        assert resident.live, f"{shard.name}: an ended sequence holds id {resident.sequence_id}"
-        assert resident.computed <= resident.sequence.request.peak_cells, (
-            f"{shard.name}: {resident.sequence_id} grew too far"
-        )
-        assert resident.computed <= limits.cells_per_sequence, f"{shard.name}: {resident.sequence_id} outgrew its share"
-    assert len(shard.in_flight) <= 2, f"{shard.name}: {len(shard.in_flight)} commands under way"
-    assert len(shard.in_flight) < 2 or shard.in_flight[0].is_decode, f"{shard.name}: only a Decode may be overtaken"
-    if shard.residents or shard.has_header:
-        assert shard.in_flight, f"{shard.name}: has something to do and does nothing"
+def _check_ids(shard: ShardLedger) -> None:
+    tables = (
+        (shard.residents, {Status.STARTING, Status.RUNNING}),
+        (shard.leaving, {Status.LEAVING, Status.DROPPED}),
+        (shard.parked, {Status.PARKED}),
+        (shard.releasing, {Status.RELEASING}),
+    )
+    ids = sorted([*shard.free_ids, *(sequence_id for table, _ in tables for sequence_id in table)])
+    assert ids == list(range(shard.limits.max_sequences)), f"{shard.name}: sequence ids do not add up: {ids}"
+    for table, statuses in tables:
+        for sequence_id, resident in table.items():
+            assert resident.sequence_id == sequence_id, (
+                f"{shard.name}: {resident.sequence_id} is filed as {sequence_id}"
+            )
+            assert resident.status in statuses, f"{shard.name}: {sequence_id} is {resident.status}, not {statuses}"
 
 
-def _check_cells(shard: ShardState) -> None:
-    tree = shard.tree
+def _check_residents(shard: ShardLedger) -> None:
+    for sequence_id, resident in shard.residents.items():
+        computed = resident.computed
+        assert computed <= resident.sequence.request.peak_cells, f"{shard.name}: {sequence_id} grew too far"
+        assert computed <= shard.limits.cells_per_sequence, f"{shard.name}: {sequence_id} outgrew its share"
+        if resident.status is Status.STARTING:
+            assert any(command.residents.get(sequence_id) is resident for command in shard.in_flight), (
+                f"{shard.name}: no command starts {sequence_id}"
+            )
+
+
+def _check_cells(shard: ShardLedger) -> None:
     running = [*shard.residents.values(), *shard.leaving.values()]
     for resident in running:
-        held = tree.length(resident.sequence_id)
-        assert held == resident.indexed <= resident.computed, (
-            f"{shard.name}: sequence {resident.sequence_id} has {held} tokens in the tree, {resident.indexed} entered"
-        )
-    assert 0 <= shard.live_cells <= shard.held_cells, (
-        f"{shard.name}: {shard.live_cells} live cells of {shard.held_cells} held"
-    )
-    if not shard.parked:
-        assert shard.live_cells == shard.held_cells, (
-            f"{shard.name}: {shard.live_cells} live cells, {shard.held_cells} held, and nothing is parked"
-        )
-    if not running and not shard.parked:
-        assert shard.held_cells == 0, f"{shard.name}: {shard.held_cells} cells are held by nobody"
+        held, computed = shard.tree.length(resident.sequence_id), resident.computed
+        assert held <= computed, f"{shard.name}: {resident.sequence_id} has {held} of {computed} tokens in the tree"
+    live, held = shard.live_cells, shard.held_cells
+    assert 0 <= live <= held, f"{shard.name}: {live} live cells of {held} held"
+    assert shard.parked or live == held, f"{shard.name}: {live} live cells, {held} held, and nothing is parked"
+    assert running or shard.parked or held == 0, f"{shard.name}: {held} cells are held by nobody"
+
+
+def _check_commands(shard: ShardLedger) -> None:
+    commands = shard.in_flight
+    assert len(commands) <= 2, f"{shard.name}: {len(commands)} commands under way"
+    assert len(commands) < 2 or commands[0].is_decode, f"{shard.name}: only a Decode may be overtaken"
+    if shard.residents or shard.has_header:
+        assert commands, f"{shard.name}: has something to do and does nothing"

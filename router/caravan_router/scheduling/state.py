@@ -1,41 +1,41 @@
-"""What the scheduler knows: requests, shards and who is where. Events change it, plans are made from it."""
+"""What the scheduler knows of requests: which wait, which are on a shard, and what they are charged."""
 
 from typing import TYPE_CHECKING
 
-from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.outbox import Outbox
-from caravan_router.scheduling.planning.output_length import OutputLengths
-from caravan_router.scheduling.sequence import Request, Sequence
+from caravan_router.scheduling.planning.forecast import OutputLengths
+from caravan_router.scheduling.sequence import Request, Sequence, SwapTicket
 from caravan_router.scheduling.waiting.deadlines import Deadlines
 from caravan_router.scheduling.waiting.fair_share import FairShare
 from caravan_router.scheduling.waiting.queue import WaitingQueue
 
 if TYPE_CHECKING:
     from caravan_router.core.tenant import Tenant
-    from caravan_router.scheduling.shard.ledger import ShardState
+    from caravan_router.scheduling.config import SchedulerConfig
+    from caravan_router.scheduling.shard.ledger import ShardLedger
     from caravan_router.scheduling.shard.resident import Resident
 
 
 class SchedulerState:
-    """Every request that has not ended is in ``sequences``, and either ``waiting`` or in ``residents``."""
+    """Every request that has not ended is in ``sequences``, and either in ``waiting`` or resident on a shard."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: "SchedulerConfig") -> None:
         self.config = config
         self.fair_share = FairShare()
         self.lengths = OutputLengths()
         self.deadlines = Deadlines()
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
         self.outbox = Outbox()
-        self.shards: dict[str, ShardState] = {}
+        self.shards: dict[str, ShardLedger] = {}
         self.sequences: dict[int, Sequence] = {}
-        self.residents: dict[int, tuple[ShardState, Resident]] = {}
-        # Something happened since the queue was last looked through that may let somebody in.
-        self.queue_is_due = True
-        # With the number of requests that have not ended.
+        # By request id.
+        self._stays: dict[int, tuple[ShardLedger, Resident]] = {}
+        # Tenants by name, each with the number of its requests that have not ended.
         self._tenants: dict[str, tuple[Tenant, int]] = {}
 
     def enter(self, request: Request) -> Sequence:
-        """A new request waits."""
+        """Let a new request wait."""
+        assert request.request_id not in self.sequences, f"request {request.request_id} was submitted before"
         tenant = request.spec.tenant
         _, active = self._tenants.get(tenant.name, (tenant, 0))
         if active == 0:
@@ -46,23 +46,50 @@ class SchedulerState:
         self.waiting.push(sequence)
         return sequence
 
-    def forget(self, request_id: int) -> Sequence:
-        """The request has ended."""
-        self.queue_is_due = True
-        sequence = self.sequences.pop(request_id)
+    def stay(self, sequence: Sequence, shard: "ShardLedger", resident: "Resident") -> None:
+        """Note that ``sequence``, which has left the queue, stays on ``shard`` as ``resident``."""
+        sequence.ticket = None
+        sequence.common.clear()
+        self._stays[sequence.request_id] = (shard, resident)
+
+    def wait_again(self, sequence: Sequence, ticket: SwapTicket | None = None) -> None:
+        """Queue a request again whose stay has ended before it did. ``ticket``: what the shard saved of it."""
+        del self._stays[sequence.request_id]
+        sequence.ticket = ticket
+        self.waiting.push(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget a request whose last token was sampled, and end its stay."""
+        shard, resident = self._stays.pop(sequence.request_id)
+        shard.finish(resident)
+        self.lengths.observe(len(sequence.output))
+        self._forget(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Forget a request that nobody waits for, wherever it is."""
+        if sequence.request_id in self._stays:
+            shard, resident = self._stays.pop(sequence.request_id)
+            shard.cancel(resident)
+        else:
+            self.waiting.remove(sequence)
+            self.drop_ticket(sequence)
+        self._forget(sequence)
+
+    def forget_tickets(self, shard: str) -> None:
+        """Forget what a lost shard saved of waiting sequences."""
+        for sequence in self.waiting:
+            if sequence.ticket is not None and sequence.ticket.shard == shard:
+                sequence.ticket = None
+
+    def drop_ticket(self, sequence: Sequence) -> None:
+        """Let the shard forget what it saved of ``sequence``."""
+        ticket, sequence.ticket = sequence.ticket, None
+        if ticket is not None and ticket.shard in self.shards:
+            self.shards[ticket.shard].drop_swapped(ticket)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.waiting.mark_due()
+        del self.sequences[sequence.request_id]
         tenant, active = self._tenants.pop(sequence.spec.tenant.name)
         if active > 1:
             self._tenants[tenant.name] = (tenant, active - 1)
-        return sequence
-
-    def wait_again(self, sequence: Sequence) -> None:
-        """A resident request lost its cells and waits to go on."""
-        del self.residents[sequence.request_id]
-        sequence.common.clear()
-        self.waiting.push(sequence)
-
-    def drop_ticket(self, sequence: Sequence) -> None:
-        """What a shard saved of it is of no more use."""
-        ticket, sequence.ticket = sequence.ticket, None
-        if ticket is not None and ticket.shard in self.shards:
-            self.shards[ticket.shard].drop_handles.append(ticket.handle)

@@ -1,23 +1,19 @@
-"""How much of the prompts the next step computes, and when decodes wait for it."""
+"""How many prompt tokens the next step computes, and when decodes wait for them."""
 
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 
-# Below this a pass is mostly overhead; above it grows by steps that suit the kernels' tiles.
+# A step with fewer prompt tokens is mostly overhead. Above that, steps grow by amounts that suit the kernels' tiles.
 MIN_CHUNK_TOKENS = 16
-
-
-# The first guess, before any pass was measured: careful while streams run.
+# Prompt tokens of a step before any was measured: fewer while sequences decode.
 _FIRST_CHUNK_TOKENS = 128
-
-
 _FIRST_CHUNK_BESIDE_DECODES = 32
 
 
-def pass_seconds(config: SchedulerConfig, *, prompts: int, riders: int) -> float:
-    """How long the next pass may take: the target of the decodes in it, stretched as ``prompts`` outnumber them.
+def step_seconds(config: SchedulerConfig, *, prompts: int, riders: int) -> float:
+    """Return how long the next step may take: the target of its decodes, stretched as ``prompts`` outnumber them.
 
-    A crowd's time to first token weighs more than the gaps of a few, and larger chunks serve it faster: what TGI's
-    waiting_served_ratio says with a full stop of the decodes, said by degrees.
+    A crowd's time to first token weighs more than the gaps of a few, and larger chunks serve it faster. TGI's
+    waiting_served_ratio does the same by stopping the decodes; this does it by degrees.
     """
     if not riders:
         return config.idle_step_s
@@ -25,9 +21,9 @@ def pass_seconds(config: SchedulerConfig, *, prompts: int, riders: int) -> float
 
 
 def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, riders: int) -> int:
-    """Prompt tokens for the next pass beside ``riders`` decodes; at least MIN_CHUNK_TOKENS, so that prefill moves.
+    """Return the prompt tokens for the next step beside ``riders`` decodes: at least MIN_CHUNK_TOKENS.
 
-    ``tokens_within_target``: what the cost model says fits the time of such a pass, None before it knows.
+    ``tokens_within_target``: what the cost model says fits the time of such a step, None before it knows.
     """
     if riders and config.mode is PrefillMode.PAUSE:
         return 0
@@ -39,7 +35,7 @@ def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, r
 
 
 def join_reason(config: SchedulerConfig, *, waiting: int, running: int, steps_since_prefill: int) -> JoinReason | None:
-    """Why a prefill of waiting requests may pause (or join) the running decodes now; None if it may not."""
+    """Return why a prefill of waiting requests may pause (or join) the running decodes now; None if it may not."""
     if config.mode is PrefillMode.MIXED:
         return JoinReason.CHUNKING
     if steps_since_prefill >= config.max_waiting_tokens:

@@ -1,41 +1,89 @@
-"""Whether a shard has the cells for one more sequence."""
+"""How many cells the sequences of a shard will need, and whether there is room for one more."""
 
-from collections.abc import Collection
+import bisect
+from collections import deque
+from collections.abc import Collection, Iterable
+from operator import itemgetter
 
-from caravan_router.scheduling.planning.output_length import OutputLengths
-from caravan_router.scheduling.planning.peak import peak_cells
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.ledger import ShardState
+from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
 
-# Cells that each sequence should still be able to take after an admission, lest the next pass preempts.
+# Cells that each sequence should still be able to take after an admission, lest the next step preempts.
 GROWTH_CELLS = 8
+# Expecting too few output tokens costs a preemption, too many only some room: rather many.
+_QUANTILE = 0.8
+# With fewer ended requests than this, the longest output is expected.
+_FEWEST_RECORDS = 16
+
+
+class OutputLengths:
+    """Numbers of output tokens of the last ``window`` requests that ended.
+
+    LightLLM's "past-future" scheduler (Gong et al., arXiv 2507.10150) samples a length for each request from the same
+    distribution; a quantile needs no randomness.
+    """
+
+    def __init__(self, window: int = 512) -> None:
+        self._newest: deque[int] = deque(maxlen=window)
+        self._sorted: list[int] = []
+
+    def observe(self, length: int) -> None:
+        """Learn from a request that ended after ``length`` output tokens."""
+        if len(self._newest) == self._newest.maxlen:
+            del self._sorted[bisect.bisect_left(self._sorted, self._newest[0])]
+        self._newest.append(length)
+        bisect.insort(self._sorted, length)
+
+    def expected(self, generated: int, most: int) -> int:
+        """Return how many output tokens a request will have in all that has ``generated`` of at most ``most``.
+
+        The result is more than ``generated``, unless that is ``most`` already, and seldom too low.
+        """
+        first_longer = bisect.bisect_right(self._sorted, generated)
+        longer = len(self._sorted) - first_longer
+        if len(self._sorted) < _FEWEST_RECORDS or longer == 0:
+            return most
+        return min(self._sorted[first_longer + int(_QUANTILE * longer)], most)
+
+
+def peak_cells(entries: Iterable[tuple[int, int]]) -> int:
+    """Return the most cells in use at once if each entry (cells held, cells to come) takes one a step, then frees all.
+
+    LightLLM's estimate (Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees", arXiv 2507.10150).
+    The need falls only when a sequence ends, so the peak is at some sequence's last step. Sequences with as much or
+    more to come are there then, each grown by what that one had to come.
+    """
+    held_by_longer = peak = 0
+    for count, (held, remaining) in enumerate(sorted(entries, key=itemgetter(1), reverse=True), 1):
+        held_by_longer += held
+        peak = max(peak, held_by_longer + count * remaining)
+    return peak
 
 
 class CellForecast:
-    """What the residents of a shard hold and will need until they end; made anew after each change of theirs.
+    """What the residents of a shard hold and will need until they end; made anew after each change of the residents.
 
-    The need is an expectation (outputs seldom get longer than ``lengths`` says): if it proves wrong, somebody is
-    preempted. ``watermark``: part of the cells that is left free for that.
+    The need is an expectation: if an output gets longer than ``lengths`` says, somebody is preempted. ``watermark`` is
+    the part of the cells that is left free for that. Residents ``without`` count as if they were gone.
     """
 
     def __init__(
-        self, shard: ShardState, lengths: OutputLengths, watermark: float, without: Collection[Resident] = ()
+        self, shard: ShardLedger, lengths: OutputLengths, watermark: float, without: Collection[Resident] = ()
     ) -> None:
-        """As if the residents ``without`` were gone."""
         self._lengths = lengths
         self._limit = shard.capacity * (1 - watermark)
         residents = [resident for resident in shard.residents.values() if resident not in without]
         available = shard.available_cells + sum(resident.own_cells for resident in without)
-        # A lone sequence fits by itself: that was seen at the door.
+        # A lone sequence fits: requests that fit no empty shard never get here.
         self._always_fits = not residents or shard.is_bounded_by_sequence
         self._available = available - GROWTH_CELLS * (len(residents) + 1)
-        # What each holds alone comes back when it ends; what several hold, when the last of them does.
+        # Cells of one sequence alone come back when it ends; cells that several share, when the last of them does.
         self._entries = [(resident.own_cells, self._to_come(resident.sequence)) for resident in residents]
         self._base = shard.capacity - available - sum(held for held, _ in self._entries)
 
     def has_room(self, sequence: Sequence, known_live: int) -> bool:
-        """Whether ``sequence`` fits too; ``known_live``: tokens of it in cells that running sequences hold anyway."""
+        """Whether ``sequence`` fits too. ``known_live``: its first tokens that running sequences hold in any case."""
         if self._always_fits:
             return True
         new_cells = sequence.known_tokens - known_live
@@ -45,6 +93,6 @@ class CellForecast:
         return self._base + peak_cells(entries) <= self._limit
 
     def _to_come(self, sequence: Sequence) -> int:
-        """Output tokens it will take cells for from now on, as far as one can tell; the last one takes none."""
+        """Return how many output tokens will need cells from now on, as far as one can tell; the last needs none."""
         generated = len(sequence.output)
         return max(0, self._lengths.expected(generated, sequence.spec.stopping.max_new_tokens) - generated - 1)

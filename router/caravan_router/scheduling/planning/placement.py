@@ -3,110 +3,109 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from caravan_router.scheduling.planning.step_plan import Draft
+from caravan_router.scheduling.planning.step_plan import StepPlan
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.ledger import ShardState
-from caravan_router.scheduling.shard.prefix_tree import Match
+from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.prefix_tree import Match, common_length
 from caravan_router.scheduling.shard.resident import Resident
-from caravan_router.scheduling.waiting.queue import HOLD, Hold
+from caravan_router.scheduling.waiting.queue import NotNow
 
-# What it costs a request to share a shard with one more sequence, in prompt tokens that could be computed meanwhile.
+# What sharing a shard with one more sequence costs a request, in prompt tokens that could be computed in that time.
 _TOKENS_PER_RESIDENT = 64
-# A prefix shorter than this is computed again rather than waited for.
+# A shorter prefix is computed again rather than waited for.
 _LEAST_PREFIX_TO_WAIT_FOR = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """On ``draft``, starting with what ``match`` found there. ``restore``: from the shard's swap space."""
+    """A request starts in ``plan`` from the prefix that ``match`` found. ``restore``: from the shard's swap space."""
 
-    draft: Draft
+    plan: StepPlan
     match: Match
     restore: bool = False
 
 
-def choose(drafts: list[Draft], shards: Iterable[ShardState], sequence: Sequence) -> Place | Hold | None:
-    """Where ``sequence`` starts soonest and disturbs least.
+def choose(plans: list[StepPlan], shards: Iterable[ShardLedger], sequence: Sequence) -> Place | NotNow:
+    """Return where ``sequence`` starts soonest and disturbs least.
 
-    A shard that holds more of its tokens is preferred, one with fewer residents too. HOLD: a prefix of it is being
-    computed for another request, and waiting for that is sooner than computing it again anywhere. None: nothing can
-    take it now, or an emptier shard will in one pass: being first in a fuller batch costs every token more.
+    Shards that hold more of its tokens, and shards with fewer residents, are preferred. NO_ROOM: nothing can take it
+    now, or an emptier shard will after one step: being first in a fuller batch costs every token more.
     """
-    ticket = sequence.ticket
-    if ticket is not None:
-        for draft in drafts:
-            if draft.shard.name == ticket.shard and (match := draft.restorable(sequence)) is not None:
-                return Place(draft, match, restore=True)
-    known = sequence.known_tokens
-    best: Place | None = None
-    best_rank: tuple[int, int, str] | None = None
-    for draft in drafts:
-        if not draft.is_open:
-            continue
-        match = draft.shard.match(sequence)
-        swapped_here = ticket is not None and ticket.shard == draft.shard.name and ticket.start <= match.length
-        if swapped_here or not draft.can_admit(sequence, match):
-            continue  # what was swapped out here is not computed again because it has to wait a little
-        shard = draft.shard
-        cost = known - match.length + _TOKENS_PER_RESIDENT * len(shard.residents)
-        rank = (cost, -shard.free_cells, shard.name)
-        if best_rank is None or rank < best_rank:
-            best, best_rank = Place(draft, match), rank
-    if best is None or best_rank is None:
-        return None
+    restored = _where_it_was_swapped(plans, sequence)
+    if restored is not None:
+        return restored
+    best = _cheapest(plans, sequence)
+    if best is None:
+        return NotNow.NO_ROOM
     for shard in shards:
-        if _waits_for_prefix(shard, sequence, best_rank[0], best):
-            return HOLD
-        if (
-            len(shard.residents) < len(best.draft.shard.residents)
-            and shard.completes_prefill
-            and shard.free_sequences > 0
-            and best.match.length == 0
-        ):
-            return None
+        if _waits_for_prefix(shard, sequence, best):
+            return NotNow.PREFIX_COMING
+        if best.match.length == 0 and _is_soon_better(shard, best.plan.shard):
+            return NotNow.NO_ROOM
     return best
 
 
-def _waits_for_prefix(shard: ShardState, sequence: Sequence, cost: int, best: Place) -> bool:
+def _where_it_was_swapped(plans: list[StepPlan], sequence: Sequence) -> Place | None:
+    ticket = sequence.ticket
+    if ticket is None:
+        return None
+    for plan in plans:
+        if plan.shard.name == ticket.shard and (match := plan.restorable(sequence, ticket)) is not None:
+            return Place(plan, match, restore=True)
+    return None
+
+
+def _cheapest(plans: list[StepPlan], sequence: Sequence) -> Place | None:
+    ticket = sequence.ticket
+    places: list[tuple[tuple[int, int, str], Place]] = []
+    for plan in plans:
+        if not plan.is_open:
+            continue
+        shard = plan.shard
+        match = shard.match(sequence)
+        # What was swapped out here is not computed again because it has to wait a little.
+        swapped_here = ticket is not None and ticket.shard == shard.name and ticket.start <= match.length
+        if not swapped_here and plan.can_admit(sequence, match):
+            rank = (_cost(shard, sequence, match.length), -shard.free_cells, shard.name)
+            places.append((rank, Place(plan, match)))
+    return min(places, key=lambda ranked: ranked[0])[1] if places else None
+
+
+def _cost(shard: ShardLedger, sequence: Sequence, cached: int) -> int:
+    """Return what starting here costs, in prompt tokens. ``cached``: its first tokens, which need not be computed."""
+    return sequence.known_tokens - cached + _TOKENS_PER_RESIDENT * len(shard.residents)
+
+
+def _is_soon_better(shard: ShardLedger, than: ShardLedger) -> bool:
+    return len(shard.residents) < len(than.residents) and shard.completes_prefill and shard.free_sequences > 0
+
+
+def _waits_for_prefix(shard: ShardLedger, sequence: Sequence, best: Place) -> bool:
     """Whether a prompt under way on ``shard`` will soon provide more of ``sequence`` than ``best`` has, and cheaper."""
-    if shard.limits.whole_only or shard.draining:
+    if shard.limits.whole_only or shard.draining or sequence.needs_prompt_logprobs:
         return False
-    here = best.match.length if shard is best.draft.shard else 0
+    is_here = shard is best.plan.shard
+    cached = best.match.length if is_here else 0
     for leader in shard.prefilling:
         if leader.priority < sequence.spec.priority:
             continue  # others may come before it yet
         common = _common(leader, sequence)
-        if common < here + _LEAST_PREFIX_TO_WAIT_FOR or (
-            common <= leader.computed and leader.begun and shard is best.draft.shard
-        ):
+        is_there_already = common <= leader.computed and leader.is_running and is_here
+        if common < cached + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
             continue
-        remaining = max(0, common - leader.computed)
-        waiting_cost = remaining + sequence.known_tokens - common + _TOKENS_PER_RESIDENT * (len(shard.residents))
-        if shard is best.draft.shard or waiting_cost < cost:
+        to_compute = max(0, common - leader.computed)
+        if is_here or to_compute + _cost(shard, sequence, common) < _cost(best.plan.shard, sequence, best.match.length):
             return True
     return False
 
 
 def _common(leader: Resident, sequence: Sequence) -> int:
-    """Tokens at the start of both, less the last of ``sequence``; compared once."""
+    """Return how many first tokens both have in common, without the last of ``sequence``. Compared once a pair."""
     other = leader.sequence
-    if other.request.prefix_namespace != sequence.request.prefix_namespace or sequence.needs_prompt_logprobs:
+    if other.request.prefix_namespace != sequence.request.prefix_namespace:
         return 0
-    key = other.request.request_id
-    found = sequence.common.get(key)
+    found = sequence.common.get(other.request_id)
     if found is None:
-        found = sequence.common[key] = _common_length(
-            other.tokens(0, leader.target), sequence.tokens(0, sequence.known_tokens - 1)
-        )
+        found = common_length(other.tokens(0, leader.target), sequence.tokens(0, sequence.known_tokens - 1))
+        sequence.common[other.request_id] = found
     return found
-
-
-def _common_length(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    low, high = 0, min(len(a), len(b)) + 1  # the first `low` are equal; `high` is out of reach
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

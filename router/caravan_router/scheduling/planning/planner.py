@@ -1,6 +1,7 @@
-"""Decides what every shard does next: who is preempted, who is let in, what the next pass carries."""
+"""Decides what every shard does next: who is preempted, who starts, what the next step carries."""
 
 import functools
+import itertools
 import math
 
 from caravan_router.scheduling.actions import Preempt, Preemption, Start, SwapOut, SwapOutEntry
@@ -8,33 +9,29 @@ from caravan_router.scheduling.config import PrefillMode
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.placement import Place, choose
 from caravan_router.scheduling.planning.preemption import choose_how, victims_of_growth, victims_of_priority
-from caravan_router.scheduling.planning.step_plan import Draft, Outside
+from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.command import InFlight, Kind
-from caravan_router.scheduling.shard.ledger import ShardState
+from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.state import SchedulerState
-from caravan_router.scheduling.waiting.queue import Hold
+from caravan_router.scheduling.waiting.queue import NotNow
 
 # What a prompt token costs a tenant.
 _PROMPT_TOKEN = 1.0
 
 
 class Planner:
-    """Plans from ``state`` as it is; numbers the commands and the swapped sequences."""
+    """Plans from ``state`` as it is, and numbers the commands."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._last_command_id = 0
-        self._last_handle = 0
+        self._command_ids = itertools.count(1)
 
     def plan(self, now: float, *, preempted: bool) -> None:
-        """Add the commands for every shard that can take one.
+        """Send a command to every shard that should get one.
 
-        Nobody is admitted in a step that ``preempted``, but for the one request that others were preempted for.
+        No request is admitted in a step that ``preempted``, except the one for which others were preempted.
         """
-        # In pause mode it is the mere number of passes that lets somebody in.
-        self._state.queue_is_due = self._state.queue_is_due or self._state.config.mode is PrefillMode.PAUSE
         shards = [shard for shard in self._state.shards.values() if self._needs_plan(shard)]
         if not shards:
             return
@@ -44,129 +41,120 @@ class Planner:
                 self._preempt(shard, victims)
                 preempted = True
         if not preempted and len(self._state.waiting):
-            preempted = self._admit(shards, now)
+            self._admit(shards, now)
         else:
-            self._send(self._drafts(shards, now), now)
+            self._send(self._plans(shards, now), now)
 
-    def _needs_plan(self, shard: ShardState) -> bool:
-        """Cheap, since it is asked for every shard after every pass of any."""
-        return shard.can_command and (
-            not shard.in_flight or shard.release_now or (self._state.queue_is_due and len(self._state.waiting) > 0)
-        )
+    def _needs_plan(self, shard: ShardLedger) -> bool:
+        """Cheap, since it is asked for every shard after every step of any shard."""
+        return shard.can_command and (not shard.in_flight or shard.release_now or self._may_admit)
 
-    def _drafts(self, shards: list[ShardState], now: float, first: Sequence | None = None) -> list[Draft]:
-        """``first``: of those that wait."""
-        adapter = None if first is None else first.spec.adapter
-        outside = Outside(waiting=len(self._state.waiting), adapter=adapter, now=now)
-        return [self._draft(shard, outside) for shard in shards if shard.can_command]
+    @property
+    def _may_admit(self) -> bool:
+        waiting = self._state.waiting
+        # In pause mode the mere number of steps lets requests start.
+        return waiting.is_due or (self._state.config.mode is PrefillMode.PAUSE and len(waiting) > 0)
 
-    def _draft(self, shard: ShardState, outside: Outside) -> Draft:
-        return Draft(shard, self._state.config, self._state.lengths, outside)
+    def _plans(self, shards: list[ShardLedger], now: float, adapter: str | None = None) -> list[StepPlan]:
+        """Return a plan for each shard that can take a command. ``adapter``: see `PlanInput`."""
+        waiting = len(self._state.waiting)
+        return [self._plan(shard, now, waiting, adapter) for shard in shards if shard.can_command]
 
-    def _admit(self, shards: list[ShardState], now: float) -> bool:
-        """Let in whom the shards can take, then send their commands; whether somebody was preempted instead."""
-        self._state.queue_is_due = False
-        first = self._state.waiting.ordered(now)[0]
-        drafts = self._drafts(shards, now, first)
+    def _plan(self, shard: ShardLedger, now: float, waiting: int, adapter: str | None) -> StepPlan:
+        config, lengths = self._state.config, self._state.lengths
+        return StepPlan(shard, PlanInput(config=config, lengths=lengths, now=now, waiting=waiting, adapter=adapter))
+
+    # Admission
+
+    def _admit(self, shards: list[ShardLedger], now: float) -> None:
+        """Start the requests that the shards can take, or preempt for the first; then send the shards' commands."""
+        state = self._state
+        first = state.waiting.begin_admission(now)
+        plans = self._plans(shards, now, first.spec.adapter)
         blocked = -math.inf
 
-        def place_for(sequence: Sequence) -> Place | Hold | None:
+        def place_for(sequence: Sequence) -> Place | NotNow:
             nonlocal blocked
             if sequence.spec.priority < blocked:
-                return None  # else what was preempted for a higher priority would take its place back
-            place = choose(drafts, self._state.shards.values(), sequence)
-            if place is None:
+                return NotNow.NO_ROOM  # else what was preempted for a higher priority would take its place back
+            place = choose(plans, state.shards.values(), sequence)
+            if place is NotNow.NO_ROOM:
                 blocked = max(blocked, sequence.spec.priority)
             return place
 
-        open_to_first = [draft.shard for draft in drafts if draft.adapter == first.spec.adapter]
-        if place_for(first) is None and self._preempt_for(first, open_to_first):
-            drafts = self._drafts(shards, now, first)
-            place = choose(drafts, self._state.shards.values(), first)
-            if isinstance(place, Place):  # nothing needs to be saved before it begins
-                self._state.waiting.remove(first)
+        open_to_first = [plan.shard for plan in plans if plan.adapter == first.spec.adapter]
+        if place_for(first) is NotNow.NO_ROOM and self._preempt_for(first, open_to_first):
+            plans = self._plans(shards, now, first.spec.adapter)
+            place = choose(plans, state.shards.values(), first)
+            if isinstance(place, Place):  # nothing needs to be saved before it starts
+                state.waiting.remove(first)
                 self._start(first, place)
-            self._send(drafts, now)
-            return True
-        while (placed := self._state.waiting.pop_fitting(place_for, now)) is not None:
-            self._start(*placed)
-        self._send(drafts, now)
-        return False
+        else:
+            while (placed := state.waiting.pop_fitting(place_for, now)) is not None:
+                self._start(*placed)
+        self._send(plans, now)
 
     def _start(self, sequence: Sequence, place: Place) -> None:
-        draft, request = place.draft, sequence.request
+        state, plan, ticket = self._state, place.plan, sequence.ticket
         if place.restore:
-            resident = draft.restore(sequence, place.match)
+            assert ticket is not None
+            resident = plan.restore(sequence, ticket, place.match)
         else:
-            self._state.drop_ticket(sequence)
-            resident = draft.admit(sequence, place.match)
+            state.drop_ticket(sequence)
+            resident = plan.admit(sequence, place.match)
             uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
             sequence.charged = resident.target
-            self._state.fair_share.charge(request.spec.tenant, _PROMPT_TOKEN * uncharged)
-        self._state.residents[request.request_id] = (draft.shard, resident)
+            state.fair_share.charge(sequence.spec.tenant, _PROMPT_TOKEN * uncharged)
+        state.stay(sequence, plan.shard, resident)
         if not sequence.started:
             sequence.started = True
-            self._state.outbox.add(Start(request.request_id, len(request.spec.prompt), cached_tokens=resident.shared))
+            state.outbox.add(Start(sequence.request_id, len(sequence.spec.prompt), cached_tokens=resident.shared))
 
-    def _send(self, drafts: list[Draft], now: float) -> None:
-        for draft in drafts:
-            if draft.is_idle:  # nobody could be let in for whom the pass was kept
-                draft = self._draft(draft.shard, Outside(waiting=0, adapter=None, now=now))
-            command = draft.finish(self._last_command_id + 1)
+    def _send(self, plans: list[StepPlan], now: float) -> None:
+        for plan in plans:
+            if plan.is_idle:  # no request could start for which the step was kept
+                plan = self._plan(plan.shard, now, waiting=0, adapter=None)
+            command = plan.send(next(self._command_ids))
             if command is not None:
-                self._last_command_id += 1
                 self._state.outbox.add(command)
 
     # Preemption
 
-    def _preempt_for(self, sequence: Sequence, shards: list[ShardState]) -> bool:
-        """Take the place of lower priorities, where that takes the fewest."""
-        best: tuple[int, ShardState, list[Resident]] | None = None
+    def _preempt_for(self, sequence: Sequence, shards: list[ShardLedger]) -> bool:
+        """Preempt lower priorities for ``sequence`` where that takes the fewest. Return whether any were preempted."""
+        best: tuple[ShardLedger, list[Resident]] | None = None
         for shard in shards:
             if all(resident.priority >= sequence.spec.priority for resident in shard.residents.values()):
                 continue
             forecast = functools.partial(CellForecast, shard, self._state.lengths, self._state.config.watermark)
-            victims = victims_of_priority(shard, sequence, shard.match(sequence).live_length, forecast)
-            if victims and (best is None or len(victims) < best[0]):
-                best = (len(victims), shard, victims)
+            victims = victims_of_priority(shard, sequence, forecast)
+            if victims and (best is None or len(victims) < len(best[1])):
+                best = (shard, victims)
         if best is None:
             return False
-        self._preempt(best[1], best[2])
+        self._preempt(*best)
         return True
 
-    def _preempt(self, shard: ShardState, victims: list[Resident]) -> None:
-        """Take the cells of ``victims``; they wait to go on, in their old order."""
-        leaving: dict[int, Resident] = {}
-        swaps: dict[int, tuple[int, int]] = {}
+    def _preempt(self, shard: ShardLedger, victims: list[Resident]) -> None:
+        """Take the cells of ``victims``. They wait for their next stay, in their old order."""
+        entries: list[SwapOutEntry] = []
+        leaving: list[Resident] = []
         for resident in victims:
-            others = frozenset(victim.sequence_id for victim in victims)
-            kept = 0
-            if shard.limits.shares_cells and not shard.limits.whole_only and resident.begun:
-                kept = shard.tree.shared_length(resident.sequence_id, others)
+            kept = shard.kept_length(resident, victims)
             if choose_how(shard, resident, kept) is Preemption.SWAP:
-                self._last_handle += 1
-                leaving[resident.sequence_id] = resident
-                swaps[resident.sequence_id] = (self._last_handle, kept)
+                handle = shard.leave(resident)
+                entries.append(SwapOutEntry(sequence_id=resident.sequence_id, handle=handle, start=kept))
+                leaving.append(resident)
             else:
                 shard.cancel(resident)
                 self._state.wait_again(resident.sequence)
-                self._state.outbox.add(Preempt(resident.sequence.request_id, Preemption.RECOMPUTE))
-        if not leaving:
-            return
-        for resident in leaving.values():
-            shard.leave(resident)
-        self._last_command_id += 1
-        shard.in_flight.append(
-            InFlight(command_id=self._last_command_id, kind=Kind.SWAP_OUT, residents=leaving, swaps=swaps)
-        )
-        self._state.outbox.add(
-            SwapOut(
+                self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))
+        if entries:
+            command = SwapOut(
                 shard=shard.name,
-                command_id=self._last_command_id,
-                header=shard.take_header(),
-                entries=tuple(
-                    SwapOutEntry(sequence_id=sequence_id, handle=handle, start=start)
-                    for sequence_id, (handle, start) in swaps.items()
-                ),
+                command_id=next(self._command_ids),
+                header=shard.next_header,
+                entries=tuple(entries),
             )
-        )
+            shard.send(command, leaving)
+            self._state.outbox.add(command)

@@ -1,46 +1,45 @@
-"""Whose adapter the next pass of a shard has: a pass has one, so those that are wanted take turns."""
+"""Which adapter the next step of a shard has. A step has one adapter, so those that are wanted take turns."""
 
 from collections.abc import Collection
 
-# Passes in a row while another adapter is wanted: a switch costs a pass a part of its time, a turn the others' gaps.
-TURN_PASSES = 8
+# Steps in a row while another adapter is wanted. Switching costs part of a step; a longer turn makes the others wait.
+TURN_STEPS = 8
 
 
 class AdapterTurn:
-    """``adapter``: of the last pass; empty for none."""
+    """``adapter`` is that of the last step; empty for none."""
 
     def __init__(self) -> None:
         self.adapter = ""
-        self._passes = 0
+        self._steps = 0
         # Least recently used first.
         self._used: dict[str, None] = {}
 
     @property
     def is_over(self) -> bool:
-        """Another adapter goes next, if one is wanted."""
-        return self._passes >= TURN_PASSES
+        """Whether another adapter goes next, if one is wanted."""
+        return self._steps >= TURN_STEPS
 
-    @property
-    def passes_left(self) -> int:
-        """Before another adapter goes next; at least one."""
-        return max(1, TURN_PASSES - self._passes)
+    def steps_left(self, adapter: str) -> int:
+        """Return how many steps ``adapter`` has in a row if it goes next."""
+        return TURN_STEPS if adapter != self.adapter or self.is_over else TURN_STEPS - self._steps
 
     def next(self, wanted: Collection[str]) -> str:
-        """Of those ``wanted``: the one whose turn it is, else the one whose last turn is longest ago."""
+        """Return the one of ``wanted`` whose turn it is, else the one whose last turn is longest ago."""
         if not wanted or wanted == {self.adapter} or (self.adapter in wanted and not self.is_over):
             return self.adapter
         places = {adapter: place for place, adapter in enumerate(self._used)}
-        # The one whose turn is over is the last of those used.
+        # The adapter whose turn is over is the last of those used.
         return min(wanted, key=lambda adapter: (places.get(adapter, -1), adapter))
 
     def take(self, adapter: str) -> None:
-        """A command with ``adapter`` is sent: a turn begins, if it was another's or this one's is over."""
+        """Note that a command with ``adapter`` is sent. A turn begins if it was another's or this one's is over."""
         if adapter != self.adapter or self.is_over:
-            self.adapter, self._passes = adapter, 0
+            self.adapter, self._steps = adapter, 0
         self._used.pop(adapter, None)
         self._used[adapter] = None
 
-    def count_pass(self) -> bool:
-        """A pass is done; whether the turn ended with it."""
-        self._passes += 1
-        return self._passes == TURN_PASSES
+    def count_step(self) -> bool:
+        """Note that a step ended. Return whether the turn ended with it."""
+        self._steps += 1
+        return self._steps == TURN_STEPS

@@ -1,54 +1,62 @@
 """A command that was sent to a shard and has not ended."""
 
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterable
 
+from caravan_router.scheduling.actions import Command, Decode, Prefill
 from caravan_router.scheduling.shard.resident import Resident
 
-
-class Kind(Enum):
-    """Only a Decode gives way to the next command."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    FILTER = "filter"
-    SWAP_OUT = "swap_out"
-    SWAP_IN = "swap_in"
-
-
-# A Decode that is told to yield has seldom gone further than this beyond the passes that were reported. When it has,
-# the shard says that the cache is full, and nothing is lost.
+# A Decode that must yield has seldom run more than this many steps beyond those reported. If it has, the shard reports
+# that its cache is full, and nothing is lost.
 _UNSEEN_STEPS = 4
 
 
-@dataclass(slots=True, kw_only=True)
 class InFlight:
-    """``residents`` by sequence id as of then: an id may be reused before late results arrive.
+    """A command under way.
 
-    ``chunk_tokens``: what each prompt advances by when the pass succeeds. ``steps_left``: of a Decode.
+    ``residents``: those the command names, by sequence id. An id may belong to another before late results arrive.
+    ``chunk_tokens``: prompt tokens that a Prefill computes, by sequence id. ``steps_left``: steps not reported yet.
     """
 
-    command_id: int
-    kind: Kind
-    residents: dict[int, Resident]
-    chunk_tokens: dict[int, int] = field(default_factory=dict)
-    steps_left: int = 0
-    # Of a SwapOut: handle and first saved position, by sequence id.
-    swaps: dict[int, tuple[int, int]] = field(default_factory=dict)
+    __slots__ = ("chunk_tokens", "command", "residents", "steps_left")
+
+    def __init__(self, command: Command, residents: Iterable[Resident]) -> None:
+        self.command = command
+        self.residents = {resident.sequence_id: resident for resident in residents}
+        self.chunk_tokens: dict[int, int] = {}
+        self.steps_left = 0
+        if isinstance(command, Prefill):
+            self.chunk_tokens = {chunk.sequence_id: len(chunk.token_ids) for chunk in command.chunks}
+            self.steps_left = 1
+        elif isinstance(command, Decode):
+            self.steps_left = command.max_steps
 
     @property
     def is_decode(self) -> bool:
-        return self.kind is Kind.DECODE
+        """Whether it yields to the next command: only a Decode does."""
+        return isinstance(self.command, Decode)
+
+    @property
+    def starting(self) -> list[Resident]:
+        """Residents whose first chunk it carries."""
+        if not isinstance(self.command, Prefill):
+            return []
+        return [self.residents[chunk.sequence_id] for chunk in self.command.chunks if chunk.setup is not None]
 
     @property
     def coming_cells(self) -> int:
         """Cells that its decodes may take before the next command runs."""
-        if self.kind is Kind.PREFILL:
-            return len(self.residents) - len(self.chunk_tokens)
-        return len(self.residents) * min(self.steps_left, _UNSEEN_STEPS)
+        return (len(self.residents) - len(self.chunk_tokens)) * min(self.steps_left, _UNSEEN_STEPS)
 
-    def starts(self, resident: Resident) -> bool:
-        """Whether the shard may hear of ``resident`` with it."""
-        return (resident.sequence_id in self.chunk_tokens or self.kind is Kind.SWAP_IN) and self.residents.get(
-            resident.sequence_id
-        ) is resident
+    def fail(self) -> None:
+        """Note that its step changed nothing."""
+        self.chunk_tokens = {}
+        self.steps_left = 0
+
+    def completes_prefill(self, prefilling: Iterable[Resident]) -> bool:
+        """Whether no prompt of ``prefilling`` is left to compute after it."""
+        if not self.chunk_tokens:
+            return False
+        chunk_tokens = self.chunk_tokens if self.steps_left else {}  # else they are computed
+        return all(
+            resident.computed + chunk_tokens.get(resident.sequence_id, 0) >= resident.target for resident in prefilling
+        )

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+Run = TypeVar("Run", list[int], tuple[int, ...])
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,19 @@ class _Descent:
     length: int = 0
     node: _Node | None = None
     complete: list[_Node] = field(default_factory=list)
+
+
+def common_length(a: Run, b: Run) -> int:
+    """Return how many first tokens of ``a`` and ``b`` are equal."""
+    low, high = 0, min(len(a), len(b)) + 1  # the first `low` are equal, the first `high` are not
+    middle = high - 1  # mostly one is a prefix of the other
+    while high - low > 1:
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+        middle = (low + high) // 2
+    return low
 
 
 class PrefixTree:
@@ -238,16 +254,17 @@ class PrefixTree:
         child.parent = parent
 
     def _descend(self, namespace: str, tokens: Sequence[int], most: int) -> "_Descent":
-        """Follow ``tokens`` as far as they go, at most ``most``."""
+        """Follow the first ``most`` of ``tokens`` as far as they are there."""
         found = _Descent()
+        wanted = list(tokens[:most])
         root = self._roots.get(namespace)
         open_nodes = [] if root is None else [root]
         while open_nodes:
             node = open_nodes.pop()
-            if node.end >= most:
+            if node.end >= len(wanted):
                 continue
-            for child in node.children.get(tokens[node.end], ()):
-                length = child.start + _common(child.tokens, tokens, child.start, most)
+            for child in node.children.get(wanted[node.end], ()):
+                length = child.start + common_length(child.tokens, wanted[child.start : child.end])
                 if length > found.length or (length == found.length and _is_held_anyway(child, found.node)):
                     found.length, found.node = length, child
                 if length == child.end:
@@ -262,21 +279,6 @@ class PrefixTree:
                 return min(at.end, length)
             at = at.parent
         return 0
-
-
-def _common(run: list[int], tokens: Sequence[int], start: int, most: int) -> int:
-    """How many tokens of ``run`` equal those of ``tokens`` from ``start``, below ``most``."""
-    limit = min(len(run), most - start)
-    if run[:limit] == list(tokens[start : start + limit]):
-        return limit
-    low, high = 0, limit  # the first `low` are equal, the first `high` are not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if run[low:middle] == list(tokens[start + low : start + middle]):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _is_held_anyway(child: _Node, than: _Node | None) -> bool:

@@ -1,43 +1,92 @@
-"""A sequence's stay on one shard."""
+"""A sequence's stay on one shard, and the states of that stay."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from caravan_router.scheduling.sequence import Sequence
 
 
+class Status(Enum):
+    """The state of a stay, and whether its request waits for results. Only `ShardLedger` changes it."""
+
+    # It has an id and cells; the command that starts it is being planned or under way.
+    STARTING = "starting", True
+    # The shard holds it.
+    RUNNING = "running", True
+    # A SwapOut of it is under way.
+    LEAVING = "leaving", True
+    # It ended while its SwapOut was under way.
+    DROPPED = "dropped", False
+    # It ended; the shard keeps its cells, and other sequences may start from them.
+    PARKED = "parked", False
+    # It ended; the shard releases its id and cells with the next command.
+    RELEASING = "releasing", False
+    # The stay is over: its id is free or belongs to another.
+    GONE = "gone", False
+
+    def __init__(self, word: str, is_live: bool) -> None:
+        self.word = word
+        self.is_live = is_live
+
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.STARTING: frozenset({Status.RUNNING, Status.RELEASING}),
+    Status.RUNNING: frozenset({Status.LEAVING, Status.PARKED, Status.RELEASING}),
+    Status.LEAVING: frozenset({Status.DROPPED, Status.GONE}),
+    Status.DROPPED: frozenset({Status.GONE}),
+    Status.PARKED: frozenset({Status.RELEASING, Status.GONE}),
+    Status.RELEASING: frozenset({Status.GONE}),
+    Status.GONE: frozenset(),
+}
+
+
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A sequence's stay on one shard: a sequence id and cells, owned by it until it is released or parked.
+    """A sequence's stay on one shard, under one sequence id.
 
         position 0 ... shared ........ computed ........ target
                  copied       in the cache       to prefill    then one token per decode
 
-    ``live`` ends when the sequence ends, is cancelled or is taken back; results that arrive later are ignored.
-    ``begun``: the shard knows it. ``indexed``: how much of it is in the prefix tree. ``priority``: as it was admitted.
+    ``target``: number of tokens known when the stay began, which prefill must compute. ``source_id``: the sequence from
+    which the first ``shared`` tokens are copied. ``priority``: effective priority when the stay began.
     """
 
     sequence: Sequence
     sequence_id: int
-    # Known tokens at placement: prefill lets `computed` catch up with it.
     target: int
     priority: int = 0
     shared: int = 0
     computed: int = 0
-    indexed: int = 0
-    takes_over: bool = False
     source_id: int | None = None
-    begun: bool = False
-    live: bool = True
+    status: Status = Status.STARTING
+
+    @property
+    def request_id(self) -> int:
+        return self.sequence.request.request_id
 
     @property
     def adapter(self) -> str:
         return self.sequence.spec.adapter
 
     @property
+    def is_live(self) -> bool:
+        """Whether its request waits for results; late results of other residents are ignored."""
+        return self.status.is_live
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is Status.RUNNING
+
+    @property
     def prefilling(self) -> bool:
         return self.computed < self.target
 
     @property
+    def takes_over(self) -> bool:
+        """Whether it started in place of a parked sequence, under that sequence's id."""
+        return self.source_id == self.sequence_id
+
+    @property
     def own_cells(self) -> int:
-        """Cells that nobody else needed for it, those of its prompt still to come with them."""
+        """Cells that no other sequence shared when it started, including those that its prompt has yet to fill."""
         return max(self.target, self.computed) - self.shared

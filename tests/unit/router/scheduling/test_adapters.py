@@ -1,9 +1,9 @@
-"""A pass has one adapter; those that are wanted take turns, and share no cells."""
+"""A step has one adapter; those that are wanted take turns, and share no cells."""
 
 from caravan_router.scheduling.actions import Decode, Prefill
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits
-from caravan_router.scheduling.shard.adapter_turn import TURN_PASSES, AdapterTurn
+from caravan_router.scheduling.shard.adapter_turn import TURN_STEPS, AdapterTurn
 from caravan_testing.simulation import Simulation
 
 LIMITS = ShardLimits(cells=2000, cells_per_sequence=2000, max_sequences=8, max_batch_tokens=128)
@@ -16,8 +16,8 @@ def simulation(mode: PrefillMode = PrefillMode.MIXED) -> Simulation:
     return result
 
 
-def received_after(sim: Simulation, passes: int) -> dict[int, int]:
-    for _ in range(passes):
+def received_after(sim: Simulation, steps: int) -> dict[int, int]:
+    for _ in range(steps):
         sim.advance("a")
     return {request_id: len(tokens) for request_id, tokens in sim.received.items()}
 
@@ -30,7 +30,7 @@ def test_two_adapters_and_the_model_itself_advance_side_by_side() -> None:
                 sim.submit(PROMPT, 300, ignore_eos=True, adapter=adapter)
         lengths = received_after(sim, 240).values()
         assert min(lengths) >= 60, f"{mode}: {lengths}"
-        assert max(lengths) - min(lengths) <= 3 * TURN_PASSES, f"{mode}: {lengths}"
+        assert max(lengths) - min(lengths) <= 3 * TURN_STEPS, f"{mode}: {lengths}"
         sim.run()
         sim.check_at_rest()
         assert len(sim.finished) == 6
@@ -41,15 +41,15 @@ def test_a_newcomer_with_another_adapter_waits_for_one_turn() -> None:
     sim.submit(PROMPT, 500, ignore_eos=True)
     received_after(sim, 100)
     late = sim.submit(PROMPT, 5, ignore_eos=True, adapter="x")
-    assert received_after(sim, TURN_PASSES + 8)[late] > 0
+    assert received_after(sim, TURN_STEPS + 8)[late] > 0
 
 
 def test_one_adapter_alone_runs_ahead() -> None:
     sim = simulation()
     sim.submit(PROMPT, 100, ignore_eos=True, adapter="x")
     sim.run()
-    steps = [action.max_steps for action in sim.actions if isinstance(action, Decode)]
-    assert steps[0] == SchedulerConfig().run_ahead_steps
+    max_steps = [action.max_steps for action in sim.actions if isinstance(action, Decode)]
+    assert max_steps[0] == SchedulerConfig().run_ahead_steps
 
 
 def test_adapters_share_no_cells() -> None:
@@ -75,7 +75,7 @@ def test_the_turn_goes_to_whoever_had_it_longest_ago() -> None:
         turn.take(adapter)
         order.append(adapter)
         while not turn.is_over:
-            turn.count_pass()
+            turn.count_step()
     assert order == ["", "x", "y"] * 3
     assert turn.next({"y"}) == "y"
 
@@ -83,7 +83,7 @@ def test_the_turn_goes_to_whoever_had_it_longest_ago() -> None:
 def test_a_turn_is_kept_until_it_is_over() -> None:
     turn = AdapterTurn()
     turn.take("x")
-    turn.count_pass()
+    turn.count_step()
     assert turn.next({"", "x"}) == "x"
-    assert turn.passes_left == TURN_PASSES - 1
+    assert turn.steps_left("x") == TURN_STEPS - 1
     assert turn.next({""}) == "", "nobody wants x any more"

@@ -8,7 +8,7 @@ import pytest
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.waiting.fair_share import FairShare
-from caravan_router.scheduling.waiting.queue import HOLD, Hold, WaitingQueue, effective_priority
+from caravan_router.scheduling.waiting.queue import NotNow, WaitingQueue, effective_priority
 from caravan_testing.requests import request
 
 A, B = Tenant(name="a"), Tenant(name="b")
@@ -32,8 +32,8 @@ def order(queue: WaitingQueue, now: float = 0.0) -> list[int]:
     return [sequence.request.request_id for sequence in queue.ordered(now)]
 
 
-def places(answers: dict[int, str | Hold | None]) -> Callable[[Sequence], str | Hold | None]:
-    return lambda sequence: answers.get(sequence.request.request_id)
+def places(answers: dict[int, str | NotNow]) -> Callable[[Sequence], str | NotNow]:
+    return lambda sequence: answers.get(sequence.request_id, NotNow.NO_ROOM)
 
 
 def test_by_arrival_when_all_else_is_equal() -> None:
@@ -93,7 +93,7 @@ def test_a_false_place_is_a_place() -> None:
 
 def test_nobody_behind_passes_one_that_was_bypassed_enough() -> None:
     queue = queue_of(*(waiting(number) for number in range(1, 9)), max_bypass=2)
-    fits: dict[int, str | Hold | None] = dict.fromkeys(range(2, 9), "shard")
+    fits: dict[int, str | NotNow] = dict.fromkeys(range(2, 9), "shard")
     assert queue.pop_fitting(places(fits)) is not None
     assert queue.pop_fitting(places(fits)) is not None
     assert queue.pop_fitting(places(fits)) is None
@@ -108,7 +108,13 @@ def test_nobody_behind_passes_one_that_was_bypassed_enough() -> None:
 def test_one_that_holds_is_passed_without_counting_and_stops_nobody() -> None:
     sequences = [waiting(number) for number in range(1, 6)]
     queue = queue_of(*sequences, max_bypass=0)
-    answers: dict[int, str | Hold | None] = {1: HOLD, 2: "shard", 3: "shard", 4: HOLD, 5: HOLD}
+    answers: dict[int, str | NotNow] = {
+        1: NotNow.PREFIX_COMING,
+        2: "shard",
+        3: "shard",
+        4: NotNow.PREFIX_COMING,
+        5: NotNow.PREFIX_COMING,
+    }
     assert queue.pop_fitting(places(answers)) == (sequences[1], "shard")
     assert queue.pop_fitting(places(answers)) == (sequences[2], "shard")
     assert queue.pop_fitting(places(answers)) is None
