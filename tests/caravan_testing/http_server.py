@@ -61,9 +61,9 @@ async def serving(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what sets no event; at most five seconds."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - see above
+    """Poll until ``condition`` holds. Fail after a minute, since the machine may be busy."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.001)
 
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_testing.cluster import eventually
 
-# A test that failed while it held a pass must not hold the shard's thread for ever.
-_LONGEST_HOLD_S = 20.0
+# A test that fails while it holds a pass must not hold the shard's thread for ever.
+_LONGEST_HOLD_S = 60.0
 
 
 class PassLog:

@@ -43,7 +43,7 @@ def replies_in(data: bytes) -> list[Reply]:
     return replies
 
 
-async def exchange(url: str, parts: Iterable[bytes], *, pause_s: float = 0.0, within_s: float = 20.0) -> bytes:
+async def exchange(url: str, parts: Iterable[bytes], *, pause_s: float = 0.0, within_s: float = 60.0) -> bytes:
     """Sends the parts, then reads until the server hangs up. What it sent before a reset is returned all the same."""
     reader, writer = await asyncio.open_connection(HOST, port_of(url))
     received = bytearray()

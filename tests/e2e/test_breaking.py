@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import random
 import re
@@ -36,15 +37,15 @@ async def test_a_killed_shard_costs_a_pause(served: Served) -> None:
     """kill -9 in mid-stream: the client sees no error and the same text; the server serves again."""
     async with ClientSession() as session:
         calm = await _generate(session, served.url, "The history of Rome begins", 120)
-        disturbed = asyncio.create_task(_generate(session, served.url, "The history of Rome begins", 120))
-        await asyncio.sleep(0.3)
-        assert not disturbed.done()
+        body = {"inputs": "The history of Rome begins", "parameters": {"max_new_tokens": 120}}
         (pid,) = served.shard_pids()
-        os.kill(pid, signal.SIGKILL)
-        await asyncio.to_thread(served.wait, "unhealthy")
-        await asyncio.to_thread(served.wait, "healthy")
-        assert await disturbed == calm
+        async with session.post(f"{served.url}/generate_stream", json=body) as response:
+            assert b'"token"' in await response.content.readline()
+            os.kill(pid, signal.SIGKILL)
+            *_, last = [line async for line in response.content if line.startswith(b"data:")]
+        assert json.loads(last.removeprefix(b"data:"))["generated_text"] == calm
         assert served.shard_pids() != [pid]
+        await asyncio.to_thread(served.wait, "healthy")
         assert await _generate(session, served.url, "The history of Rome begins", 120) == calm
 
 
@@ -131,7 +132,7 @@ async def test_clients_that_leave_leave_nothing_behind() -> None:
 
         before = served.descriptors()
         await asyncio.gather(*(client(number) for number in range(32)))
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while not await _at_rest(served) or served.descriptors() > before:
             assert time.monotonic() < deadline, f"{served.descriptors()} descriptors, {before} before"
             await asyncio.sleep(0.2)
@@ -152,7 +153,7 @@ def test_the_shards_end_with_a_killed_supervisor() -> None:
     with start("-np", "2", "-c", "512", "-t", "1") as served:
         (shard,) = served.shard_pids()
         served.process.kill()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while _is_running(shard):
             assert time.monotonic() < deadline, "the shard outlived its supervisor"
             time.sleep(0.05)

@@ -105,8 +105,8 @@ async def test_hostile_requests_have_their_status_and_disturb_nobody(served: Ser
     assert not wrong, "\n".join(wrong)
     assert served.healthy()
     assert not [line for line in served.log if line.startswith("Traceback")]
-    async with asyncio.timeout(10):
-        while served.descriptors() > before + MOST_KEPT_OPEN:  # noqa: ASYNC110 - there is nothing to be told by
+    async with asyncio.timeout(60):
+        while served.descriptors() > before + MOST_KEPT_OPEN:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.1)
 
 
@@ -123,7 +123,7 @@ async def test_a_client_that_stops_sending_is_taken_to_have_left(served: Served)
     """A connection closed in one direction: its generation ends, and others go on."""
     async with undisturbed(served.url):
         for body in (b'{"inputs":"Once","parameters":{"max_new_tokens":2000}}', b'{"inputs":'):
-            with socket.create_connection((HOST, port_of(served.url)), timeout=5) as connection:
+            with socket.create_connection((HOST, port_of(served.url)), timeout=60) as connection:
                 connection.sendall(post("/generate", body) if body.endswith(b"}") else post("/generate", body)[:-5])
                 connection.shutdown(socket.SHUT_WR)
                 assert await asyncio.to_thread(connection.recv, 100) == b""

@@ -69,7 +69,7 @@ async def nginx(folder: Path, upstream: str) -> AsyncIterator[str]:
         program, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "main.conf")
     )
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 assert process.returncode is None, await asyncio.to_thread((folder / "error.log").read_text)
                 try:
@@ -109,7 +109,7 @@ async def test_each_token_arrives_before_the_next_is_made(
     async with (
         nginx(tmp_path, service.url.removeprefix("http://")) as url,
         ClientSession() as client,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         client.post(f"{url}{path}", json=body) as response,
     ):
         assert response.status == 200

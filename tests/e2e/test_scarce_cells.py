@@ -78,7 +78,7 @@ async def run_all(served: Served, asks: Sequence[Ask]) -> Outcome:
             return [token["id"] for token in got["details"]["tokens"]]
 
         outputs = await asyncio.gather(*(answer(number, ask) for number, ask in enumerate(asks)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 metrics = await (await session.get("/metrics")).text()
                 outcome = Outcome(outputs, metrics)

@@ -70,27 +70,22 @@ async def test_what_was_sent_before_the_router_knew_of_a_drain_is_carried_out() 
 
 
 async def test_the_newer_of_two_routers_keeps_the_shard_and_the_older_stands_by() -> None:
-    link = LinkConfig(router_id="older", heartbeat_s=0.2, lease_ttl_s=3.0)
     wanted = spec([1, 2, 3], 300)
-    async with cluster(ClusterConfig(link=link, step_s=0.005)) as running:
-        newer = Batcher(
-            running.addresses,
-            SchedulerConfig(),
-            LinkConfig(router_id="newer", heartbeat_s=0.2, lease_ttl_s=3.0),
-            Metrics(),
-        )
+    async with cluster(ClusterConfig(step_s=0.005)) as running:
+        newer = Batcher(running.addresses, SchedulerConfig(), LinkConfig(router_id="newer"), Metrics())
         serving = asyncio.create_task(newer.run())
         await newer.ready.wait()
         await running.wait_until_up(0)
         client = ShardClient(running.addresses[0], 5.0)
         epoch = (await client.info()).epoch
         of_the_older = asyncio.create_task(run(running.engine, wanted))
-        # At least 1.5 s: time enough for the older one to try again several times.
+        # This takes at least 1.5 s, in which the older one tries again several times.
         assert await run(newer, wanted) == undisturbed(wanted)
         assert (await client.info()).epoch == epoch
         assert not running.engine.scheduler.shards
         serving.cancel()
         await asyncio.wait({serving})
+        await client.lease("newer", epoch, 0.01)  # else it would last for 15 s
         assert await of_the_older == undisturbed(wanted)
         assert (await client.info()).epoch == epoch + 1
         await client.close()

@@ -20,7 +20,7 @@ MARKS = 40
 
 async def until_settled(running: Cluster, log: PassLog) -> None:
     """While a pass is held: the router knows of all those before."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             text = (await running.metrics.render()).decode()
             known = re.findall(r"^tgi_batch_inference_success\S* (\S+)$", text, re.MULTILINE)
@@ -118,7 +118,7 @@ async def test_a_request_that_does_not_end_in_time_fails_wherever_it_is() -> Non
 async def test_a_request_whose_turn_does_not_come_in_time_fails() -> None:
     """Those that have started are left to end."""
     log = PassLog()
-    config = ClusterConfig(max_sequences=2, hook=log, scheduler=SchedulerConfig(queue_timeout_s=0.3))
+    config = ClusterConfig(max_sequences=2, hook=log, scheduler=SchedulerConfig(queue_timeout_s=1.0))
     async with cluster(config) as running:
         wanted = [spec([number] * 20, 40) for number in range(2)]
         reading = [asyncio.create_task(run(running.engine, one)) for one in wanted]

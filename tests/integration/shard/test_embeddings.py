@@ -95,12 +95,12 @@ async def test_another_lease_leaves_texts_alone() -> None:
 
     def hook(_batch: object) -> None:
         entered.set()
-        leave.wait(5)
+        leave.wait(60)
 
     async with running_shard(ToyBackend(embedding_size=SIZE, hook=hook)) as shard:
         await shard.take()
         call = shard.prefill(prompt_chunk(0, b"abc"))
-        assert await asyncio.to_thread(entered.wait, 5)
+        assert await asyncio.to_thread(entered.wait, 60)
         asking = asyncio.ensure_future(embed(shard, *TEXTS))
         queued = shard.decode([0])
         await queued.initial_metadata()

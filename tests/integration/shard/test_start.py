@@ -20,7 +20,7 @@ COMMAND = (sys.executable, "-m", "caravan_shard")
     ],
 )
 def test_a_start_that_cannot_work_says_why(flags: tuple[str, ...], advice: str) -> None:
-    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:0", *flags], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:0", *flags], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert advice in done.stderr
     assert "Traceback" not in done.stderr
@@ -28,7 +28,7 @@ def test_a_start_that_cannot_work_says_why(flags: tuple[str, ...], advice: str) 
 
 def test_the_configuration_can_be_printed() -> None:
     done = subprocess.run(
-        [*COMMAND, "--backend", "fake", "-np", "3", "--print-config"], capture_output=True, text=True, timeout=30
+        [*COMMAND, "--backend", "fake", "-np", "3", "--print-config"], capture_output=True, text=True, timeout=60
     )
     assert json.loads(done.stdout)["parallel"] == 3
 
@@ -42,7 +42,7 @@ def test_a_shard_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         "sys.stdin.read()\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        deadline_s = 20
+        deadline_s = 60
         assert parent.stdin is not None
         # The pipe that both write to closes only when both have ended.
         parent.stdin.close()
