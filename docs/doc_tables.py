@@ -12,6 +12,7 @@ import dataclasses
 import math
 import re
 import sys
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -138,6 +139,16 @@ def packages_table() -> str:
     return _table(("package", "what is there"), rows)
 
 
+def import_rules_table() -> str:
+    """One row for each contract of import-linter; layers are listed from the top."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rows = []
+    for contract in contracts:
+        layers = " > ".join(re.sub(r" [|:] ", ", ", layer) for layer in contract.get("layers", ()))
+        rows.append((contract["name"], f"`{layers.replace('caravan_router.', '')}`" if layers else ""))
+    return _table(("rule", "each layer may import those after it"), rows)
+
+
 def targets_table() -> str:
     """One row for each target of the Makefile that has a help text."""
     found = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -163,6 +174,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "routes": routes_table,
     "limits": limits_table,
     "packages": packages_table,
+    "import rules": import_rules_table,
     "make targets": targets_table,
     "decisions": decisions_table,
 }
