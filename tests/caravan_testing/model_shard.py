@@ -71,7 +71,7 @@ class _Swapped:
 
 
 class ModelShard:
-    """Carries out commands one pass per ``advance``; every breach of the contract is an AssertionError."""
+    """Carries out commands one step per ``advance``; every breach of the contract is an AssertionError."""
 
     def __init__(self, name: str, limits: ShardLimits) -> None:
         self.name = name
@@ -79,11 +79,8 @@ class ModelShard:
         self.held: dict[int, _Held] = {}
         self.swapped: dict[int, _Swapped] = {}
         self.commands: deque[Command] = deque()
-        self.fail_next_pass: StepOutcome | None = None
+        self.fail_next_step: StepOutcome | None = None
         self.refuse_next_swap = False
-        self.max_pass_tokens = 0
-        self.computed_tokens = 0
-        self.full_passes = 0
         self._steps_of_current = 0
         self._cells = itertools.count()
 
@@ -99,7 +96,7 @@ class ModelShard:
         self.commands.append(command)
 
     def advance(self) -> list[Event]:
-        """One pass of the command whose turn it is, and the end of commands that are over."""
+        """Run one step of the command whose turn it is, and the end of commands that are over."""
         if not self.commands:
             return []
         command = self.commands[0]
@@ -142,7 +139,7 @@ class ModelShard:
         tokens: int,
         prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = (),
     ) -> Stepped:
-        outcome, self.fail_next_pass = self.fail_next_pass or StepOutcome.OK, None
+        outcome, self.fail_next_step = self.fail_next_step or StepOutcome.OK, None
         assert self.used_cells <= self.limits.cells, f"{self.used_cells} cells of {self.limits.cells}"
         return Stepped(
             shard=self.name,
@@ -167,18 +164,17 @@ class ModelShard:
     def _prefill(self, command: Prefill) -> Stepped:
         tokens = sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
         assert command.chunks
-        assert tokens <= self.limits.max_batch_tokens, f"{tokens} tokens in one pass"
+        assert tokens <= self.limits.max_batch_tokens, f"{tokens} tokens in one step"
         ids = [chunk.sequence_id for chunk in command.chunks] + list(command.ride)
-        assert len(ids) == len(set(ids)), f"a sequence twice in one pass: {ids}"
+        assert len(ids) == len(set(ids)), f"a sequence twice in one step: {ids}"
         before = {key: len(held.cells) for key, held in self.held.items()}
         taken_over = {chunk.sequence_id for chunk in command.chunks if chunk.copy is not None} & set(before)
         for chunk in command.chunks:
             self._check_chunk(chunk, taken_over)
         new = {chunk.sequence_id: self._new(chunk) for chunk in command.chunks if chunk.setup is not None}
-        if self.fail_next_pass is None and self._overflows(new, command):
-            self.fail_next_pass = StepOutcome.NO_KV
-            self.full_passes += 1
-        if self.fail_next_pass is not None:
+        if self.fail_next_step is None and self._overflows(new, command):
+            self.fail_next_step = StepOutcome.NO_KV
+        if self.fail_next_step is not None:
             for chunk in command.chunks:
                 if chunk.sequence_id in taken_over and chunk.copy is not None:
                     self.held[chunk.sequence_id].cut(chunk.copy.length)
@@ -194,18 +190,16 @@ class ModelShard:
             held = self.held[chunk.sequence_id]
             held.tokens.extend(chunk.token_ids)
             held.cells.extend(next(self._cells) for _ in chunk.token_ids)
-            self.computed_tokens += len(chunk.token_ids)
             prompt = held.spec.prompt[: len(held.tokens)]
             assert tuple(held.tokens[: len(prompt)]) == prompt, "another prompt's prefix"
             assert len(held.cells) <= self.limits.cells_per_sequence
             if chunk.last:
                 rows.append(self._sample(chunk.sequence_id, held))
-        self.max_pass_tokens = max(self.max_pass_tokens, tokens)
         return self._stepped(command, rows, tokens, logprobs)
 
     def _check_adapter(self, ids: Iterable[int]) -> None:
         adapters = {self.held[sequence_id].spec.adapter for sequence_id in ids}
-        assert len(adapters) == 1, f"a pass with the adapters {adapters}"
+        assert len(adapters) == 1, f"a step with the adapters {adapters}"
 
     def _logprobs(self, chunk: Chunk) -> tuple[int, tuple[PromptToken, ...]]:
         assert len(chunk.token_ids) <= self.limits.max_prompt_logprob_tokens
@@ -251,10 +245,9 @@ class ModelShard:
         assert command.max_steps > 0
         self._check_adapter(command.sequence_ids)
         running = sum(not self.held[key].ended for key in command.sequence_ids)
-        if self.fail_next_pass is None and self.used_cells + running > self.limits.cells:
-            self.fail_next_pass = StepOutcome.NO_KV
-            self.full_passes += 1
-        if self.fail_next_pass is not None:
+        if self.fail_next_step is None and self.used_cells + running > self.limits.cells:
+            self.fail_next_step = StepOutcome.NO_KV
+        if self.fail_next_step is not None:
             return [self._stepped(command, [], 1), self._end()]
         rows = [row for sequence_id in command.sequence_ids if (row := self._step(sequence_id)) is not None]
         self._steps_of_current += 1

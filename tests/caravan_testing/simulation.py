@@ -125,20 +125,20 @@ class Simulation:
         self.handle(Cancelled(request_id))
 
     def advance(self, name: str) -> None:
-        """Let one shard do one pass, and tell the scheduler."""
+        """Let one shard run one step, and report it to the scheduler."""
         self.now += 0.01
         for event in self.shards[name].advance():
             self.handle(event)
 
-    def run(self, max_passes: int = 10_000) -> None:
+    def run(self, max_steps: int = 10_000) -> None:
         """Until nothing is left to do."""
-        for _ in range(max_passes):
+        for _ in range(max_steps):
             busy = [name for name, shard in self.shards.items() if shard.commands]
             if not busy:
                 return
             for name in busy:
                 self.advance(name)
-        raise AssertionError(f"not at rest after {max_passes} passes")
+        raise AssertionError(f"not at rest after {max_steps} steps")
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

@@ -1,4 +1,4 @@
-"""Any interleaving of arrivals, cancellations, passes, failures and losses keeps every promise of the scheduler."""
+"""Any interleaving of arrivals, cancellations, steps, failures and losses keeps every promise of the scheduler."""
 
 import math
 from typing import Any
@@ -105,17 +105,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.simulation.cancel(data.draw(st.sampled_from(sorted(self.simulation.requests))))
 
     @precondition(lambda self: self.simulation.shards)
-    @rule(data=st.data(), passes=st.integers(1, 8))
-    def advance(self, data: st.DataObject, passes: int) -> None:
+    @rule(data=st.data(), steps=st.integers(1, 8))
+    def advance(self, data: st.DataObject, steps: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
-        for _ in range(passes):
+        for _ in range(steps):
             self.simulation.advance(name)
 
     @precondition(lambda self: self.simulation.shards)
     @rule(data=st.data(), outcome=st.sampled_from([StepOutcome.NO_KV, StepOutcome.ABORTED]))
-    def fail_pass(self, data: st.DataObject, outcome: StepOutcome) -> None:
+    def fail_step(self, data: st.DataObject, outcome: StepOutcome) -> None:
         name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
-        self.simulation.shards[name].fail_next_pass = outcome
+        self.simulation.shards[name].fail_next_step = outcome
 
     @precondition(lambda self: self.simulation.shards)
     @rule(data=st.data())

@@ -1,11 +1,11 @@
-"""What an output must match. Opaque to the scheduler: shards keep to it."""
+"""What an output must match. Shards enforce it; the router passes it on unread."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class ConstraintKind(Enum):
-    """How the constraint is written."""
+    """How a constraint is written."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -17,7 +17,7 @@ class ConstraintKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """``source``: JSON text, a regular expression in Rust's syntax, or a grammar."""
+    """``source`` is JSON text, a regular expression in Rust's syntax, or a grammar, according to ``kind``."""
 
     kind: ConstraintKind
     source: str

@@ -1,4 +1,4 @@
-"""What a client may ask of a generation. Values are valid by construction: the HTTP layer checks, nobody after it."""
+"""How a generation samples and stops. Values are valid: the HTTP layer checks them, and nobody checks them again."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,10 +16,10 @@ class FinishReason(Enum):
 class SamplingParams:
     """How tokens are chosen. A filter at its default is off.
 
-    ``temperature`` 0 is greedy. Order: biases, penalties, temperature, top_k, typical_p, top_p, min_p.
-    ``repetition_penalty`` counts prompt and output, ``frequency_penalty`` and ``presence_penalty`` the output alone (as
-    vLLM does).
-    ``biases``: token ids, each once, and what is added to their logits.
+    Order: biases, penalties, temperature, top_k, typical_p, top_p, min_p. ``temperature`` 0 is greedy.
+    ``repetition_penalty`` counts tokens of prompt and output, ``frequency_penalty`` and ``presence_penalty`` count
+    those of the output alone, as in vLLM. ``biases``: pairs of a token id and what is added to its logit; ids are
+    unique.
     """
 
     temperature: float = 1.0
@@ -38,7 +38,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingParams:
-    """When a sequence ends on the shard. Stop strings are text and belong to the text layer."""
+    """When a sequence ends on the shard. Stop strings are text: the text layer looks for them."""
 
     max_new_tokens: int
     ignore_eos: bool = False

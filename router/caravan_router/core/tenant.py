@@ -1,11 +1,11 @@
-"""On whose behalf a request runs: those who share one share their fair part of the tokens."""
+"""On whose behalf a request runs. Requests of one tenant share that tenant's part of the tokens."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """``weight`` > 0: its part of the tokens is proportional to it while others wait too."""
+    """While several tenants wait, each gets tokens in proportion to its ``weight`` > 0."""
 
     name: str
     weight: float = 1.0

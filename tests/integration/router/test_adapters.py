@@ -56,7 +56,7 @@ async def check(running: Cluster, wanted: list[GenerationSpec]) -> None:
 
 @LAYOUTS
 async def test_a_flood_of_several_adapters(layout: KvLayout) -> None:
-    """Fewer prompt tokens are told of in a pass than most such prompts have."""
+    """A step returns the logprobs of fewer prompt tokens than most such prompts have."""
     config = ClusterConfig(layout=layout, adapters=ADAPTERS, max_prompt_logprob_tokens=9)
     async with cluster(config) as running:
         await check(running, demand(random.Random(3)))

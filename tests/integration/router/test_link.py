@@ -13,15 +13,15 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
 from caravan_testing.cluster import ClusterConfig, cluster, eventually
-from caravan_testing.pass_log import PassLog
 from caravan_testing.specs import run, spec, undisturbed
+from caravan_testing.step_log import StepLog
 
 # Nothing that a test waits for may come from the next heartbeat.
 NO_HEARTBEAT = LinkConfig(router_id="test", heartbeat_s=600, lease_ttl_s=1200)
 
 
 async def test_the_router_hears_at_once_that_a_shard_drains() -> None:
-    log = PassLog()
+    log = StepLog()
     async with cluster(ClusterConfig(shards=2, link=NO_HEARTBEAT, hook=log)) as running:
         shards = running.engine.scheduler.shards
         reading = asyncio.create_task(run(running.engine, spec([1, 2, 3], 20)))
@@ -52,7 +52,7 @@ async def test_the_router_hears_of_a_drain_before_the_shard_is_gone(tmp_path: Pa
 
 
 async def test_what_was_sent_before_the_router_knew_of_a_drain_is_carried_out() -> None:
-    log = PassLog()
+    log = StepLog()
     wanted = [spec([number, 2, 3], 100) for number in range(2)]
     async with cluster(ClusterConfig(hook=log, step_s=0.005, drain_timeout_s=60.0)) as running:
         (address,) = running.addresses

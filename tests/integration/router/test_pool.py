@@ -8,11 +8,11 @@ from caravan_router.core.generation import GenerationSpec
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
-from caravan_testing.pass_log import PassLog
 from caravan_testing.specs import read, run, spec, undisturbed
+from caravan_testing.step_log import StepLog
 
 LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
-# Six passes of 16 tokens: the last few tokens of a prefix are computed again rather than waited for.
+# Six steps of 16 tokens: the last few tokens of a prefix are computed again rather than waited for.
 PREFIX = list(range(1, 97))
 NEW_TOKENS = 12
 
@@ -28,7 +28,7 @@ async def run_at_once(running: Cluster, wanted: list[GenerationSpec]) -> None:
 @LAYOUTS
 @pytest.mark.parametrize("requests", [2, 8])
 async def test_a_prefix_of_several_at_the_same_instant_is_computed_once(layout: KvLayout, requests: int) -> None:
-    log = PassLog()
+    log = StepLog()
     async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
         endings = [[150 + number, 7, number] for number in range(requests)]
         await run_at_once(running, [spec([*PREFIX, *ending], NEW_TOKENS) for ending in endings])
@@ -38,9 +38,9 @@ async def test_a_prefix_of_several_at_the_same_instant_is_computed_once(layout: 
 
 
 @LAYOUTS
-async def test_a_prefix_longer_than_a_pass_is_computed_once(layout: KvLayout) -> None:
+async def test_a_prefix_longer_than_a_step_is_computed_once(layout: KvLayout) -> None:
     """The followers come while the leader's prompt is under way."""
-    log = PassLog()
+    log = StepLog()
     config = ClusterConfig(layout=layout, hook=log, max_batch_tokens=16, cells=2048)
     async with cluster(config) as running:
         leader = running.engine.submit(spec([*PREFIX, 150], NEW_TOKENS))
@@ -55,7 +55,7 @@ async def test_a_prefix_longer_than_a_pass_is_computed_once(layout: KvLayout) ->
 @pytest.mark.parametrize("max_sequences", [16, 3, 1])
 async def test_choices_fork_one_prefill(layout: KvLayout, max_sequences: int) -> None:
     """Also where there are fewer sequence ids than choices: later ones start from what earlier ones left."""
-    log = PassLog()
+    log = StepLog()
     choices = 8
     config = ClusterConfig(layout=layout, max_sequences=max_sequences, hook=log)
     async with cluster(config) as running:
@@ -67,7 +67,7 @@ async def test_choices_fork_one_prefill(layout: KvLayout, max_sequences: int) ->
 
 @LAYOUTS
 async def test_the_second_turn_of_a_conversation_computes_only_what_is_new(layout: KvLayout) -> None:
-    log = PassLog()
+    log = StepLog()
     async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
         answer = await run(running.engine, spec(PREFIX, NEW_TOKENS))
         before = log.computed_tokens
@@ -82,7 +82,7 @@ async def test_the_second_turn_of_a_conversation_computes_only_what_is_new(layou
 @LAYOUTS
 async def test_nothing_is_shared_between_namespaces(layout: KvLayout) -> None:
     """Neither what is there, nor what comes at the same instant."""
-    log = PassLog()
+    log = StepLog()
     async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
         at_once = [running.engine.submit(spec(PREFIX, NEW_TOKENS, namespace=name)) for name in ("", "a", "b")]
         await asyncio.gather(*map(read, at_once))

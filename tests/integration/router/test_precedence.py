@@ -11,27 +11,28 @@ from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
-from caravan_testing.pass_log import PassLog
 from caravan_testing.specs import read, run, spec, undisturbed
+from caravan_testing.step_log import StepLog
 
 MARK = 255
 MARKS = 40
 
 
-async def until_settled(running: Cluster, log: PassLog) -> None:
-    """While a pass is held: the router knows of all those before."""
+async def until_settled(running: Cluster, log: StepLog) -> None:
+    """Wait until the router knows of every step before the one that is held."""
     async with asyncio.timeout(60):
         while True:
             text = (await running.metrics.render()).decode()
             known = re.findall(r"^tgi_batch_inference_success\S* (\S+)$", text, re.MULTILINE)
-            if sum(map(float, known)) == len(log.passes) - 1:
+            if sum(map(float, known)) == len(log.steps) - 1:
                 return
 
 
-async def delays_of_one(running: Cluster, log: PassLog, number: int) -> tuple[int, int]:
-    """Send one of high priority while a pass runs.
+async def delays_of_one(running: Cluster, log: StepLog, number: int) -> tuple[int, int]:
+    """Send a request of high priority while a step runs.
 
-    Passes without it from that one on until its prompt is computed; commands that the shard had already.
+    Return how many steps ran without it from that one on until its prompt was computed, and how many commands the shard
+    had already.
     """
     (address,) = running.addresses
     shard = running.engine.scheduler.shards[address]
@@ -40,21 +41,21 @@ async def delays_of_one(running: Cluster, log: PassLog, number: int) -> tuple[in
         await until_settled(running, log)
         sent = list(shard.in_flight)
         stream = running.engine.submit(wanted)
-        begun = len(log.passes)
+        begun = len(log.steps)
         if len(sent) == 1 and sent[0].is_decode:
-            # What the router makes of it is on its way before the pass ends, as it is when passes take longer.
+            # The router's next command is on its way before the step ends, as it is when steps take longer.
             await eventually(lambda: running.queued_commands(address) > 0, "the shard knows")
     assert await read(stream) == undisturbed(wanted)
-    passes = log.passes[begun:]
-    last = next(place for place in range(len(passes)) if sum(p.count(MARK) for p in passes[: place + 1]) >= MARKS)
-    return 1 + sum(MARK not in tokens for tokens in passes[:last]), len(sent)
+    steps = log.steps[begun:]
+    last = next(place for place in range(len(steps)) if sum(step.count(MARK) for step in steps[: place + 1]) >= MARKS)
+    return 1 + sum(MARK not in tokens for tokens in steps[:last]), len(sent)
 
 
 @pytest.mark.parametrize("swap_bytes", [1 << 20, 0], ids=["swap", "recompute"])
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
-async def test_a_flood_delays_a_higher_priority_by_the_pass_that_runs(layout: KvLayout, swap_bytes: int) -> None:
+async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: KvLayout, swap_bytes: int) -> None:
     """All sequence ids are taken by a hundred of low priority; what was sent to the shard already goes first."""
-    log = PassLog()
+    log = StepLog()
     config = ClusterConfig(layout=layout, cells=512, max_sequences=4, token_s=0.0002, swap_bytes=swap_bytes, hook=log)
     async with cluster(config) as running:
         (shard,) = running.engine.scheduler.shards.values()
@@ -62,7 +63,7 @@ async def test_a_flood_delays_a_higher_priority_by_the_pass_that_runs(layout: Kv
         reading = [asyncio.create_task(run(running.engine, one)) for one in flood]
         await eventually(lambda: len(shard.decoding) == 4, "the shard is full")
         delays = [await delays_of_one(running, log, number) for number in range(200, 220)]
-        assert all(1 <= passes <= commands <= 2 for passes, commands in delays), delays
+        assert all(1 <= steps <= commands <= 2 for steps, commands in delays), delays
         assert (1, 1) in delays
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in flood]
         counts = {how: await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")}
@@ -102,7 +103,7 @@ async def failures(running: Cluster, reading: list[asyncio.Task[list[int]]]) -> 
 
 async def test_a_request_that_does_not_end_in_time_fails_wherever_it_is() -> None:
     """Running, waiting, or swapped out: the shard stands still meanwhile, and holds nothing of them afterwards."""
-    log = PassLog()
+    log = StepLog()
     async with cluster(ClusterConfig(cells=256, max_sequences=4, token_s=0.0002, hook=log)) as running:
         low = [spec([number] * 20, 40, timeout_s=0.5) for number in range(6)]
         reading = [asyncio.create_task(run(running.engine, one)) for one in low]
@@ -117,7 +118,7 @@ async def test_a_request_that_does_not_end_in_time_fails_wherever_it_is() -> Non
 
 async def test_a_request_whose_turn_does_not_come_in_time_fails() -> None:
     """Those that have started are left to end."""
-    log = PassLog()
+    log = StepLog()
     config = ClusterConfig(max_sequences=2, hook=log, scheduler=SchedulerConfig(queue_timeout_s=1.0))
     async with cluster(config) as running:
         wanted = [spec([number] * 20, 40) for number in range(2)]

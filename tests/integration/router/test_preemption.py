@@ -9,8 +9,8 @@ from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.streams import RequestStream
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
-from caravan_testing.pass_log import PassLog
 from caravan_testing.specs import read, run, spec, undisturbed
+from caravan_testing.step_log import StepLog
 
 CELLS = 512
 CELL_BYTES = 8  # of the toy model's saved states
@@ -136,7 +136,7 @@ async def test_clients_that_leave_while_swapped_out_leave_nothing(layout: KvLayo
 
 async def test_all_leave_at_once() -> None:
     """Running, waiting, swapped out, and on the way into the swap space."""
-    log = PassLog()
+    log = StepLog()
     async with cluster(scarce(step_s=0.002, hook=log)) as running:
         streams, _ = await swap_out(running)
         async with log.held():

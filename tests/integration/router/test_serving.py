@@ -12,8 +12,8 @@ from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually, generate
-from caravan_testing.pass_log import PassLog
 from caravan_testing.specs import spec
+from caravan_testing.step_log import StepLog
 from caravan_testing.toy_oracle import expected_output
 
 VOCABULARY = ToyVocabulary()
@@ -172,7 +172,7 @@ async def test_a_broken_connection_of_a_client_is_no_error_of_the_server() -> No
 
 
 async def test_a_shard_that_drains_keeps_its_requests_and_gets_no_new_ones() -> None:
-    log = PassLog()
+    log = StepLog()
     config = ClusterConfig(shards=2, step_s=0.005, drain_timeout_s=20.0, hook=log)
     async with cluster(config) as running, ClientSession() as session:
         answers = [

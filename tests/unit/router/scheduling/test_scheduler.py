@@ -43,7 +43,7 @@ def test_a_request_is_prefilled_decoded_and_released() -> None:
     assert kinds == [Start, Prefill, Decode, FilterBatch]
 
 
-def test_requests_of_one_instant_share_a_pass() -> None:
+def test_requests_of_one_instant_share_a_step() -> None:
     sim = simulation()
     requests = [request(number, prompt(20, number), 3) for number in range(1, 4)]
     actions = sim.scheduler.handle([Submitted(one) for one in requests], 0.0)
@@ -65,7 +65,7 @@ def test_mixed_mode_carries_decodes_along_with_a_long_prompt() -> None:
         sim.advance("a")
         prefills += 1
     assert prefills >= 4
-    assert len(sim.received[running]) == before + 1 + prefills, "the running request had a token in every pass"
+    assert len(sim.received[running]) == before + 1 + prefills, "the running request had a token in every step"
 
 
 def test_mixed_budget_follows_the_target() -> None:
@@ -113,7 +113,7 @@ def test_pause_mode_waits_for_the_ratio_or_the_steps() -> None:
         assert len(sim.scheduler.waiting) == 1, "one waiting is less than twice one running"
     sim.advance("a")
     sim.advance("a")
-    assert len(sim.scheduler.waiting) == 0, "after max_waiting_tokens passes it is let in"
+    assert len(sim.scheduler.waiting) == 0, "after max_waiting_tokens steps it starts"
     assert joins(sim) == [JoinReason.WAIT_EXCEEDED]
     sim.run()
     assert waiting in sim.finished
@@ -147,11 +147,11 @@ def test_a_cancelled_request_is_released_with_the_very_next_command() -> None:
     assert kept in sim.finished
 
 
-@pytest.mark.parametrize("passes", [0, 1, 2])
-def test_cancelling_the_only_request_leaves_the_shard_empty(passes: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_cancelling_the_only_request_leaves_the_shard_empty(steps: int) -> None:
     sim = simulation()
     request_id = sim.submit(prompt(200), 50, ignore_eos=True)
-    for _ in range(passes):
+    for _ in range(steps):
         sim.advance("a")
     sim.cancel(request_id)
     sim.run()
@@ -245,7 +245,7 @@ def test_placement_is_late_a_request_goes_where_room_appears_first() -> None:
     sim.submit(prompt(10), 60, ignore_eos=True)
     sim.submit(prompt(10), 5, ignore_eos=True)
     third = sim.submit(prompt(10), 5, ignore_eos=True)
-    busy = "a" if sim.scheduler.shards["a"].residents[0].sequence.request.request_id == 1 else "b"
+    busy = "a" if sim.scheduler.shards["a"].residents[0].sequence.request_id == 1 else "b"
     other = "b" if busy == "a" else "a"
     while third not in sim.finished:
         sim.advance(other)
@@ -338,21 +338,21 @@ def test_a_full_cache_takes_back_the_newest_and_admits_nobody_in_that_step() -> 
     third = sim.submit(prompt(10), 20, ignore_eos=True)
     for _ in range(3):
         sim.advance("a")
-    sim.shards["a"].fail_next_pass = StepOutcome.NO_KV
+    sim.shards["a"].fail_next_step = StepOutcome.NO_KV
     (failed, *rest) = sim.shards["a"].advance()
     actions = sim.handle(failed)
     assert not any(isinstance(action, Start | Prefill) for action in actions)
-    assert [sequence.request.request_id for sequence in sim.scheduler.waiting] == [new, third]
+    assert [sequence.request_id for sequence in sim.scheduler.waiting] == [new, third]
     sim.handle(*rest)
     sim.run()
     sim.check_at_rest()
     assert {old, new, third} == sim.finished
 
 
-def test_an_aborted_pass_is_repeated() -> None:
+def test_an_aborted_step_is_repeated() -> None:
     sim = simulation()
     request_id = sim.submit(prompt(10), 10, ignore_eos=True)
-    sim.shards["a"].fail_next_pass = StepOutcome.ABORTED
+    sim.shards["a"].fail_next_step = StepOutcome.ABORTED
     sim.run()
     sim.check_at_rest()
     assert request_id in sim.finished
