@@ -137,6 +137,8 @@ BODIES = (
     openai(b'"prompt":"a","choice_parameters":[' + b"{}," * 100_000 + b"{}]", 400, "choice_parameters"),
     openai(b'"prompt":"a","stream_options":{"include_usage":true}', 400, "stream_options"),
     Hostile("tokenize: a million bytes", post("/tokenize", b'{"inputs":"' + b"a" * 10**6 + b'"}', CLOSE), 422, "bytes"),
+    Hostile("detokenize: no token", post("/detokenize", b'{"tokens":[999999999999999999999]}', CLOSE), 422, "token"),
+    Hostile("detokenize: many", post("/detokenize", b'{"tokens":[1' + b",1" * 900_000 + b"]}", CLOSE), 422, "tokens"),
 )
 
 

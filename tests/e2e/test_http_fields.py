@@ -101,6 +101,19 @@ async def test_a_bias_decides(vectors: Served) -> None:
     assert choice["text"] == " purple purple purple"
 
 
+async def test_a_truncated_prompt_is_its_last_tokens(vectors: Served) -> None:
+    tokens = [token["id"] for token in await post(vectors, "/tokenize", {"inputs": TEXT})]
+    parameters = {"max_new_tokens": 1, "decoder_input_details": True, "truncate": 5}
+    details = (await post(vectors, "/generate", {"inputs": TEXT, "parameters": parameters}))["details"]
+    # This model's tokenizer adds no begin token.
+    assert [token["id"] for token in details["prefill"]] == tokens[-5:]
+
+
+async def test_text_of_tokens_is_the_text(vectors: Served) -> None:
+    tokens = [token["id"] for token in await post(vectors, "/tokenize", {"inputs": TEXT, "add_special_tokens": False})]
+    assert await post(vectors, "/detokenize", {"tokens": tokens}) == {"content": TEXT, "prompt": TEXT}
+
+
 async def test_vectors_of_near_texts_are_near(vectors: Served) -> None:
     texts = ["A cat sat on the mat.", "A cat sits on a mat.", "Stock prices fell sharply in October."]
     reply = await post(vectors, "/v1/embeddings", {"input": texts})

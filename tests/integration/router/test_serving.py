@@ -36,6 +36,16 @@ async def test_one_request() -> None:
         await running.wait_until_at_rest()
 
 
+async def test_truncate_keeps_the_begin_token() -> None:
+    async with cluster() as running, ClientSession() as session:
+        parameters = {"truncate": 4, "max_new_tokens": 20, "decoder_input_details": True}
+        async with session.post(f"{running.url}/generate", json={"inputs": "hello", "parameters": parameters}) as reply:
+            answer = await reply.json()
+        assert answer["generated_text"] == expected_text("llo", 20)
+        assert [token["text"] for token in answer["details"]["prefill"]] == ["<s>", "l", "l", "o"]
+        await running.wait_until_at_rest()
+
+
 async def check_many(running: Cluster, requests: int) -> None:
     prompts = [f"prompt number {number} " + "x" * (number * 13 % 90) for number in range(requests)]
     async with ClientSession() as session:

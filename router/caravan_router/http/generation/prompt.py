@@ -1,6 +1,7 @@
 """A prompt: from text to tokens, and whether it fits beside its new tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from caravan_router.core.engine import Engine, ModelFacts, TokenizedText
 from caravan_router.http.generation.bounds import Bounds
@@ -24,6 +25,36 @@ async def tokenize_prompt(
     if size > bounds.max_prompt_bytes:
         raise TooManyBytesError(field, bounds.max_prompt_bytes, size)
     return await engine.queries.tokenize(text, add_special=add_special)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """How a text that is too long is shortened: to ``limit`` tokens, from its end or, with ``keep_end``, its start."""
+
+    limit: int
+    keep_end: bool
+
+
+async def tokenize_truncated(
+    engine: Engine, field: str, text: str, bounds: Bounds, truncation: Truncation
+) -> TokenizedText:
+    """Tokenize ``text`` and shorten it. The tokens that the tokenizer adds stay, as in Hugging Face's tokenizers."""
+    whole = await tokenize_prompt(engine, field, text, bounds)
+    if len(whole.token_ids) <= truncation.limit:
+        return whole
+    bare = (await engine.queries.tokenize(text, add_special=False)).token_ids
+    added = len(whole.token_ids) - len(bare)
+    # The text's own tokens are the same in both, so that those before and after them are the added ones.
+    start = next(start for start in range(added + 1) if whole.token_ids[start : start + len(bare)] == bare)
+    end = start + len(bare)
+    room = max(0, truncation.limit - added)
+    own = range(end - room, end) if truncation.keep_end else range(start, start + room)
+    kept = [*range(start), *own, *range(end, len(whole.token_ids))][: truncation.limit]
+    return TokenizedText(
+        tuple(whole.token_ids[place] for place in kept),
+        tuple(whole.pieces[place] for place in kept),
+        tuple(whole.specials[place] for place in kept),
+    )
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], limit: int, model: ModelFacts) -> None:

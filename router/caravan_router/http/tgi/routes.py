@@ -1,4 +1,7 @@
-"""TGI's routes: ``/generate``, ``/generate_stream``, ``/`` (which is either), ``/tokenize`` and ``/info``."""
+"""TGI's routes: ``/generate``, ``/generate_stream``, ``/`` (which is either), ``/tokenize`` and ``/info``.
+
+``/detokenize``, which TGI lacks, stands beside ``/tokenize`` and has its form of errors.
+"""
 
 import asyncio
 
@@ -9,7 +12,7 @@ from caravan_router.core.engine import TokenizedText
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.bounds import bounds_of, model_of
 from caravan_router.http.generation.permits import check_rate
-from caravan_router.http.generation.prompt import tokenize_prompt
+from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.http.server.body import read_body
 from caravan_router.http.server.route import BODY_ERRORS, EVENTS, JSON, Route
 from caravan_router.http.server.state import CLIENT, STATE
@@ -17,6 +20,8 @@ from caravan_router.http.tgi.errors import TGI
 from caravan_router.http.tgi.reply import GenerateReply
 from caravan_router.http.tgi.schema import (
     CompatGenerateRequest,
+    DetokenizedText,
+    DetokenizeRequest,
     GenerateRequest,
     GenerateResponse,
     Info,
@@ -29,6 +34,7 @@ from caravan_router.text.prompt_text import token_spans
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
 _COMPAT = msgspec.json.Decoder(CompatGenerateRequest)
 _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+_DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -72,6 +78,21 @@ async def tokens_of(text: str, tokenized: TokenizedText) -> list[TokenizedToken]
     # In a thread, since long texts take long and streams must not wait.
     spans = await asyncio.to_thread(token_spans, text, tokenized)
     return [TokenizedToken(span.token_id, span.text, span.start, span.stop) for span in spans]
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """Handle ``/detokenize``."""
+    state = request.app[STATE]
+    body = await read_body(request, _DETOKENIZE)
+    check_rate(request[CLIENT])
+    model = model_of(state.engine)
+    limit = bounds_of(state.limits, model).max_prompt_bytes
+    pieces: tuple[bytes, ...] = ()
+    if body.tokens:
+        check_token_ids("tokens", body.tokens, limit, model)
+        pieces = (await state.engine.queries.detokenize(body.tokens)).pieces
+    text = b"".join(pieces).decode(errors="replace")
+    return web.Response(body=msgspec.json.encode(DetokenizedText(text, text)), content_type="application/json")
 
 
 async def info(request: web.Request) -> web.Response:
@@ -146,6 +167,16 @@ ROUTES = (
         body=(TokenizeRequest,),
         replies=((JSON, list[TokenizedToken]),),
         errors=(*BODY_ERRORS, 422, 429, 503),
+    ),
+    Route(
+        method="POST",
+        path="/detokenize",
+        handler=detokenize,
+        dialect=TGI,
+        summary="Return the text of tokens",
+        body=(DetokenizeRequest,),
+        replies=((JSON, DetokenizedText),),
+        errors=(*BODY_ERRORS, 422, 424, 429, 503),
     ),
     Route(
         method="GET",

@@ -123,6 +123,23 @@ class TokenizedToken(msgspec.Struct, frozen=True):
     stop: int
 
 
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The request of llama-server and of vLLM. ``model`` may be anything."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizedText(msgspec.Struct, frozen=True):
+    """The text as ``content``, which llama-server's clients read, and as ``prompt``, which vLLM's read.
+
+    Control tokens are part of it. A character whose bytes are incomplete is U+FFFD.
+    """
+
+    content: str
+    prompt: str
+
+
 class ChatTokens(msgspec.Struct, frozen=True):
     """A rendered conversation and its tokens."""
 

@@ -16,7 +16,13 @@ from caravan_router.http.generation.checks import (
     effective_temperature,
 )
 from caravan_router.http.generation.constraints import ConstraintReader, compiled
-from caravan_router.http.generation.prompt import check_new_tokens, fit, tokenize_prompt
+from caravan_router.http.generation.prompt import (
+    Truncation,
+    check_new_tokens,
+    fit,
+    tokenize_prompt,
+    tokenize_truncated,
+)
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.rules import (
     NotBetweenZeroAndOneError,
@@ -175,7 +181,7 @@ async def _prompt(context: Context, text: str, truncate: int | None) -> Tokenize
     bounds = context.bounds
     if text and truncate is not None and not 0 < truncate <= bounds.max_input_tokens:
         raise TruncateError(bounds.max_input_tokens, truncate)
-    tokens = await tokenize_prompt(context.engine, "inputs", text, bounds)
     if truncate is None:
-        return tokens
-    return TokenizedText(tokens.token_ids[-truncate:], tokens.pieces[-truncate:], tokens.specials[-truncate:])
+        return await tokenize_prompt(context.engine, "inputs", text, bounds)
+    truncation = Truncation(limit=truncate, keep_end=True)
+    return await tokenize_truncated(context.engine, "inputs", text, bounds, truncation)

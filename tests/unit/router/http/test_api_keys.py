@@ -139,6 +139,7 @@ async def test_more_requests_than_its_rate_are_refused_and_told_when_to_come_bac
     error = (await response.json())["error"]
     assert (response.status, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
     assert (await locked.post("/tokenize", {"inputs": "a"}, Authorization=AS_BOB)).status == 429
+    assert (await locked.post("/detokenize", {"tokens": [200]}, Authorization=AS_BOB)).status == 429
     assert await locked.sample('tgi_request_failure{err="rate_limited"}') == 2
     # Others are not in its way, nor is what costs nothing.
     assert (await locked.post("/generate", ONE_TOKEN, Authorization=AS_ALICE)).status == 200

@@ -2,9 +2,10 @@ from typing import Any
 
 import pytest
 
+from caravan_router.core.engine import TokenizedText
 from caravan_router.core.errors import GenerationError, NoShardError
-from caravan_testing.http_server import Service
-from caravan_testing.scripted_engine import EOS_TOKEN, word
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, ScriptedEngine, word
 
 
 async def test_generate_replies_with_one_object_and_where_the_time_went(service: Service) -> None:
@@ -74,9 +75,31 @@ async def test_without_a_length_the_rest_of_the_context_is_filled(service: Servi
     assert service.engine.spec.stopping.max_new_tokens == 256 - 4
 
 
-async def test_truncate_keeps_the_last_tokens(service: Service) -> None:
-    await service.post("/generate", {"inputs": "abc", "parameters": {"truncate": 2, "max_new_tokens": 1}})
-    assert service.engine.spec.prompt == (100 + ord("b"), 100 + ord("c"))
+@pytest.mark.parametrize(("truncate", "kept"), [(1, ""), (2, "c"), (3, "bc"), (4, "abc"), (5, "abc")])
+async def test_truncate_keeps_the_begin_token_and_the_last_tokens(service: Service, truncate: int, kept: str) -> None:
+    await service.post("/generate", {"inputs": "abc", "parameters": {"truncate": truncate, "max_new_tokens": 1}})
+    assert service.engine.spec.prompt == (BOS, *(100 + ord(letter) for letter in kept))
+
+
+async def test_truncate_cuts_a_begin_token_that_the_client_wrote(service: Service) -> None:
+    service.engine.controls = {"<s>": BOS}
+    for truncate, kept in [(2, "b"), (3, "ab")]:
+        await service.post("/generate", {"inputs": "<s>ab", "parameters": {"truncate": truncate, "max_new_tokens": 1}})
+        assert service.engine.spec.prompt == (BOS, *(100 + ord(letter) for letter in kept))
+
+
+async def test_truncate_keeps_what_the_tokenizer_adds_at_the_end() -> None:
+    class EndingEngine(ScriptedEngine):
+        async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
+            tokens = await super().tokenize(text, add_special=add_special)
+            if not add_special:
+                return tokens
+            return TokenizedText((*tokens.token_ids, EOS), (*tokens.pieces, b"</s>"), (*tokens.specials, True))
+
+    async with serving(EndingEngine()) as service:
+        for truncate, prompt in [(1, (BOS,)), (2, (BOS, EOS)), (3, (BOS, 100 + ord("c"), EOS))]:
+            await service.post("/generate", {"inputs": "abc", "parameters": {"truncate": truncate}})
+            assert service.engine.spec.prompt == prompt
 
 
 @pytest.mark.parametrize(

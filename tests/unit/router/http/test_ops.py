@@ -1,10 +1,12 @@
 import json
 import logging
 import re
+from collections.abc import Sequence
 
 import pytest
 from aiohttp import ClientSession
 
+from caravan_router.core.engine import TokenizedText
 from caravan_router.http.app import Access
 from caravan_router.http.openapi import document
 from caravan_router.http.ops.routes import openapi_document
@@ -70,6 +72,35 @@ async def test_tokenize(service: Service) -> None:
     response = await service.post("/tokenize", {"inputs": "n", "add_special_tokens": False})
     assert [token["text"] for token in await response.json()] == ["n"]
     assert (await service.post("/tokenize", {"inputs": ""})).status == 422
+
+
+async def test_detokenize(service: Service) -> None:
+    for tokens, text in [([210, 333], "né"), ([1, 210, 2], "<s>n</s>"), ([], "")]:
+        response = await service.post("/detokenize", {"model": "any", "tokens": tokens})
+        assert response.status == 200
+        assert await response.json() == {"content": text, "prompt": text}
+
+
+async def test_detokenize_refuses_what_is_no_token(service: Service) -> None:
+    for tokens, said in [
+        ([-1], "`tokens` token ids must be >= 0 and < 1000. Given: -1"),
+        ([5, 1000], "`tokens` token ids must be >= 0 and < 1000. Given: 1000"),
+        ([5] * 8193, "`tokens` must have less than 8192 tokens. Given: 8193"),
+        (["a"], "Expected `int`, got `str` - at `$.tokens[0]`"),
+        (None, "Expected `array`, got `null` - at `$.tokens`"),
+    ]:
+        response = await service.post("/detokenize", {"tokens": tokens})
+        assert response.status == 422
+        assert (await response.json())["error"] == f"Input validation error: {said}"
+
+
+async def test_detokenize_shows_bytes_that_are_no_text(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def detokenize(token_ids: Sequence[int]) -> TokenizedText:
+        return TokenizedText(tuple(token_ids), (b"\xc3", b"\xa9", b"\xf0\x9f"), (False,) * 3)
+
+    monkeypatch.setattr(service.engine, "detokenize", detokenize)
+    response = await service.post("/detokenize", {"tokens": [5, 6, 7]})
+    assert (await response.json())["content"] == "é\ufffd"
 
 
 async def test_the_description_is_served(service: Service) -> None:

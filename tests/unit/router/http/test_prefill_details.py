@@ -30,9 +30,9 @@ async def test_details_come_with_them(service: Service, path: str) -> None:
 
 
 async def test_what_was_cut_off_is_not_among_them_but_in_the_full_text(service: Service) -> None:
-    reply = await generate(service, truncate=1, return_full_text=True)
+    reply = await generate(service, truncate=2, return_full_text=True)
     assert reply["generated_text"] == "hi w1"
-    assert reply["details"]["prefill"] == [{"id": 205, "text": "i", "logprob": None}]
+    assert reply["details"]["prefill"] == [PREFILL[0], PREFILL[2]]
 
 
 async def test_candidates_share_them(service: Service) -> None:
