@@ -17,7 +17,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.engine.streams import RequestStream
@@ -45,7 +45,7 @@ class SteppedEngine(ScriptedEngine):
         self.real_streams: list[RequestStream] = []
 
     def submit(self, spec: GenerationSpec) -> RequestStream:  # type: ignore[override]
-        stream = RequestStream(lambda: None)
+        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING)
         self.real_streams.append(stream)
         return stream
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import ModelFacts, StreamTimes, TokenizedText
 from caravan_router.core.errors import EngineError, NoShardError, TextTooLongError
-from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 
@@ -97,6 +97,12 @@ class ScriptedStream:
         self.sent = 0
 
     @property
+    def state(self) -> GenerationState:
+        if self.closed:
+            return GenerationState.ENDED
+        return GenerationState.RUNNING if self.sent else self._engine.state_before_tokens
+
+    @property
     def times(self) -> StreamTimes:
         return StreamTimes(self._submitted, self._submitted, self._first_token)
 
@@ -147,6 +153,7 @@ class ScriptedEngine:
     streams: list[ScriptedStream] = field(default_factory=list)
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: asyncio.Event | None = None
+    state_before_tokens: GenerationState = GenerationState.QUEUED
     # Texts that are control tokens, and their ids.
     controls: dict[str, int] = field(default_factory=dict)
     # What is wrong with a constraint.

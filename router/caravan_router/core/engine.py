@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from caravan_router.core.constraint import Constraint
-from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 
@@ -24,6 +24,9 @@ class TokenStream(Protocol):
     Whoever holds it closes it, on every path; closing early releases the sequence by the next step.
     Iterating raises GenerationError or NoShardError.
     """
+
+    @property
+    def state(self) -> GenerationState: ...
 
     @property
     def times(self) -> StreamTimes: ...

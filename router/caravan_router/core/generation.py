@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.sampling import SamplingParams, StoppingParams
@@ -32,3 +33,16 @@ class GenerationSpec:
     def max_length(self) -> int:
         """Number of tokens, prompt and output together, at which the sequence ends."""
         return len(self.prompt) + self.stopping.max_new_tokens
+
+
+class GenerationState(Enum):
+    """Where a generation is: it waits (``queued``), its prompt is computed (``prefilling``), it gets tokens
+    (``running``), it gave its place to others and continues later from what was saved (``swapped``), or it has all its
+    tokens (``ended``).
+    """
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    ENDED = "ended"

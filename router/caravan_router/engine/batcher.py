@@ -174,7 +174,7 @@ class Batcher:
             self._streams.pop(request_id, None)
             self._post(Cancelled(request_id))
 
-        stream = self._streams[request_id] = RequestStream(cancel)
+        stream = self._streams[request_id] = RequestStream(cancel, lambda: self.scheduler.state_of(request_id))
         now = time.monotonic()
         request = Request(
             request_id=request_id,

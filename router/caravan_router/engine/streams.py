@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator, Callable
 
 from caravan_router.core.engine import StreamTimes
 from caravan_router.core.errors import EngineError
+from caravan_router.core.generation import GenerationState
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 
 class RequestStream:
     """A queue with one producer, the batcher, and one consumer. It holds at most the tokens of the whole request."""
 
-    def __init__(self, on_close: Callable[[], None]) -> None:
+    def __init__(self, on_close: Callable[[], None], ask_state: Callable[[], GenerationState]) -> None:
+        """``on_close`` releases the sequence; ``ask_state`` says where it is until it has ended."""
         self._on_close = on_close
+        self._ask_state = ask_state
         self._tokens: deque[GeneratedToken] = deque()
         self._error: EngineError | None = None
         self._ended = False
@@ -25,6 +28,11 @@ class RequestStream:
         self._first_token: float | None = None
         self.cached_tokens = 0
         self.prompt_logprobs: list[PromptToken] = []
+
+    @property
+    def state(self) -> GenerationState:
+        """Where the generation is."""
+        return GenerationState.ENDED if self._ended or self._closed else self._ask_state()
 
     @property
     def times(self) -> StreamTimes:

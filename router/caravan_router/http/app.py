@@ -9,6 +9,7 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.auth.permits import PermitPool
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import Engine
+from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestsInProgress
 from caravan_router.http.limits import Limits
 from caravan_router.http.ops.routes import read_documents
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
@@ -56,6 +57,7 @@ def build_app(
         templates=TemplateRenderer(),
     )
     app.on_cleanup.append(_close_templates)
+    app[IN_PROGRESS] = RequestsInProgress()
     app[DIALECTS] = DIALECTS_OF_ROUTES
     read_documents()
     for route in ROUTES:

@@ -11,14 +11,15 @@ import msgspec
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_router.http.generation.serving import PRIORITY_HEADER, TIMEOUT_HEADER
 from caravan_router.http.routes import ROUTES
-from caravan_router.http.server.route import EVENTS, Route
+from caravan_router.http.server.route import EVENTS, Parameter, Route
 
 _DESCRIPTIONS = {
     400: "The body is not JSON; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
-    404: "There is no such route",
+    404: "There is no such request",
     405: "The route does not take this method",
     408: "The body did not arrive in time",
+    410: "The request was aborted by `DELETE /v1/requests/{id}`",
     413: "The body is too large",
     415: "The content type is not JSON, or the content coding neither gzip nor deflate",
     422: "The request is not valid",
@@ -86,6 +87,8 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         operation["security"] = _SECURITY
     if any("priority" in _fields(kind) for kind in route.body):
         operation["parameters"] = _SERVING_HEADERS
+    elif route.parameters:
+        operation["parameters"] = [_parameter(parameter) for parameter in route.parameters]
     envelope = by_type[id(route.dialect.envelope)]
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:
@@ -105,6 +108,16 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         for status in sorted({*route.errors, 500} | (set() if route.open else {401}))
     }
     return operation
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.description,
+        "required": parameter.place == "path",
+        "schema": {"type": "string"},
+    }
 
 
 def _fields(kind: type) -> set[str]:

@@ -3,7 +3,7 @@
 from caravan_router.http.cloud import routes as cloud
 from caravan_router.http.ollama import routes as ollama
 from caravan_router.http.ollama.errors import OLLAMA
-from caravan_router.http.openai import models
+from caravan_router.http.openai import models, requests
 from caravan_router.http.openai.chat import routes as chat
 from caravan_router.http.openai.completions import routes as completions
 from caravan_router.http.openai.embeddings import routes as embeddings
@@ -22,6 +22,7 @@ ROUTES: tuple[Route, ...] = (
     *chat.ROUTES,
     *embeddings.ROUTES,
     *models.ROUTES,
+    *requests.ROUTES,
     *ollama.ROUTES,
     *cloud.ROUTES,
     *ops.ROUTES,

@@ -27,6 +27,7 @@ class Failure(Enum):
     TEMPLATE = "template"
     INCOMPLETE = "incomplete"
     DROPPED = "dropped"
+    ABORTED = "aborted"
     GENERATION = "generation"
 
 

@@ -41,7 +41,8 @@ METRICS = (
         "tgi_request_failure",
         C,
         "Generations that failed: overloaded, rate_limited (limits of the API key), queue_timeout, deadline, "
-        "validation, template (the chat template), incomplete, dropped (the client left), generation",
+        "validation, template (the chat template), incomplete, dropped (the client left), "
+        "aborted (by DELETE), generation",
         ("err",),
     ),
     MetricSpec("tgi_request_duration", H, "Seconds from arrival to the last token", (), SECONDS),

@@ -7,6 +7,7 @@ Plan, execute (the shell), apply (the next events).
 from collections.abc import Iterable
 from typing import assert_never
 
+from caravan_router.core.generation import GenerationState
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.scheduling.actions import Action, Fail, FailureReason, Preempt, Preemption
 from caravan_router.scheduling.config import SchedulerConfig
@@ -58,6 +59,17 @@ class Scheduler:
     def sequences(self) -> dict[int, Sequence]:
         """Every request that has not ended, by id: waiting, or resident on a shard."""
         return self._state.sequences
+
+    def state_of(self, request_id: int) -> GenerationState:
+        """Return where a request is that has not ended; one whose `Submitted` is still to be handled is queued."""
+        if request_id in self._state.residents:
+            shard, resident = self._state.residents[request_id]
+            if resident.sequence_id in shard.leaving:
+                return GenerationState.SWAPPED
+            return GenerationState.PREFILLING if resident.prefilling else GenerationState.RUNNING
+        sequence = self.sequences.get(request_id)
+        has_ticket = sequence is not None and sequence.ticket is not None
+        return GenerationState.SWAPPED if has_ticket else GenerationState.QUEUED
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""

@@ -15,15 +15,17 @@ from caravan_router.core.engine import Engine, ModelFacts
 from caravan_router.core.errors import EngineError
 from caravan_router.http.generation.bounds import Bounds, bounds_of, model_of
 from caravan_router.http.generation.headers import compute_headers, timing_headers
+from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestInProgress
 from caravan_router.http.generation.permits import counting_failures, holding_permits
 from caravan_router.http.generation.request import ValidRequest
-from caravan_router.http.generation.run import Run, on_all, started
+from caravan_router.http.generation.run import Run, on_all
 from caravan_router.http.generation.schema import ServingFields
 from caravan_router.http.generation.serving import Serving, serving_of
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.dialect import Dialect
+from caravan_router.http.server.errors import AbortedError
 from caravan_router.http.server.event_stream import SERVER_SENT, EventStream, Framing
-from caravan_router.http.server.state import ARRIVED, CLIENT, STATE, AppState
+from caravan_router.http.server.state import CLIENT, STATE, AppState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,30 +94,37 @@ async def answer(request: web.Request, reply: Reply) -> web.StreamResponse:
         try:
             with counting_failures(state.metrics, generations):
                 held.enter_context(holding_permits(state, request[CLIENT], generations))
-                requests = await reply.validate(context_of(request))
+                progress = held.enter_context(request.app[IN_PROGRESS].listing(request))
+                async with progress.abortable():
+                    progress.valid = await reply.validate(context_of(request))
         except reply.errors_as_events as error:
             if not reply.streamed:
                 raise
             return await _send_error(request, reply, error)
         if reply.streamed:
-            return await _stream(request, reply, requests)
-        with started(state, requests, request[ARRIVED]) as runs:
+            return await _stream(request, reply, progress, held)
+        async with progress.generating(state) as runs:
             body = await reply.whole(runs)
-        return web.Response(body=body, headers=timing_headers(state, requests, runs), content_type="application/json")
+        headers = timing_headers(state, progress.valid, runs)
+        return web.Response(body=body, headers=headers, content_type="application/json")
 
 
-async def _stream(request: web.Request, reply: Reply, requests: Sequence[ValidRequest]) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, reply: Reply, progress: RequestInProgress, held: ExitStack
+) -> web.StreamResponse:
+    """Stream all generations. ``held`` is given back when they end: the client may be slow to take the last event."""
     state = request.app[STATE]
-    headers = compute_headers(state, sum(one.characters for one in requests))
+    headers = compute_headers(state, sum(one.characters for one in progress.valid))
     async with EventStream(request, headers, state.limits, reply.framing) as events:
 
         async def send(index: int, run: Run) -> None:
             await reply.send(events, index, run)
 
         try:
-            with started(state, requests, request[ARRIVED]) as runs:
-                await on_all(runs, send)
-        except EngineError as error:
+            with held:
+                async with progress.generating(state) as runs:
+                    await on_all(runs, send)
+        except (EngineError, AbortedError) as error:
             await events.send(reply.dialect.body(error))
         else:
             if (last := reply.last_event(runs)) is not None:

@@ -9,11 +9,11 @@ from typing import Self, TypeVar
 
 from caravan_router.core.engine import StreamTimes, TokenStream
 from caravan_router.core.errors import DeadlineError, EngineError, IncompleteGenerationError
-from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import PromptToken
 from caravan_router.http.generation.request import ValidRequest
-from caravan_router.http.server.errors import kind_of
+from caravan_router.http.server.errors import AbortedError, kind_of
 from caravan_router.http.server.state import AppState
 from caravan_router.metrics.recorder import Failure, RequestTimings
 from caravan_router.text.assembler import Assembler, Piece, TextOptions
@@ -52,6 +52,11 @@ class Run:
         return sampling.seed if sampling.temperature > 0 else None
 
     @property
+    def state(self) -> GenerationState:
+        """Where the generation is."""
+        return self._stream.state
+
+    @property
     def times(self) -> StreamTimes:
         """When it was submitted, started and had its first token."""
         return self._stream.times
@@ -81,7 +86,7 @@ class Run:
             metrics.request_failed(Failure.DEADLINE)
         elif self.finish is not None:
             metrics.request_succeeded(self.timings(), self.tokens)
-        elif isinstance(error, EngineError):
+        elif isinstance(error, EngineError | AbortedError):
             metrics.request_failed(kind_of(error).failure or Failure.GENERATION)
         else:
             metrics.request_failed(Failure.DROPPED)

@@ -10,7 +10,7 @@ from caravan_router.http.ollama.errors import OLLAMA
 from caravan_router.http.ollama.reply import AnswerReply, Shape, chat_reply, generate_reply
 from caravan_router.http.ollama.validation import source_of_chat, source_of_generate
 from caravan_router.http.server.body import read_body
-from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES, Route
+from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, JSON, LINES, Route
 from caravan_router.http.server.state import STATE
 
 _GENERATE = msgspec.json.Decoder(ollama.OllamaGenerateRequest)
@@ -89,8 +89,6 @@ async def ollama_version(request: web.Request) -> web.Response:
     return _json(ollama.OllamaVersion(request.app[STATE].info.version))
 
 
-_GENERATE_ERRORS = (*BODY_ERRORS, 424, 429, 503, 504)
-
 ROUTES = (
     Route(
         method="POST",
@@ -100,7 +98,7 @@ ROUTES = (
         summary="Generate text for a prompt; streams lines of JSON unless `stream` is false",
         body=(ollama.OllamaGenerateRequest,),
         replies=((JSON, ollama.OllamaGenerateReply), (LINES, ollama.OllamaGenerateReply)),
-        errors=_GENERATE_ERRORS,
+        errors=GENERATION_ERRORS,
     ),
     Route(
         method="POST",
@@ -110,7 +108,7 @@ ROUTES = (
         summary="Answer a conversation; streams lines of JSON unless `stream` is false",
         body=(ollama.OllamaChatRequest,),
         replies=((JSON, ollama.OllamaChatReply), (LINES, ollama.OllamaChatReply)),
-        errors=_GENERATE_ERRORS,
+        errors=GENERATION_ERRORS,
     ),
     Route(
         method="GET",

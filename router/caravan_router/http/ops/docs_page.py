@@ -34,8 +34,8 @@ def render_page(document: Mapping[str, Any]) -> str:
 
 def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
     rows = [
-        (f"header <code>{escape(header['name'])}</code>", escape(header["description"]))
-        for header in operation.get("parameters", ())
+        (f"{parameter['in']} <code>{escape(parameter['name'])}</code>", _prose(parameter["description"]))
+        for parameter in operation.get("parameters", ())
     ]
     rows += [("body", kinds) for kinds in _contents(operation.get("requestBody", {}))]
     for status, response in operation["responses"].items():

@@ -162,6 +162,20 @@ class TooManyConnectionsError(RequestError):
         super().__init__(f"Too many connections: {limit} may be open")
 
 
+class AbortedError(RequestError):
+    """The client ended the request with ``DELETE /v1/requests/{id}``."""
+
+    def __init__(self) -> None:
+        super().__init__("The request was aborted by `DELETE /v1/requests/{id}`")
+
+
+class UnknownRequestError(RequestError):
+    """No request in progress has this id."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"No request of this API key is in progress under this id. Given: {request_id[:128]}")
+
+
 class UnhealthyError(RequestError):
     """``/health`` found no shard that is up and makes progress."""
 
@@ -230,6 +244,11 @@ TABLE: dict[type[Exception], ErrorKind] = {
         504, "deadline_exceeded", _SERVER, "The request did not end within its `timeout`", Failure.DEADLINE
     ),
     NotFoundError: ErrorKind(404, "not_found", _CLIENT, "There is no such route"),
+    UnknownRequestError: ErrorKind(404, "not_found", _CLIENT, "The API key has no request of this id in progress"),
+    # Not 409, which many clients retry.
+    AbortedError: ErrorKind(
+        410, "aborted", _CLIENT, "The request was aborted by `DELETE /v1/requests/{id}`", Failure.ABORTED
+    ),
     MethodNotAllowedError: ErrorKind(405, "method_not_allowed", _CLIENT, "The route does not take this method"),
     ExpectationError: ErrorKind(417, "validation", _CLIENT, "`Expect` is not `100-continue`"),
     TooManyConnectionsError: ErrorKind(

@@ -100,7 +100,7 @@ async def expected(request: web.Request) -> web.Response | None:
 
 
 class Cors:
-    """CORS as TGI has it: GET, POST (and DELETE) from any origin unless the operator names origins."""
+    """CORS as TGI has it, and with DELETE: from any origin unless the operator names origins."""
 
     def __init__(self, allowed_origins: Sequence[str]) -> None:
         self._allowed = frozenset(allowed_origins)
@@ -120,7 +120,9 @@ class Cors:
         # Any header is allowed: clients send a dozen of their own, and unknown ones have no effect.
         asked = request.headers.get("Access-Control-Request-Headers", "")
         names = asked if asked.isascii() and asked.isprintable() else ""
-        return web.Response(headers={"Access-Control-Allow-Methods": "GET,POST", "Access-Control-Allow-Headers": names})
+        return web.Response(
+            headers={"Access-Control-Allow-Methods": "GET,POST,DELETE", "Access-Control-Allow-Headers": names}
+        )
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add the CORS headers just before headers are sent, on streams too."""

@@ -12,6 +12,16 @@ EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
 
 BODY_ERRORS = (400, 408, 413, 415)
+GENERATION_ERRORS = (*BODY_ERRORS, 410, 424, 429, 503, 504)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A text in the URL. ``place``: "path" or "query"; those of a query may be left out."""
+
+    name: str
+    place: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +39,7 @@ class Route:
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     dialect: Dialect
     summary: str
+    parameters: tuple[Parameter, ...] = ()
     body: tuple[type, ...] = ()
     replies: tuple[tuple[str, object], ...] = ()
     errors: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from caravan_router.http.generation.bounds import bounds_of, model_of
 from caravan_router.http.generation.permits import check_rate
 from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.http.server.body import read_body
-from caravan_router.http.server.route import BODY_ERRORS, EVENTS, JSON, Route
+from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Route
 from caravan_router.http.server.state import CLIENT, STATE
 from caravan_router.http.tgi.errors import TGI
 from caravan_router.http.tgi.reply import GenerateReply
@@ -125,7 +125,7 @@ async def info(request: web.Request) -> web.Response:
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 
 
-GENERATE_ERRORS = (*BODY_ERRORS, 422, 424, 429, 503, 504)
+GENERATE_ERRORS = (*GENERATION_ERRORS, 422)
 
 ROUTES = (
     Route(

@@ -157,7 +157,7 @@ async def test_any_origin_may_unless_some_are_named(service: Service) -> None:
     response = await service.client.options("/generate", headers=PREFLIGHT)
     assert response.status == 200
     assert response.headers["Access-Control-Allow-Origin"] == "*"
-    assert response.headers["Access-Control-Allow-Methods"] == "GET,POST"
+    assert response.headers["Access-Control-Allow-Methods"] == "GET,POST,DELETE"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from caravan_router.http.openai.chat.reply import ChatReply
 from caravan_router.http.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.server.body import read_body
-from caravan_router.http.server.route import BODY_ERRORS, EVENTS, JSON, Route
+from caravan_router.http.server.route import EVENTS, GENERATION_ERRORS, JSON, Route
 from caravan_router.http.server.state import STATE
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
@@ -29,6 +29,6 @@ ROUTES = (
         summary="Answer a conversation, with text or with calls of the offered tools",
         body=(ChatRequest,),
         replies=((JSON, ChatCompletion), (EVENTS, ChatCompletionChunk)),
-        errors=(*BODY_ERRORS, 424, 429, 503, 504),
+        errors=GENERATION_ERRORS,
     ),
 )

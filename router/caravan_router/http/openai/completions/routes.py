@@ -8,7 +8,7 @@ from caravan_router.http.openai.completions.reply import CompletionReply
 from caravan_router.http.openai.completions.schema import Completion, CompletionRequest
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.server.body import read_body
-from caravan_router.http.server.route import BODY_ERRORS, EVENTS, JSON, Route
+from caravan_router.http.server.route import EVENTS, GENERATION_ERRORS, JSON, Route
 from caravan_router.http.server.state import STATE
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
@@ -29,6 +29,6 @@ ROUTES = (
         summary="Complete one or several prompts",
         body=(CompletionRequest,),
         replies=((JSON, Completion), (EVENTS, Completion)),
-        errors=(*BODY_ERRORS, 424, 429, 503, 504),
+        errors=GENERATION_ERRORS,
     ),
 )

@@ -1,0 +1,94 @@
+"""The generating requests in progress: each is listed from its arrival to its last token, and can be aborted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from caravan_router.http.generation.request import ValidRequest
+from caravan_router.http.generation.run import Run, started
+from caravan_router.http.server.errors import AbortedError
+from caravan_router.http.server.middleware import REQUEST_ID
+from caravan_router.http.server.state import ARRIVED, CLIENT, AppState
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RequestInProgress:
+    """One request. ``valid`` is empty until its body has been validated, ``runs`` until it was submitted.
+
+    ``owner``: name of its API key. ``arrived``: in seconds on ``time.monotonic``.
+    """
+
+    request_id: str
+    owner: str
+    route: str
+    arrived: float
+    valid: Sequence[ValidRequest] = ()
+    runs: Sequence[Run] = ()
+    aborted: bool = False
+    # What an abort interrupts.
+    _scope: asyncio.Timeout | None = None
+
+    def abort(self) -> None:
+        """End the request: what waits inside `abortable` gets an AbortedError."""
+        if not self.aborted:
+            self.aborted = True
+            if self._scope is not None:
+                self._scope.reschedule(0.0)
+
+    @asynccontextmanager
+    async def abortable(self) -> AsyncIterator[None]:
+        """Let an abort interrupt the block. Raises AbortedError, at the start if the abort came before the block."""
+        if self.aborted:
+            raise AbortedError
+        self._scope = scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                yield
+        except TimeoutError:
+            if scope.expired():
+                raise AbortedError from None
+            raise
+        finally:
+            self._scope = None
+
+    @asynccontextmanager
+    async def generating(self, state: AppState) -> AsyncIterator[Sequence[Run]]:
+        """Submit all generations and let an abort interrupt the block. However it is left, all of them end."""
+        with started(state, self.valid, self.arrived) as self.runs:
+            async with self.abortable():
+                yield self.runs
+
+
+class RequestsInProgress:
+    """Every request is listed by its own handler, for as long as the handler's block lasts."""
+
+    def __init__(self) -> None:
+        # A dict keeps the order of arrival. Ids are the clients' and need not differ.
+        self._requests: dict[RequestInProgress, None] = {}
+
+    @contextmanager
+    def listing(self, request: web.Request) -> Iterator[RequestInProgress]:
+        """List ``request`` until the end of the block."""
+        resource = request.match_info.route.resource
+        assert resource is not None
+        entry = RequestInProgress(
+            request_id=request[REQUEST_ID],
+            owner=request[CLIENT].key.tenant.name,
+            route=resource.canonical,
+            arrived=request[ARRIVED],
+        )
+        self._requests[entry] = None
+        try:
+            yield entry
+        finally:
+            del self._requests[entry]
+
+    def of(self, owner: str) -> list[RequestInProgress]:
+        """Return the requests of the API key of this name in the order of arrival, without aborted ones."""
+        return [entry for entry in self._requests if entry.owner == owner and not entry.aborted]
+
+
+IN_PROGRESS = web.AppKey("in_progress", RequestsInProgress)

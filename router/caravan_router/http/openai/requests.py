@@ -1,0 +1,127 @@
+"""``/v1/requests``: what an API key has in progress, and how its holder aborts it. Caravan's own routes."""
+
+import time
+
+import msgspec
+from aiohttp import web
+
+from caravan_router.core.generation import GenerationState
+from caravan_router.http.generation.bounds import model_of
+from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestInProgress
+from caravan_router.http.openai.errors import OPENAI
+from caravan_router.http.server.errors import UnknownRequestError
+from caravan_router.http.server.route import JSON, Parameter, Route
+from caravan_router.http.server.state import CLIENT, STATE
+
+# The first of these states that one of its generations has is the state of a request.
+_ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
+
+
+class GenerationStatus(msgspec.Struct, frozen=True):
+    """One candidate of one prompt."""
+
+    state: GenerationState
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in progress.
+
+    ``id``: its ``X-Request-Id``. ``arrived``: Unix time in seconds. ``state``: the most advanced state of its
+    generations. Each prompt counts once in ``prompt_tokens``. ``model`` (or adapter), ``priority`` (the highest of all
+    prompts) and ``prompt_tokens`` are null, and ``generations`` is empty, until the body has been validated.
+    """
+
+    id: str
+    object: str
+    route: str
+    model: str | None
+    arrived: float
+    state: GenerationState
+    priority: int | None
+    prompt_tokens: int | None
+    generated_tokens: int
+    generations: list[GenerationStatus]
+
+
+class RequestList(msgspec.Struct, frozen=True):
+    """Requests in the order of their arrival."""
+
+    object: str
+    data: list[RequestStatus]
+
+
+async def requests(request: web.Request) -> web.Response:
+    """Handle ``GET /v1/requests``."""
+    return _reply(request, _own(request))
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    """Handle ``DELETE /v1/requests/{id}``. Clients choose ids, so several requests may have the same: all are aborted.
+
+    A request of another key is unknown here.
+    """
+    request_id = request.match_info["id"]
+    found = [entry for entry in _own(request) if entry.request_id == request_id]
+    if not found:
+        raise UnknownRequestError(request_id)
+    reply = _reply(request, found)
+    for entry in found:
+        entry.abort()
+    return reply
+
+
+def _own(request: web.Request) -> list[RequestInProgress]:
+    return request.app[IN_PROGRESS].of(request[CLIENT].key.tenant.name)
+
+
+def _reply(request: web.Request, entries: list[RequestInProgress]) -> web.Response:
+    reply = RequestList("list", [_status(request, entry) for entry in entries])
+    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+def _status(request: web.Request, entry: RequestInProgress) -> RequestStatus:
+    specs = [spec for valid in entry.valid for spec in valid.specs]
+    generations = [GenerationStatus(run.state, len(run.spec.prompt), run.tokens) for run in entry.runs]
+    return RequestStatus(
+        id=entry.request_id,
+        object="request",
+        route=entry.route,
+        model=(specs[0].adapter or model_of(request.app[STATE].engine).name) if specs else None,
+        arrived=round(time.time() - (time.monotonic() - entry.arrived), 3),
+        state=_most_advanced({generation.state for generation in generations}),
+        priority=max((spec.priority for spec in specs), default=None),
+        prompt_tokens=sum(len(valid.prompt) for valid in entry.valid) if specs else None,
+        generated_tokens=sum(generation.generated_tokens for generation in generations),
+        generations=generations,
+    )
+
+
+def _most_advanced(states: set[GenerationState]) -> GenerationState:
+    """Return the state of a request whose generations have ``states``: queued until it has any."""
+    if states == {GenerationState.ENDED}:
+        return GenerationState.ENDED
+    return next((state for state in _ORDER if state in states), GenerationState.QUEUED)
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/v1/requests",
+        handler=requests,
+        dialect=OPENAI,
+        summary="List the requests of the API key that are in progress",
+        replies=((JSON, RequestList),),
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/requests/{id}",
+        handler=abort_request,
+        dialect=OPENAI,
+        summary="Abort requests of the API key by their `X-Request-Id` and return them",
+        parameters=(Parameter(name="id", place="path", description="`X-Request-Id` of the request, given or made"),),
+        replies=((JSON, RequestList),),
+        errors=(404,),
+    ),
+)
