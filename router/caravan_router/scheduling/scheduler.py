@@ -61,15 +61,8 @@ class Scheduler:
         return self._state.sequences
 
     def state_of(self, request_id: int) -> GenerationState:
-        """Return where a request is that has not ended; one whose `Submitted` is still to be handled is queued."""
-        if request_id in self._state.residents:
-            shard, resident = self._state.residents[request_id]
-            if resident.sequence_id in shard.leaving:
-                return GenerationState.SWAPPED
-            return GenerationState.PREFILLING if resident.prefilling else GenerationState.RUNNING
-        sequence = self.sequences.get(request_id)
-        has_ticket = sequence is not None and sequence.ticket is not None
-        return GenerationState.SWAPPED if has_ticket else GenerationState.QUEUED
+        """Return where a request is that has not ended."""
+        return self._state.state_of(request_id)
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""

@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from caravan_router.core.generation import GenerationState
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.planning.forecast import OutputLengths
 from caravan_router.scheduling.sequence import Request, Sequence, SwapTicket
+from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.waiting.deadlines import Deadlines
 from caravan_router.scheduling.waiting.fair_share import FairShare
 from caravan_router.scheduling.waiting.queue import WaitingQueue
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from caravan_router.core.tenant import Tenant
     from caravan_router.scheduling.config import SchedulerConfig
     from caravan_router.scheduling.shard.ledger import ShardLedger
-    from caravan_router.scheduling.shard.resident import Resident
 
 
 class SchedulerState:
@@ -45,6 +46,17 @@ class SchedulerState:
         sequence = self.sequences[request.request_id] = Sequence(request)
         self.waiting.push(sequence)
         return sequence
+
+    def state_of(self, request_id: int) -> GenerationState:
+        """Return where a request is that has not ended. One that has not entered yet is queued."""
+        if request_id in self._stays:
+            _, resident = self._stays[request_id]
+            if resident.status is Status.LEAVING:
+                return GenerationState.SWAPPED
+            return GenerationState.PREFILLING if resident.prefilling else GenerationState.RUNNING
+        sequence = self.sequences.get(request_id)
+        has_ticket = sequence is not None and sequence.ticket is not None
+        return GenerationState.SWAPPED if has_ticket else GenerationState.QUEUED
 
     def stay(self, sequence: Sequence, shard: "ShardLedger", resident: "Resident") -> None:
         """Note that ``sequence``, which has left the queue, stays on ``shard`` as ``resident``."""

@@ -8,7 +8,7 @@ from aiohttp import ClientSession
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually, generate
-from caravan_testing.pass_log import PassLog
+from caravan_testing.step_log import StepLog
 
 
 async def states(session: ClientSession, running: Cluster) -> dict[str, str]:
@@ -47,7 +47,7 @@ def start(session: ClientSession, running: Cluster, request_id: str, **fields: A
 
 async def test_states_are_those_of_the_scheduler_and_an_abort_ends_each() -> None:
     """One place: a higher priority takes it, and whoever lost it is swapped out."""
-    log = PassLog()
+    log = StepLog()
     config = ClusterConfig(max_sequences=1, layout=KvLayout.SPLIT, step_s=0.002, token_s=0.001, hook=log)
     async with cluster(config) as running, ClientSession() as session:
         low = start(session, running, "low")
@@ -72,7 +72,7 @@ async def test_states_are_those_of_the_scheduler_and_an_abort_ends_each() -> Non
 
 
 async def test_a_prompt_is_prefilling_while_it_is_computed() -> None:
-    log = PassLog()
+    log = StepLog()
     scheduler = SchedulerConfig(prefix_caching=False)
     config = ClusterConfig(max_batch_tokens=16, step_s=0.01, hook=log, scheduler=scheduler)
     async with cluster(config) as running, ClientSession() as session:
