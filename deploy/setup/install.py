@@ -1,7 +1,7 @@
-"""Sets up the virtual environment: `make run` and `make test` call this. Runs on the system's Python alone.
+"""Sets up the virtual environment for `make`. Needs only the system's Python and its standard library.
 
-llama-cpp-python is built from source for this machine and kept where pip keeps its cache, by version, compiler flags
-and processor: a second checkout, or a second start, builds nothing. CMAKE_ARGS asks for another build, such as
+llama-cpp-python is built from source for this machine. The wheel is kept in pip's cache folder by version, compiler
+flags and processor, so that a second checkout builds nothing. Set CMAKE_ARGS for another build, for example
 CMAKE_ARGS=-DGGML_CUDA=on.
 """
 
@@ -36,8 +36,8 @@ def run(command: list[str], what: str) -> None:
 
 
 def check_tools() -> None:
-    """End with what to install when something that cannot come from PyPI is missing."""
-    if sys.version_info < (3, 11):  # noqa: UP036  this is what finds out
+    """Exit with a message if a tool is missing that cannot come from PyPI."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - any Python may run this script
         fail(f"Python 3.11 or newer is needed, this is {platform.python_version()}. Try: make PYTHON=python3.11 …")
     if not any(shutil.which(compiler) for compiler in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))):
         fail("a C++ compiler is needed to build llama.cpp. On Debian: apt-get install g++")
@@ -54,7 +54,7 @@ def create_environment() -> None:
 
 
 def llama_requirement() -> str:
-    """The pinned requirement of pyproject.toml, its single source."""
+    """Return the requirement that pyproject.toml pins."""
     match = re.search(r'"(llama-cpp-python==[^"]+)"', (ROOT / "pyproject.toml").read_text())
     if match is None:
         fail("pyproject.toml pins no llama-cpp-python")
@@ -62,7 +62,7 @@ def llama_requirement() -> str:
 
 
 def processor() -> str:
-    """What -march=native depends on: a wheel from another processor may die of an illegal instruction."""
+    """Return the processor's features. A wheel that was built for other ones may crash with an illegal instruction."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -73,12 +73,12 @@ def processor() -> str:
 
 
 def build_wheel(requirement: str, folder: Path) -> None:
-    """Build into ``folder``, showing how far it is."""
+    """Build the wheel into ``folder`` and show the progress."""
     say(f"Building {requirement} for this machine: some minutes, once")
     folder.mkdir(parents=True, exist_ok=True)
     ours = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'deploy/setup/no-common.cmake'} -DLLAVA_BUILD=OFF"
     environment = {**os.environ, "CMAKE_ARGS": f"{ours} {os.environ.get('CMAKE_ARGS', '')}".strip()}
-    # pip's own wheel cache knows nothing of CMAKE_ARGS.
+    # pip's own wheel cache does not depend on CMAKE_ARGS, so it must not be used.
     command = [*PIP, "wheel", "-v", "--no-cache-dir", "--no-deps", "--wheel-dir", str(folder), requirement]
     log_path = folder / "build.log"
     started, shown = time.monotonic(), 0.0
@@ -104,7 +104,7 @@ def build_wheel(requirement: str, folder: Path) -> None:
 
 
 def wheel() -> Path:
-    """The llama-cpp-python wheel for this machine, from the cache if it was built before."""
+    """Return the llama-cpp-python wheel for this machine; build it unless the cache has it."""
     requirement = llama_requirement()
     key = "\n".join([requirement, sys.version[:4], processor(), os.environ.get("CMAKE_ARGS", "")])
     cache = subprocess.run([*PIP, "cache", "dir"], capture_output=True, text=True, check=False).stdout.strip()

@@ -1,3 +1,3 @@
-# Included right after llama-cpp-python's project() call: more than half of its build is libllama-common, which the
-# Python package neither installs nor loads.
+# Included right after llama-cpp-python's project() call. libllama-common is more than half of the build, and the Python
+# package neither installs nor loads it.
 set(LLAMA_BUILD_COMMON OFF)

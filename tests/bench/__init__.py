@@ -1,1 +1,1 @@
-"""``make bench``: builds the peers from source and compares Caravan with them; no part of the test run."""
+"""``make bench``: builds llama.cpp's servers and compares Caravan with them. Not part of the test suite."""

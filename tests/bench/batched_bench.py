@@ -1,4 +1,4 @@
-"""The bare engine's rates: llama-batched-bench, no HTTP, no sampling."""
+"""Measures the bare engine with llama-batched-bench: no HTTP, no sampling."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bench.paths import BenchError, peer
 from bench.servers import Layout, Setting
 
-# As the load generator's workload `decode`: 16 words in, 192 tokens out.
+# The sizes of the load generator's workload `decode`: 16 words in, 192 tokens out.
 _PROMPT_TOKENS = 24
 _OUTPUT_TOKENS = 192
 _TIMEOUT_S = 600
@@ -15,7 +15,7 @@ _TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRate:
-    """Tokens per second of a batch."""
+    """Tokens per second of the whole batch."""
 
     batch: int
     layout: Layout
@@ -24,7 +24,7 @@ class EngineRate:
 
 
 def engine_rate(setting: Setting, layout: Layout, batch: int) -> EngineRate:
-    """One run of its own for each batch: the number of sequences shapes the cache."""
+    """Measure one batch size. Each needs a run of its own, because the number of sequences shapes the cache."""
     command = [str(peer("llama-batched-bench")), "-m", str(setting.model), "-c", str(setting.cells)]
     command += ["-t", str(setting.threads), "-npp", str(_PROMPT_TOKENS), "-ntg", str(_OUTPUT_TOKENS)]
     command += ["-npl", str(batch), "--output-format", "jsonl"]

@@ -1,6 +1,7 @@
-"""Builds llama-server and llama-batched-bench from the llama.cpp source that the pinned llama-cpp-python carries.
+"""Builds llama-server and llama-batched-bench from the llama.cpp source inside the pinned llama-cpp-python.
 
-Same source and same flags as the library that the shards load, so that a comparison is of the servers alone.
+Source and flags are those of the library that the shards load, so that a comparison shows differences of the servers
+only.
 """
 
 import argparse
@@ -19,11 +20,11 @@ TARGETS = ("llama-server", "llama-batched-bench")
 _CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
-    # As the wheel's own build: the host's instruction set.
+    # The host's instruction set, as in the build of the wheel.
     "-DGGML_NATIVE=ON",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF",
-    # Both fetch a web page's files during the build; a benchmark needs none.
+    # Both would download files of a web page during the build, which a benchmark does not need.
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
@@ -35,7 +36,7 @@ _STILL_ALIVE_S = 20
 
 
 def main() -> int:
-    """Build what is missing."""
+    """Build the missing programs."""
     parser = argparse.ArgumentParser(prog="build_peers", description=__doc__)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel compilations")
     args = parser.parse_args()
@@ -48,7 +49,7 @@ def main() -> int:
 
 
 def build(*, jobs: int) -> None:
-    """Do nothing where both programs are there."""
+    """Build both programs unless they exist."""
     version = pinned_version()
     folder = peers_dir(version)
     if all((folder / "bin" / name).is_file() for name in TARGETS):
@@ -72,14 +73,14 @@ def build(*, jobs: int) -> None:
 
 
 def _source(folder: Path, version: str) -> Path:
-    """The unpacked llama.cpp, downloaded from PyPI where need be."""
+    """Return the unpacked llama.cpp source; download it from PyPI if needed."""
     source = folder / "src" / "vendor" / "llama.cpp"
     if (source / "CMakeLists.txt").is_file():
         return source
     folder.mkdir(parents=True, exist_ok=True)
     archive = CACHE / f"llama_cpp_python-{version}.tar.gz"
     if not archive.is_file():
-        # Only this package from source: pip asks it for its metadata, for which its build tools may come as wheels.
+        # Only this package must come as source. pip builds its metadata, for which its build tools may come as wheels.
         download = [sys.executable, "-m", "pip", "download", "--no-binary", "llama-cpp-python", "--no-deps"]
         download += ["--dest", str(CACHE), f"llama-cpp-python=={version}"]
         _logged(f"downloading llama-cpp-python {version}", download, folder / "download.log", os.environ.copy())
@@ -95,7 +96,7 @@ def _source(folder: Path, version: str) -> Path:
 
 
 def _with_cmake(environment: dict[str, str]) -> dict[str, str]:
-    """An environment in which cmake is found; it comes from PyPI where the host has none."""
+    """Return ``environment`` with cmake in its path; install cmake from PyPI if the host has none."""
     if shutil.which("cmake"):
         return environment
     tools = CACHE / "tools"
@@ -109,7 +110,7 @@ def _with_cmake(environment: dict[str, str]) -> dict[str, str]:
 
 
 def _logged(what: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
-    """Run ``command`` with its output in ``log``, its last line shown now and then."""
+    """Run ``command`` with its output in ``log``, and print the last line of the log from time to time."""
     print(f"{what} ...", flush=True)
     started = time.monotonic()
     with log.open("w") as output:

@@ -1,4 +1,4 @@
-"""Caravan and llama-server side by side: same model, threads and cells, one server at a time, in one run."""
+"""Compares Caravan with llama-server: same model, threads and KV cells, one server at a time."""
 
 import argparse
 import json
@@ -22,9 +22,9 @@ _PROFILES = {"quick": quick, "pool": pool, "full": full}
 
 
 def main() -> int:
-    """Measure, print, write .cache/bench/."""
+    """Measure, print the results, and write them to .cache/bench/."""
     args = _parser().parse_args()
-    # As an exception it unwinds through the servers' context managers; by default it would leave them running.
+    # SystemExit unwinds through the servers' context managers; the default action would leave the servers running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     profile = _PROFILES[args.profile](args.model.resolve(), args.threads)
     products = tuple(Product) if args.only is None else (Product(args.only),)
@@ -46,7 +46,8 @@ def _parser() -> argparse.ArgumentParser:
         "--profile",
         choices=tuple(_PROFILES),
         default="full",
-        help="quick: one round of the main rows; pool: of shared prefixes, n and scarce cells (ten minutes each)",
+        help="quick: one round of the main rows (ten minutes); pool: one round of the rows on shared prefixes, n and "
+        "scarce KV cells (ten minutes); full: three rounds of every row",
     )
     parser.add_argument("--rounds", type=int, help="repetitions; medians are reported")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="GGUF file")
@@ -54,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait-idle", type=float, default=60, help="seconds to wait for a quiet machine before each run"
     )
-    parser.add_argument("--only", choices=tuple(Product), help="measure one product alone")
+    parser.add_argument("--only", choices=tuple(Product), help="measure only this product")
     return parser
 
 
 def _check(model: Path) -> None:
-    """Find out now what would stop the run in an hour."""
+    """Raise BenchError now for a missing file that would otherwise stop the run much later."""
     if not model.is_file():
         message = f"no model at {model}: run `make bench`, which fetches it, or pass --model FILE"
         raise BenchError(message)
@@ -68,7 +69,7 @@ def _check(model: Path) -> None:
 
 
 def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int, idle_limit_s: float) -> None:
-    """All rounds; what was found so far is written after each."""
+    """Run all rounds; write the results so far after each."""
     results: Results = {}
     rates: list[EngineRate] = []
     setting = profile.groups[0].setting
@@ -76,7 +77,8 @@ def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int,
     stem.parent.mkdir(parents=True, exist_ok=True)
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", flush=True)
-        # The engine goes first and last in turns, the servers rotate: a machine that slows down hits all alike.
+        # The engine is measured first or last in turn, and the servers rotate, so that a machine that slows down
+        # affects all of them equally.
         if number % 2 == 0:
             rates += _engine(setting, profile.batches, idle_limit_s)
         for group in profile.groups:
@@ -92,7 +94,7 @@ def measure(profile: Profile, contenders: tuple[Contender, ...], *, rounds: int,
 
 
 def _rotated(contenders: Sequence[Contender], number: int) -> list[Contender]:
-    """Another one begins each round, and every other round runs backwards."""
+    """Return the contenders in another order for each round: another one first, and every other round reversed."""
     start = number % len(contenders)
     order = [*contenders[start:], *contenders[:start]]
     return order if number % 2 == 0 else order[::-1]

@@ -1,4 +1,4 @@
-"""Others' work on the machine while a figure is taken: seen, waited out, and the figure taken again."""
+"""Repeats measurements that other work on the machine has disturbed."""
 
 import os
 import resource
@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 def least_disturbed(measure: Callable[[int], T], *, server: Iterable[int], idle_limit_s: float) -> tuple[T, float]:
-    """The result of ``measure(attempt)`` beside which others took the least CPU, and what share they took.
+    """Call ``measure(attempt)`` up to three times, until other processes take little CPU time meanwhile.
 
-    ``server`` are the processes that are ours besides this process's own children.
+    Return the least disturbed result and the share of the CPU that others took. ``server`` are the processes that do
+    not count as others, beside this process's own children.
     """
     found: list[tuple[float, T]] = []
     for attempt in range(_ATTEMPTS):
@@ -33,12 +34,12 @@ def least_disturbed(measure: Callable[[int], T], *, server: Iterable[int], idle_
 
 
 def remark(share: float) -> str:
-    """For the end of a line: nothing where nothing disturbed."""
+    """Return a remark for the end of a line, empty if the measurement was not disturbed."""
     return f" (disturbed: {share:.0%} of the CPU went to others)" if share > _DISTURBED_SHARE else ""
 
 
 class _OthersWatch:
-    """What share of the machine's CPU went to neither the server nor our children since it was made."""
+    """Measures, from its creation on, the share of the CPU that neither the server nor our own children used."""
 
     def __init__(self, server: tuple[int, ...]) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""The machine as a table's caption names it."""
+"""What machine this is, and how busy it is."""
 
 import os
 import platform
@@ -11,20 +11,20 @@ _IDLE_SHARE = 0.1
 
 
 def describe() -> str:
-    """Cores and CPU model, nothing else."""
+    """Return the number of cores and the CPU model, for captions."""
     return f"{os.cpu_count()} cores, {_cpu_model()}"
 
 
 def busy_seconds() -> float:
-    """CPU time that all processes together have used since boot; hypervisor's theft included."""
+    """Return the CPU time of all processes since boot, time stolen by the hypervisor included."""
     user, nice, system, _idle, _iowait, *rest = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    # Guest time, the last two, is part of user time already.
+    # The last two fields are guest time, which is already part of user time.
     ticks = sum(map(int, (user, nice, system, *rest[:3])))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def wait_idle(limit_s: float) -> bool:
-    """Wait until nothing else runs, at most ``limit_s``: a figure taken beside other work is worth little."""
+    """Wait at most ``limit_s`` until nothing else runs, and return whether that is so."""
     deadline = time.monotonic() + limit_s
     calm = 0
     while calm < _CALM_SAMPLES:

@@ -1,7 +1,7 @@
-"""What constrained sequences cost the others of their batch; not run by the test suite.
+"""Measures how much constrained sequences slow down the others of their batch. Not run by the test suite.
 
-``python tests/bench/neighbours.py --model FILE``: eight streams decode together; in every other round half of them must
-match a JSON schema. Tells the speed of the half that is free in both.
+``python tests/bench/neighbours.py --model FILE``: eight streams decode together, and in every other round half of them
+must match a JSON schema. Prints the speed of the other half, which is never constrained.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from caravan_testing.serve_process import serve
 
 FREE, OTHERS = 4, 4
 TOKENS = 160
-# More items than fit, so that it never ends before its last token.
+# More items than fit, so that the output never ends before its last token.
 SCHEMA = {
     "type": "array",
     "minItems": 60,
@@ -35,7 +35,7 @@ SCHEMA = {
 
 
 async def _stream(session: aiohttp.ClientSession, number: int, body: dict[str, Any]) -> float:
-    """Seconds from the first token to the last."""
+    """Return the seconds from the first token to the last."""
     prompt = f"People and their ages, list {number}, as JSON:"
     fields = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True} | body
     first = last = 0.0
@@ -49,7 +49,7 @@ async def _stream(session: aiohttp.ClientSession, number: int, body: dict[str, A
 
 
 async def _round(session: aiohttp.ClientSession, *, constrained: bool) -> float:
-    """Tokens/s of one free stream, the median of them."""
+    """Return the median speed of the unconstrained streams, in tokens per second."""
     format_ = {"response_format": {"type": "json_schema", "json_schema": {"name": "people", "schema": SCHEMA}}}
     other = format_ if constrained else {"ignore_eos": True}
     seconds = await asyncio.gather(
@@ -60,10 +60,10 @@ async def _round(session: aiohttp.ClientSession, *, constrained: bool) -> float:
 
 
 async def measure(url: str, rounds: int) -> None:
-    """In turns, so that a machine that slows down hits both alike."""
+    """Measure with and without constraints in turn, so that a machine that slows down affects both equally."""
     speeds: dict[bool, list[float]] = {False: [], True: []}
     async with aiohttp.ClientSession(url) as session:
-        await _round(session, constrained=True)  # compiles the schema
+        await _round(session, constrained=True)  # The first round compiles the schema.
         for number in range(2 * rounds):
             constrained = number % 2 == 1
             speeds[constrained].append(await _round(session, constrained=constrained))

@@ -1,4 +1,4 @@
-"""Where things are, from the repository's root."""
+"""Paths in the repository, and the version of llama.cpp to compare with."""
 
 import tomllib
 from pathlib import Path
@@ -10,11 +10,11 @@ _PACKAGE = "llama-cpp-python"
 
 
 class BenchError(Exception):
-    """The comparison cannot go on; the message says what to do."""
+    """The comparison cannot continue; the message says what to do."""
 
 
 def pinned_version() -> str:
-    """The version of llama-cpp-python that pyproject.toml pins."""
+    """Return the version of llama-cpp-python that pyproject.toml pins."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for requirement in project["optional-dependencies"]["shard"]:
         name, equals, version = str(requirement).partition("==")
@@ -25,14 +25,14 @@ def pinned_version() -> str:
 
 
 def peers_dir(version: str) -> Path:
-    """Where the peers of ``version`` are built."""
+    """Return the folder where llama.cpp's programs of ``version`` are built."""
     return CACHE / "peers" / version
 
 
 def peer(name: str) -> Path:
-    """A built program of the pinned version."""
+    """Return the path of a built program. Raises BenchError if it is missing."""
     program = peers_dir(pinned_version()) / "bin" / name
     if not program.is_file():
-        message = f"{name} is not built: run `make bench-peers` first"
+        message = f"{name} is not built: run `make bench`, which builds it"
         raise BenchError(message)
     return program

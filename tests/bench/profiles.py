@@ -1,4 +1,4 @@
-"""The two sizes of the comparison."""
+"""The profiles of the comparison: which rows to measure, and how often."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +7,13 @@ from bench.rows import SHARED_PREFIX, STALL, Group, N, decode, overload, plain
 from bench.servers import Layout, Setting
 
 _CELLS = 24576
-# A quarter of what eight 600-word prompts (600 tokens) with 64 tokens out want at once; split, none would fit.
+# A quarter of the cells that eight prompts of 600 tokens with 64 output tokens need. Split, none of them would fit.
 _SCARCE_CELLS = 1280
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Groups of runs, repeated in ``rounds``; ``batches`` are those of the bare engine."""
+    """Groups of runs, and the number of ``rounds``. ``batches`` are the batch sizes to measure the bare engine with."""
 
     name: str
     rounds: int
@@ -22,7 +22,7 @@ class Profile:
 
 
 def quick(model: Path, threads: int) -> Profile:
-    """One round of the rows that tell most."""
+    """One round of the main rows."""
     main = Setting(model=model, slots=8, cells=_CELLS, threads=threads)
     wide = Setting(model=model, slots=32, cells=_CELLS, threads=threads)
     return Profile(
@@ -36,7 +36,7 @@ def quick(model: Path, threads: int) -> Profile:
 
 
 def pool(model: Path, threads: int) -> Profile:
-    """One round of what a pool of cells is for, with plain beside it."""
+    """One round of the rows that profit from one pool of KV cells, and one plain row to compare with."""
     main = Setting(model=model, slots=8, cells=_CELLS, threads=threads)
     scarce = Setting(model=model, slots=8, cells=_SCARCE_CELLS, threads=threads)
     return Profile(
@@ -51,7 +51,7 @@ def pool(model: Path, threads: int) -> Profile:
 
 
 def full(model: Path, threads: int) -> Profile:
-    """Every row, in three rounds."""
+    """Three rounds of every row."""
     main = Setting(model=model, slots=8, cells=_CELLS, threads=threads)
     wide = Setting(model=model, slots=32, cells=_CELLS, threads=threads)
     scarce = Setting(model=model, slots=8, cells=_SCARCE_CELLS, threads=threads)

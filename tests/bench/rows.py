@@ -1,4 +1,4 @@
-"""What is measured: the runs against each server, and the figures taken from each report."""
+"""The runs against each server, and the figures to take from their reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Report = dict[str, Any]
 
 
 class Better(StrEnum):
-    """Which way a figure should go."""
+    """Whether higher or lower figures are better."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -19,7 +19,7 @@ class Better(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One line of the table. ``read`` returns None where the report has no such figure."""
+    """One line of the table. ``read`` returns None if the report has no such figure."""
 
     label: str
     read: Callable[[Report], float | None]
@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs against servers of one setting, started once for all of them, in each of ``layouts``."""
+    """Runs against a server of one setting, which is started once for all of them, in each of ``layouts``."""
 
     name: str
     setting: Setting
@@ -87,7 +87,7 @@ def _cpu_per_token(report: Report) -> float | None:
 
 
 def plain(concurrency: int, requests: int) -> Run:
-    """100-word prompts, 64 tokens out."""
+    """Prompts of 100 words, 64 output tokens."""
     name = f"plain, concurrency {concurrency}"
     return Run(
         name=name,
@@ -103,7 +103,7 @@ def plain(concurrency: int, requests: int) -> Run:
 
 
 def decode(batch: int) -> Run:
-    """Short prompts, long outputs, rated only while all streams decode."""
+    """Short prompts and long outputs; the rate counts only the time while all streams decode."""
     name = f"decode, {batch} streams"
     return Run(
         name=name,
@@ -146,7 +146,7 @@ N = Run(
 
 
 def overload(state: str) -> Run:
-    """16 requests of 600 words, 8 at a time: about 5,300 cells wanted at once."""
+    """16 requests of 600 words, 8 at a time, which need about 5,300 KV cells at once."""
     name = f"600 words, 8 at once, {state}"
     return Run(
         name=f"overload {state}",

@@ -1,4 +1,4 @@
-"""Starting and ending the servers under test: one at a time, on a free port of 127.0.0.1, killed as a group."""
+"""Starts and ends the servers to compare, on a free port of 127.0.0.1."""
 
 import os
 import signal
@@ -20,14 +20,14 @@ _STOP_S = 10.0
 
 
 class Layout(StrEnum):
-    """How sequences share the cache."""
+    """How sequences share the KV cache."""
 
     SPLIT = "split"
     UNIFIED = "unified"
 
 
 class Product(StrEnum):
-    """Who serves."""
+    """The products to compare."""
 
     CARAVAN = "Caravan"
     LLAMA_SERVER = "llama-server"
@@ -35,7 +35,7 @@ class Product(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all servers of a comparison have in common."""
+    """The settings that all servers of a comparison share."""
 
     model: Path
     slots: int
@@ -54,12 +54,12 @@ class Contender:
         return f"{self.product} {self.layout}"
 
     def command(self, setting: Setting, port: int) -> list[str]:
-        """The command line that serves ``setting``."""
+        """Return the command that serves ``setting``."""
         common = ["-m", str(setting.model), "-np", str(setting.slots), "-c", str(setting.cells)]
         common += ["-t", str(setting.threads), "--port", str(port)]
         if self.product is Product.CARAVAN:
             program = ROOT / ".venv" / "bin" / "caravan"
-            # The machine is the server's alone here, so its threads may spin as the peer's do by default.
+            # Nothing else runs on the machine, so the threads may spin, as llama-server's do by default.
             spin = ["--spin-count", "100000"]
             return [str(program), "serve", *common, "--shards", "1", "--kv-layout", self.layout, *spin]
         layout = ["-kvu"] if self.layout is Layout.UNIFIED else ["-no-kvu"]
@@ -68,7 +68,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that answers."""
+    """A server that is ready."""
 
     url: str
     pid: int
@@ -76,7 +76,7 @@ class Running:
 
 @contextmanager
 def serving(contender: Contender, setting: Setting) -> Iterator[Running]:
-    """Start, wait for /health, and end the whole process group whatever happens."""
+    """Start a server and wait until it is ready. Leaving the block ends its whole process group."""
     port = _free_port()
     log = CACHE / "bench" / f"{contender.product}-{contender.layout}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -109,14 +109,14 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, contender: Contender
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
-            pass  # not yet
+            pass  # The server does not listen yet.
         time.sleep(0.2)
     message = f"{contender} did not answer /health within {_READY_S:.0f} s: see {log}"
     raise BenchError(message)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask, wait, insist. The group outlives its leader where a child hangs, so that it is killed in any case."""
+    """Ask the group to end, wait, and kill it. It is always killed, because a child may hang when its leader ended."""
     _signal_group(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_S)
@@ -125,5 +125,5 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # all gone already
+    with suppress(ProcessLookupError):  # All processes have ended.
         os.killpg(group, number)

@@ -1,4 +1,4 @@
-"""One server's turn: start it, run a group against it, end it."""
+"""Starts one server, runs a group of measurements against it, and ends it."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ _RUN_TIMEOUT_S = 1200
 
 
 def turn(contender: Contender, group: Group, *, seed: int, idle_limit_s: float) -> dict[str, Report]:
-    """The reports by run; a run that gave none is left out, and says so."""
+    """Return the reports by name of the run. A run without a report prints why and is left out."""
     reports: dict[str, Report] = {}
     with serving(contender, group.setting) as server:
         router = router_pids(server.pid) if contender.product is Product.CARAVAN else ()
@@ -38,7 +38,7 @@ def turn(contender: Contender, group: Group, *, seed: int, idle_limit_s: float) 
 
 
 def router_pids(serve_pid: int) -> tuple[int, ...]:
-    """The processes of ``caravan serve`` that are no shard."""
+    """Return the processes of ``caravan serve`` that are not shards."""
     return tuple(pid for pid in with_children((serve_pid,)) if not _is_shard(pid))
 
 
@@ -48,10 +48,10 @@ def _is_shard(pid: int) -> bool:
 
 
 def _measure(server: Running, run: Run, router: tuple[int, ...], seed: int, attempt: int) -> Report | None:
-    """A process of its own: the load generator must not share an interpreter with whatever else runs here."""
+    """Run the load generator in its own process, so that nothing else shares its interpreter. None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        # Other prompts in each attempt: what the server has cached must not help the next one.
+        # Each attempt has other prompts, so that the server's cache cannot help the next one.
         prompts = seed + 1000 * attempt
         command = [sys.executable, "-m", "caravan_router.bench", "--url", server.url, "--seed", str(prompts)]
         command += [*run.arguments, "--json", str(path)]

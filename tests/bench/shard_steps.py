@@ -1,6 +1,7 @@
-"""Where the time of a shard's passes goes, without gRPC: `python tests/bench/shard_steps.py MODEL [--split] [-ub N]`.
+"""Measures where the time of a shard's steps goes: `python tests/bench/shard_steps.py MODEL [--split] [-ub N]`.
 
-Prints a line per number of sequences (decode) and per size of prompt chunk (prefill beside four riders).
+Needs no gRPC. Prints one line per number of sequences (decode) and one per size of the prompt chunk (prefill, with four
+decoding sequences in the same step).
 """
 
 import argparse
@@ -81,7 +82,7 @@ def _prefill(engine: Engine, chunk_tokens: int, riders: int, repeats: int) -> No
 
 
 def main() -> None:
-    """Measure."""
+    """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--split", action="store_true")

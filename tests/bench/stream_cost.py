@@ -1,7 +1,7 @@
-"""What a streamed token costs the router's process, in microseconds of CPU; not run by the test suite.
+"""Measures the CPU time of the router's process for one streamed token. Not run by the test suite.
 
-``python tests/bench/stream_cost.py``: 32 streams, a token each every ``STEP_S``, from the engine's token streams to a
-socket read by another process. The engine's own part (steps, gRPC) is left out.
+``python tests/bench/stream_cost.py``: each of 32 streams gets a token every ``STEP_S`` seconds. The path measured goes
+from the engine's token streams to a socket that another process reads, without the engine's own part (steps, gRPC).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ REQUESTS = {
 
 
 class SteppedEngine(ScriptedEngine):
-    """Gives every stream a token each step, as one shard's batch would."""
+    """Gives every stream a token in each step, as the batch of one shard does."""
 
     def __init__(self) -> None:
         super().__init__(model=replace(MODEL, max_sequence_tokens=2 * TOKENS))
@@ -50,7 +50,7 @@ class SteppedEngine(ScriptedEngine):
         return stream
 
     async def run(self) -> float:
-        """Seconds of CPU of this process while all streams get all their tokens."""
+        """Return the seconds of CPU time that this process uses until all streams have got all tokens."""
         began = time.process_time()
         for number in range(TOKENS):
             finish = FinishReason.LENGTH if number == TOKENS - 1 else None
@@ -63,7 +63,7 @@ class SteppedEngine(ScriptedEngine):
 
 
 def read_all(port: int, path: str, body: bytes) -> None:
-    """The other process: reads and forgets."""
+    """Read all streams and forget what they say; runs in another process."""
 
     async def read_one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -80,7 +80,7 @@ def read_all(port: int, path: str, body: bytes) -> None:
 
 
 async def measure(path: str, body: bytes) -> float:
-    """Microseconds a token."""
+    """Return the microseconds of CPU time per token."""
     engine = SteppedEngine()
     limits = Limits()
     async with listening(build_app(engine, limits, Metrics()), limits, Listen()) as url:

@@ -1,4 +1,4 @@
-"""Side by side: medians over the rounds, and the ratio of each product's better layout."""
+"""Builds the table: medians over the rounds, and the ratio of each product's better layout."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -12,7 +12,7 @@ Results = dict[tuple[str, Contender], list[dict[str, Report]]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A figure of every contender; None where it has none."""
+    """One figure of every contender; None if a contender has none."""
 
     label: str
     values: dict[Contender, float | None]
@@ -20,7 +20,7 @@ class Line:
 
     @property
     def ratio(self) -> float | None:
-        """Caravan's better layout over llama-server's."""
+        """The figure of Caravan's better layout divided by that of llama-server's better layout."""
         best = {product: self._best(product) for product in Product}
         ours, theirs = best[Product.CARAVAN], best[Product.LLAMA_SERVER]
         return ours / theirs if ours is not None and theirs else None
@@ -33,7 +33,7 @@ class Line:
 
 
 def lines(groups: tuple[Group, ...], contenders: tuple[Contender, ...], results: Results) -> list[Line]:
-    """In the order of the groups; lines that nobody has a figure for are left out."""
+    """Return the lines in the order of the groups, without those that have no figure at all."""
     found: list[Line] = []
     for group in groups:
         for run in group.runs:
@@ -51,7 +51,7 @@ def _median(figure: Figure, run: str, rounds: list[dict[str, Report]]) -> float 
 
 
 def engine_lines(rates: list[EngineRate], found: list[Line], contenders: tuple[Contender, ...]) -> list[Line]:
-    """Each contender's steady decode rate as a share of the bare engine's, at equal batch and layout."""
+    """Return each contender's steady decode rate in percent of the bare engine's, at equal batch size and layout."""
     shares: list[Line] = []
     for batch in sorted({rate.batch for rate in rates}):
         served = next((line for line in found if line.label.startswith(f"decode, {batch} streams")), None)
@@ -66,7 +66,7 @@ def engine_lines(rates: list[EngineRate], found: list[Line], contenders: tuple[C
 
 
 def markdown(all_lines: list[Line], contenders: tuple[Contender, ...], rates: list[EngineRate], caption: str) -> str:
-    """Ready for the README."""
+    """Return the table in Markdown, ready for docs/performance.md."""
     rows = [
         "| | " + " | ".join(str(who) for who in contenders) + " | ratio |",
         "|---|" + "---:|" * (len(contenders) + 1),

@@ -1,4 +1,4 @@
-"""Random clients: shared and distinct prompts, several choices, priorities, sampling, streams, and leaving early."""
+"""Random clients: shared and different prompts, several choices, priorities, sampling, streams, and disconnects."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ _BURST = 14
 
 @dataclass
 class Tally:
-    """What came of the requests. ``errors``: their texts."""
+    """Counts of requests that were answered and of clients that left early, and the texts of all errors."""
 
     answered: int = 0
     left: int = 0
@@ -28,30 +28,32 @@ class Tally:
 
 
 class RandomLoad:
-    """``run`` sends one request after another from each of ``clients`` until ``stop`` is set.
+    """Each of ``clients`` sends one request after another until ``stop`` is set.
 
-    In between come bursts of long ones, which do not fit the cache together: one in each ``burst_every_s``.
+    Every ``burst_every_s`` seconds, or when the last one has ended if that is later, a burst of requests with long
+    prompts and ``burst_tokens`` output tokens is added, which do not fit the KV cache together.
     """
 
-    def __init__(self, url: str, *, clients: int, burst_every_s: float, seed: int) -> None:
+    def __init__(self, url: str, *, clients: int, burst_every_s: float, burst_tokens: int, seed: int) -> None:
         self._url = url
         self._clients = clients
         self._burst_every_s = burst_every_s
+        self._burst_tokens = burst_tokens
         self._chance = random.Random(seed)
         self._openings = [self._words(self._chance.randrange(20, 80)) for _ in range(6)]
         self.stop = asyncio.Event()
         self.tally = Tally()
 
     async def run(self) -> None:
-        """Ends some time after ``stop``: those that are under way are waited for."""
+        """Send requests until ``stop`` is set, and then wait for the running ones."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._clients):
                 tasks.create_task(self._client())
             while not await self._stops_within(self._burst_every_s / 2):
-                for _ in range(_BURST):
-                    tasks.create_task(self._send(self._long_body()))
+                burst = [tasks.create_task(self._send(self._long_body())) for _ in range(_BURST)]
                 if await self._stops_within(self._burst_every_s / 2):
                     break
+                await asyncio.wait(burst)
 
     async def _stops_within(self, seconds: float) -> bool:
         try:
@@ -65,7 +67,7 @@ class RandomLoad:
             await self._send(self._body())
 
     async def _send(self, body: dict[str, Any]) -> None:
-        # A connection of its own, which ends with it.
+        # Each request has its own connection, which it closes at its end.
         async with ClientSession(timeout=ClientTimeout(total=600)) as session:
             try:
                 await self._exchange(session, body)
@@ -108,16 +110,16 @@ class RandomLoad:
         return body
 
     def _long_body(self) -> dict[str, Any]:
-        """One of a burst."""
+        """Return a request of a burst."""
         prompt = self._words(self._chance.randrange(100, 250))
-        return self._body() | {"prompt": prompt, "max_tokens": 256, "n": 1}
+        return self._body() | {"prompt": prompt, "max_tokens": self._burst_tokens, "n": 1}
 
     def _words(self, count: int) -> str:
         return " ".join(self._chance.choices(WORDS, k=count))
 
 
 def _problem(body: dict[str, Any], status: int, text: str) -> str | None:
-    """What is wrong with an answer."""
+    """Return what is wrong with a reply, or None."""
     if status != 200:
         return f"{status}: {text}"
     if body["stream"]:

@@ -1,4 +1,4 @@
-"""Random load on the demo model with too few cells, for as long as you like: no error, and nothing grows.
+"""Sends random load to the demo model with too few KV cells, and checks that there is no error and nothing grows.
 
 PYTHONPATH=tests python -m soak.soak --minutes 20
 """
@@ -9,7 +9,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from caravan_testing.serve_process import Served, serve
 from soak.load import RandomLoad
@@ -18,6 +18,7 @@ from soak.watch import Sample, growth, line, take
 FLAGS = ("-np", "160", "-c", "3072", "-t", "2", "--swap-space", "0.1")
 CLIENTS = 5
 BURST_EVERY_S = 150.0
+BURST_TOKENS = 256
 LEAST_CACHE_USE = 0.95
 _SAMPLES = 240
 _REST_S = 60.0
@@ -28,12 +29,14 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def _watch(served: Served, load: RandomLoad, seconds: float, report_s: float) -> list[Sample]:
-    """Sample until the time is over."""
+async def _watch(
+    served: Served, load: RandomLoad, seconds: float, report_s: float, enough: Callable[[Sample], bool]
+) -> list[Sample]:
+    """Take samples for ``seconds`` and then until one is ``enough``; print one every ``report_s``."""
     samples: list[Sample] = []
     began = time.monotonic()
     reported = began
-    while (now := time.monotonic()) < began + seconds:
+    while (now := time.monotonic()) < began + seconds or not enough(samples[-1]):
         samples.append(await asyncio.to_thread(take, served))
         if now - reported >= report_s:
             reported = now
@@ -47,7 +50,7 @@ async def _watch(served: Served, load: RandomLoad, seconds: float, report_s: flo
 
 
 async def _at_rest(served: Served, descriptors: int | None = None) -> Sample:
-    """When nothing runs or waits any more, and as few ``descriptors`` are open; the last sample if that never comes."""
+    """Wait until nothing runs or waits and at most ``descriptors`` are open, or time is up. Return the last sample."""
     ends = time.monotonic() + _REST_S
     while True:
         sample = await asyncio.to_thread(take, served)
@@ -57,11 +60,21 @@ async def _at_rest(served: Served, descriptors: int | None = None) -> Sample:
         await asyncio.sleep(0.2)
 
 
-async def soak(served: Served, load: RandomLoad, *, seconds: float, report_s: float) -> tuple[list[str], list[Sample]]:
-    """Load ``served``; what was wrong, and what it used meanwhile, last at rest."""
+async def soak(
+    served: Served,
+    load: RandomLoad,
+    *,
+    seconds: float,
+    report_s: float,
+    enough: Callable[[Sample], bool] = lambda _: True,
+) -> tuple[list[str], list[Sample]]:
+    """Load ``served`` for ``seconds``, and longer if no sample is ``enough`` by then.
+
+    Return what was wrong and all samples, the last of which was taken at rest.
+    """
     before = await _at_rest(served)
     loading = asyncio.create_task(load.run())
-    samples = await _watch(served, load, seconds, report_s)
+    samples = await _watch(served, load, seconds, report_s, enough)
     load.stop.set()
     await loading
     after = await _at_rest(served, before.descriptors)
@@ -77,19 +90,19 @@ async def soak(served: Served, load: RandomLoad, *, seconds: float, report_s: fl
 
 
 def judge(samples: Sequence[Sample]) -> list[str]:
-    """What was wrong over the whole time."""
+    """Return what was wrong over the whole time: growth, too little use of the cache, no preemption."""
     complaints = growth(samples)
     use = statistics.median(sample.cache_use for sample in samples[len(samples) // 4 :])
     _say(f"cache use after the first quarter: {use:.1%}")
     if use < LEAST_CACHE_USE:
         complaints.append(f"only {use:.1%} of the cache was in use")
     if samples[-1].swaps + samples[-1].recomputes == 0:
-        complaints.append("nobody was preempted")
+        complaints.append("no sequence was preempted")
     return complaints
 
 
 def main() -> int:
-    """The exit code is 1 if anything was wrong."""
+    """Run the soak test. Return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
@@ -97,7 +110,9 @@ def main() -> int:
     _say(f"seed {arguments.seed}, flags {' '.join(FLAGS)}")
     seconds = arguments.minutes * 60
     with serve(*FLAGS) as served:
-        load = RandomLoad(served.url, clients=CLIENTS, burst_every_s=BURST_EVERY_S, seed=arguments.seed)
+        load = RandomLoad(
+            served.url, clients=CLIENTS, burst_every_s=BURST_EVERY_S, burst_tokens=BURST_TOKENS, seed=arguments.seed
+        )
         complaints, samples = asyncio.run(soak(served, load, seconds=seconds, report_s=min(30.0, seconds / 10)))
     complaints += judge(samples)
     for complaint in complaints:

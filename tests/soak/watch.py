@@ -1,4 +1,4 @@
-"""What a running server uses, sample by sample, and whether that grew."""
+"""Samples what a running server uses, and tells whether it grew."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Bytes of memory, open descriptors and threads of the router and its shards; cells by use; counters so far."""
+    """Memory, open descriptors and threads of the router and its shards, KV cells by use, and counters."""
 
     router_bytes: int
     shard_bytes: int
@@ -32,12 +32,12 @@ class Sample:
 
     @property
     def cache_use(self) -> float:
-        """Part of the cells that hold something."""
+        """The share of KV cells that are not empty."""
         return (self.used_cells + self.cached_cells) / self.total_cells
 
 
 def take(served: Served) -> Sample:
-    """A sample of now."""
+    """Take a sample."""
     with urllib.request.urlopen(f"{served.url}/metrics", timeout=30) as response:
         metrics = response.read().decode()
 
@@ -69,7 +69,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def line(sample: Sample) -> str:
-    """For a person."""
+    """Return the sample as one line of text."""
     return (
         f"rss {sample.router_bytes / _MIB:.1f} + {sample.shard_bytes / _MIB:.1f} MiB  fds {sample.descriptors}  "
         f"threads {sample.threads}  cells {sample.used_cells:.0f} + {sample.cached_cells:.0f} of "
@@ -78,7 +78,7 @@ def line(sample: Sample) -> str:
     )
 
 
-# What may grow by how much: a part of it, and an amount. Descriptors come and go with the clients.
+# How much each value may grow: by a share of itself and by an amount. Descriptors come and go with the clients.
 _LIMITS: tuple[tuple[str, Callable[[Sample], float], float, float], ...] = (
     ("memory of the router", lambda sample: sample.router_bytes, 0.03, 10 * _MIB),
     ("memory of the shards", lambda sample: sample.shard_bytes, 0.03, 10 * _MIB),
@@ -88,7 +88,7 @@ _LIMITS: tuple[tuple[str, Callable[[Sample], float], float, float], ...] = (
 
 
 def growth(samples: Sequence[Sample]) -> list[str]:
-    """What grew from the second quarter to the last, by their medians; the first is for warming up."""
+    """Return what grew from the second quarter to the last, by their medians. The first quarter is for warming up."""
     quarter = len(samples) // 4
     complaints = []
     for name, value, part, amount in _LIMITS:
