@@ -1,9 +1,9 @@
-"""A whole Caravan in one process: shards on the toy model behind real gRPC over Unix sockets, the engine, real HTTP."""
+"""A complete Caravan in one process: shards with the toy model, gRPC over Unix sockets, the engine, and HTTP."""
 
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,11 +21,13 @@ from caravan_shard.backends.toy.backend import DecodeHook, ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.service.server import ShardServer
+from caravan_testing.http_server import sample_of
+from caravan_testing.waiting import eventually
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Every shard alike. ``hook`` runs before each pass of any shard, on its worker's thread."""
+    """The configuration of all shards. ``hook`` runs before each step of any shard, on its worker thread."""
 
     shards: int = 1
     cells: int = 4096
@@ -45,18 +47,8 @@ class ClusterConfig:
     link: LinkConfig = field(default_factory=lambda: LinkConfig(router_id="test", heartbeat_s=0.2))
 
 
-async def eventually(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-    """Poll until ``condition`` holds. Fail after ``within_s``, which is long because the machine may be busy."""
-    try:
-        async with asyncio.timeout(within_s):
-            while not condition():  # noqa: ASYNC110  there is no event to wait for
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"not within {within_s:g} s: {what}") from None
-
-
 class Cluster:
-    """Shards by name, and the engine that leases them."""
+    """Shards by address, and the engine that leases them."""
 
     def __init__(self, config: ClusterConfig, folder: Path) -> None:
         self.config = config
@@ -97,26 +89,23 @@ class Cluster:
         await self.servers.pop(address).stop()
 
     def swapped(self, address: str) -> int:
-        """Sequences in the shard's swap space."""
+        """Return the number of sequences in the shard's swap space."""
         engine = self.servers[address]._engine
         return 0 if engine is None else len(engine._pool.swap)
 
     def queued_commands(self, address: str) -> int:
-        """Commands that the shard has received and not begun."""
+        """Return the number of commands that the shard has received and not started."""
         return len(self.servers[address]._worker._queue)
 
     async def metric(self, name: str) -> float:
-        """Value of a metric, labels included in ``name``."""
-        for line in (await self.metrics.render()).decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.rpartition(" ")[2])
-        raise KeyError(name)
+        """Return the value of a metric; ``name`` includes its labels."""
+        return await sample_of(self.metrics, name)
 
     async def wait_until_up(self, shards: int) -> None:
         await eventually(lambda: len(self.engine.scheduler.shards) == shards, f"{shards} shards up")
 
     async def wait_until_at_rest(self) -> None:
-        """No request; no cell and no sequence id in use on either side, but for what is parked; nothing swapped out."""
+        """Wait until no request is left, and check that router and shards hold nothing but parked prefixes."""
         scheduler = self.engine.scheduler
         await eventually(lambda: not scheduler.sequences, "every request ended")
         await eventually(
@@ -135,7 +124,7 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]:
-    """Everything up, and everything down again."""
+    """Start everything and wait until all shards are up; end everything at the end of the block."""
     config = config or ClusterConfig()
     with tempfile.TemporaryDirectory() as folder:
         running = Cluster(config, Path(folder))
@@ -157,7 +146,7 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
 
 
 async def generate(session: ClientSession, url: str, body: dict[str, object]) -> dict[str, object]:
-    """POST /generate; the body of the answer. Asserts success."""
+    """POST to /generate and return the body of the reply, whose status must be 200."""
     async with session.post(f"{url}/generate", json=body) as response:
         answer: dict[str, object] = await response.json()
         assert response.status == 200, answer

@@ -1,7 +1,6 @@
-"""The HTTP layer over a scripted engine, on a real port."""
+"""The HTTP layer on a real port, with a scripted engine behind it."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from caravan_testing.scripted_engine import ScriptedEngine
 
 @dataclass
 class Service:
-    """``url`` has no slash at its end; ``client`` takes paths."""
+    """A running server. ``url`` has no slash at its end; ``client`` takes paths."""
 
     engine: ScriptedEngine
     limits: Limits
@@ -33,20 +32,17 @@ class Service:
         return self.app[STATE].permits.free
 
     def is_idle(self) -> bool:
-        """Everything taken was given back."""
+        """Whether all streams are closed and all permits returned."""
         return self.engine.all_closed and self.free_permits == self.limits.max_concurrent_requests
 
     async def post(self, path: str, body: Any, **headers: str) -> ClientResponse:
-        """``headers``: with ``_`` for ``-``."""
+        """POST ``body`` as JSON. The names of ``headers`` have ``_`` for ``-``."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.client.post(path, json=body, headers=named)
 
     async def sample(self, name: str) -> float:
-        """Value of a metric, labels included in ``name``."""
-        for line in (await self.metrics.render()).decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.rpartition(" ")[2])
-        raise KeyError(name)
+        """Return the value of a metric; ``name`` includes its labels."""
+        return await sample_of(self.metrics, name)
 
 
 @asynccontextmanager
@@ -60,15 +56,16 @@ async def serving(
         yield Service(engine, limits, metrics, url, client, app)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll until ``condition`` holds. Fail after a minute, since the machine may be busy."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  there is no event to wait for
-            await asyncio.sleep(0.001)
+async def sample_of(metrics: Metrics, name: str) -> float:
+    """Return the value of one of ``metrics``; ``name`` includes its labels."""
+    for line in (await metrics.render()).decode().splitlines():
+        if line.startswith(f"{name} "):
+            return float(line.rpartition(" ")[2])
+    raise KeyError(name)
 
 
 def events(body: str) -> list[Any]:
-    """The data of each event, ``[DONE]`` as text."""
+    """Return the decoded data of each server-sent event; ``[DONE]`` stays text."""
     assert body.endswith("\n\n")
     lines = body.removesuffix("\n\n").split("\n\n")
     assert all(line.startswith("data: ") and "\n" not in line for line in lines), body

@@ -1,4 +1,4 @@
-"""Requests as bytes on a socket: for what no client library would send."""
+"""Requests as bytes on a socket, for what no client library would send."""
 
 import asyncio
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ def port_of(url: str) -> int:
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
-    """A whole, well-formed request; the connection stays open after it."""
+    """Return a complete, well-formed request that keeps the connection open."""
     lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}"]).encode() + b"\r\n\r\n" + body
 
@@ -30,7 +30,7 @@ class Reply:
 
 
 def replies_in(data: bytes) -> list[Reply]:
-    """Of replies with a Content-Length, one after the other; what is cut short fails."""
+    """Parse consecutive replies with a Content-Length. Fails if the last one is incomplete."""
     replies = []
     while data:
         head, _, rest = data.partition(b"\r\n\r\n")
@@ -44,7 +44,7 @@ def replies_in(data: bytes) -> list[Reply]:
 
 
 async def exchange(url: str, parts: Iterable[bytes], *, pause_s: float = 0.0, within_s: float = 60.0) -> bytes:
-    """Sends the parts, then reads until the server hangs up. What it sent before a reset is returned all the same."""
+    """Send the parts with pauses, read until the server closes or resets the connection, and return what it sent."""
     reader, writer = await asyncio.open_connection(HOST, port_of(url))
     received = bytearray()
 

@@ -1,4 +1,4 @@
-"""An engine that says what it was told to, when it is told to."""
+"""An engine whose streams follow a script that the test gives."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ def word(
     logprob: float | None = None,
     alternatives: Sequence[Alternative] = (),
 ) -> GeneratedToken:
-    """A token of text."""
+    """Return a token with the text ``piece``."""
     raw = piece.encode() if isinstance(piece, str) else piece
     return GeneratedToken(token_id, raw, special, logprob, tuple(alternatives), finish)
 
@@ -50,7 +50,7 @@ EOS_TOKEN = word("</s>", EOS, finish=FinishReason.EOS_TOKEN, special=True)
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Nothing more until the engine's ``resume`` is set."""
+    """A step of a script: wait until the engine's ``resume`` is set."""
 
 
 Step = GeneratedToken | Pause | EngineError
@@ -58,7 +58,7 @@ Script = Callable[[GenerationSpec], Sequence[Step]]
 
 
 def count_up(spec: GenerationSpec) -> list[Step]:
-    """ " w1 w2 …" to the length asked for; with logprobs if they were asked for."""
+    """Return the tokens " w1", " w2", … up to the requested length, with logprobs if they are requested."""
     last = spec.stopping.max_new_tokens
     tokens: list[Step] = []
     for number in range(1, last + 1):
@@ -143,7 +143,7 @@ class ScriptedStream:
 
 @dataclass
 class ScriptedEngine:
-    """``streams``: every stream handed out. Text is tokenized a character at a time, after a BOS token."""
+    """``streams`` are all streams that were submitted. The tokenizer makes one token of each character, after BOS."""
 
     script: Script = count_up
     cached_tokens: Callable[[GenerationSpec], int] = nothing_cached
@@ -156,7 +156,7 @@ class ScriptedEngine:
     state_before_tokens: GenerationState = GenerationState.QUEUED
     # Texts that are control tokens, and their ids.
     controls: dict[str, int] = field(default_factory=dict)
-    # What is wrong with a constraint.
+    # Returns what is wrong with a constraint, or None.
     problem: Callable[[Constraint], str | None] = no_problem
 
     @property
@@ -199,7 +199,7 @@ class ScriptedEngine:
         return self.problem(constraint)
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        """Texts of equal length have equal vectors."""
+        """Return vectors that depend only on the lengths of the texts."""
         if self.model is None:
             raise NoShardError("none")
         size = self.model.embedding_size
@@ -207,7 +207,7 @@ class ScriptedEngine:
 
     @property
     def spec(self) -> GenerationSpec:
-        """Of the last submission."""
+        """The spec of the last submission."""
         return self.streams[-1].spec
 
     @property

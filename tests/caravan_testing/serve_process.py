@@ -1,4 +1,4 @@
-"""`caravan serve` as a person starts it: a process, a real model, a real port."""
+"""`caravan serve` as a user starts it: a process with a real model on a real port."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ class Served:
             return False
 
     def wait(self, condition: str, within_s: float = 60.0) -> None:
-        """Until it is ``healthy`` or ``unhealthy``."""
+        """Wait until the server is ``healthy`` or ``unhealthy``, as ``condition`` says."""
         deadline = time.monotonic() + within_s
         while self.healthy() is not (condition == "healthy"):
             assert self.process.poll() is None, "".join(self.log)
@@ -43,18 +43,18 @@ class Served:
             time.sleep(0.05)
 
     def shard_pids(self) -> list[int]:
-        """Child processes: the shards."""
+        """Return the child processes, which are the shards."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
 
     def descriptors(self) -> int:
-        """Open file descriptors of the router and its shards."""
+        """Return the number of open file descriptors of the router and its shards."""
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in [self.process.pid, *self.shard_pids()])
 
 
 @contextlib.contextmanager
 def serve(*flags: str) -> Iterator[Served]:
-    """A server that is ended with SIGTERM; its exit code must be 0."""
+    """Start a server and end it with SIGTERM; its exit code must be 0."""
     with start(*flags) as served:
         yield served
         served.process.send_signal(signal.SIGTERM)
@@ -63,7 +63,7 @@ def serve(*flags: str) -> Iterator[Served]:
 
 @contextlib.contextmanager
 def start(*flags: str) -> Iterator[Served]:
-    """Start on a free port, wait for the printed URL and for health; it is killed in the end if it still runs."""
+    """Start a server on a free port and wait until it is healthy; kill it at the end if it still runs."""
     command = [sys.executable, "-m", "caravan_router", "serve", "--model", str(MODEL), "--port", "0", *flags]
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A TCP proxy that forwards what the server says in small pieces: readers must not rely on where packets end."""
+"""A TCP proxy that forwards the server's bytes in small pieces, because clients must not rely on packet borders."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from caravan_testing.raw_http import HOST, port_of
 
 @asynccontextmanager
 async def splitting(url: str, most_bytes: int, seed: int = 0) -> AsyncIterator[str]:
-    """Yields its URL. Pieces have 1 to ``most_bytes`` bytes, each written by itself."""
+    """Run the proxy and yield its URL. It writes pieces of 1 to ``most_bytes`` bytes separately."""
     chance = random.Random(seed)
     busy: set[asyncio.Task[None]] = set()
 
@@ -21,7 +21,7 @@ async def splitting(url: str, most_bytes: int, seed: int = 0) -> AsyncIterator[s
                 sink.write(data[:size])
                 data = data[size:]
                 await sink.drain()
-                # In the same turn the transport would join it with the next.
+                # Without a turn of the loop, the transport would join this piece with the next.
                 await asyncio.sleep(0)
         sink.close()
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
-from caravan_testing.cluster import eventually
+from caravan_testing.waiting import eventually
 
 # A test that fails while it holds a step must not hold the shard's thread for ever.
 _LONGEST_HOLD_S = 60.0

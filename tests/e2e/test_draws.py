@@ -7,9 +7,9 @@ import re
 import pytest
 from aiohttp import ClientSession
 
-from caravan_testing.cluster import eventually
 from caravan_testing.oracle import Oracle, check_draws
 from caravan_testing.serve_process import Served, serve
+from caravan_testing.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 

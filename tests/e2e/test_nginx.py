@@ -12,9 +12,10 @@ import pytest
 from aiohttp import ClientSession
 
 from caravan_router.core.sampling import FinishReason
-from caravan_testing.http_server import Service, serving, until
+from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import MODEL, Pause, ScriptedEngine, word
 from caravan_testing.serve_process import ROOT
+from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.clients
 
@@ -122,7 +123,7 @@ async def test_each_token_arrives_before_the_next_is_made(
             await asyncio.sleep(0)
             engine.resume.clear()
         await response.read()
-    await until(service.is_idle)
+    await eventually(service.is_idle)
 
 
 async def test_a_client_that_leaves_nginx_leaves_caravan(service: Service, tmp_path: Path) -> None:
@@ -132,4 +133,4 @@ async def test_a_client_that_leaves_nginx_leaves_caravan(service: Service, tmp_p
         assert (await response.content.readline()).startswith(b"data: {")
         assert not service.is_idle()
         response.close()
-        await until(service.is_idle)
+        await eventually(service.is_idle)

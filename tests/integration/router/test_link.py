@@ -12,9 +12,10 @@ from caravan_router.scheduling.events import Event, ShardDraining, ShardJoined, 
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
-from caravan_testing.cluster import ClusterConfig, cluster, eventually
+from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.step_log import StepLog
+from caravan_testing.waiting import eventually
 
 # Nothing that a test waits for may come from the next heartbeat.
 NO_HEARTBEAT = LinkConfig(router_id="test", heartbeat_s=600, lease_ttl_s=1200)

@@ -10,9 +10,10 @@ from caravan_router.core.errors import DeadlineError, EngineError, QueueTimeoutE
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.kv_layout import KvLayout
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog
+from caravan_testing.waiting import eventually
 
 MARK = 255
 MARKS = 40

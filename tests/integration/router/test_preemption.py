@@ -8,9 +8,10 @@ import pytest
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.streams import RequestStream
 from caravan_shard.kv_layout import KvLayout
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog
+from caravan_testing.waiting import eventually
 
 CELLS = 512
 CELL_BYTES = 8  # of the toy model's saved states

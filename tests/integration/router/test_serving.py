@@ -11,10 +11,11 @@ from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.kv_layout import KvLayout
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually, generate
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster, generate
 from caravan_testing.specs import spec
 from caravan_testing.step_log import StepLog
 from caravan_testing.toy_oracle import expected_output
+from caravan_testing.waiting import eventually
 
 VOCABULARY = ToyVocabulary()
 

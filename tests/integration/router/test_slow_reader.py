@@ -8,8 +8,9 @@ from aiohttp import ClientSession
 
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.connection import Connection
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster, eventually
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.raw_http import HOST, port_of, post
+from caravan_testing.waiting import eventually
 
 NEIGHBOURS, TOKENS = 3, 100
 FLOOD = b'{"prompt":"ab","max_tokens":20000,"ignore_eos":true,"stream":true,"logprobs":5}'

@@ -10,7 +10,7 @@ import pytest
 from caravan_router.auth.key import digest_of
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.auth.key_watch import KeyWatch
-from caravan_testing.http_server import until
+from caravan_testing.waiting import eventually
 
 
 def text_of(*secrets: str) -> str:
@@ -57,18 +57,18 @@ def test_an_invalid_file_at_the_start_is_an_error_that_names_it(path: Path, cont
 async def test_a_changed_file_is_read_again(path: Path) -> None:
     async with watching(path, check_s=0.01) as watch:
         await write(path, text_of("a", "b"))
-        await until(lambda: watch.keyring.find("b") is not None)
+        await eventually(lambda: watch.keyring.find("b") is not None)
 
 
 async def test_reload_reads_the_file_at_once(path: Path) -> None:
     async with watching(path, check_s=1000) as watch:
         await write(path, text_of("b"))
         watch.reload()
-        await until(lambda: watch.keyring.find("b") is not None)
+        await eventually(lambda: watch.keyring.find("b") is not None)
         assert watch.keyring.find("a") is None
         await write(path, text_of("c"))
         watch.reload()
-        await until(lambda: watch.keyring.find("c") is not None)
+        await eventually(lambda: watch.keyring.find("c") is not None)
 
 
 async def test_an_invalid_file_keeps_the_old_keys_and_is_logged_once(
@@ -77,12 +77,12 @@ async def test_an_invalid_file_keeps_the_old_keys_and_is_logged_once(
     async with watching(path, check_s=0.005) as watch:
         with caplog.at_level(logging.ERROR):
             await write(path, "[[keys]]\n")
-            await until(lambda: bool(caplog.records))
+            await eventually(lambda: bool(caplog.records))
             await asyncio.sleep(0.05)
             [record] = caplog.records
             assert "the old ones stay" in record.getMessage()
             assert watch.keyring.find("a") is not None
             await asyncio.to_thread(path.unlink)
-            await until(lambda: len(caplog.records) == 2)
+            await eventually(lambda: len(caplog.records) == 2)
         await write(path, text_of("b"))
-        await until(lambda: watch.keyring.find("b") is not None)
+        await eventually(lambda: watch.keyring.find("b") is not None)

@@ -14,8 +14,9 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
-from caravan_testing.http_server import Service, serving, until
+from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import Pause, ScriptedEngine
+from caravan_testing.waiting import eventually
 
 ALICE = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice", weight=2.0), max_priority=5)
 BOB = ApiKey(digest=digest_of("b-key"), tenant=Tenant(name="bob"), requests_per_minute=2, concurrent_requests=2)
@@ -162,7 +163,7 @@ async def test_generations_under_way_are_counted_by_key(locked: Service) -> None
     assert locked.free_permits == locked.limits.max_concurrent_requests - 4
     for response in (first, second):
         response.close()
-    await until(locked.is_idle)
+    await eventually(locked.is_idle)
 
 
 async def test_the_log_says_whose_request_it_was(locked: Service, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from caravan_router.core.sampling import FinishReason
 from caravan_router.http.limits import Limits
-from caravan_testing.http_server import Service, serving, until
+from caravan_testing.http_server import Service, serving
 from caravan_testing.raw_http import HOST, exchange, port_of, post, replies_in
 from caravan_testing.scripted_engine import Pause, ScriptedEngine, word
+from caravan_testing.waiting import eventually
 
 ONE_TOKEN = b'{"inputs":"a","parameters":{"max_new_tokens":1}}'
 
@@ -41,7 +42,7 @@ async def test_a_stream_outlives_the_time_for_headers() -> None:
         await asyncio.sleep(0.4)
         assert not engine.streams[0].closed
         response.close()
-        await until(service.is_idle)
+        await eventually(service.is_idle)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])

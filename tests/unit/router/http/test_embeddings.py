@@ -13,8 +13,9 @@ import pytest
 
 from caravan_router.core.errors import GenerationError
 from caravan_router.http.limits import Limits
-from caravan_testing.http_server import Service, serving, until
+from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import MODEL, ScriptedEngine
+from caravan_testing.waiting import eventually
 
 
 async def embed(service: Service, **body: Any) -> dict[str, Any]:
@@ -122,7 +123,7 @@ async def test_it_holds_a_permit_and_is_no_generation() -> None:
     engine = WaitingEngine()
     async with serving(engine, Limits(max_concurrent_requests=1)) as service:
         first = asyncio.create_task(service.post("/v1/embeddings", {"input": "a"}))
-        await until(lambda: service.free_permits == 0)
+        await eventually(lambda: service.free_permits == 0)
         refused = await service.post("/v1/embeddings", {"input": "a"})
         assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
         engine.resume.set()
@@ -134,9 +135,9 @@ async def test_it_holds_a_permit_and_is_no_generation() -> None:
 async def test_a_client_that_leaves_gives_its_permit_back() -> None:
     async with serving(WaitingEngine()) as service:
         asked = asyncio.create_task(service.post("/v1/embeddings", {"input": "a"}))
-        await until(lambda: not service.is_idle())
+        await eventually(lambda: not service.is_idle())
         asked.cancel()
-        await until(service.is_idle)
+        await eventually(service.is_idle)
 
 
 class FailingEngine(ScriptedEngine):

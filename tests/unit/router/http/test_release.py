@@ -9,8 +9,9 @@ import pytest
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.http.limits import Limits
-from caravan_testing.http_server import Service, serving, until
+from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import Pause, ScriptedEngine, Step, word
+from caravan_testing.waiting import eventually
 
 ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"inputs": "a"}),
@@ -50,11 +51,13 @@ async def test_a_client_that_leaves_a_generation(
     generations = generations_of(body)
     engine.script = lambda _: [*[word("a")] * tokens_before, Pause()]
     writer = await send(service, path, body)
-    await until(lambda: len(engine.streams) == generations and all(s.sent == tokens_before for s in engine.streams))
+    await eventually(
+        lambda: len(engine.streams) == generations and all(s.sent == tokens_before for s in engine.streams)
+    )
     assert not any(stream.closed for stream in engine.streams)
     assert service.free_permits == service.limits.max_concurrent_requests - generations
     writer.close()
-    await until(service.is_idle)
+    await eventually(service.is_idle)
     assert await service.sample('tgi_request_failure{err="dropped"}') == generations
 
 
@@ -64,9 +67,9 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized(
 ) -> None:
     service.engine.tokenizing = asyncio.Event()
     writer = await send(service, path, body)
-    await until(lambda: service.free_permits == service.limits.max_concurrent_requests - generations_of(body))
+    await eventually(lambda: service.free_permits == service.limits.max_concurrent_requests - generations_of(body))
     writer.close()
-    await until(service.is_idle)
+    await eventually(service.is_idle)
     assert not service.engine.streams
 
 
@@ -75,14 +78,14 @@ async def test_one_more_than_allowed_is_refused_before_it_is_looked_at(path: str
     engine = ScriptedEngine(script=lambda _: [Pause()])
     async with serving(engine, Limits(max_concurrent_requests=1)) as service:
         writer = await send(service, "/generate", {"inputs": "a"})
-        await until(lambda: bool(engine.streams))
+        await eventually(lambda: bool(engine.streams))
         response = await service.post(path, {"inputs": ""})
         assert response.status == status
         assert response.headers["Retry-After"] == "1"
         assert await response.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
         assert await service.sample('tgi_request_failure{err="overloaded"}') == 1
         writer.close()
-        await until(service.is_idle)
+        await eventually(service.is_idle)
 
 
 async def test_a_list_of_prompts_takes_all_its_permits_or_none() -> None:
@@ -134,12 +137,12 @@ async def test_a_reader_that_takes_nothing_is_cut_and_blocks_nobody() -> None:
     engine = ScriptedEngine(script=lambda _: [word("x" * 100_000)] * 1000)
     async with serving(engine, Limits(slow_client_timeout_s=0.2)) as service:
         writer = await send(service, "/generate_stream", {"inputs": "a"})
-        await until(lambda: bool(engine.streams) and engine.streams[0].sent > 3)
+        await eventually(lambda: bool(engine.streams) and engine.streams[0].sent > 3)
         blocked, engine.script = engine.streams[0], lambda _: [word("y")] * 3
         response = await service.post("/generate_stream", {"inputs": "a"})
         assert (await response.text()).count("data: {") == 4
         assert not blocked.closed
-        await until(service.is_idle)
+        await eventually(service.is_idle)
         assert blocked.sent < 1000
         writer.close()
 
@@ -151,7 +154,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
         assert (await response.content.readline()).startswith(b"data: {")
         assert [await response.content.readline() for _ in range(5)] == [b"\n", b":\n", b"\n", b":\n", b"\n"]
         response.close()
-        await until(service.is_idle)
+        await eventually(service.is_idle)
 
 
 async def test_headers_leave_before_the_first_token(service: Service) -> None:
@@ -160,4 +163,4 @@ async def test_headers_leave_before_the_first_token(service: Service) -> None:
         response = await service.post("/generate_stream", {"inputs": "a"})
     assert response.status == 200
     response.close()
-    await until(service.is_idle)
+    await eventually(service.is_idle)

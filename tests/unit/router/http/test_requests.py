@@ -21,8 +21,9 @@ from caravan_router.http.app import Access
 from caravan_router.http.generation.in_progress import RequestInProgress
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.errors import AbortedError
-from caravan_testing.http_server import Service, events, serving, until
+from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, Pause, ScriptedEngine, Step, word
+from caravan_testing.waiting import eventually
 
 TALKS = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -89,7 +90,7 @@ async def test_a_request_from_arrival_to_end(service: Service) -> None:
     before = time.time()
     body = {"inputs": "ab", "priority": 3, "parameters": {"adapter_id": "pirate"}}
     async with posted(service, "/generate", body, X_Request_Id="me") as reply:
-        await until(lambda: service.free_permits < service.limits.max_concurrent_requests)
+        await eventually(lambda: service.free_permits < service.limits.max_concurrent_requests)
         [entry] = await listed(service)
         assert before - 0.01 <= entry.pop("arrived") <= time.time()
         assert entry == {
@@ -105,14 +106,14 @@ async def test_a_request_from_arrival_to_end(service: Service) -> None:
         }
         engine.script = lambda _: [Pause(), word("a"), Pause(), EOS_TOKEN]
         engine.tokenizing.set()
-        await until(lambda: bool(engine.streams))
+        await eventually(lambda: bool(engine.streams))
         for state in (GenerationState.QUEUED, GenerationState.PREFILLING, GenerationState.SWAPPED):
             engine.state_before_tokens = state
             [entry] = await listed(service)
             assert entry["state"] == state.value
         engine.resume.set()
         engine.resume.clear()
-        await until(lambda: engine.streams[0].sent == 1)
+        await eventually(lambda: engine.streams[0].sent == 1)
         [entry] = await listed(service)
         assert before - 0.01 <= entry.pop("arrived") <= time.time()
         assert entry == {
@@ -136,13 +137,13 @@ async def test_every_generating_route_is_listed(
     service: Service, path: str, body: dict[str, Any], _error: dict[str, Any]
 ) -> None:
     async with posted(service, path, body):
-        await until(lambda: bool(service.engine.streams) and all(stream.sent for stream in service.engine.streams))
+        await eventually(lambda: bool(service.engine.streams) and all(stream.sent for stream in service.engine.streams))
         [entry] = await listed(service)
         assert (entry["route"], entry["model"], entry["state"]) == (path, "scripted", "running")
         assert len(entry["id"]) == 32
         assert len(entry["generations"]) == len(service.engine.streams)
         assert entry["generated_tokens"] == len(service.engine.streams)
-    await until(service.is_idle)
+    await eventually(service.is_idle)
 
 
 async def test_generations_of_one_request(service: Service) -> None:
@@ -154,7 +155,7 @@ async def test_generations_of_one_request(service: Service) -> None:
 
     engine.script = script
     async with posted(service, "/v1/completions", {"prompt": "a", "n": 3}):
-        await until(lambda: len(engine.streams) == 3 and engine.streams[0].closed and engine.streams[1].sent == 1)
+        await eventually(lambda: len(engine.streams) == 3 and engine.streams[0].closed and engine.streams[1].sent == 1)
         [entry] = await listed(service)
         assert entry["generations"] == [
             {"state": "ended", "prompt_tokens": 2, "generated_tokens": 2},
@@ -162,7 +163,7 @@ async def test_generations_of_one_request(service: Service) -> None:
             {"state": "queued", "prompt_tokens": 2, "generated_tokens": 0},
         ]
         assert (entry["state"], entry["prompt_tokens"], entry["generated_tokens"]) == ("running", 2, 3)
-    await until(service.is_idle)
+    await eventually(service.is_idle)
 
 
 @pytest.mark.parametrize(("path", "body", "error"), WHOLE)
@@ -171,7 +172,7 @@ async def test_an_aborted_request_has_an_error_of_its_dialect(
 ) -> None:
     engine = service.engine
     async with posted(service, path, body, X_Request_Id="me") as reply:
-        await until(lambda: bool(engine.streams) and all(stream.sent for stream in engine.streams))
+        await eventually(lambda: bool(engine.streams) and all(stream.sent for stream in engine.streams))
         [entry] = await listed(service)
         response = await delete(service, "me")
         assert (response.status, await response.json()) == (200, {"object": "list", "data": [entry]})
@@ -188,7 +189,7 @@ async def test_an_aborted_stream_ends_with_an_error_event(
     service: Service, path: str, body: dict[str, Any], error: dict[str, Any]
 ) -> None:
     reply = await service.post(path, body, X_Request_Id="me")
-    await until(lambda: all(stream.sent for stream in service.engine.streams))
+    await eventually(lambda: all(stream.sent for stream in service.engine.streams))
     assert (await delete(service, "me")).status == 200
     sent = [event for event in events(await reply.text()) if event != "[DONE]"]
     assert sent[-1] == error
@@ -203,7 +204,7 @@ async def test_an_abort_while_the_prompt_is_tokenized(
 ) -> None:
     service.engine.tokenizing = asyncio.Event()
     async with posted(service, path, body, X_Request_Id="me") as reply:
-        await until(lambda: service.free_permits < service.limits.max_concurrent_requests)
+        await eventually(lambda: service.free_permits < service.limits.max_concurrent_requests)
         assert (await delete(service, "me")).status == 200
         aborted = await reply
         assert (aborted.status, await aborted.json()) == (410, error)
@@ -222,7 +223,7 @@ async def test_an_abort_frees_what_a_reader_that_takes_nothing_holds(service: Se
     assert 0 < sent < 1000
     assert (await delete(service, "me")).status == 200
     async with asyncio.timeout(1):
-        await until(service.is_idle)
+        await eventually(service.is_idle)
     assert await listed(service) == []
     assert events(await reply.text())[-1] == TGIS
 
@@ -233,13 +234,13 @@ async def test_requests_of_one_id_are_aborted_together(service: Service) -> None
         posted(service, "/v1/completions", {"prompt": "a"}, X_Request_Id="me") as second,
         posted(service, "/generate", {"inputs": "a"}, X_Request_Id="other"),
     ):
-        await until(lambda: len(service.engine.streams) == 3)
+        await eventually(lambda: len(service.engine.streams) == 3)
         assert [entry["id"] for entry in await listed(service)].count("me") == 2
         response = await delete(service, "me")
         assert [entry["id"] for entry in (await response.json())["data"]] == ["me", "me"]
         assert {(await first).status, (await second).status} == {410}
         assert [entry["id"] for entry in await listed(service)] == ["other"]
-    await until(service.is_idle)
+    await eventually(service.is_idle)
 
 
 async def test_what_is_not_in_progress_is_unknown(service: Service) -> None:
@@ -265,11 +266,11 @@ async def test_a_request_that_fails_is_listed_no_more(service: Service, body: di
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 async def test_a_request_whose_client_leaves_is_listed_no_more(service: Service, path: str) -> None:
     async with posted(service, path, {"inputs": "a"}) as reply:
-        await until(lambda: bool(service.engine.streams))
+        await eventually(lambda: bool(service.engine.streams))
         assert len(await listed(service)) == 1
         if path == "/generate_stream":
             (await reply).close()
-    await until(service.is_idle)
+    await eventually(service.is_idle)
     assert await listed(service) == []
 
 
@@ -287,18 +288,18 @@ async def test_a_key_knows_nothing_of_others(engine: ScriptedEngine) -> None:
     async with serving(engine, access=Access(keyring=Keyring(KEYS, time.monotonic()))) as service:
         body = {"inputs": "a"}
         async with posted(service, "/generate", body, X_Request_Id="me", Authorization=AS_ALICE) as hers:
-            await until(lambda: bool(engine.streams))
+            await eventually(lambda: bool(engine.streams))
             assert await listed(service, Authorization=AS_BOB) == []
             foreign, unknown = [await delete(service, name, Authorization=AS_BOB) for name in ("me", "us")]
             assert foreign.status == unknown.status == 404
             assert await foreign.text() == (await unknown.text()).replace("us", "me")
             async with posted(service, "/generate", body, X_Request_Id="me", Authorization=AS_BOB) as his:
-                await until(lambda: len(engine.streams) == 2)
+                await eventually(lambda: len(engine.streams) == 2)
                 assert (await delete(service, "me", Authorization=AS_BOB)).status == 200
                 assert (await his).status == 410
             assert len(await listed(service, Authorization=AS_ALICE)) == 1
             assert not hers.done()
-        await until(service.is_idle)
+        await eventually(service.is_idle)
 
 
 async def test_openais_client_does_not_retry_what_was_aborted(service: Service) -> None:
@@ -306,7 +307,7 @@ async def test_openais_client_does_not_retry_what_was_aborted(service: Service) 
     # In a thread, since it reads files.
     with await asyncio.to_thread(connect) as client:
         call = asyncio.create_task(asyncio.to_thread(client.completions.create, model="any", prompt="a"))
-        await until(lambda: bool(service.engine.streams))
+        await eventually(lambda: bool(service.engine.streams))
         assert (await delete(service, "me")).status == 200
         with pytest.raises(openai.APIStatusError) as caught:
             await call
