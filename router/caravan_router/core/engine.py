@@ -1,4 +1,4 @@
-"""What the HTTP layer may ask of the engine."""
+"""The engine as the HTTP layer sees it."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Clock readings of a stream, seconds on ``time.monotonic``; None until it happened."""
+    """When a stream was submitted, started and had its first token, in seconds on ``time.monotonic``."""
 
     submitted: float
     started: float | None
@@ -19,10 +19,10 @@ class StreamTimes:
 
 
 class TokenStream(Protocol):
-    """The tokens of one generation, as they are sampled; ends after the token with ``finish``.
+    """The tokens of one generation as they are sampled; ends after the token with ``finish``.
 
-    Whoever holds it closes it, on every path; closing early releases the sequence by the next step.
-    Iterating raises GenerationError or NoShardError.
+    Its holder closes it on every path; closing early releases the sequence by the next step. Iterating raises
+    NoShardError, GenerationError, QueueTimeoutError or DeadlineError.
     """
 
     @property
@@ -33,7 +33,7 @@ class TokenStream(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens it started with that had been computed before; known from the first token on."""
+        """Number of prompt tokens that did not need to be computed. Known at the first token."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class TokenStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """Columns: the n-th id, its raw bytes, and whether it is a control token."""
+    """A text in columns: for each token its id, its raw bytes, and whether it is a control token."""
 
     token_ids: tuple[int, ...]
     pieces: tuple[bytes, ...]
@@ -57,10 +57,11 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the shards said of the model they serve, the smallest limits among them.
+    """The model that the shards serve, with the smallest of their limits.
 
-    ``tool_template``: for prompts with tools, where the file has one beside ``chat_template``. ``adapters``: those that
-    all shards have. ``embedding_size``: 0 if vectors are not served.
+    ``tool_template``: template for prompts with tools, if the model has one beside ``chat_template``. ``adapters``:
+    those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no vectors are
+    served.
     """
 
     name: str
@@ -104,11 +105,11 @@ class Engine(Protocol):
 
     @property
     def model(self) -> ModelFacts | None:
-        """None until the first shard was seen; kept while none is up."""
+        """The model; None before the first shard joined. It stays known while no shard is up."""
 
     @property
     def healthy(self) -> bool:
-        """At least one shard is up and makes progress."""
+        """Whether at least one shard is up and makes progress."""
 
     @property
     def queries(self) -> Queries: ...

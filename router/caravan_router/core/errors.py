@@ -5,12 +5,12 @@ class EngineError(Exception):
     """Base of the engine's errors.
 
     EngineError
-     +-- NoShardError         no shard is up: nothing could be tried (503)
+     +-- NoShardError         no shard is up, so that nothing could be tried (503)
      +-- GenerationError      a started generation could not continue (424)
      |    +-- IncompleteGenerationError   its stream ended without a finish reason (500)
-     +-- TextTooLongError     more text than the shard tokenizes (422)
-     +-- QueueTimeoutError    it waited too long for its turn (429)
-     +-- DeadlineError        it did not end in the time its client gave it (504)
+     +-- TextTooLongError     a text is longer than a shard tokenizes (422)
+     +-- QueueTimeoutError    a request waited too long for its turn (429)
+     +-- DeadlineError        a request did not end within its timeout (504)
     """
 
 
@@ -22,7 +22,7 @@ class NoShardError(EngineError):
 
 
 class GenerationError(EngineError):
-    """A started generation could not go on."""
+    """A started generation could not continue."""
 
 
 class IncompleteGenerationError(GenerationError):
@@ -30,12 +30,12 @@ class IncompleteGenerationError(GenerationError):
 
 
 class TextTooLongError(EngineError):
-    """More text than the shard tokenizes in one call."""
+    """The text is longer than the shard tokenizes in one call."""
 
 
 class QueueTimeoutError(EngineError):
-    """It waited too long for its turn."""
+    """The request waited too long for its turn."""
 
 
 class DeadlineError(EngineError):
-    """It did not end in the time its client gave it."""
+    """The request did not end within its timeout."""

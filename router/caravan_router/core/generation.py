@@ -1,4 +1,4 @@
-"""One sequence to generate."""
+"""What to generate."""
 
 import math
 from dataclasses import dataclass
@@ -11,11 +11,13 @@ from caravan_router.core.tenant import ANYONE, Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
-    """One sequence to generate: non-empty ``prompt`` of token ids; with the new tokens it fits a shard.
+    """One sequence to generate.
 
-    Specs with the same prompt and ``namespace`` that are submitted together compute the prompt once. ``constraint``:
-    one that `Queries.compile_constraint` found no problem with. ``adapter``: one of `ModelFacts.adapters`, or empty.
-    ``timeout_s``: from submission to the last token.
+    ``prompt``: one or more token ids. ``priority``: higher ones start first, and may take the cells of lower ones.
+    ``namespace``: specs with the same namespace and ``adapter`` share prefixes; a common prefix of specs that are
+    submitted together is computed once. ``constraint`` has passed `Queries.compile_constraint`. ``adapter``: one of
+    `ModelFacts.adapters`, or empty for the model itself. ``prompt_logprobs``: whether to return the logprobs of the
+    prompt, for which all of it is computed. ``timeout_s``: from submission to the last token.
     """
 
     prompt: tuple[int, ...]

@@ -1,3 +1,81 @@
-"""The pure heart: events in, actions out. May import only the standard library's data types; never asyncio, clocks,
-randomness, grpc or another package of the router.
+"""The pure core of the router: a scheduler that turns events into actions.
+
+`Scheduler.handle(events, now)` reads no clock, draws no random number and does no I/O: the same calls return the same
+actions. This package imports the core types and the standard library's data types only. The engine turns what happens
+into events (`events`) and executes the actions (`actions`) in order.
+
+Terms
+-----
+A *step* is one forward pass of a shard. A *cell* is the KV memory of one token. A *request* is what a client waits for;
+its *sequence* is its tokens so far. A *stay* is the time that a sequence spends on one shard, under one sequence id;
+`Resident` describes it. A request has one stay after another until it has ended.
+
+Life of a request
+-----------------
+
+    Submitted --> waiting --- a shard has room, see "The plan" ---> stay --- its last token ---> ended
+                   ^  |                                             |  |
+                   |  |                                             |  +--- Cancelled; deadline ---> ended
+                   |  +--- Cancelled; deadline; no shard; no shard  |
+                   |       is large enough --------------> ended    |
+                   +------ preempted; shard lost; cache full; failed step; not restored
+                           (ended if such failures repeat without a token in between)
+
+A request that ends without its last token gets a `Fail`, unless it was cancelled.
+
+Life of a stay
+--------------
+`shard.resident.TRANSITIONS` is the table of what may follow what. "Live": the request waits for results.
+
+    status     live  the sequence id and its cells             next
+    STARTING   yes   taken; the shard is to start it           RUNNING, RELEASING
+    RUNNING    yes   held by the shard                         LEAVING, PARKED, RELEASING
+    LEAVING    yes   being swapped out                         GONE, or DROPPED if the request ends
+    DROPPED    no    being swapped out for nobody              GONE
+    PARKED     no    kept for others to start from             RELEASING if evicted, GONE if another takes it over
+    RELEASING  no    released by the next command              GONE
+    GONE       no    the id is free, or another's              -
+
+Replies come late: a command knows its residents, not only their ids (`shard.command.InFlight`), and a result for a
+resident that is not live is ignored.
+
+Who writes what
+---------------
+Everybody may read everything. One owner writes; others call the owner's operations.
+
+    what                                                        owner
+    ids, cells, stays, commands under way and costs of a shard  shard.ledger.ShardLedger
+    which requests exist, wait or stay; what is charged         state.SchedulerState
+    order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
+    the leased shards; output tokens and losses of a sequence   scheduler.Scheduler
+    what the next command of a shard carries                    planning.step_plan.StepPlan
+    actions of this call, in order                              outbox.Outbox
+
+The plan
+--------
+After every event, for the shards that have nothing under way, or only a Decode where something has changed:
+
+    for each shard:  if its decodes lack cells: preempt the lowest priority, the newest first
+    if that preempted nobody, for each waiting request in the queue's order:
+        choose the shard where it starts soonest: cells by forecast, a free id, token budget, the adapter's turn
+        it has a place:            the shard's step plan takes it, with a first chunk of its prompt
+        its prefix is on its way:  it is passed over
+        it has none, and is first: preempt lower priorities where that helps; then admit nobody else
+        it has none:               lower priorities wait too; others go before it at most `max_bypass` times
+    for each shard:  send a SwapIn for those that come back; else a Prefill of chunks, with decodes riding; else a
+                     Decode of many steps, which the next command cuts short; else a FilterBatch that only releases
+
+Where a new rule goes
+---------------------
+
+    who goes first; who gets how much       waiting.queue.WaitingQueue.ordered; waiting.fair_share
+    when a request is too late              waiting.deadlines
+    whether there is room for one more      planning.forecast
+    which shard takes a request             planning.placement
+    what one step carries, and how much     planning.step_plan; planning.chunking
+    who gives way to whom, and how          planning.preemption
+    which cells and ids are given up        shard.ledger
+    what a shard can report or be told      events or actions, then Scheduler._apply or StepPlan.send, then engine.codec
+
+`invariants.check` says what holds between any two calls; the property tests check it after every event.
 """

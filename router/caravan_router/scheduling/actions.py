@@ -1,4 +1,4 @@
-"""What the scheduler decides. Closed union: the shell executes each by name, in order."""
+"""What the scheduler decides: a closed union of actions, which the shell executes in order."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,9 +11,10 @@ from caravan_router.scheduling.config import JoinReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a shard does before the command itself.
+    """What a shard does before the command itself: release, then park, then drop.
 
-    Release sequence ids, then park sequences (id and the tokens to keep), and forget swapped ones by handle.
+    ``release``: sequence ids to free. ``park``: ids of sequences that ended, each with the number of tokens to keep.
+    ``drop_handles``: swapped sequences to forget.
     """
 
     release: tuple[int, ...] = ()
@@ -23,7 +24,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopy:
-    """Start with the first ``length`` tokens of a sequence; of one's own id: take over what is held there."""
+    """Start from the first ``length`` tokens of a sequence; if it has the same id, in place of it."""
 
     source_id: int
     length: int
@@ -31,8 +32,9 @@ class PrefixCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A run of tokens to compute at ``start``. ``setup`` is set on a sequence's first chunk, ``last`` on its last.
+    """A run of known tokens to compute, from position ``start`` on.
 
+    ``setup`` is set on the first chunk of a sequence's stay, ``last`` on the chunk after which a token is sampled.
     ``prompt_logprobs`` is set on the first chunk if the shard must return logprobs for this and the following chunks.
     """
 
@@ -47,20 +49,20 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """One pass: chunks of prompts, and one decode token for each riding sequence."""
+    """Run one step: chunks of prompts, and one decode token for each sequence of ``ride``."""
 
     shard: str
     command_id: int
     header: Header
     chunks: tuple[Chunk, ...]
     ride: tuple[int, ...]
-    # Set when requests start beside others that run.
+    # Why requests start beside others that run; None if none do.
     joins: JoinReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """Up to ``max_steps`` passes, cut short by the next command."""
+    """Run up to ``max_steps`` steps, fewer if the next command comes."""
 
     shard: str
     command_id: int
@@ -71,7 +73,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterBatch:
-    """Keep these sequences, release all others."""
+    """Keep these sequences and release all others."""
 
     shard: str
     command_id: int
@@ -81,7 +83,7 @@ class FilterBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOutEntry:
-    """Save tokens [start, ..) of a sequence under ``handle``."""
+    """Save the cells of a sequence from position ``start`` on under ``handle``."""
 
     sequence_id: int
     handle: int
@@ -90,7 +92,7 @@ class SwapOutEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOut:
-    """Move sequences to the shard's swap space; their ids and cells are free afterwards, saved or not."""
+    """Move sequences to the shard's swap space. Their ids and cells are free afterwards, saved or not."""
 
     shard: str
     command_id: int
@@ -100,7 +102,7 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapInEntry:
-    """Bring a swapped sequence back under a free id; ``copy`` provides the tokens that were not saved."""
+    """Bring a swapped sequence back under a free id. ``copy`` provides the tokens that were not saved."""
 
     handle: int
     sequence_id: int
@@ -109,7 +111,7 @@ class SwapInEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapIn:
-    """Bring swapped sequences back. Their handles are gone afterwards, restored or not."""
+    """Bring swapped sequences back. Their handles are invalid afterwards, restored or not."""
 
     shard: str
     command_id: int
@@ -119,7 +121,7 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The request's first chunk goes to a shard now; ``cached_tokens`` before it need not be computed."""
+    """The first chunk of a request is sent; the ``cached_tokens`` before it need not be computed."""
 
     request_id: int
     prompt_tokens: int
@@ -138,7 +140,7 @@ class Deliver(NamedTuple):
 
 
 class FailureReason(Enum):
-    """Why a request could not be served; the values are stable and used in metrics."""
+    """Why a request could not be served; the values are metric labels."""
 
     NO_SHARD = "no_shard"
     NO_PROGRESS = "no_progress"
@@ -149,14 +151,14 @@ class FailureReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The request ends without a finish."""
+    """A request ends without a finish reason."""
 
     request_id: int
     reason: FailureReason
 
 
 class Preemption(Enum):
-    """How a request lost its cells: the values are metric labels."""
+    """How a request lost its cells; the values are metric labels."""
 
     SWAP = "swap"
     RECOMPUTE = "recompute"
@@ -164,7 +166,7 @@ class Preemption(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """A running request gave its cells to others and waits to go on."""
+    """A running request gave its cells to others and waits for its next stay."""
 
     request_id: int
     how: Preemption

@@ -1,4 +1,4 @@
-"""When to prefill, how much of it per pass, and when decodes wait for it."""
+"""Configuration of the scheduler."""
 
 import math
 from dataclasses import dataclass
@@ -6,9 +6,11 @@ from enum import Enum
 
 
 class PrefillMode(Enum):
-    """``MIXED``: prompt chunks ride with the decodes under a budget. ``PAUSE``: a prefill runs alone, decodes wait."""
+    """How prompts share a shard with decodes."""
 
+    # Steps carry decodes and chunks of prompts within a budget.
     MIXED = "mixed"
+    # A step with prompts carries no decodes: they wait.
     PAUSE = "pause"
 
 
@@ -22,12 +24,12 @@ class JoinReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The knobs of the scheduler.
+    """Configuration of the scheduler.
 
-    ``target_itl_s``: a pass that carries decodes should not take longer, unless prompts outnumber them.
-    ``idle_step_s``: nor should any pass, so that newcomers and cancellations never wait long.
-    ``waiting_served_ratio`` and ``max_waiting_tokens`` are TGI's: in pause mode decodes are interrupted if requests
-    waiting >= ratio x running, or after that many passes.
+    ``target_itl_s``: longest step with decodes, unless prompts outnumber them. ``idle_step_s``: longest step of any
+    kind, so that new requests and cancellations never wait long. ``waiting_served_ratio`` and ``max_waiting_tokens``
+    are TGI's: in pause mode a prefill interrupts the decodes if requests waiting >= ratio x running, or after that many
+    steps.
     """
 
     mode: PrefillMode = PrefillMode.MIXED
@@ -37,21 +39,21 @@ class SchedulerConfig:
     max_batch_size: int | None = None
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
-    # Younger requests let past one that does not fit yet, before it is waited for.
+    # So many requests may start before one that has no room and is ahead of them.
     max_bypass: int = 32
-    # Passes a shard may run ahead without a new command.
+    # Steps that a shard may run without a new command.
     run_ahead_steps: int = 64
-    # Requests wait this long for a shard to come back.
+    # Without any shard, waiting requests fail after this time.
     no_shard_grace_s: float = 30.0
-    # Most cells of a shard to use; None: all.
+    # Cells of each shard to use; None: all.
     max_batch_total_tokens: int | None = None
-    # Part of the cells that admission leaves free, for outputs longer than expected.
+    # Part of a shard's cells that admission leaves free for outputs longer than expected.
     watermark: float = 0.02
     # Ended sequences stay in the cache until their cells are needed.
     prefix_caching: bool = True
-    # A waiting request's priority rises by one each time this long has passed.
+    # The priority of a waiting request rises by one each time this has passed.
     aging_s: float = 60.0
-    # A request that has not started after this long fails.
+    # A request that has not started after this time fails.
     queue_timeout_s: float = math.inf
-    # How often a sequence may lose its cells without a token in between before it is held to be the cause.
+    # A request that loses its cells by failures more often than this, without a token in between, fails as their cause.
     max_losses: int = 3

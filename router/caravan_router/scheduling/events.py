@@ -1,4 +1,4 @@
-"""What the scheduler is told. Closed union: every event is handled by name."""
+"""What happens to the scheduler: a closed union of events."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,11 +9,11 @@ from caravan_router.scheduling.sequence import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLimits:
-    """What fits on a shard: cells in all and per sequence, sequences, tokens in one pass, bytes of swap space.
+    """What fits on a shard: cells, cells per sequence, sequences, tokens in one step, bytes of swap space.
 
     ``shares_cells``: sequences with a common prefix hold its cells once (the unified layout), else each has a copy.
     ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory).
-    ``max_prompt_logprob_tokens``: of all sequences together in a pass that returns prompt logprobs.
+    ``max_prompt_logprob_tokens``: prompt tokens of one step whose logprobs are returned, all sequences together.
     """
 
     cells: int
@@ -27,7 +27,7 @@ class ShardLimits:
 
 
 class StepOutcome(Enum):
-    """How a pass ended. All but OK changed nothing on the shard."""
+    """How a step ended. Any outcome but OK changed nothing on the shard."""
 
     OK = "ok"
     NO_KV = "no_kv"
@@ -36,14 +36,14 @@ class StepOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A new request, to be placed when a shard can take it."""
+    """A new request waits for a shard."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nobody waits for this request any more. Unknown and ended requests are ignored: cancelling races with ending."""
+    """Nobody waits for this request any more. Ignored if it has ended, since cancelling races with ending."""
 
     request_id: int
 
@@ -58,14 +58,14 @@ class ShardJoined:
 
 @dataclass(frozen=True, slots=True)
 class ShardLost:
-    """A shard is gone with all it held. Ignored for one that never joined."""
+    """A shard is gone with all it held. Ignored if it never joined."""
 
     shard: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShardDraining:
-    """A shard is about to end: it goes on with what it has and takes nothing new."""
+    """A shard is about to end: it serves the sequences it has and takes no others."""
 
     shard: str
 

@@ -31,10 +31,8 @@ from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.state import SchedulerState
+from caravan_router.scheduling.waiting.fair_share import OUTPUT_TOKEN
 from caravan_router.scheduling.waiting.queue import WaitingQueue
-
-# What a generated token costs a tenant, as in the paper on virtual token counters: it takes a step of its own.
-_OUTPUT_TOKEN = 2.0
 
 
 class Scheduler:
@@ -205,7 +203,7 @@ class Scheduler:
             shard.grow(resident)
         sequence.output.append(token.token_id)
         sequence.losses = 0
-        self._state.fair_share.charge(request.spec.tenant, _OUTPUT_TOKEN)
+        self._state.fair_share.charge(request.spec.tenant, OUTPUT_TOKEN)
         self._state.outbox.deliver_token(request.request_id, token)
         if token.finish is not None:
             self._state.finish(sequence)

@@ -1,4 +1,4 @@
-"""A sequence through its life: waiting in the router, then resident on a shard, possibly several times."""
+"""A request and its sequence of tokens, which outlives its stays on shards."""
 
 import math
 from dataclasses import dataclass, field
@@ -35,9 +35,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapTicket:
-    """What a shard keeps of a sequence outside its cache: the cells of positions [start, length).
+    """What a shard keeps of a sequence in its swap space: the cells of positions [start, length).
 
-    ``target``: as of the resident that was swapped out.
+    ``target``: that of the resident that was swapped out.
     """
 
     shard: str
@@ -49,21 +49,23 @@ class SwapTicket:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request's growing list of tokens. Everything needed to compute it again anywhere is here."""
+    """A request and its tokens so far: all that is needed to compute it again on any shard."""
 
     request: Request
     output: list[int] = field(default_factory=list)
-    # How often a younger request was let in while this one did not fit.
+    # How many requests behind this one started while it had no room.
     bypassed: int = 0
-    # How often it lost its cells by a failure since it last made progress.
+    # How often it lost its cells by a failure since its last token.
     losses: int = 0
+    # It was on a shard before.
     started: bool = False
-    # Its tenant was charged for the tokens before this position: computing them again costs nothing.
+    # Its tenant was charged for the tokens before this position; computing them again is free.
     charged: int = 0
+    # What a shard saved of it while it waits.
     ticket: SwapTicket | None = None
     # Number of prompt tokens whose logprobs were delivered.
     prompt_logprobs_delivered: int = 0
-    # Tokens it has in common with others, by their request id, as found while waiting.
+    # How many first tokens it shares with other requests, by request id: found by placement while it waits.
     common: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -76,7 +78,7 @@ class Sequence:
 
     @property
     def known_tokens(self) -> int:
-        """Prompt and output so far."""
+        """Number of tokens of prompt and output so far."""
         return len(self.spec.prompt) + len(self.output)
 
     @property
@@ -85,7 +87,7 @@ class Sequence:
         return self.spec.prompt_logprobs and self.prompt_logprobs_delivered < len(self.spec.prompt)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """Known tokens at positions [start, stop)."""
+        """Return the known tokens at positions [start, stop)."""
         prompt = self.spec.prompt
         if stop <= len(prompt):
             return prompt[start:stop]

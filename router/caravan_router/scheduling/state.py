@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 from caravan_router.core.generation import GenerationState
+from caravan_router.scheduling.actions import Start
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.planning.forecast import OutputLengths
 from caravan_router.scheduling.sequence import Request, Sequence, SwapTicket
 from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.waiting.deadlines import Deadlines
-from caravan_router.scheduling.waiting.fair_share import FairShare
+from caravan_router.scheduling.waiting.fair_share import PROMPT_TOKEN, FairShare
 from caravan_router.scheduling.waiting.queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -59,10 +60,16 @@ class SchedulerState:
         return GenerationState.SWAPPED if has_ticket else GenerationState.QUEUED
 
     def stay(self, sequence: Sequence, shard: "ShardLedger", resident: "Resident") -> None:
-        """Note that ``sequence``, which has left the queue, stays on ``shard`` as ``resident``."""
+        """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
+        self._stays[sequence.request_id] = (shard, resident)
         sequence.ticket = None
         sequence.common.clear()
-        self._stays[sequence.request_id] = (shard, resident)
+        uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
+        sequence.charged = resident.target
+        self.fair_share.charge(sequence.spec.tenant, PROMPT_TOKEN * uncharged)
+        if not sequence.started:
+            sequence.started = True
+            self.outbox.add(Start(sequence.request_id, len(sequence.spec.prompt), cached_tokens=resident.shared))
 
     def wait_again(self, sequence: Sequence, ticket: SwapTicket | None = None) -> None:
         """Queue a request again whose stay has ended before it did. ``ticket``: what the shard saved of it."""

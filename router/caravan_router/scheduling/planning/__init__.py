@@ -1,1 +1,1 @@
-"""Decides what each shard does next."""
+"""Decides what each shard does next: reads ledgers and the queue, and calls their operations."""

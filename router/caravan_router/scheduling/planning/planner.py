@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 
-from caravan_router.scheduling.actions import Preempt, Preemption, Start, SwapOut, SwapOutEntry
+from caravan_router.scheduling.actions import Preempt, Preemption, SwapOut, SwapOutEntry
 from caravan_router.scheduling.config import PrefillMode
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.placement import Place, choose
@@ -15,9 +15,6 @@ from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.queue import NotNow
-
-# What a prompt token costs a tenant.
-_PROMPT_TOKEN = 1.0
 
 
 class Planner:
@@ -102,13 +99,7 @@ class Planner:
         else:
             state.drop_ticket(sequence)
             resident = plan.admit(sequence, place.match)
-            uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
-            sequence.charged = resident.target
-            state.fair_share.charge(sequence.spec.tenant, _PROMPT_TOKEN * uncharged)
         state.stay(sequence, plan.shard, resident)
-        if not sequence.started:
-            sequence.started = True
-            state.outbox.add(Start(sequence.request_id, len(sequence.spec.prompt), cached_tokens=resident.shared))
 
     def _send(self, plans: list[StepPlan], now: float) -> None:
         for plan in plans:

@@ -1,4 +1,4 @@
-"""Which sequence ids of a shard hold which tokens: a radix tree whose edges are runs of cells."""
+"""Which sequences of a shard hold which tokens: a radix tree whose nodes are runs of cells."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ Run = TypeVar("Run", list[int], tuple[int, ...])
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A run of cells, one a token. It lives as long as a sequence ends in it or below: that is its reference count.
+    """A run of cells, one for each token. It exists as long as a sequence ends in it or below it.
 
-    ``live``: how many sequences that run (that is, are not parked) pass through it.
+    ``start``: position of its first token. ``live``: number of live sequences that end in it or below it.
     """
 
     parent: "_Node | None"
     tokens: list[int]
     start: int
     live: int = 0
-    # By first token. Two sequences that computed the same tokens apart hold different cells: hence lists.
+    # By first token. Lists, since sequences that computed the same tokens apart hold different cells.
     children: dict[int, list["_Node"]] = field(default_factory=dict)
     ends: set[int] = field(default_factory=set)
 
@@ -29,10 +29,10 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest prefix of a prompt that is there.
+    """The longest prefix of some tokens that is in the tree.
 
-    ``sources``: the sequence ids that hold all of it. ``live_length``: how much of it is held by running sequences,
-    so that holding on to it takes no further cells.
+    ``sources``: the sequences that hold all of it. ``live_length``: how much of it live sequences hold; one more holder
+    of that takes no further cells.
     """
 
     length: int = 0
@@ -45,7 +45,7 @@ NO_MATCH = Match()
 
 @dataclass(slots=True)
 class _Descent:
-    """The farthest ``node`` reached, and how many tokens that is; ``complete``: those followed to their end."""
+    """The farthest ``node`` reached, at ``length`` tokens. ``complete``: the nodes that were followed to their end."""
 
     length: int = 0
     node: _Node | None = None
@@ -66,14 +66,14 @@ def common_length(a: Run, b: Run) -> int:
 
 
 class PrefixTree:
-    """Paths of tokens from one root a namespace. Sequences are either live or parked; both may be sources.
+    """Paths of tokens, from one root for each namespace. Sequences are live or parked; both may be sources.
 
         root -- "You are a" --+-- " helpful" (3, parked)
                               +-- " pirate" --+-- "." (5, live)
                                               +-- "!" (7, live)
 
-    ``cells`` counts every token of the tree once, ``live_cells`` those on the paths of live sequences: the rest is what
-    eviction can give back.
+    ``cells`` counts every token of the tree once, ``live_cells`` those on the paths of live sequences. Evicting parked
+    sequences gives back the rest.
     """
 
     def __init__(self) -> None:
@@ -87,13 +87,13 @@ class PrefixTree:
         return sequence_id in self._leaf
 
     def length(self, sequence_id: int) -> int:
-        """Tokens on its path."""
+        """Return the number of tokens that ``sequence_id`` holds."""
         return self._leaf[sequence_id].end
 
     # Sequences
 
     def insert(self, sequence_id: int, namespace: str) -> None:
-        """Begin a live sequence with nothing."""
+        """Add a live sequence that holds nothing."""
         assert sequence_id not in self._leaf, f"sequence {sequence_id} is in the tree"
         root = self._roots.get(namespace)
         if root is None:
@@ -102,14 +102,14 @@ class PrefixTree:
         root.live += 1
 
     def fork(self, sequence_id: int, source_id: int, length: int) -> None:
-        """Begin a live sequence with the first ``length`` tokens of another, and their cells."""
+        """Add a live sequence that holds the first ``length`` tokens of another, in the same cells."""
         assert sequence_id not in self._leaf, f"sequence {sequence_id} is in the tree"
         node = self._node_ending_at(self._leaf[source_id], length)
         self._end_in(node, sequence_id)
         self._count_live(node, 1)
 
     def extend(self, sequence_id: int, tokens: Sequence[int]) -> None:
-        """Append tokens that it computed, in cells of its own."""
+        """Append ``tokens``, which the sequence computed in cells of its own."""
         if not tokens:
             return
         leaf = self._leaf[sequence_id]
@@ -126,7 +126,7 @@ class PrefixTree:
             self.live_cells += len(tokens)
 
     def truncate(self, sequence_id: int, length: int) -> None:
-        """Give up what it holds beyond ``length`` tokens."""
+        """Give up what a sequence holds beyond ``length`` tokens."""
         old = self._leaf[sequence_id]
         if length == old.end:
             return
@@ -140,7 +140,7 @@ class PrefixTree:
         self._prune(old)
 
     def remove(self, sequence_id: int) -> None:
-        """Give up all it holds."""
+        """Give up all that a sequence holds."""
         leaf = self._leaf.pop(sequence_id)
         leaf.ends.remove(sequence_id)
         if sequence_id in self._parked:
@@ -150,13 +150,13 @@ class PrefixTree:
         self._prune(leaf)
 
     def park(self, sequence_id: int) -> None:
-        """It runs no more; what it holds may be used by others until it is removed."""
+        """Make a live sequence a parked one, which others may start from until it is removed."""
         assert sequence_id not in self._parked, f"sequence {sequence_id} is parked"
         self._parked.add(sequence_id)
         self._count_live(self._leaf[sequence_id], -1)
 
     def revive(self, sequence_id: int, length: int) -> None:
-        """A parked sequence becomes a live one that begins with its first ``length`` tokens."""
+        """Make a parked sequence a live one that holds only its first ``length`` tokens."""
         self._parked.remove(sequence_id)
         self._count_live(self._leaf[sequence_id], 1)
         self.truncate(sequence_id, length)
@@ -164,7 +164,7 @@ class PrefixTree:
     # Questions
 
     def match(self, namespace: str, tokens: Sequence[int], most: int) -> Match:
-        """The longest common prefix of ``tokens`` with any path, of at most ``most`` tokens."""
+        """Return the longest common prefix of the first ``most`` tokens with any path."""
         found = self._descend(namespace, tokens, most)
         if found.node is None:
             return NO_MATCH
@@ -172,7 +172,7 @@ class PrefixTree:
         return Match(found.length, self._live_length(found.node, found.length), sources)
 
     def match_whole(self, namespace: str, tokens: Sequence[int], most: int) -> Match:
-        """The longest parked sequence that ``tokens`` begins with as a whole: for memory that cannot be cut back."""
+        """Return the longest parked sequence that is a prefix of ``tokens``: for memory that cannot be cut back."""
         found = self._descend(namespace, tokens, most)
         whole = [node for node in found.complete if node.ends & self._parked]
         if not whole:
@@ -181,7 +181,7 @@ class PrefixTree:
         return Match(node.end, self._live_length(node, node.end), tuple(sorted(node.ends & self._parked)))
 
     def shared_length(self, sequence_id: int, leaving: frozenset[int]) -> int:
-        """How much of its path live sequences hold that are neither itself nor ``leaving``."""
+        """Return how many first tokens live sequences hold that are neither ``sequence_id`` nor ``leaving``."""
         node: _Node | None = self._leaf[sequence_id]
         passing = {other for other in leaving | {sequence_id} if other in self._leaf and other not in self._parked}
         while node is not None and node.parent is not None:
@@ -206,7 +206,7 @@ class PrefixTree:
             node = node.parent
 
     def _node_ending_at(self, leaf: _Node, length: int) -> _Node:
-        """The node on the path to ``leaf`` that ends at ``length``, made by splitting one if there is none."""
+        """Return the node on the path to ``leaf`` that ends at ``length``. Split one if there is none."""
         assert 0 <= length <= leaf.end, f"{length} of {leaf.end} tokens"
         node = leaf
         while node.parent is not None and node.start >= length:
@@ -227,7 +227,7 @@ class PrefixTree:
         return upper
 
     def _prune(self, node: _Node) -> None:
-        """Free the cells of nodes that nobody ends in or below."""
+        """Remove ``node`` and nodes above it in or below which no sequence ends."""
         while node.parent is not None and not node.ends and not node.children:
             parent = node.parent
             siblings = parent.children[node.tokens[0]]
@@ -242,7 +242,7 @@ class PrefixTree:
             self._roots = {name: root for name, root in self._roots.items() if root is not node}
 
     def _join_only_child(self, node: _Node, parent: _Node) -> None:
-        """Undo a split that nobody needs any more, lest paths fall to pieces."""
+        """Undo a split at the end of ``node`` that no sequence needs, so that paths stay short."""
         children = [child for siblings in node.children.values() for child in siblings]
         if node.ends or len(children) != 1:
             return
@@ -282,7 +282,7 @@ class PrefixTree:
 
 
 def _is_held_anyway(child: _Node, than: _Node | None) -> bool:
-    """Whether the cells of ``child`` are there anyway, unlike those of another with the same tokens."""
+    """Whether ``child`` is live, unlike another node with the same tokens, so that using it takes no further cells."""
     return than is not None and child.live > 0 and than.live == 0
 
 
@@ -297,7 +297,7 @@ def _passes(leaf: _Node, node: _Node) -> bool:
 
 
 def _sequences_below(node: _Node) -> Iterator[int]:
-    """Those that end in ``node`` or below, nearest first."""
+    """Yield the sequences that end in ``node`` or below, nearest first."""
     level = [node]
     while level:
         for at in level:

@@ -1,1 +1,1 @@
-"""Requests that no shard has taken, and their order."""
+"""Requests that no shard has taken: their order, their tenants' shares, their deadlines."""

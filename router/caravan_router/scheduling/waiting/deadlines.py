@@ -1,4 +1,4 @@
-"""When requests become too late: to start, or to end."""
+"""The times by which requests must start and end."""
 
 import heapq
 import math
@@ -9,7 +9,7 @@ from caravan_router.scheduling.sequence import Request
 
 
 class Deadlines:
-    """The next one is known at once. A request that has ended meanwhile is named all the same: the caller knows."""
+    """Yields each deadline once when it has passed, even if its request has ended or started in time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, FailureReason]] = []
@@ -24,7 +24,7 @@ class Deadlines:
                 heapq.heappush(self._heap, (at, request.request_id, reason))
 
     def due(self, now: float) -> Iterator[tuple[int, FailureReason]]:
-        """Requests whose time is over, each deadline once."""
+        """Yield the requests whose deadlines have passed since the last call."""
         while self._heap and self._heap[0][0] <= now:
             _, request_id, reason = heapq.heappop(self._heap)
             yield request_id, reason

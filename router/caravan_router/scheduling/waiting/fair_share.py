@@ -1,41 +1,45 @@
-"""Fair share between tenants by virtual token counters.
+"""Fair share between tenants by virtual token counters: the tenant that was charged least goes next.
 
-Sheng et al., "Fairness in Serving Large Language Models", arXiv 2401.00588: who was charged least goes next.
+Sheng et al., "Fairness in Serving Large Language Models", arXiv 2401.00588.
 """
 
 from collections.abc import Iterable
 
 from caravan_router.core.tenant import Tenant
 
+# What a token costs a tenant, as in the paper: an output token takes a step of its own.
+PROMPT_TOKEN = 1.0
+OUTPUT_TOKEN = 2.0
+
 
 class FairShare:
-    """How many tokens each tenant was served, divided by its weight: its counter.
+    """A counter for each tenant: tokens computed for it, divided by its weight.
 
-    A tenant is active while a request of it waits or runs. Only differences between active ones mean anything. Tenants
-    are told apart by name; the weight that counts is the one of the moment.
+    A tenant is active while one of its requests waits or runs. Only differences between the counters of active tenants
+    have a meaning. Tenants are identified by name; tokens are divided by the weight at the time they are charged.
     """
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
 
     def __len__(self) -> int:
-        """Tenants remembered."""
+        """Return the number of counters."""
         return len(self._counters)
 
     def counter(self, tenant: Tenant) -> float:
-        """Weighted tokens; the tenant with the least goes first."""
+        """Return the weighted tokens of ``tenant``; the tenant with the fewest goes first."""
         return self._counters.get(tenant.name, 0.0)
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
-        """Count ``tokens`` that were computed for it."""
+        """Count ``tokens`` that were computed for ``tenant``."""
         counters, name = self._counters, tenant.name
         counters[name] = counters.get(name, 0.0) + tokens / tenant.weight
 
     def activate(self, tenant: Tenant, active: Iterable[Tenant]) -> None:
-        """Let in a tenant that had nothing waiting or running: its idle time earned it no credit.
+        """Make ``tenant`` active, without credit for the time in which it was idle.
 
-        ``active``: those that have; whether ``tenant`` is among them makes no difference. If nobody has, nobody is owed
-        anything, and all start anew.
+        ``active``: the tenants that are active; whether ``tenant`` is among them makes no difference. If there is none,
+        nobody is owed anything and all counters start at 0.
         """
         rivals = {rival.name for rival in active} - {tenant.name}
         if not rivals:
@@ -43,7 +47,7 @@ class FairShare:
             return
         least = min(self._counters.get(name, 0.0) for name in rivals)
         own = max(self.counter(tenant), least)
-        # An idle tenant at or below the least active one would be lifted to it when it comes back, as an unknown one.
+        # Idle tenants at or below the least active one are forgotten: coming back lifts them to it, as unknown ones.
         self._counters = {
             name: counter for name, counter in self._counters.items() if counter > least or name in rivals
         }
