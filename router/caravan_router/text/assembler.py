@@ -87,10 +87,15 @@ class Assembler:
         return released
 
     def _hides(self, token: GeneratedToken) -> bool:
-        """Whether the token adds no text. As in vLLM, the token that ends a sequence is shown as a stop string is."""
-        if token.finish is FinishReason.EOS_TOKEN and not self._options.keep_stop:
-            return True
-        return token.special and not self._options.special_text
+        """Return whether the token adds no text.
+
+        With special text the end token is hidden unless stop strings are kept, as in vLLM. A grammar ends a sequence with
+        an ordinary token, which is always shown.
+        """
+        if not token.special:
+            return False
+        ends = token.finish is FinishReason.EOS_TOKEN and not self._options.keep_stop
+        return ends or not self._options.special_text
 
     def _release(self, end: int) -> list[Piece]:
         """Return the held pieces whose text ends at position ``end`` or before."""

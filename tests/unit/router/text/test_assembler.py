@@ -49,6 +49,11 @@ def test_half_a_character_at_the_end_is_flushed_into_the_last_token() -> None:
     assert shown(assembler.push(word(b"\x99", finish=FinishReason.LENGTH)))[0][0] == "\N{REPLACEMENT CHARACTER}"
 
 
+def test_an_ordinary_token_that_ends_a_constrained_output_is_shown() -> None:
+    for assembler in (assembler_for(), assembler_for("x"), assembler_for(special_text=True)):
+        assert shown(assembler.push(word("}", finish=FinishReason.EOS_TOKEN))) == [("}", FinishReason.EOS_TOKEN)]
+
+
 def test_a_control_token_adds_no_text() -> None:
     assembler = assembler_for("<s>")
     assert shown(assembler.push(word("<s>", special=True))) == [("", None)]
