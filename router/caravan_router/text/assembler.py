@@ -89,8 +89,8 @@ class Assembler:
     def _hides(self, token: GeneratedToken) -> bool:
         """Return whether the token adds no text.
 
-        With special text the end token is hidden unless stop strings are kept, as in vLLM. A grammar ends a sequence with
-        an ordinary token, which is always shown.
+        With special text the end token is hidden unless stop strings are kept, as in vLLM. An ordinary token is always
+        shown: a grammar may end a sequence with one.
         """
         if not token.special:
             return False

@@ -79,12 +79,6 @@ def test_the_end_token_is_shown_only_where_special_text_and_stop_strings_are() -
     assert shown(both.push(EOS_TOKEN)) == [("</s>", FinishReason.EOS_TOKEN)]
 
 
-def test_a_token_of_text_that_ends_the_sequence_is_shown_only_where_stop_strings_are() -> None:
-    end = word("END", finish=FinishReason.EOS_TOKEN)
-    assert shown(assembler_for().push(end)) == [("", FinishReason.EOS_TOKEN)]
-    assert shown(assembler_for(keep_stop=True).push(end)) == [("END", FinishReason.EOS_TOKEN)]
-
-
 def test_a_stop_string_within_the_first_tokens_does_not_count() -> None:
     assembler = assembler_for("b", min_tokens=2)
     assert shown(assembler.push(word("ab"))) == [("ab", None)]
