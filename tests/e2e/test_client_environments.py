@@ -84,6 +84,11 @@ def test_ollama(served: Served) -> None:
     assert got["chat"] == got["chat_streamed"] == got["chat_async"]
     assert set(got["structured"]) == {"city"}
     assert got["offered"]
+    assert got["embeddings"] == [4, 4, VECTOR_SIZE]
+    assert got["older_embedding"] == VECTOR_SIZE
+    # The longest text that is embedded has as many tokens as a ubatch.
+    few, many = got["embedded_tokens"]
+    assert few < many == 512
     assert got["error"] == [400, "Input validation error: `temperature` must be strictly positive. Given: -1.0"]
 
 

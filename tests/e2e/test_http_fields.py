@@ -125,6 +125,22 @@ async def test_vectors_of_near_texts_are_near(vectors: Served) -> None:
     np.testing.assert_allclose(struct.unpack(f"<{len(cat)}f", packed), cat, atol=1e-3)
 
 
+async def test_ollamas_vectors_are_the_same(vectors: Served) -> None:
+    texts = ["A cat sat on the mat.", "Stock prices fell sharply in October."]
+    openai = await post(vectors, "/v1/embeddings", {"input": texts})
+    ollama = await post(vectors, "/api/embed", {"model": "any", "input": texts})
+    np.testing.assert_allclose(ollama["embeddings"], [one["embedding"] for one in openai["data"]], atol=1e-3)
+    assert ollama["prompt_eval_count"] == openai["usage"]["prompt_tokens"]
+    long = "Stock prices fell sharply in October. " * 2000
+    [cut] = (await post(vectors, "/api/embed", {"model": "any", "input": long}))["embeddings"]
+    error = await post(vectors, "/api/embed", {"model": "any", "input": long, "truncate": False}, status=400)
+    assert "`input` must have" in error["error"]
+    # What was cut off repeats what was kept.
+    assert np.array(cut) @ np.array(ollama["embeddings"][1]) > np.array(cut) @ np.array(ollama["embeddings"][0])
+    older = await post(vectors, "/api/embeddings", {"model": "any", "prompt": texts[0]})
+    np.testing.assert_allclose(older["embedding"], ollama["embeddings"][0], atol=1e-3)
+
+
 async def test_without_them_the_server_says_so(served: Served) -> None:
     error = (await post(served, "/v1/embeddings", {"input": "a"}, status=400))["error"]
     assert "--embeddings" in error["message"]

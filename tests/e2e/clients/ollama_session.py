@@ -41,6 +41,8 @@ def main(url: str) -> None:
     structured = client.chat("any", QUESTION, format=SCHEMA, options={"temperature": 0, "num_predict": 60})
     # Whether it calls is the model's choice: the request and what comes of it must be understood.
     offered = client.chat("any", QUESTION, tools=[weather], options={"temperature": 0, "num_predict": 30})
+    embedded = client.embed("any", ["one text", "another"], dimensions=4)
+    truncated = client.embed("any", "many words " * 2000)
     try:
         client.generate("any", PROMPT, options={"temperature": -1})
         error = None
@@ -60,6 +62,9 @@ def main(url: str) -> None:
         "chat_async": asyncio.run(chat_async(url)),
         "structured": json.loads(structured.message.content or ""),
         "offered": bool(offered.message.content or offered.message.tool_calls),
+        "embeddings": [len(vector) for vector in (*embedded.embeddings, *truncated.embeddings)],
+        "embedded_tokens": [embedded.prompt_eval_count, truncated.prompt_eval_count],
+        "older_embedding": len(client.embeddings("any", "one text").embedding),
         "error": error,
     }
     print(json.dumps(got))

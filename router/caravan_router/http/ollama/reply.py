@@ -16,8 +16,9 @@ from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, va
 from caravan_router.http.server.event_stream import LINES, EventStream
 from caravan_router.text.assembler import Piece
 
+NANOSECONDS = 1_000_000_000
+
 _ENCODER = msgspec.json.Encoder()
-_NANOSECONDS = 1_000_000_000
 
 OllamaReply = ollama.OllamaGenerateReply | ollama.OllamaChatReply
 # Makes a reply, or one line of it, from the model's name, a text and tool calls.
@@ -79,12 +80,12 @@ class AnswerReply(Reply):
         prompt_s = 0.0 if times.started is None or times.first_token is None else times.first_token - times.started
         reply.done = True
         reply.done_reason = "length" if output.finish == "length" else "stop"
-        reply.total_duration = int(timings.total_s * _NANOSECONDS)
+        reply.total_duration = int(timings.total_s * NANOSECONDS)
         reply.load_duration = 0
         reply.prompt_eval_count = len(self._chat.request.prompt)
-        reply.prompt_eval_duration = int(prompt_s * _NANOSECONDS)
+        reply.prompt_eval_duration = int(prompt_s * NANOSECONDS)
         reply.eval_count = run.tokens
-        reply.eval_duration = int(max(0.0, timings.inference_s - prompt_s) * _NANOSECONDS)
+        reply.eval_duration = int(max(0.0, timings.inference_s - prompt_s) * NANOSECONDS)
 
 
 class _Unsent:

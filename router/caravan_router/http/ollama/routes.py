@@ -6,6 +6,7 @@ from aiohttp import web
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.bounds import model_of
 from caravan_router.http.ollama import schema as ollama
+from caravan_router.http.ollama.embeddings import ollama_embed, ollama_embeddings
 from caravan_router.http.ollama.errors import OLLAMA
 from caravan_router.http.ollama.reply import AnswerReply, Shape, chat_reply, generate_reply
 from caravan_router.http.ollama.validation import source_of_chat, source_of_generate
@@ -89,6 +90,8 @@ async def ollama_version(request: web.Request) -> web.Response:
     return _json(ollama.OllamaVersion(request.app[STATE].info.version))
 
 
+_EMBED_ERRORS = (*BODY_ERRORS, 424, 429, 503)
+
 ROUTES = (
     Route(
         method="POST",
@@ -109,6 +112,26 @@ ROUTES = (
         body=(ollama.OllamaChatRequest,),
         replies=((JSON, ollama.OllamaChatReply), (LINES, ollama.OllamaChatReply)),
         errors=GENERATION_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/api/embed",
+        handler=ollama_embed,
+        dialect=OLLAMA,
+        summary="Return one vector for each text",
+        body=(ollama.OllamaEmbedRequest,),
+        replies=((JSON, ollama.OllamaEmbedReply),),
+        errors=_EMBED_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/api/embeddings",
+        handler=ollama_embeddings,
+        dialect=OLLAMA,
+        summary="Return the vector of one text",
+        body=(ollama.OllamaEmbeddingsRequest,),
+        replies=((JSON, ollama.OllamaEmbeddingsReply),),
+        errors=_EMBED_ERRORS,
     ),
     Route(
         method="GET",

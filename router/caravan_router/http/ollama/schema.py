@@ -130,6 +130,50 @@ class OllamaChatReply(OllamaStatistics, omit_defaults=True, kw_only=True):
     done: bool
 
 
+class OllamaEmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``model`` may be anything but an adapter's name. Without texts the reply has no vectors.
+
+    ``truncate``: true by default; a text that is too long loses its end. False refuses it. ``dimensions``: a vector's
+    first so many numbers, scaled to length 1. ``num_ctx`` limits the tokens of a text; no other option has to do with
+    vectors.
+    """
+
+    model: str
+    input: str | list[str] | None = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None
+
+
+class OllamaEmbedReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector of length 1 for each text, in their order. ``prompt_eval_count``: tokens of all texts together.
+
+    Durations are in nanoseconds.
+    """
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The older request for one vector. A ``prompt`` that is too long is refused; without one the vector is empty."""
+
+    model: str
+    prompt: str | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None
+
+
+class OllamaEmbeddingsReply(msgspec.Struct, frozen=True):
+    """A vector of length 1."""
+
+    embedding: list[float]
+
+
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
     """What the router knows about a model's file."""
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from caravan_router.http.generation.answer import Context
+from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
-from caravan_router.http.generation.rules import NotBetweenZeroAndOneError, OutOfRangeError, UnsupportedFieldError
+from caravan_router.http.generation.rules import NotBetweenZeroAndOneError, UnsupportedFieldError
 from caravan_router.http.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.rules import ImagesError
@@ -43,11 +44,8 @@ def _source(body: ollama.OllamaFields, messages: Sequence[Message], context: Con
     for field, value in (("logprobs", body.logprobs), ("top_logprobs", body.top_logprobs)):
         if value:
             raise UnsupportedFieldError(field, "set it to null", value)
-    context_tokens = context.bounds.max_total_tokens
     options = _NO_OPTIONS if body.options is None else body.options
-    check_positive("options.num_ctx", options.num_ctx)
-    if options.num_ctx is not None and options.num_ctx > context_tokens:
-        raise OutOfRangeError("options.num_ctx", 1, context_tokens, options.num_ctx)
+    check_num_ctx(options, context.bounds)
     if options.typical_p is not None and not 0 < options.typical_p <= 1:
         raise NotBetweenZeroAndOneError("options.typical_p", options.typical_p)
     num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
@@ -76,6 +74,12 @@ def _source(body: ollama.OllamaFields, messages: Sequence[Message], context: Con
     )
     names = ("messages" if raw is None else "prompt", "options.num_predict")
     return ChatSource(body=request, raw=raw, names=names, typical_p=options.typical_p)
+
+
+def check_num_ctx(options: ollama.OllamaOptions, bounds: Bounds) -> None:
+    """Require a context that is no larger than the one that is served."""
+    check_positive("options.num_ctx", options.num_ctx)
+    check_range("options.num_ctx", options.num_ctx, 1, bounds.max_total_tokens)
 
 
 def _format(asked: str | dict[str, Any] | None) -> Format | None:

@@ -7,49 +7,39 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from caravan_router.core.engine import ModelFacts
-from caravan_router.http.generation.answer import Context, context_of
-from caravan_router.http.generation.permits import holding_permits
+from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.http.openai.embeddings.schema import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
+from caravan_router.http.openai.embeddings.vectors import vectors_of
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.prompts import PromptInput, TextPrompt, split_prompts
-from caravan_router.http.openai.rules import AdapterVectorsError, DimensionsError, NoVectorsError
+from caravan_router.http.openai.rules import DimensionsError
 from caravan_router.http.server.body import read_body
 from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
-from caravan_router.http.server.state import CLIENT, STATE
 
 _DECODER = msgspec.json.Decoder(EmbeddingRequest)
 
 
 async def embeddings(request: web.Request) -> web.Response:
-    """Handle ``/v1/embeddings``. The shard computes one text at a time, in turn with the steps of generations."""
+    """Handle ``/v1/embeddings``."""
     body = await read_body(request, _DECODER)
-    with holding_permits(request.app[STATE], request[CLIENT], 1):
-        context = context_of(request)
-        model = context.model
-        _check(body, model)
+
+    async def texts_of(context: Context) -> list[tuple[int, ...]]:
+        size = context.model.embedding_size
+        if body.dimensions is not None and body.dimensions != size:
+            raise DimensionsError(size, body.dimensions)
         prompts = split_prompts("input", body.input, context.limits.max_embed_texts)
-        texts = [await _token_ids(context, prompt) for prompt in prompts]
-        vectors = await context.engine.queries.embed(texts)
+        return [await _token_ids(context, prompt) for prompt in prompts]
+
+    made = await vectors_of(request, body.model, texts_of)
     encode = _base64 if body.encoding_format == "base64" else list
-    count = sum(map(len, texts))
     reply = EmbeddingList(
         object="list",
-        data=[Embedding("embedding", index, encode(vector)) for index, vector in enumerate(vectors)],
-        model=model.name,
-        usage=EmbeddingUsage(count, count),
+        data=[Embedding("embedding", index, encode(vector)) for index, vector in enumerate(made.vectors)],
+        model=made.model,
+        usage=EmbeddingUsage(made.tokens, made.tokens),
     )
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
-
-
-def _check(body: EmbeddingRequest, model: ModelFacts) -> None:
-    if model.embedding_size == 0:
-        raise NoVectorsError
-    if body.model is not None and body.model in model.adapters:
-        raise AdapterVectorsError(body.model)
-    if body.dimensions is not None and body.dimensions != model.embedding_size:
-        raise DimensionsError(model.embedding_size, body.dimensions)
 
 
 async def _token_ids(context: Context, prompt: PromptInput) -> tuple[int, ...]:

@@ -1,0 +1,143 @@
+"""Ollama's embeddings over an engine whose vectors tell a text's length."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from caravan_router.core.errors import GenerationError
+from caravan_router.http.limits import Limits
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import BOS, MODEL, ScriptedEngine
+
+EMBED, OLDER = "/api/embed", "/api/embeddings"
+
+
+async def ask(service: Service, path: str, **body: Any) -> dict[str, Any]:
+    response = await service.post(path, {"model": "any", **body})
+    assert response.status == 200, await response.text()
+    reply: dict[str, Any] = await response.json()
+    return reply
+
+
+def vector(length: int) -> list[float]:
+    return [1.0 if index == length % 8 else 0.0 for index in range(8)]
+
+
+@pytest.mark.parametrize(("given", "lengths"), [("ab", [3]), (["ab", "c"], [3, 2]), ("", []), ([], []), (None, [])])
+async def test_a_vector_for_each_text(service: Service, given: Any, lengths: list[int]) -> None:
+    reply = await ask(service, EMBED, input=given, keep_alive="5m", options={"temperature": 0.5})
+    assert reply.pop("total_duration") > 0
+    assert reply == {
+        "model": "scripted",
+        "embeddings": [vector(length) for length in lengths],
+        "load_duration": 0,
+        "prompt_eval_count": sum(lengths),
+    }
+    assert not service.engine.streams
+
+
+async def test_the_older_route_returns_one_vector(service: Service) -> None:
+    assert await ask(service, OLDER, prompt="ab", keep_alive=0, options={}) == {"embedding": vector(3)}
+    for nothing in ("", None):
+        assert await ask(service, OLDER, prompt=nothing) == {"embedding": []}
+
+
+class NotingEngine(ScriptedEngine):
+    """Keeps the tokens of each text that was embedded; its vectors have no zero."""
+
+    embedded: list[tuple[int, ...]]
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        self.embedded = list(texts)
+        return [(0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0) for _ in texts]
+
+
+@pytest.mark.parametrize("truncate", [True, None])
+@pytest.mark.parametrize(
+    ("text", "options", "kept"),
+    [
+        ("ab" * 50, None, ("ab" * 50)[:63]),
+        ("a" * 63, None, "a" * 63),
+        ("abcdef", {"num_ctx": 3}, "ab"),
+        ("abcdef", {"num_ctx": 256}, "abcdef"),
+        ("a" * 20_000, None, "a" * 63),
+        ("é" * 20_000, {"num_ctx": 1}, ""),
+    ],
+)
+async def test_a_text_that_is_too_long_loses_its_end(truncate: Any, text: str, options: Any, kept: str) -> None:
+    engine = NotingEngine()
+    async with serving(engine) as service:
+        reply = await ask(service, EMBED, input=["x", text], truncate=truncate, options=options)
+        expected = (BOS, *(100 + ord(letter) for letter in kept))
+        assert engine.embedded[1] == expected
+        assert reply["prompt_eval_count"] == len(expected) + len(engine.embedded[0])
+
+
+async def test_fewer_dimensions_are_scaled_to_length_one() -> None:
+    async with serving(NotingEngine()) as service:
+        for dimensions, expected in [(1, [1.0]), (2, [math.sqrt(0.5)] * 2), (8, [0.5] * 4 + [0.0] * 4)]:
+            [made] = (await ask(service, EMBED, input="a", dimensions=dimensions))["embeddings"]
+            assert made == pytest.approx(expected)
+
+
+RULES: list[tuple[str, dict[str, Any], str]] = [
+    (EMBED, {"input": "a" * 64, "truncate": False}, "`input` must have less than 64 tokens. Given: 65"),
+    (OLDER, {"prompt": "a" * 64}, "`prompt` must have less than 64 tokens. Given: 65"),
+    (OLDER, {"prompt": "abc", "options": {"num_ctx": 2}}, "`prompt` must have less than 2 tokens. Given: 4"),
+    (EMBED, {"input": ["a", ""]}, "`input` cannot be empty"),
+    (EMBED, {"input": [["a"]]}, "Expected `str`, got `array` - at `$.input[0]`"),
+    (EMBED, {"input": 5}, "Expected `str | array | null`, got `int` - at `$.input`"),
+    (EMBED, {"input": ["a"] * 2049}, "Number of prompts exceeds the maximum allowed batch size of 2048. Given: 2049"),
+    (
+        EMBED,
+        {"input": "a" * 8193, "truncate": False},
+        "`input` must have at most 8192 bytes. Given: 8193",
+    ),
+    (EMBED, {"input": "a", "dimensions": 9}, "`dimensions` must be >= 1 and <= 8. Given: 9"),
+    (EMBED, {"input": "a", "dimensions": 0}, "`dimensions` must be >= 1 and <= 8. Given: 0"),
+    (EMBED, {"input": "a", "options": {"num_ctx": 257}}, "`options.num_ctx` must be >= 1 and <= 256. Given: 257"),
+    (OLDER, {"prompt": "a", "options": {"num_ctx": 0}}, "`options.num_ctx` must be strictly positive. Given: 0"),
+    (EMBED, {"input": "a", "options": {"num_gpu": 1}}, "Object contains unknown field `num_gpu` - at `$.options`"),
+    (OLDER, {"prompt": "a", "truncate": True}, "Object contains unknown field `truncate`"),
+    (
+        EMBED,
+        {"input": "a", "model": "pirate"},
+        "`model` must not be an adapter: vectors are the model's own. Given: 'pirate'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "message"), RULES)
+async def test_rules(service: Service, path: str, fields: dict[str, Any], message: str) -> None:
+    response = await service.post(path, {"model": "any"} | fields)
+    assert response.status == 400
+    assert await response.json() == {"error": f"Input validation error: {message}", "error_type": "validation"}
+
+
+@pytest.mark.parametrize("path", [EMBED, OLDER])
+async def test_where_none_are_served(service: Service, path: str) -> None:
+    service.engine.model = dataclasses.replace(MODEL, embedding_size=0, max_embed_tokens=0)
+    response = await service.post(path, {"model": "any"})
+    assert response.status == 400
+    assert "--embeddings" in (await response.json())["error"]
+
+
+async def test_it_needs_a_permit() -> None:
+    async with serving(ScriptedEngine(), Limits(max_concurrent_requests=0)) as service:
+        response = await service.post(EMBED, {"model": "any", "input": "a"})
+        assert (response.status, response.headers["Retry-After"]) == (429, "1")
+
+
+class FailingEngine(ScriptedEngine):
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        raise GenerationError(f"no room for {len(texts)}")
+
+
+async def test_a_failure_is_reported() -> None:
+    async with serving(FailingEngine()) as service:
+        response = await service.post(EMBED, {"model": "any", "input": "a"})
+        assert response.status == 424
+        assert (await response.json())["error"] == "Request failed during generation: no room for 1"
