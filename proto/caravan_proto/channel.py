@@ -7,6 +7,9 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 KEEPALIVE_MS = 5_000
 PING_TIMEOUT_MS = 2_000
 
+# A busy host or a distant one takes more than a few hundred milliseconds to accept a connection.
+CONNECT_TIMEOUT_MS = 5_000
+
 Options = list[tuple[str, int]]
 
 
@@ -23,7 +26,8 @@ def client_options() -> Options:
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Despite its name, this is the time that a connection may take.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
 

@@ -30,7 +30,7 @@ class RunningShard:
     stub: Any
     epoch: int = 0
 
-    async def take(self, epoch: int = 1, *, router_id: str = "test", ttl_ms: int = 60_000) -> shard_pb2.LeaseResponse:
+    async def take(self, epoch: int = 1, *, router_id: str = "test", ttl_ms: int = 600_000) -> shard_pb2.LeaseResponse:
         """Lease the shard; later commands carry the epoch."""
         response: shard_pb2.LeaseResponse = await self.stub.Lease(
             shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, ttl_ms=ttl_ms)
