@@ -8,14 +8,14 @@ from caravan_testing.serve_process import Served, serve
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """One server with the demo model for all tests that do not harm it."""
+    """One server with the demo model, shared by all tests that do not harm it."""
     with serve("-np", "8", "-c", "16384", "-t", "2", "--kv-layout", "split") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def oracle() -> Iterator[Oracle]:
-    """The demo model by itself."""
+    """The demo model without a server."""
     result = Oracle()
     yield result
     result.llama.close()

@@ -1,6 +1,7 @@
-"""What attackers, broken clients and scanners send: bytes for a socket, and the status that must come back.
+"""What attackers, broken clients and scanners send: bytes for a socket, and the status of the reply.
 
-None: the server hangs up without a word. Each request asks for its connection to be closed after the answer.
+A status of None means that the server closes the connection without a reply. Each request asks the server to close its
+connection after the reply.
 """
 
 import gzip
@@ -12,7 +13,7 @@ from caravan_testing.raw_http import post
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """``says``: in the body of the answer."""
+    """The error in the reply contains ``says``."""
 
     name: str
     raw: bytes
@@ -166,7 +167,7 @@ def guided(name: str, fields: bytes, status: int = 400) -> Hostile:
 BIASES = b",".join(b'"%d":1' % number for number in range(5_000))
 OPEN = b"(" * 20_000
 
-# CVE-2025-48942 to -48944, -48887, -29770, CVE-2026-34756 and the like, and what kills llama.cpp's own grammar reader.
+# Like CVE-2025-48942 to -48944, -48887, -29770 and CVE-2026-34756, and grammars that crash llama.cpp's own parser.
 CONSTRAINTS = (
     guided("nested repetition", b'"guided_grammar":"root ::= ((\\"a\\"?){20}){20}"', 400),
     guided("huge repetition", b'"guided_grammar":"root ::= \\"a\\"{1000000000}"', 200),
@@ -191,7 +192,7 @@ CONSTRAINTS = (
     grammar("a grammar of another kind", b'"type":"shell","value":"id"'),
 )
 
-# CVE-2024-34359, CVE-2025-61620, CVE-2026-0599 and -33626: templates and addresses never come from a client.
+# Like CVE-2024-34359, CVE-2025-61620, CVE-2026-0599 and -33626: no template and no URL may come from a client.
 CONVERSATIONS = (
     chat("a template", b'"chat_template":"{{ cycler.__init__.__globals__.os.popen(1) }}"', 400, "chat_template"),
     chat("a template's variable", b'"chat_template_kwargs":{"chat_template":"{{ 1 }}"}', 400, "chat_template_kwargs"),
@@ -310,7 +311,7 @@ HTTP = (
     http("X-Priority", post("/generate", GOOD, CLOSE, "X-Priority: 1;2"), 422, "X-Priority"),
     http("X-Priority of 5,000 digits", post("/generate", GOOD, CLOSE, "X-Priority: " + "9" * 5_000), 422, "X-Priority"),
     http("X-Request-Timeout", post("/generate", GOOD, CLOSE, "X-Request-Timeout: nan"), 422, "X-Request-Timeout"),
-    http("a body that does not end", with_headers("Content-Length: 1000000"), 408, "within 1 s"),
+    http("a body that does not end", with_headers("Content-Length: 1000000"), 408, "within 3 s"),
     http("chunks without end", with_headers("Transfer-Encoding: chunked", body=b"1\r\n \r\n" * 1_000), 408),
     http("a head that does not end", b"POST /generate HTTP/1.1\r\nHost: x\r\n", None),
     http("nothing at all", b"", None),

@@ -1,4 +1,4 @@
-"""Clients in environments of their own, which `make test-clients` sets up, against one server."""
+"""Client libraries, each in its own environment that `make test-clients` sets up, against one server."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from caravan_testing.serve_process import ROOT, Served, serve
 pytestmark = pytest.mark.clients
 
 SESSIONS = Path(__file__).parent / "clients"
-# What the demo model says to the sessions' prompts; no other token is nearly as likely anywhere in these.
+# The demo model's greedy answers to the prompts. At each place the likeliest token leads by far.
 TEXT = " Paris.\n\nThe United States has a population of approximately"
 ALPHABET = "The alphabet is a series of symbols"
 STOPPED = " four, five,"
@@ -27,7 +27,7 @@ def served() -> Iterator[Served]:
 
 
 def session(name: str, served: Served) -> dict[str, Any]:
-    """What the client got."""
+    """Run the client's script in its environment and return what it got."""
     python = ROOT / f".cache/clients/{name}/bin/python"
     assert python.exists(), f"no environment for {name}: run `make test-clients`"
     script = SESSIONS / f"{name.replace('-', '_')}_session.py"
@@ -37,7 +37,7 @@ def session(name: str, served: Served) -> dict[str, Any]:
     return got
 
 
-def test_langchain_openai(served: Served) -> None:
+def test_langchain_openai_completes_chats_calls_tools_and_embeds(served: Served) -> None:
     got = session("langchain-openai", served)
     completions, chat = got["completions"], got["chat"]
     assert completions["text"] == completions["streamed"] == completions["batch"][0] == TEXT
@@ -52,14 +52,14 @@ def test_langchain_openai(served: Served) -> None:
     assert got["embeddings"] == [VECTOR_SIZE, VECTOR_SIZE]
 
 
-def test_langchain_huggingface(served: Served) -> None:
+def test_langchain_huggingface_completes_streams_and_stops(served: Served) -> None:
     got = session("langchain-huggingface", served)
     assert got["text"] == got["streamed"] == TEXT
     assert got["stopped"] == STOPPED
     assert got["sampled"][0] == got["sampled"][1]
 
 
-def test_litellm(served: Served) -> None:
+def test_litellm_completes_chats_calls_tools_and_embeds(served: Served) -> None:
     got = session("litellm", served)
     completions, chat = got["completions"], got["chat"]
     assert completions["text"] == completions["streamed"] == completions["streamed_async"] == TEXT
@@ -74,7 +74,7 @@ def test_litellm(served: Served) -> None:
     assert got["embeddings"] == [VECTOR_SIZE, VECTOR_SIZE]
 
 
-def test_ollama(served: Served) -> None:
+def test_the_ollama_client_generates_chats_and_lists_models(served: Served) -> None:
     got = session("ollama", served)
     assert got["text"] == got["streamed"] == TEXT
     assert got["done"] == got["last"] == [True, "length", 12]
@@ -92,7 +92,7 @@ def test_ollama(served: Served) -> None:
     assert got["error"] == [400, "Input validation error: `temperature` must be strictly positive. Given: -1.0"]
 
 
-def test_llm(served: Served) -> None:
+def test_the_llm_command_completes_chats_and_calls_tools(served: Served) -> None:
     got = session("llm", served)
     assert "OpenAI Completion: caravan-completions" in got["models"]
     assert got["text"] == got["streamed"] == TEXT

@@ -1,4 +1,4 @@
-"""Clients as their users have them, against the real thing."""
+"""Client libraries against a real server, used as their users use them."""
 
 import json
 import re
@@ -28,14 +28,14 @@ TEXT_GENERATION_PYTHON = ROOT / ".cache/clients/text-generation/bin/python"
 
 def test_the_printed_curl_line_streams_sensible_text(served: Served) -> None:
     (line,) = (line for line in served.log if line.startswith("  curl"))
-    answer = subprocess.run(line, shell=True, capture_output=True, text=True, check=True, timeout=60).stdout
+    answer = subprocess.run(line, shell=True, capture_output=True, text=True, check=True, timeout=120).stdout
     events = [json.loads(event) for event in re.findall(r"^data: (.*)$", answer, re.MULTILINE)]
     assert len(events) == 30
     assert "Paris" in events[-1]["generated_text"]
     assert "".join(event["token"]["text"] for event in events) == events[-1]["generated_text"]
 
 
-def test_huggingface_hub_text_generation(served: Served) -> None:
+def test_huggingface_hub_generates_whole_and_streamed_text(served: Served) -> None:
     client = InferenceClient(served.url)
     plain = client.text_generation(PROMPT, max_new_tokens=12)
     assert plain.startswith(" Paris")
@@ -55,7 +55,7 @@ def test_huggingface_hub_sees_a_validation_error(served: Served) -> None:
         InferenceClient(served.url).text_generation(PROMPT, max_new_tokens=10**6)
 
 
-def test_openai_completions(served: Served) -> None:
+def test_openai_completions_are_whole_or_streamed(served: Served) -> None:
     with OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         whole = client.completions.create(model="any", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=2)
         assert whole.choices[0].text.startswith(" Paris")
@@ -85,7 +85,7 @@ def test_openai_completions_with_several_prompts_and_stop(served: Served) -> Non
         assert [choice.index for choice in answer.choices] == [0, 1]
         assert answer.choices[1].text == " four, five,"
         assert answer.choices[1].finish_reason == "stop"
-        # Few tokens: see clients/text_generation_session.py.
+        # Few tokens, for the reason that clients/text_generation_session.py gives.
         seeded = [
             client.completions.create(model="any", prompt=PROMPT, max_tokens=4, temperature=0.9, seed=11)
             .choices[0]
@@ -97,12 +97,12 @@ def test_openai_completions_with_several_prompts_and_stop(served: Served) -> Non
             client.completions.create(model="any", prompt=PROMPT, n=3, best_of=2)
 
 
-def test_text_generation(served: Served) -> None:
-    """TGI's own client, in the environment that `make test` creates for it."""
+def test_tgis_own_client_generates_streams_and_chats(served: Served) -> None:
+    """The client needs its own environment, which `make test` creates."""
     assert TEXT_GENERATION_PYTHON.exists(), "no environment for this client: run `make test`"
     script = Path(__file__).parent / "clients/text_generation_session.py"
     run = subprocess.run(
-        [TEXT_GENERATION_PYTHON, script, served.url], capture_output=True, text=True, timeout=100, check=False
+        [TEXT_GENERATION_PYTHON, script, served.url], capture_output=True, text=True, timeout=200, check=False
     )
     assert run.returncode == 0, run.stderr
     got = json.loads(run.stdout)
@@ -123,7 +123,7 @@ WEATHER: Any = {
 }
 
 
-def test_huggingface_hub_conversations(served: Served) -> None:
+def test_huggingface_hub_chats_calls_tools_and_keeps_to_a_schema(served: Served) -> None:
     client = InferenceClient(served.url)
     messages = [{"role": "user", "content": QUESTION}]
     whole = client.chat_completion(messages, max_tokens=24, temperature=0)
@@ -144,7 +144,7 @@ def test_huggingface_hub_conversations(served: Served) -> None:
     assert set(json.loads(client.text_generation(PROMPT, max_new_tokens=80, grammar=grammar))) == {"city"}
 
 
-def test_openai_conversations(served: Served) -> None:
+def test_openai_chats_calls_tools_and_keeps_to_a_schema(served: Served) -> None:
     with OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         common: Any = {"model": "any", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
         whole = client.chat.completions.create(**common, max_completion_tokens=24, logprobs=True, top_logprobs=2)

@@ -1,4 +1,4 @@
-"""A sampled sequence that loses its cells draws on where it was: every token is what (seed, position) selects."""
+"""A preempted sequence continues its draws: every token is the one that its seed and position select."""
 
 import asyncio
 import json
@@ -14,13 +14,15 @@ from caravan_testing.waiting import eventually
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 LOW = {11: "Once upon a time there was a small dog who", 12: "My favorite book is"}
+# Enough that they still decode when the test has seen the third dozen of tokens and acts.
+LOW_TOKENS = 90
 HIGH = {21: "The train left the station at", 22: "A good recipe for bread begins with"}
 
 
 async def stream(
     session: ClientSession, prompt: str, seed: int, new_tokens: int, priority: int, into: list[int]
 ) -> None:
-    """Token ids, as they come, at temperature 1 without filters."""
+    """Append token ids to ``into`` as they arrive, sampled at temperature 1 without filters."""
     parameters = {"do_sample": True, "seed": seed, "max_new_tokens": new_tokens}
     body = {"inputs": prompt, "parameters": parameters, "priority": priority}
     async with session.post("/generate_stream", json=body) as response:
@@ -30,15 +32,17 @@ async def stream(
 
 
 async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, float]]:
-    """Outputs by seed, and preemptions by kind: three times those of high priority take both sequence ids."""
+    """Return outputs by seed and preemptions by kind.
+
+    Three times, requests of high priority take both sequence ids from those of low priority.
+    """
     outputs: dict[int, list[int]] = {seed: [] for seed in LOW}
     async with ClientSession(served.url) as session, asyncio.TaskGroup() as low:
-        tasks = [low.create_task(stream(session, LOW[seed], seed, 60, 0, outputs[seed])) for seed in LOW]
+        tasks = [low.create_task(stream(session, LOW[seed], seed, LOW_TOKENS, 0, outputs[seed])) for seed in LOW]
         for number in range(3):
             await eventually(
                 lambda enough=8 * (number + 1): all(len(outputs[seed]) >= enough for seed in LOW),  # type: ignore[misc]
                 "both have some tokens",
-                within_s=60,
             )
             assert not any(task.done() for task in tasks)
             async with asyncio.TaskGroup() as high:
@@ -52,7 +56,7 @@ async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, f
 
 @pytest.mark.parametrize(("swap_space", "how"), [("1", "swap"), ("0", "recompute")])
 @pytest.mark.parametrize("layout", ["unified", "split"])
-def test_draws_go_on(oracle: Oracle, layout: str, swap_space: str, how: str) -> None:
+def test_a_preempted_sequence_draws_the_same_tokens(oracle: Oracle, layout: str, swap_space: str, how: str) -> None:
     with serve("-np", "2", "-c", "512", "-t", "2", "--kv-layout", layout, "--swap-space", swap_space) as served:
         outputs, preemptions = asyncio.run(interrupted(served))
     assert preemptions.pop(how) >= 3

@@ -1,4 +1,4 @@
-"""Greedy output in a batch is what the model says alone; where it is not, the two tokens were as good as equal."""
+"""Greedy output in a batch equals the model's output alone, or differs first at two tokens that are nearly tied."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ async def _generate(session: ClientSession, url: str, prompt: str, new_tokens: i
         return [token["id"] for token in answer["details"]["tokens"]]
 
 
-async def test_twenty_prompts_together_equal_each_alone(served: Served, oracle: Oracle) -> None:
+async def test_twenty_prompts_in_a_batch_give_the_output_of_each_alone(served: Served, oracle: Oracle) -> None:
     expected = [oracle.greedy(prompt, NEW_TOKENS) for prompt in PROMPTS]
     async with ClientSession() as session:
         got = await asyncio.gather(*(_generate(session, served.url, prompt) for prompt in PROMPTS))
@@ -53,7 +53,7 @@ async def test_twenty_prompts_together_equal_each_alone(served: Served, oracle: 
     assert exact >= len(PROMPTS) * 3 // 4, f"only {exact} of {len(PROMPTS)} equal: too many for ties"
 
 
-async def test_joining_and_leaving_changes_nobody(served: Served, oracle: Oracle) -> None:
+async def test_streams_that_join_and_leave_do_not_change_others(served: Served, oracle: Oracle) -> None:
     """While two streams decode, others join, end and disconnect."""
     async with ClientSession() as session:
         steady = [asyncio.create_task(_generate(session, served.url, prompt)) for prompt in PROMPTS[:2]]

@@ -1,4 +1,4 @@
-"""Whatever comes, it gets its status, and the streams that run meanwhile are what they are without it."""
+"""Every hostile request gets its status, and does not change the streams that run meanwhile."""
 
 import asyncio
 import re
@@ -16,25 +16,25 @@ from caravan_testing.serve_process import Served, serve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-# Greedy texts in which no token is nearly another: the best leads by more than 0.5 in logprob, where what else runs in
-# the batch changes some thousandths.
+# Prompts whose greedy outputs have no near ties: the best token leads by more than 0.5 in logprob, while others in the
+# batch change logprobs by some thousandths.
 PROMPTS = ("21 22 23 24 25", "31, 32, 33, 34,", "100 101 102 103 104", "1000 1001 1002")
 TOKENS = 40
 AT_ONCE = 8
-# What starts with the first conversations and constraints and stays: processes that render templates, threads.
+# Descriptors of what the first conversations and constraints start and what stays: template processes, threads.
 MOST_KEPT_OPEN = 24
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """Impatient, so that slow clients take no time to test."""
-    flags = ("--header-timeout-s", "3", "--body-timeout-s", "1", "--slow-client-timeout-s", "1")
+    """A server with short timeouts, so that slow clients are quick to test, yet long enough for a busy machine."""
+    flags = ("--header-timeout-s", "5", "--body-timeout-s", "3", "--slow-client-timeout-s", "3")
     with serve("-np", "16", "-c", "8192", "-t", "2", *flags) as running:
         yield running
 
 
 async def _streamed(session: ClientSession, url: str, prompt: str) -> str:
-    """Greedy."""
+    """Return the text of a greedy stream."""
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
     async with session.post(f"{url}/v1/completions", json=body) as response:
         assert response.status == 200
@@ -45,7 +45,7 @@ async def _streamed(session: ClientSession, url: str, prompt: str) -> str:
 
 @asynccontextmanager
 async def undisturbed(url: str) -> AsyncIterator[None]:
-    """Streams run over and over; each text must be the one it is when nothing else happens."""
+    """Run streams again and again during the block; each text must be the one it is without any disturbance."""
     ended: list[str] = []
     async with ClientSession() as session:
         calm = {prompt: await _streamed(session, url, prompt) for prompt in PROMPTS}
@@ -60,7 +60,7 @@ async def undisturbed(url: str) -> AsyncIterator[None]:
             yield
             before = len(ended)
             async with asyncio.timeout(60):
-                # Those that were disturbed last are looked at too.
+                # Wait for the streams that were disturbed last, so that they are checked too.
                 while len(ended) < before + len(PROMPTS) and not any(task.done() for task in running):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
@@ -90,7 +90,7 @@ async def _send(url: str, hostile: Hostile, wrong: list[str]) -> None:
         wrong.append(f"{hostile.name}: expected {hostile.status} {hostile.says!r}, not {received[:500]!r}")
 
 
-async def test_hostile_requests_have_their_status_and_disturb_nobody(served: Served) -> None:
+async def test_hostile_requests_get_their_status_and_disturb_no_stream(served: Served) -> None:
     assert len(TABLE) > 160
     wrong: list[str] = []
     before = served.descriptors()
@@ -111,7 +111,7 @@ async def test_hostile_requests_have_their_status_and_disturb_nobody(served: Ser
 
 
 async def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
-    """What follows a body is the next request, and never part of this one."""
+    """Bytes after a body are the next request, and never part of this one."""
     first = post("/generate", GOOD)
     smuggled = post("/generate", b"{")
     last = b"GET /nope HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -119,8 +119,8 @@ async def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     assert [reply.status for reply in replies] == [200, 400, 404]
 
 
-async def test_a_client_that_stops_sending_is_taken_to_have_left(served: Served) -> None:
-    """A connection closed in one direction: its generation ends, and others go on."""
+async def test_a_client_that_stops_sending_counts_as_gone(served: Served) -> None:
+    """A connection that is closed in one direction ends its generation; others continue."""
     async with undisturbed(served.url):
         for body in (b'{"inputs":"Once","parameters":{"max_new_tokens":2000}}', b'{"inputs":'):
             with socket.create_connection((HOST, port_of(served.url)), timeout=60) as connection:
@@ -129,8 +129,8 @@ async def test_a_client_that_stops_sending_is_taken_to_have_left(served: Served)
                 assert await asyncio.to_thread(connection.recv, 100) == b""
 
 
-async def test_many_slow_connections_are_in_nobodys_way(served: Served) -> None:
-    """200 heads that trickle in."""
+async def test_many_slow_connections_do_not_disturb_others(served: Served) -> None:
+    """200 clients send their headers slowly and never end."""
 
     def trickle() -> Iterator[bytes]:
         yield b"POST /generate HTTP/1.1\r\n"

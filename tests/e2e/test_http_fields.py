@@ -1,4 +1,4 @@
-"""What the fields of the HTTP contract do on the real model, from the client's side."""
+"""The effect of request fields, on a real model and as a client sees it."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ async def post(served: Served, path: str, body: Any, status: int = 200) -> Any:
         return await response.json()
 
 
-async def test_a_prompts_scores_are_the_models_own(vectors: Served, oracle: Oracle) -> None:
+async def test_the_logprobs_of_a_prompt_are_the_models_own(vectors: Served, oracle: Oracle) -> None:
     body = {"prompt": TEXT, "max_tokens": 0, "echo": True, "logprobs": 2}
     [choice] = (await post(vectors, "/v1/completions", body))["choices"]
     columns = choice["logprobs"]
@@ -47,7 +47,7 @@ async def test_a_prompts_scores_are_the_models_own(vectors: Served, oracle: Orac
         "".join(columns["tokens"][:place]) for place in range(len(columns["tokens"]))
     ]
     tokens = [token["id"] for token in await post(vectors, "/tokenize", {"inputs": TEXT})]
-    # What each token after the first was chosen from; the oracle's prompt is the first one's text.
+    # The logits before each token but the first. The text of the first token is the oracle's prompt.
     logits = oracle.logits_of(columns["tokens"][0], tokens[1:]).astype(np.float64)
     expected = [row[token] - np.logaddexp.reduce(row) for row, token in zip(logits, tokens[1:], strict=True)]
     assert columns["token_logprobs"][0] is None
@@ -67,7 +67,9 @@ async def test_a_prompts_scores_are_the_models_own(vectors: Served, oracle: Orac
         ({"structured_outputs": {"grammar": 'start: "x" | /y{2,4}/'}}, "x|y{2,4}"),
     ],
 )
-async def test_texts_match(vectors: Served, fields: dict[str, Any], pattern: str) -> None:
+async def test_output_matches_its_pattern_grammar_or_choice(
+    vectors: Served, fields: dict[str, Any], pattern: str
+) -> None:
     body = {"prompt": "Answer:", "max_tokens": 40, "n": 3, "seed": 1, **fields}
     for choice in (await post(vectors, "/v1/completions", body))["choices"]:
         assert re.fullmatch(pattern, choice["text"]), choice
@@ -81,20 +83,20 @@ async def test_texts_match(vectors: Served, fields: dict[str, Any], pattern: str
         {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}},
     ],
 )
-async def test_objects_match(vectors: Served, fields: dict[str, Any]) -> None:
+async def test_output_matches_its_json_schema(vectors: Served, fields: dict[str, Any]) -> None:
     body = {"prompt": "A person as JSON:", "max_tokens": 200, "temperature": 0, **fields}
     [choice] = (await post(vectors, "/v1/completions", body))["choices"]
     jsonschema.validate(json.loads(choice["text"]), SCHEMA)
 
 
-async def test_what_cannot_be_a_grammar_is_told(vectors: Served) -> None:
+async def test_an_invalid_grammar_is_refused_with_its_problem(vectors: Served) -> None:
     body = {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "(a"}}}
     error = await post(vectors, "/generate", body, status=422)
     assert error["error"].startswith("Input validation error: grammar is not valid: ")
     assert vectors.healthy()
 
 
-async def test_a_bias_decides(vectors: Served) -> None:
+async def test_a_large_logit_bias_decides_the_token(vectors: Served) -> None:
     [wanted] = await post(vectors, "/tokenize", {"inputs": " purple"})
     body = {"prompt": "The sky is", "max_tokens": 3, "temperature": 0, "logit_bias": {str(wanted["id"]): 100}}
     [choice] = (await post(vectors, "/v1/completions", body))["choices"]
@@ -109,12 +111,12 @@ async def test_a_truncated_prompt_is_its_last_tokens(vectors: Served) -> None:
     assert [token["id"] for token in details["prefill"]] == tokens[-5:]
 
 
-async def test_text_of_tokens_is_the_text(vectors: Served) -> None:
+async def test_detokenize_gives_back_the_tokenized_text(vectors: Served) -> None:
     tokens = [token["id"] for token in await post(vectors, "/tokenize", {"inputs": TEXT, "add_special_tokens": False})]
     assert await post(vectors, "/detokenize", {"tokens": tokens}) == {"content": TEXT, "prompt": TEXT}
 
 
-async def test_vectors_of_near_texts_are_near(vectors: Served) -> None:
+async def test_similar_texts_have_similar_embeddings(vectors: Served) -> None:
     texts = ["A cat sat on the mat.", "A cat sits on a mat.", "Stock prices fell sharply in October."]
     reply = await post(vectors, "/v1/embeddings", {"input": texts})
     cat, cats, stocks = (np.array(one["embedding"]) for one in reply["data"])
@@ -125,7 +127,7 @@ async def test_vectors_of_near_texts_are_near(vectors: Served) -> None:
     np.testing.assert_allclose(struct.unpack(f"<{len(cat)}f", packed), cat, atol=1e-3)
 
 
-async def test_ollamas_vectors_are_the_same(vectors: Served) -> None:
+async def test_ollamas_routes_return_the_same_embeddings(vectors: Served) -> None:
     texts = ["A cat sat on the mat.", "Stock prices fell sharply in October."]
     openai = await post(vectors, "/v1/embeddings", {"input": texts})
     ollama = await post(vectors, "/api/embed", {"model": "any", "input": texts})
@@ -135,12 +137,12 @@ async def test_ollamas_vectors_are_the_same(vectors: Served) -> None:
     [cut] = (await post(vectors, "/api/embed", {"model": "any", "input": long}))["embeddings"]
     error = await post(vectors, "/api/embed", {"model": "any", "input": long, "truncate": False}, status=400)
     assert "`input` must have" in error["error"]
-    # What was cut off repeats what was kept.
+    # The part that was cut off only repeats the part that was kept.
     assert np.array(cut) @ np.array(ollama["embeddings"][1]) > np.array(cut) @ np.array(ollama["embeddings"][0])
     older = await post(vectors, "/api/embeddings", {"model": "any", "prompt": texts[0]})
     np.testing.assert_allclose(older["embedding"], ollama["embeddings"][0], atol=1e-3)
 
 
-async def test_without_them_the_server_says_so(served: Served) -> None:
+async def test_a_server_without_embeddings_names_the_flag_for_them(served: Served) -> None:
     error = (await post(served, "/v1/embeddings", {"input": "a"}, status=400))["error"]
     assert "--embeddings" in error["message"]

@@ -1,4 +1,4 @@
-"""Behind nginx as deploy/nginx/caravan.conf sets it up, tokens arrive as they are made, and leaving is noticed."""
+"""Behind nginx with deploy/nginx/caravan.conf, tokens arrive as they are sampled, and leaving clients are noticed."""
 
 import asyncio
 import shutil
@@ -61,7 +61,7 @@ def _write_configuration(folder: Path, upstream: str, port: int) -> None:
 
 @asynccontextmanager
 async def nginx(folder: Path, upstream: str) -> AsyncIterator[str]:
-    """In front of ``upstream``, host and port; yields its URL."""
+    """Run nginx in front of ``upstream``, a host and port, and yield its URL."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     assert program, "no nginx: apt-get install nginx-light"
     port = _free_port()
@@ -94,7 +94,7 @@ async def service() -> AsyncIterator[Service]:
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMS)
-async def test_each_token_arrives_before_the_next_is_made(
+async def test_each_token_arrives_before_the_next_is_sampled(
     service: Service, tmp_path: Path, path: str, body: dict[str, object]
 ) -> None:
     engine = service.engine
@@ -126,7 +126,7 @@ async def test_each_token_arrives_before_the_next_is_made(
     await eventually(service.is_idle)
 
 
-async def test_a_client_that_leaves_nginx_leaves_caravan(service: Service, tmp_path: Path) -> None:
+async def test_a_client_that_leaves_nginx_ends_its_generation(service: Service, tmp_path: Path) -> None:
     service.engine.script = lambda _: [word("a"), Pause()]
     async with nginx(tmp_path, service.url.removeprefix("http://")) as url, ClientSession() as client:
         response = await client.post(f"{url}/generate_stream", json={"inputs": "a"})

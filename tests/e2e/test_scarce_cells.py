@@ -1,4 +1,4 @@
-"""Many times more asked of the cells than there are, on a real model: all are served, and say what they say at ease."""
+"""Requests that need many times the KV cells there are, on a real model, all get the output they would get alone."""
 
 import asyncio
 import random
@@ -15,10 +15,10 @@ from caravan_testing.serve_process import Served, serve
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(400)]
 
 CELLS = 320
-# Both runs round in their own way (cells reused out of order are summed in another order, and flash attention sums in
-# half precision), in some thousand choices. The gap between the two likeliest tokens in 1,034 places of these texts,
-# with flash attention and without it: differs by 0.09 in the median, 0.47 in one place of a hundred, 0.95 at most.
-# Choices seen to differ: 0.61 and less, and 184 of 200 texts equal.
+# The two runs round differently: reused cells are summed in another order, and flash attention sums in half precision.
+# At 1,034 places of these texts, the gap between the two likeliest tokens with and without flash attention differs by
+# 0.09 in the median, by 0.47 at one place in a hundred, and by 0.95 at most. Where tokens were seen to differ, the gap
+# was 0.61 or less, and 184 of 200 texts were equal.
 TIE_LOGITS = 1.0
 WORDS = ("sun", "moon", "star", "sea", "tree", "house", "red", "blue", "one", "two", "king", "queen", "river", "road")
 
@@ -31,9 +31,9 @@ class Ask:
 
 
 def demand() -> list[Ask]:
-    """200 of mixed lengths; the first forty have the lowest priority, so that others come over them.
+    """Return 200 requests of mixed lengths. The first forty have the lowest priority, so that others preempt them.
 
-    Lists that go on by repeating themselves: the model is seldom in two minds, and a lost token would show.
+    The prompts are repeated lists, which the model continues with few near ties, so that a lost token would show.
     """
     chance = random.Random(11)
     asks = []
@@ -50,13 +50,13 @@ ASKS = demand()
 
 @dataclass(frozen=True)
 class Outcome:
-    """``outputs``: token ids. ``metrics``: the page at rest."""
+    """The token ids of all outputs, and the text of /metrics afterwards, when nothing runs."""
 
     outputs: list[list[int]]
     metrics: str
 
     def metric(self, name: str) -> float:
-        """The sum over its shards."""
+        """Return the value of a metric, summed over the shards."""
         values = re.findall(rf"^{re.escape(name)}(?:{{shard=\S*)? (\S+)$", self.metrics, re.MULTILINE)
         assert values, name
         return sum(map(float, values))
@@ -88,8 +88,8 @@ async def run_all(served: Served, asks: Sequence[Ask]) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def at_ease() -> Outcome:
-    """Cells for all that run at a time, and no priorities: nobody is preempted."""
+def without_scarcity() -> Outcome:
+    """The outcome without preemption: enough KV cells for all running sequences, and no priorities."""
     with serve("-np", "8", "-c", "4096", "-t", "2", "--max-concurrent-requests", "200") as served:
         outcome = asyncio.run(run_all(served, [replace(ask, priority=0) for ask in ASKS]))
     assert all(outcome.metric(f'caravan_preemptions{{how="{how}"}}') == 0 for how in ("swap", "recompute"))
@@ -105,7 +105,9 @@ def at_ease() -> Outcome:
     ],
     ids=["unified-swap", "unified-recompute", "split-swap"],
 )
-def test_scarce(oracle: Oracle, at_ease: Outcome, flags: tuple[str, ...], how: str, other: str | None) -> None:
+def test_preempted_requests_keep_their_output(
+    oracle: Oracle, without_scarcity: Outcome, flags: tuple[str, ...], how: str, other: str | None
+) -> None:
     with serve(*flags, "-t", "2", "--max-concurrent-requests", "200") as served:
         outcome = asyncio.run(run_all(served, ASKS))
     asked_cells = sum(oracle.prompt_length(ask.prompt) + ask.new_tokens for ask in ASKS)
@@ -115,7 +117,7 @@ def test_scarce(oracle: Oracle, at_ease: Outcome, flags: tuple[str, ...], how: s
         assert outcome.metric(f'caravan_preemptions{{how="{other}"}}') == 0
     failures = re.findall(r"^(tgi_request_failure\S* [^0].*)$", outcome.metrics, re.MULTILINE)
     assert not failures
-    for ask, expected, got in zip(ASKS, at_ease.outputs, outcome.outputs, strict=True):
+    for ask, expected, got in zip(ASKS, without_scarcity.outputs, outcome.outputs, strict=True):
         check_same(oracle, ask.prompt, expected, got, TIE_LOGITS)
-    exact = sum(expected == got for expected, got in zip(at_ease.outputs, outcome.outputs, strict=True))
+    exact = sum(expected == got for expected, got in zip(without_scarcity.outputs, outcome.outputs, strict=True))
     assert exact >= len(ASKS) * 7 // 8, f"only {exact} of {len(ASKS)} equal: too many for ties"

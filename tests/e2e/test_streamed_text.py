@@ -1,5 +1,6 @@
-"""What a stream says, joined, is what the same request says whole: 200 seeded requests with stop strings, hot enough
-for tokens that split characters.
+"""The joined text of a stream equals the text of the same request without streaming.
+
+200 seeded requests with stop strings, at temperatures that give tokens which split characters.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ STOPS = (["e"], ["the", " a"], ["\n", ". "], ["é", "�", "I"], [" t", "s "])
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """Each request has a shard to itself: company in a batch changes logits a little, and a hot draw with them."""
+    """Each request has a shard to itself, since others in a batch change logits a little, and so may change a draw."""
     with serve("--shards", str(SHARDS), "-np", "1", "-c", "512", "-t", "1") as running:
         yield running
 
@@ -46,7 +47,7 @@ def request_of(number: int) -> Request:
     chance = random.Random(number)
     prompt, stops = chance.choice(PROMPTS), chance.choice(STOPS)
     temperature = chance.choice((0.8, 1.5, 3.0))
-    # Neither finds anything computed, so that both are computed alike.
+    # With a salt of its own, each request computes its whole prompt, so that all round alike.
     salt = {"cache_salt": f"{number}"}
     if number % 4 < 2:
         parameters = {"max_new_tokens": TOKENS, "stop": stops, "temperature": temperature, "seed": number}
@@ -75,7 +76,7 @@ async def streamed(session: ClientSession, url: str, request: Request) -> str:
         assert response.status == 200
         chunks = [chunk for chunk in events((await response.read()).decode()) if chunk != "[DONE]"]
     if "token" in chunks[0]:
-        # Control tokens are shown to readers of tokens, and are no text.
+        # Events show the text of control tokens, which is not part of the generated text.
         text = "".join(chunk["token"]["text"] for chunk in chunks if not chunk["token"]["special"])
         assert text == chunks[-1]["generated_text"]
         return text
@@ -84,7 +85,7 @@ async def streamed(session: ClientSession, url: str, request: Request) -> str:
 
 
 @pytest.mark.timeout(300)
-async def test_streamed_text_is_the_text(served: Served) -> None:
+async def test_streamed_text_equals_whole_text(served: Served) -> None:
     gate = asyncio.Semaphore(SHARDS)
     texts: list[str] = []
     async with ClientSession() as session, splitting(served.url, 9) as split_url:
@@ -98,6 +99,6 @@ async def test_streamed_text_is_the_text(served: Served) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(REQUESTS):
                 group.create_task(compare(request_of(number)))
-    # That it was worth comparing.
+    # Check that the texts differ enough to be worth comparing.
     assert len({text for text in texts if text}) > REQUESTS / 2
     assert any(not text.isascii() for text in texts)

@@ -1,4 +1,4 @@
-"""Runs in an environment of its own: prints what langchain-huggingface got as JSON."""
+"""Runs in its own environment and prints as JSON what langchain-huggingface got."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Runs in an environment of its own: prints what litellm got as JSON."""
+"""Runs in its own environment and prints as JSON what litellm got."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-# Else its import asks a server far away for a list of prices.
+# Without this, importing litellm downloads a list of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
@@ -88,7 +88,7 @@ def embeddings(url: str) -> list[int]:
 
 
 def ollama(url: str) -> str:
-    """By Ollama's routes."""
+    """Chat through Ollama's routes."""
     reply = litellm.completion(
         model="ollama_chat/any", api_base=url, messages=QUESTION, max_tokens=24, temperature=0, top_p=1
     )
@@ -96,7 +96,7 @@ def ollama(url: str) -> str:
 
 
 def main(url: str) -> None:
-    # Else it prints its own advice after an error.
+    # Without this, litellm prints advice after an error.
     litellm.suppress_debug_info = True
     got = {"completions": completions(url), "chat": chat(url), "embeddings": embeddings(url), "ollama": ollama(url)}
     print(json.dumps(got))

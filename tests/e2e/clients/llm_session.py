@@ -1,4 +1,4 @@
-"""Runs in an environment of its own: prints as JSON what the command `llm` got, set up as its manual says."""
+"""Runs in its own environment and prints as JSON what the command `llm` got, set up as its manual says."""
 
 import json
 import os

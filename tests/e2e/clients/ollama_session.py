@@ -1,4 +1,4 @@
-"""Runs in an environment of its own: prints what Ollama's own client got as JSON."""
+"""Runs in its own environment and prints as JSON what Ollama's own client got."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def main(url: str) -> None:
     listed = client.list()
     chat = client.chat("any", QUESTION, options=GREEDY)
     structured = client.chat("any", QUESTION, format=SCHEMA, options={"temperature": 0, "num_predict": 60})
-    # Whether it calls is the model's choice: the request and what comes of it must be understood.
+    # The model decides whether it calls the tool; the client must understand both replies.
     offered = client.chat("any", QUESTION, tools=[weather], options={"temperature": 0, "num_predict": 30})
     embedded = client.embed("any", ["one text", "another"], dimensions=4)
     truncated = client.embed("any", "many words " * 2000)

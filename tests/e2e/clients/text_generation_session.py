@@ -1,4 +1,4 @@
-"""Runs in an environment of its own (this client pins an old huggingface_hub): prints what it got as JSON."""
+"""Runs in its own environment, because TGI's client pins an old huggingface_hub, and prints as JSON what it got."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ def main(url: str) -> None:
     client = Client(url, timeout=60)
     answer = client.generate(PROMPT, max_new_tokens=12)
     events = list(client.generate_stream(PROMPT, max_new_tokens=12))
-    # Few tokens: what is cached of a prompt may have been rounded another way, and the border between two tokens moves.
+    # Few tokens: cached prompt tokens may be rounded differently, which can change a draw between two near tokens.
     sampled = [
         client.generate(PROMPT, max_new_tokens=4, do_sample=True, temperature=0.9, top_p=0.9, seed=5).generated_text
         for _ in range(2)
