@@ -1,13 +1,14 @@
 """A whole shard in this process: toy backend, gRPC over a unix socket."""
 
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from caravan_proto.channel import client_options
 from caravan_proto.errors import ShardError, parse_error
@@ -112,6 +113,13 @@ def error_code(error: grpc.aio.AioRpcError) -> ShardError | None:
     code, _sentence = parse_error(error.details())
     assert code is None or error.code() is code.status
     return code
+
+
+async def refused(call: Awaitable[Any]) -> ShardError | None:
+    """The code of a call that must be refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return error_code(caught.value)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import SamplingParams, StoppingParams
@@ -40,12 +41,15 @@ def spec(
 
 def undisturbed(wanted: GenerationSpec) -> list[int]:
     """What the toy model says to it alone, never interrupted."""
-    sampling = wanted.sampling
+    assert not wanted.sampling.biases
+    fields = {name: value for name, value in asdict(wanted.sampling).items() if name != "biases"}
     return expected_output(
         wanted.prompt,
         wanted.stopping.max_new_tokens,
-        sampling=SamplingParameters(temperature=sampling.temperature, seed=sampling.seed),
+        sampling=SamplingParameters(**fields),
         ignore_eos=wanted.stopping.ignore_eos,
+        stop_token_ids=wanted.stopping.stop_token_ids,
+        min_tokens=wanted.stopping.min_tokens,
         adapter=wanted.adapter,
     )
 

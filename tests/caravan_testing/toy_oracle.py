@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
-from caravan_shard.backends.toy.model import TOY_FACTS, toy_logits
+from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logits
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sampling.penalties import PenaltyCounts
+from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.sampler import Choice, choose_token
 
 
@@ -31,41 +31,48 @@ def expected_output(
     *,
     sampling: SamplingParameters | None = None,
     ignore_eos: bool = False,
+    stop_token_ids: frozenset[int] = frozenset(),
+    min_tokens: int = 0,
     earlier_output: Sequence[int] = (),
     adapter: str = "",
     grammar: Grammar | None = None,
 ) -> list[int]:
-    """What the toy model answers to ``prompt``, its end token included: on one shard or several, alone or in company.
+    """Return the output for ``prompt``, its end token included: the same on any shard and in any batch.
 
-    ``earlier_output`` are tokens that an interrupted sequence had already; the result goes on after them, and
+    ``earlier_output`` are tokens that an interrupted sequence had already. The result continues after them, and
     ``max_new_tokens`` counts the result alone.
     """
     parameters = sampling or SamplingParameters()
     tokens = [*prompt, *earlier_output]
-    penalties = PenaltyCounts() if parameters.penalizes else None
-    if penalties is not None:
-        penalties.add(prompt, output=False)
-        penalties.add(earlier_output, output=True)
-    matching = None if grammar is None else Matching(grammar, ignore_eos=ignore_eos)
+    penalties = make_penalties(parameters, lambda token: ToyVocabulary().piece(token).data)
+    for penalty in penalties:
+        penalty.add(prompt, output=False)
+        penalty.add(earlier_output, output=True)
+    matching = None if grammar is None else Matching(grammar)
     state = EMPTY_STATE
     for position, token in enumerate(tokens):
         state = next_state(state, token, position, adapter)
-    output: list[int] = []
-    while len(output) < max_new_tokens:
-        position = len(tokens) + len(output)
+    for _ in range(max_new_tokens):
+        position = len(tokens)
+        too_short = position - len(prompt) < min_tokens
+        barred = TOY_FACTS.eog_ids if ignore_eos and matching is not None else frozenset()
+        if too_short:
+            barred = TOY_FACTS.eog_ids | stop_token_ids
         logits = toy_logits(np.array([state], np.uint64))[0]
         if matching is not None:
             matching.find(earlier_output)
         allowed = None if matching is None else matching.allowed
-        token = choose_token(logits, Choice(parameters, position, penalties, allowed), filter_candidates)
-        output.append(token)
+        token = choose_token(logits, Choice(parameters, position, penalties, allowed, barred), filter_candidates)
+        tokens.append(token)
         if token in TOY_FACTS.eog_ids and not (ignore_eos and matching is None):
             break
         if matching is not None:
             matching.advance(token)
             if matching.ended:
                 break
-        if penalties is not None:
-            penalties.add([token], output=True)
+        if token in stop_token_ids and not too_short:
+            break
+        for penalty in penalties:
+            penalty.add([token], output=True)
         state = next_state(state, token, position, adapter)
-    return output
+    return tokens[len(prompt) + len(earlier_output) :]

@@ -1,5 +1,6 @@
 """The real llama.cpp on the demo model: its own single-sequence class is the judge."""
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from caravan_shard.backends.base import DecodeOutcome, Prefix, TokenBatch
 from caravan_shard.config import ShardConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
+from caravan_shard.sampling.dry import SEQUENCE_BREAKERS, DryPenalty
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
@@ -186,6 +188,9 @@ def test_what_llama_cpp_refuses_changes_nothing(driver: EngineDriver) -> None:
         SamplingParameters(min_p=0.05),
         SamplingParameters(typical_p=0.6),
         SamplingParameters(top_k=100, typical_p=0.95, top_p=0.9, min_p=0.02),
+        SamplingParameters(xtc_probability=1.0, xtc_threshold=0.02),
+        SamplingParameters(top_k=100, top_p=0.9, min_p=0.02, xtc_probability=0.01, xtc_threshold=0.05),
+        SamplingParameters(typical_p=0.6, xtc_probability=1.0, xtc_threshold=0.6),
     ],
     ids=str,
 )
@@ -201,3 +206,44 @@ def test_llama_cpp_filters_as_the_reference_does(parameters: SamplingParameters)
         reference = set(filter_candidates(logits, parameters).tolist())
         # Running sums in float32 and float64 may differ by the one token at the border.
         assert len(mine ^ reference) <= 1, seed
+
+
+def test_dry_is_what_llama_cpp_makes_of_it(driver: EngineDriver) -> None:
+    """Random texts with repetitions, against llama.cpp's own sampler with its default sequence breakers."""
+    import llama_cpp
+
+    backend: Any = driver.backend
+    vocab = llama_cpp.llama_model_get_vocab(backend._model)
+    breakers = (ctypes.c_char_p * len(SEQUENCE_BREAKERS))(*[bytes([byte]) for byte in SEQUENCE_BREAKERS])
+    size = backend.facts.vocabulary_size
+    random = np.random.default_rng(11)
+    words = tokens_of(driver, 'a dog: the cat "saw" it\nand *ran* away. We all know')
+    for last, allowed in ((None, 2), (None, 0), (64, 2), (20, 1), (50, 4)):
+        parameters = SamplingParameters(
+            dry_multiplier=0.8, dry_base=1.75, dry_allowed_length=allowed, dry_penalty_last_n=last
+        )
+        for _ in range(6):
+            chosen = random.choice(words, random.integers(1, 9))
+            tokens = random.choice(chosen, random.integers(1, 120)).tolist()
+            penalty = DryPenalty(parameters, lambda token: backend.vocabulary.piece(token).data)
+            penalty.add(tokens, output=False)
+            logits = np.zeros(size, np.float32)
+            penalty.apply(logits)
+            sampler = llama_cpp.llama_sampler_init_dry(
+                vocab, 0.8, 1.75, allowed, len(tokens) if last is None else last, breakers, len(breakers)
+            )
+            # Beyond this ours are all the same.
+            np.testing.assert_allclose(logits, np.maximum(applied(sampler, tokens, size), -1e9), rtol=1e-5)
+
+
+def applied(sampler: Any, tokens: list[int], size: int) -> Any:
+    """Zero logits [size] after a sampler that accepted ``tokens``."""
+    import llama_cpp
+
+    for token in tokens:
+        llama_cpp.llama_sampler_accept(sampler, token)
+    data = (llama_cpp.llama_token_data * size)(*[(token, 0.0, 0.0) for token in range(size)])
+    candidates = llama_cpp.llama_token_data_array(data=data, size=size, selected=-1, sorted=False)
+    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(candidates))
+    llama_cpp.llama_sampler_free(sampler)
+    return np.array([candidate.logit for candidate in data], np.float32)

@@ -41,6 +41,19 @@ SWAP_CELLS = 40
 CELL_BYTES = 8
 IDS = st.integers(0, SEQUENCES)  # one too many
 _DRAWN = SamplingParameters(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=9)
+# Depends on the history in every way there is.
+_HISTORICAL = SamplingParameters(
+    temperature=1.0,
+    repetition_penalty=1.2,
+    frequency_penalty=0.4,
+    repeat_last_n=8,
+    dry_multiplier=0.9,
+    dry_allowed_length=1,
+    dry_penalty_last_n=12,
+    xtc_probability=0.5,
+    xtc_threshold=0.05,
+    seed=3,
+)
 
 
 class Choosing(TypedDict):
@@ -53,7 +66,7 @@ class Choosing(TypedDict):
 CHOOSING = st.sampled_from(
     [
         Choosing(sampling=sampling, grammar=grammar)
-        for sampling in (SamplingParameters(), _DRAWN)
+        for sampling in (SamplingParameters(), _DRAWN, _HISTORICAL)
         for grammar in (None, toy_grammar("([a-m]{2}-)+|[n-z]{1,3}[.]"))
     ]
 )

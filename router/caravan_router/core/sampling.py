@@ -5,21 +5,26 @@ from enum import Enum
 
 
 class FinishReason(Enum):
-    """Why a sequence ended; the values are TGI's words."""
+    """Why a sequence ended. The values are TGI's words, except STOP_TOKEN's: TGI has no stop tokens."""
 
     LENGTH = "length"
     EOS_TOKEN = "eos_token"
     STOP_SEQUENCE = "stop_sequence"
+    STOP_TOKEN = "stop_token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen. A filter at its default is off.
+    """How tokens are chosen; a field at its default switches its part off.
 
-    Order: biases, penalties, temperature, top_k, typical_p, top_p, min_p. ``temperature`` 0 is greedy.
-    ``repetition_penalty`` counts tokens of prompt and output, ``frequency_penalty`` and ``presence_penalty`` count
-    those of the output alone, as in vLLM. ``biases``: pairs of a token id and what is added to its logit; ids are
-    unique.
+    Order: biases, penalties, DRY, the constraint, temperature, top_k, typical_p, top_p, min_p, XTC. A ``temperature``
+    of 0 chooses the most likely token before any filter. ``caravan_shard.sampling.parameters`` explains each part.
+
+    ``biases``: pairs of a token id, each once, and the value that is added to its logit.
+    ``repetition_penalty`` applies to tokens of prompt and output, ``frequency_penalty`` and ``presence_penalty`` count
+    occurrences in the output alone, as in vLLM. All three look at the last ``repeat_last_n`` tokens of prompt and
+    output; 0 switches them off, None is all tokens.
+    ``dry_penalty_last_n``: DRY looks at so many tokens of prompt and output; 0 switches it off, None is all tokens.
     """
 
     temperature: float = 1.0
@@ -34,11 +39,25 @@ class SamplingParams:
     logprobs: bool = False
     top_n_tokens: int = 0
     biases: tuple[tuple[int, float], ...] = ()
+    repeat_last_n: int | None = None
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int | None = 64
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingParams:
-    """When a sequence ends on the shard. Stop strings are text: the text layer looks for them."""
+    """When a sequence ends on the shard. Stop strings are text: the text layer looks for them.
+
+    ``stop_token_ids``: at most `caravan_proto.limits.MAX_STOP_TOKEN_IDS` ids that end the sequence when sampled.
+    ``min_tokens``: the least number of output tokens before an end token or one of ``stop_token_ids`` can be sampled;
+    at most ``max_new_tokens``. A constraint that allows nothing else prevails.
+    """
 
     max_new_tokens: int
     ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0

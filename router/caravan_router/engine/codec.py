@@ -15,6 +15,7 @@ _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,
     types_pb2.FINISH_REASON_EOS: FinishReason.EOS_TOKEN,
     types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    types_pb2.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
 }
 _OUTCOME = {
     types_pb2.STEP_OUTCOME_OK: StepOutcome.OK,
@@ -58,6 +59,13 @@ def _parameters(chunk: Chunk) -> types_pb2.SequenceParameters | None:
             top_n_tokens=sampling.top_n_tokens,
             bias_token_ids=[token_id for token_id, _ in sampling.biases],
             biases=[bias for _, bias in sampling.biases],
+            repeat_last_n=sampling.repeat_last_n,
+            dry_multiplier=sampling.dry_multiplier,
+            dry_base=sampling.dry_base,
+            dry_allowed_length=sampling.dry_allowed_length,
+            dry_penalty_last_n=sampling.dry_penalty_last_n,
+            xtc_probability=sampling.xtc_probability,
+            xtc_threshold=sampling.xtc_threshold,
         ),
         prompt_length=len(spec.prompt),
         max_length=spec.max_length,
@@ -65,6 +73,8 @@ def _parameters(chunk: Chunk) -> types_pb2.SequenceParameters | None:
         constraint=None if spec.constraint is None else constraint_message(spec.constraint),
         adapter=spec.adapter,
         prompt_logprobs=chunk.prompt_logprobs,
+        stop_token_ids=spec.stopping.stop_token_ids,
+        min_tokens=spec.stopping.min_tokens,
     )
 
 

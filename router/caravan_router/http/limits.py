@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from caravan_proto.limits import MAX_CONSTRAINT_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -26,7 +28,7 @@ class Limits:
     """Texts per request for embeddings, as in OpenAI's API. The shards limit the tokens of each text."""
     max_logit_biases: int = 300
     """Entries of a ``logit_bias``, as in OpenAI's API."""
-    max_constraint_bytes: int = 65_536
+    max_constraint_bytes: int = MAX_CONSTRAINT_BYTES
     """Bytes in UTF-8 of a JSON schema, regular expression, grammar or list of choices."""
     max_tools: int = 128
     """Tools per request, as in OpenAI's API."""

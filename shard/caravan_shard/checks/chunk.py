@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from caravan_proto.errors import ShardError
+from caravan_proto.limits import MAX_STOP_TOKEN_IDS
 from caravan_shard.backends.base import Capacity, ModelFacts
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
@@ -53,6 +54,7 @@ class ChunkCheck:
             start = chunk.copy.length
             yield self._preview.check_prefix(chunk.copy, parameters.adapter)
         yield self._check_parameters(parameters)
+        yield self._check_stopping(parameters)
         yield check_sampling(parameters.sampling, self._facts.vocabulary_size)
         yield self._check_place(chunk, start, parameters)
 
@@ -69,6 +71,19 @@ class ChunkCheck:
         if parameters.max_length > most:
             return Refusal(
                 ShardError.SEQUENCE_TOO_LONG, f"max_length must be <= {most} here. Given: {parameters.max_length}"
+            )
+        return None
+
+    def _check_stopping(self, parameters: SequenceParameters) -> Refusal | None:
+        stops = parameters.stop_token_ids
+        if len(stops) > MAX_STOP_TOKEN_IDS:
+            return bad_request(f"there must be <= {MAX_STOP_TOKEN_IDS} stop_token_ids. Given: {len(stops)}")
+        if any(not 0 <= token < self._facts.vocabulary_size for token in stops):
+            return bad_request(f"stop_token_ids must be < {self._facts.vocabulary_size}. Given: {max(stops)}")
+        most = parameters.max_length - parameters.prompt_length
+        if not 0 <= parameters.min_tokens <= most:
+            return bad_request(
+                f"min_tokens must be <= max_length - prompt_length, {most}. Given: {parameters.min_tokens}"
             )
         return None
 

@@ -1,50 +1,53 @@
 """Checks that every sampling parameter is in its range."""
 
-import math
+from collections.abc import Iterator
 
 import numpy as np
 
+from caravan_proto.limits import MAX_BIAS
+from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
 
 MAX_TOP_N_TOKENS = 32
 MAX_BIASES = 1024
-# Most logits lie within 30 of each other, so this bias bans a token or forces it.
-MAX_BIAS = 100.0
 _MAX_INT32 = 2**31 - 1
 _MAX_UINT64 = 2**64 - 1
+_MAX_FLOAT = float(np.finfo(np.float32).max)
 
 
-def check_sampling(sampling: SamplingParameters, vocabulary_size: int) -> Refusal | None:
+@first_refusal
+def check_sampling(sampling: SamplingParameters, vocabulary_size: int) -> Iterator[Refusal | None]:
     """Check every value against its range."""
-    finite = {
-        "temperature": sampling.temperature,
-        "repetition_penalty": sampling.repetition_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-    }
-    for name, value in finite.items():
-        if not math.isfinite(value):
-            return bad_request(f"{name} must be finite. Given: {value}")
+    yield _check_range("temperature", sampling.temperature, 0.0, _MAX_FLOAT)
+    yield _check_range("top_k", sampling.top_k, 0, _MAX_INT32)
     for name, value in {"top_p": sampling.top_p, "typical_p": sampling.typical_p}.items():
         if not 0.0 < value <= 1.0:
-            return bad_request(f"{name} must be > 0 and <= 1. Given: {value}")
-    if sampling.temperature < 0.0:
-        return bad_request(f"temperature must be >= 0. Given: {sampling.temperature}")
-    if not 0.0 <= sampling.min_p <= 1.0:
-        return bad_request(f"min_p must be >= 0 and <= 1. Given: {sampling.min_p}")
-    if sampling.repetition_penalty <= 0.0:
-        return bad_request(f"repetition_penalty must be > 0. Given: {sampling.repetition_penalty}")
-    if not 0 <= sampling.top_k <= _MAX_INT32:
-        return bad_request(f"top_k must be <= {_MAX_INT32}. Given: {sampling.top_k}")
-    if not 0 <= sampling.seed <= _MAX_UINT64:
-        return bad_request(f"seed must be < 2^64. Given: {sampling.seed}")
-    most = min(MAX_TOP_N_TOKENS, vocabulary_size)
-    if not 0 <= sampling.top_n_tokens <= most:
-        return bad_request(f"top_n_tokens must be <= {most}. Given: {sampling.top_n_tokens}")
+            yield bad_request(f"{name} must be > 0 and <= 1. Given: {value}")
+    yield _check_range("min_p", sampling.min_p, 0.0, 1.0)
+    if not 0.0 < sampling.repetition_penalty <= _MAX_FLOAT:
+        yield bad_request(f"repetition_penalty must be > 0 and finite. Given: {sampling.repetition_penalty}")
+    yield _check_range("frequency_penalty", sampling.frequency_penalty, -_MAX_FLOAT, _MAX_FLOAT)
+    yield _check_range("presence_penalty", sampling.presence_penalty, -_MAX_FLOAT, _MAX_FLOAT)
+    yield _check_range("repeat_last_n", sampling.repeat_last_n or 0, 0, _MAX_INT32)
+    yield _check_range("dry_multiplier", sampling.dry_multiplier, 0.0, _MAX_FLOAT)
+    if sampling.dry_multiplier > 0.0:
+        yield _check_range("dry_base", sampling.dry_base, 1.0, _MAX_FLOAT)
+        yield _check_range("dry_allowed_length", sampling.dry_allowed_length, 0, _MAX_INT32)
+        yield _check_range("dry_penalty_last_n", sampling.dry_penalty_last_n or 0, 0, _MAX_INT32)
+    yield _check_range("xtc_probability", sampling.xtc_probability, 0.0, 1.0)
+    yield _check_range("xtc_threshold", sampling.xtc_threshold, 0.0, 1.0)
+    yield _check_range("seed", sampling.seed, 0, _MAX_UINT64)
+    yield _check_range("top_n_tokens", sampling.top_n_tokens, 0, min(MAX_TOP_N_TOKENS, vocabulary_size))
     if sampling.top_n_tokens and not sampling.logprobs:
-        return bad_request("top_n_tokens needs logprobs")
-    return None if sampling.biases is None else _check_biases(sampling.biases, vocabulary_size)
+        yield bad_request("top_n_tokens needs logprobs")
+    if sampling.biases is not None:
+        yield _check_biases(sampling.biases, vocabulary_size)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> Refusal | None:
+    # Written so that NaN is refused.
+    return None if low <= value <= high else bad_request(f"{name} must be >= {low} and <= {high}. Given: {value}")
 
 
 def _check_biases(biases: Biases, vocabulary_size: int) -> Refusal | None:

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from enum import Enum
 
-# Larger sources are programs rather than descriptions of an output.
-MAX_SOURCE_BYTES = 64 << 10
-
 
 class ConstraintKind(Enum):
     """The language of the constraint."""

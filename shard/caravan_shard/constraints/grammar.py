@@ -2,7 +2,8 @@
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from caravan_shard.constraints.constraint import MAX_SOURCE_BYTES, Constraint, Problem
+from caravan_proto.limits import MAX_CONSTRAINT_BYTES
+from caravan_shard.constraints.constraint import Constraint, Problem
 from caravan_shard.constraints.grammar_text import grammar_text
 
 _MOST_LETTERS = 300
@@ -37,9 +38,9 @@ def check_size(constraint: Constraint) -> Problem | None:
     """Return the problem of a source that is too large. Call it before anything else reads the source."""
     # Every character takes at least a byte, so a source with too many characters needs no encoding.
     source = constraint.source
-    size = len(source) if len(source) > MAX_SOURCE_BYTES else len(source.encode())
-    if size > MAX_SOURCE_BYTES:
-        return Problem(f"{constraint.kind.value} must have <= {MAX_SOURCE_BYTES} bytes. Given: {size}")
+    size = len(source) if len(source) > MAX_CONSTRAINT_BYTES else len(source.encode())
+    if size > MAX_CONSTRAINT_BYTES:
+        return Problem(f"{constraint.kind.value} must have <= {MAX_CONSTRAINT_BYTES} bytes. Given: {size}")
     return None
 
 

@@ -21,12 +21,10 @@ class Matching:
     After a failed forward pass, call `find` again: it keeps what it found.
     """
 
-    __slots__ = ("_allowed", "_grammar", "_ignore_eos", "_matcher")
+    __slots__ = ("_allowed", "_grammar", "_matcher")
 
-    def __init__(self, grammar: Grammar, *, ignore_eos: bool) -> None:
-        """``ignore_eos``: allow an end token only where nothing else is allowed."""
+    def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._ignore_eos = ignore_eos
         self._matcher: LLMatcher | None = None
         self._allowed: NDArray[np.intp] | None = None
 
@@ -44,7 +42,7 @@ class Matching:
         else:
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little", count=self._grammar.vocabulary_size)
             # numpy finds Booleans ten times as fast as bytes.
-            self._allowed = self._spare_ends(np.flatnonzero(bits.view(np.bool_)))
+            self._allowed = np.flatnonzero(bits.view(np.bool_))
 
     @property
     def allowed(self) -> NDArray[np.intp]:
@@ -76,9 +74,3 @@ class Matching:
         """
         assert self._matcher is not None, "not found"
         return self._matcher.is_error()
-
-    def _spare_ends(self, ids: NDArray[np.intp]) -> NDArray[np.intp]:
-        if not self._ignore_eos:
-            return ids
-        others = ids[~np.isin(ids, self._grammar.eog_ids)]
-        return others if len(others) else ids

@@ -13,7 +13,8 @@ from caravan_shard.sequences.sequence import Sequence as ShardSequence
 
 def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler) -> TokenRows:
     """Append a token to each sequence, from its row of ``logits`` [sequences, vocabulary], and return the columns."""
-    choices = [_choice(sequence) for sequence in sequences]
+    eog_ids = backend.facts.eog_ids
+    choices = [_choice(sequence, eog_ids) for sequence in sequences]
     tokens = sampler.choose(logits, choices)
     rows = TokenRows(token_ids=tokens)
     with_logprobs = any(choice.parameters.logprobs for choice in choices)
@@ -21,7 +22,7 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
         token = tokens[index]
         piece = backend.vocabulary.piece(token)
         sequence.extend((token,))
-        reason = _finish_reason(sequence, token, backend.facts.eog_ids)
+        reason = _finish_reason(sequence, token, eog_ids)
         if reason is None:
             sequence.phase = Phase.RUNNING
         else:
@@ -36,9 +37,16 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
     return rows
 
 
-def _choice(sequence: ShardSequence) -> Choice:
+def _choice(sequence: ShardSequence, eog_ids: frozenset[int]) -> Choice:
+    parameters = sequence.parameters
+    position = len(sequence.tokens)
     allowed = None if sequence.matching is None else sequence.matching.allowed
-    return Choice(sequence.parameters.sampling, len(sequence.tokens), sequence.penalties, allowed)
+    barred: frozenset[int] = frozenset()
+    if position < parameters.prompt_length + parameters.min_tokens:
+        barred = eog_ids | parameters.stop_token_ids
+    elif parameters.ignore_eos and sequence.matching is not None:
+        barred = eog_ids
+    return Choice(parameters.sampling, position, sequence.penalties, allowed, barred)
 
 
 def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int]) -> FinishReason | None:
@@ -54,9 +62,13 @@ def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int])
             return FinishReason.LENGTH
         if matching.ended:
             return FinishReason.EOS
-    if token in eog_ids and not sequence.parameters.ignore_eos:
+    parameters = sequence.parameters
+    length = len(sequence.tokens)
+    if token in eog_ids and not parameters.ignore_eos:
         return FinishReason.EOS
-    if len(sequence.tokens) >= sequence.parameters.max_length:
+    if token in parameters.stop_token_ids and length > parameters.prompt_length + parameters.min_tokens:
+        return FinishReason.STOP_TOKEN
+    if length >= parameters.max_length:
         return FinishReason.LENGTH
     return None
 

@@ -12,6 +12,11 @@ class SequenceParameters:
 
     ``prompt_length``: tokens [0, prompt_length) are the client's prompt.
     ``max_length``: the sequence ends when prompt and output together have so many tokens.
+    ``ignore_eos``: end-of-generation tokens do not end the sequence. With a grammar they are not sampled either, unless
+    the grammar allows nothing else.
+    ``stop_token_ids``: the sequence ends when one of these is sampled, even where its grammar is not complete.
+    ``min_tokens``: before so many output tokens, neither end-of-generation tokens nor ``stop_token_ids`` are sampled,
+    unless the grammar allows nothing else. A grammar that is complete ends the sequence whatever ``min_tokens`` is.
     ``adapter``: one of `ModelFacts.adapters`; empty for none.
     ``prompt_logprobs``: return the log probabilities of the prompt's tokens.
     ``grammar``: the output matches it.
@@ -21,6 +26,8 @@ class SequenceParameters:
     prompt_length: int
     max_length: int
     ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
     adapter: str = ""
     prompt_logprobs: bool = False
     grammar: Grammar | None = None

@@ -33,6 +33,7 @@ class FinishReason(Enum):
 
     EOS = "eos"
     LENGTH = "length"
+    STOP_TOKEN = "stop_token"
 
 
 @dataclass(slots=True)

@@ -28,7 +28,8 @@ class CandidateFilter(Protocol):
         """Return the indices of ``logits`` that are left, in any order, at least one.
 
         ``logits`` [candidates] are already divided by the temperature and must not be changed. None of them is more
-        than HOPELESS below the highest.
+        than HOPELESS below the highest. XTC is applied if ``parameters.xtc_probability`` is not 0: the caller has drawn
+        whether it is.
         """
 
 

@@ -3,6 +3,8 @@
 The number is the same on every shard, in every batch and after every interruption.
 """
 
+from enum import Enum
+
 import numpy as np
 
 from caravan_shard.arrays import Floats
@@ -10,10 +12,17 @@ from caravan_shard.arrays import Floats
 _BLOCK = 128
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) that belongs to (seed, position), by Philox4x64 (Salmon et al. 2011)."""
-    raw = int(np.random.Philox(key=seed, counter=position).random_raw())
-    return (raw >> 11) * 2.0**-53
+class Purpose(Enum):
+    """What a number is for. The values are the places of the numbers in a block of Philox4x64, which has four."""
+
+    TOKEN = 0
+    XTC = 1
+
+
+def uniform(seed: int, position: int, purpose: Purpose = Purpose.TOKEN) -> float:
+    """Return the number in [0, 1) that belongs to (seed, position, purpose), by Philox4x64 (Salmon et al. 2011)."""
+    block = np.random.Philox(key=seed, counter=position).random_raw(purpose.value + 1)
+    return (int(block[-1]) >> 11) * 2.0**-53
 
 
 def draw_index(logits: Floats, number: float) -> int:

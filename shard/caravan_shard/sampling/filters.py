@@ -19,7 +19,7 @@ def _kept(below: NDArray[np.bool_]) -> int:
 
 
 def filter_candidates(logits: Floats, parameters: SamplingParameters) -> Ids:
-    """Apply top_k, then typical_p, top_p and min_p, each to what the one before left. A CandidateFilter."""
+    """Apply top_k, then typical_p, top_p, min_p and XTC, each to what the one before left. A CandidateFilter."""
     ids = np.argsort(-logits, kind="stable").astype(np.int32)
     if 0 < parameters.top_k < len(ids):
         ids = ids[: parameters.top_k]
@@ -36,4 +36,7 @@ def filter_candidates(logits: Floats, parameters: SamplingParameters) -> Ids:
         ids = ids[: _kept(below)]
     if parameters.min_p > 0.0:
         ids = ids[logits[ids] >= logits[ids[0]] + np.log(parameters.min_p)]
+    if parameters.xtc_probability > 0.0:
+        likely = int(np.count_nonzero(_softmax(logits[ids]) >= parameters.xtc_threshold))
+        ids = ids[max(0, likely - 1) :]
     return ids

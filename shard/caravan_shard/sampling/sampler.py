@@ -1,51 +1,58 @@
 """Chooses the next token of each row of logits: see `SamplingParameters` for the order of what is applied."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats
 from caravan_shard.sampling.candidates import CandidateFilter, find_candidates
-from caravan_shard.sampling.draw import draw_index, uniform
+from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sampling.penalties import PenaltyCounts
+from caravan_shard.sampling.penalties import Penalty
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The inputs of choosing one token. ``position`` is the position of the new token in its sequence.
 
-    ``allowed``: ascending ids, at least one, of the tokens that may be chosen; None for any.
+    ``allowed``: ascending ids, at least one, of the tokens that a grammar allows; None for any.
+    ``barred``: ids of tokens that must not be chosen, unless the grammar allows no others.
     """
 
     parameters: SamplingParameters
     position: int
-    penalties: PenaltyCounts | None
+    penalties: Sequence[Penalty] = ()
     allowed: NDArray[np.intp] | None = None
+    barred: Collection[int] = ()
 
     @property
     def changes_logits(self) -> bool:
         """Whether the most likely token may differ from the one with the highest raw logit."""
-        return self.penalties is not None or self.parameters.biases is not None or self.allowed is not None
+        biased = self.parameters.biases is not None
+        return bool(biased or self.penalties or self.barred or self.allowed is not None)
 
 
 def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
     """Choose a token from raw ``logits`` [vocabulary], which are not changed."""
     biases = choice.parameters.biases
-    if choice.penalties is not None or biases is not None:
+    barred = np.array([*choice.barred], np.intp)
+    if biases is not None or choice.penalties or len(barred):
         logits = logits.copy()
     if biases is not None:
         biases.apply(logits)
-    if choice.penalties is not None:
-        choice.penalties.apply(logits, choice.parameters)
+    for penalty in choice.penalties:
+        penalty.apply(logits)
     if choice.allowed is None:
+        logits[barred] = -np.inf
         return _choose(logits, choice, candidate_filter)
-    if len(choice.allowed) == 1:
-        return int(choice.allowed[0])
-    return int(choice.allowed[_choose(logits[choice.allowed], choice, candidate_filter)])
+    rest = choice.allowed[~np.isin(choice.allowed, barred)] if len(barred) else choice.allowed
+    allowed = rest if len(rest) else choice.allowed
+    if len(allowed) == 1:
+        return int(allowed[0])
+    return int(allowed[_choose(logits[allowed], choice, candidate_filter)])
 
 
 def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
@@ -54,6 +61,8 @@ def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -
     if parameters.temperature == 0.0:
         return int(logits.argmax())
     number = uniform(parameters.seed, choice.position)
+    if 0.0 < parameters.xtc_probability <= uniform(parameters.seed, choice.position, Purpose.XTC):
+        parameters = replace(parameters, xtc_probability=0.0)
     if not parameters.filters:
         with np.errstate(over="ignore"):
             return draw_index((logits - logits.max()) / np.float32(parameters.temperature), number)

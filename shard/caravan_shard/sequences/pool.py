@@ -9,7 +9,7 @@ from caravan_shard.backends.base import Backend, Prefix, Saving
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Chunk, Header, SwapInEntry, SwapOutEntry
-from caravan_shard.sampling.penalties import PenaltyCounts
+from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
 from caravan_shard.sequences.swap import Swapped, SwapSpace
 
@@ -52,15 +52,15 @@ class SequencePool:
     def make(self, chunk: Chunk) -> Sequence:
         """Make the new sequence of a first chunk. The pool changes only with `share` and after the step."""
         assert chunk.parameters is not None
-        grammar = chunk.parameters.grammar
+        vocabulary, grammar = self._backend.vocabulary, chunk.parameters.grammar
         sequence = Sequence(
             sequence_id=chunk.sequence_id,
             parameters=chunk.parameters,
             birth=next(self._births),
             own_start=chunk.start,
             computed=chunk.start,
-            penalties=PenaltyCounts() if chunk.parameters.sampling.penalizes else None,
-            matching=Matching(grammar, ignore_eos=chunk.parameters.ignore_eos) if grammar is not None else None,
+            penalties=make_penalties(chunk.parameters.sampling, lambda token: vocabulary.piece(token).data),
+            matching=Matching(grammar) if grammar is not None else None,
         )
         if chunk.copy is not None:
             sequence.extend(self.held[chunk.copy.source_id].tokens[: chunk.copy.length])

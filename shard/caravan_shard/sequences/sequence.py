@@ -8,7 +8,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.parameters import SequenceParameters
-from caravan_shard.sampling.penalties import PenaltyCounts
+from caravan_shard.sampling.penalties import Penalty
 
 
 class Phase(Enum):
@@ -51,7 +51,7 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     phase: Phase = Phase.PREFILLING
-    penalties: PenaltyCounts | None = None
+    penalties: tuple[Penalty, ...] = ()
     last_logits: Floats | None = None
     matching: Matching | None = None
 
@@ -59,10 +59,10 @@ class Sequence:
         """Append tokens that were computed or sampled."""
         known = len(self.tokens)
         self.tokens.extend(tokens)
-        if self.penalties is not None:
-            border = max(known, self.parameters.prompt_length)
-            self.penalties.add(self.tokens[known:border], output=False)
-            self.penalties.add(self.tokens[border:], output=True)
+        border = max(known, self.parameters.prompt_length)
+        for penalty in self.penalties:
+            penalty.add(self.tokens[known:border], output=False)
+            penalty.add(self.tokens[border:], output=True)
 
     def park(self, length: int) -> None:
         """End the sequence and keep the first ``length`` of its computed tokens."""
@@ -70,7 +70,8 @@ class Sequence:
         self.inherited = self.runs_up_to(length)
         self.own_start = self.computed = length
         del self.tokens[length:]
-        self.penalties = self.matching = self.last_logits = None
+        self.penalties = ()
+        self.matching = self.last_logits = None
         self.phase = Phase.ENDED
 
     def runs(self) -> tuple[CellRun, ...]:

@@ -40,6 +40,7 @@ _FINISH = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
 }
 _LAYOUTS = {KvLayout.UNIFIED: shard_pb2.KV_LAYOUT_UNIFIED, KvLayout.SPLIT: shard_pb2.KV_LAYOUT_SPLIT}
 _SHARINGS = {
@@ -147,12 +148,21 @@ def _parameters(message: types_pb2.SequenceParameters, grammars: Mapping[Constra
             logprobs=sampling.logprobs,
             top_n_tokens=sampling.top_n_tokens,
             biases=_biases(sampling),
+            repeat_last_n=sampling.repeat_last_n if sampling.HasField("repeat_last_n") else None,
+            dry_multiplier=sampling.dry_multiplier,
+            dry_base=sampling.dry_base,
+            dry_allowed_length=sampling.dry_allowed_length,
+            dry_penalty_last_n=sampling.dry_penalty_last_n if sampling.HasField("dry_penalty_last_n") else None,
+            xtc_probability=sampling.xtc_probability,
+            xtc_threshold=sampling.xtc_threshold,
         ),
         prompt_length=message.prompt_length,
         max_length=message.max_length,
         ignore_eos=message.ignore_eos,
         adapter=message.adapter,
         prompt_logprobs=message.prompt_logprobs,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        min_tokens=message.min_tokens,
         grammar=None if found is None else grammars[found],
     )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -23,14 +24,37 @@ def scarce(**changes: object) -> ClusterConfig:
     return ClusterConfig(**fields)  # type: ignore[arg-type]
 
 
+def with_history(wanted: GenerationSpec) -> GenerationSpec:
+    """The same with every sampler that looks at the tokens so far, and with stops. Values that float32 has exactly."""
+    sampling = replace(
+        wanted.sampling,
+        repetition_penalty=1.25,
+        frequency_penalty=0.5,
+        repeat_last_n=20,
+        dry_multiplier=0.75,
+        dry_allowed_length=1,
+        dry_penalty_last_n=None,
+        xtc_probability=0.5,
+        xtc_threshold=0.0625,
+    )
+    stopping = replace(
+        wanted.stopping, stop_token_ids=frozenset({101, 110}), min_tokens=min(6, wanted.stopping.max_new_tokens)
+    )
+    return replace(wanted, sampling=sampling, stopping=stopping)
+
+
 def demand(chance: random.Random) -> list[GenerationSpec]:
-    """Mixed lengths, all sampled; a third of the prompts begin alike. Priorities are mixed in the second half."""
+    """Mixed lengths, all sampled; a third of the prompts begin alike. Priorities are mixed in the second half.
+
+    A quarter looks at the tokens so far.
+    """
     common = [chance.randrange(256) for _ in range(24)]
     wanted = []
     for number in range(80):
         own = [chance.randrange(256) for _ in range(chance.randrange(1, 60))]
         prompt = [*common, *own] if number % 3 == 0 else own
-        wanted.append(spec(prompt, chance.randrange(4, 60), seed=number, priority=chance.randrange(3) * (number // 40)))
+        one = spec(prompt, chance.randrange(4, 60), seed=number, priority=chance.randrange(3) * (number // 40))
+        wanted.append(with_history(one) if number % 4 == 1 else one)
     return wanted
 
 

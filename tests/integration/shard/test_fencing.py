@@ -2,20 +2,13 @@
 
 import asyncio
 
-import grpc.aio
 import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-async def refused(call: object) -> ShardError | None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call  # type: ignore[misc]
-    return error_code(caught.value)
 
 
 async def until_empty(shard: RunningShard) -> None:

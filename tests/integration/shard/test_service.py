@@ -20,7 +20,7 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 from caravan_shard.service.server import ShardServer
-from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_output
 
 # grpc.aio keeps to the loop it was first used on.
@@ -40,12 +40,6 @@ async def until_health(shard: RunningShard, status: int) -> None:
     async with asyncio.timeout(60):
         while await health(shard) != status:  # noqa: ASYNC110  the shard sends no event
             await asyncio.sleep(0.01)
-
-
-async def refused(call: object) -> ShardError | None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call  # type: ignore[misc]
-    return error_code(caught.value)
 
 
 async def test_a_sequence_has_the_adapter_it_names() -> None:

@@ -8,10 +8,11 @@ from time import perf_counter
 import pytest
 import pytest_asyncio
 
+from caravan_proto.limits import MAX_CONSTRAINT_BYTES
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.constraints import checker, compiler
 from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.constraint import MAX_SOURCE_BYTES, Constraint, ConstraintKind, Problem
+from caravan_shard.constraints.constraint import Constraint, ConstraintKind, Problem
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.tokenizer import make_token_table
 
@@ -96,7 +97,7 @@ PROBLEMS = [
     (SCHEMA, schema_of(**{"$schema": "http://localhost:1/meta"}), "does not fetch"),
     (SCHEMA, schema_of(**{"$ref": "#/$defs/missing"}), "does not exist"),
     (SCHEMA, '{"items":' * 6_000 + "{}" + "}" * 6_000, "nested too deeply"),
-    (SCHEMA, "[" * MAX_SOURCE_BYTES, "nested too deeply"),
+    (SCHEMA, "[" * MAX_CONSTRAINT_BYTES, "nested too deeply"),
     (SCHEMA, schema_of(type="string", pattern="(" * 9_000 + ")" * 9_000), "nested"),
     (REGEX, "(", "unclosed group"),
     (REGEX, r"\bword\b", "lookarounds not supported"),
@@ -104,8 +105,8 @@ PROBLEMS = [
     (REGEX, "(" * 30_000 + ")" * 30_000, "nested"),
     (
         REGEX,
-        "a" * (MAX_SOURCE_BYTES + 1),
-        f"regex must have <= {MAX_SOURCE_BYTES} bytes. Given: {MAX_SOURCE_BYTES + 1}",
+        "a" * (MAX_CONSTRAINT_BYTES + 1),
+        f"regex must have <= {MAX_CONSTRAINT_BYTES} bytes. Given: {MAX_CONSTRAINT_BYTES + 1}",
     ),
     (REGEX, "é" * 40_000, "Given: 80000"),
     (LARK, "", "no start rule"),

@@ -18,7 +18,7 @@ from caravan_shard.protocol.commands import Decode, SwapInEntry, SwapOutEntry
 from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
-from caravan_shard.sampling.penalties import PenaltyCounts
+from caravan_shard.sampling.penalties import OccurrencePenalty
 from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_grammar, toy_prompt
 from caravan_testing.toy_oracle import expected_output
@@ -46,15 +46,15 @@ def text(tokens: list[int]) -> str:
 def test_biases_come_first_then_penalties_then_what_is_allowed() -> None:
     logits = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
     before = logits.copy()
-    counts = PenaltyCounts()
-    counts.add([0], output=True)
     # 1 + 9 = 10, halved by the penalty: 5. The other way around it would be 0.5 + 9.
     parameters = SamplingParameters(
         repetition_penalty=2.0, biases=Biases(np.array([0, 1]), np.array([9.0, 7.5], np.float32))
     )
-    assert choose_token(logits, Choice(parameters, 0, counts), filter_candidates) == 1
-    assert choose_token(logits, Choice(parameters, 0, counts, np.array([0, 2, 3])), filter_candidates) == 0
-    assert choose_token(logits, Choice(parameters, 0, counts, np.array([2])), filter_candidates) == 2
+    penalty = OccurrencePenalty(parameters)
+    penalty.add([0], output=True)
+    assert choose_token(logits, Choice(parameters, 0, [penalty]), filter_candidates) == 1
+    assert choose_token(logits, Choice(parameters, 0, [penalty], np.array([0, 2, 3])), filter_candidates) == 0
+    assert choose_token(logits, Choice(parameters, 0, [penalty], np.array([2])), filter_candidates) == 2
     assert (logits == before).all()
 
 
@@ -64,9 +64,9 @@ def test_no_bias_makes_a_token_allowed(temperature: float) -> None:
     parameters = SamplingParameters(
         temperature=temperature, biases=Biases(np.array([3]), np.array([100.0], np.float32)), top_p=0.9
     )
-    assert choose_token(logits, Choice(parameters, 0, None), filter_candidates) == 3
+    assert choose_token(logits, Choice(parameters, 0), filter_candidates) == 3
     allowed = np.array([7, 9])
-    assert choose_token(logits, Choice(parameters, 0, None, allowed), filter_candidates) in allowed
+    assert choose_token(logits, Choice(parameters, 0, (), allowed), filter_candidates) in allowed
 
 
 @pytest.mark.parametrize("logit", [np.nan, -np.inf, np.inf])
@@ -76,7 +76,7 @@ def test_nothing_else_is_chosen_whatever_the_model_says(logit: float, fields: di
     logits[0] = 50.0
     allowed = np.array([7, 9, 11])
     with np.errstate(invalid="ignore"):
-        token = choose_token(logits, Choice(SamplingParameters(**fields), 0, None, allowed), filter_candidates)
+        token = choose_token(logits, Choice(SamplingParameters(**fields), 0, (), allowed), filter_candidates)
     assert token in allowed
 
 
@@ -85,17 +85,17 @@ def test_a_draw_is_the_same_when_everything_is_allowed() -> None:
     for fields in ({}, {"top_k": 40}, {"top_p": 0.8}, {"min_p": 0.1}):
         for seed in range(20):
             parameters = SamplingParameters(temperature=1.0, seed=seed, **fields)
-            free = choose_token(logits, Choice(parameters, 3, None), filter_candidates)
-            assert choose_token(logits, Choice(parameters, 3, None, np.arange(5_000)), filter_candidates) == free
+            free = choose_token(logits, Choice(parameters, 3), filter_candidates)
+            assert choose_token(logits, Choice(parameters, 3, (), np.arange(5_000)), filter_candidates) == free
 
 
 def test_a_batch_mixes_biased_constrained_and_plain_rows() -> None:
     logits = np.tile(np.arange(10, dtype=np.float32), (4, 1))
     choices = [
-        Choice(SamplingParameters(), 0, None),
-        Choice(SamplingParameters(biases=Biases(np.array([2]), np.array([50.0], np.float32))), 0, None),
-        Choice(SamplingParameters(), 0, None, np.array([4, 5])),
-        Choice(SamplingParameters(), 0, None),
+        Choice(SamplingParameters(), 0),
+        Choice(SamplingParameters(biases=Biases(np.array([2]), np.array([50.0], np.float32))), 0),
+        Choice(SamplingParameters(), 0, (), np.array([4, 5])),
+        Choice(SamplingParameters(), 0),
     ]
     for threads in (1, 2):
         sampler = Sampler(filter_candidates, threads)

@@ -13,7 +13,17 @@ from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 from caravan_testing.toy_oracle import expected_output
 
 SAMPLED = SamplingParameters(
-    temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, seed=11
+    temperature=0.9,
+    top_k=40,
+    top_p=0.95,
+    repetition_penalty=1.2,
+    frequency_penalty=0.3,
+    presence_penalty=0.2,
+    repeat_last_n=20,
+    dry_multiplier=0.8,
+    xtc_probability=0.4,
+    xtc_threshold=0.05,
+    seed=11,
 )
 
 

@@ -1,4 +1,4 @@
-"""Penalties, filters, the draw and log probabilities against their definitions."""
+"""Filters, the draw and log probabilities against their definitions."""
 
 from collections import Counter
 
@@ -7,11 +7,10 @@ import pytest
 
 from caravan_shard.arrays import Floats, Ids
 from caravan_shard.sampling.candidates import find_candidates
-from caravan_shard.sampling.draw import draw_index, uniform
+from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sampling.penalties import PenaltyCounts
 from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
 
 
@@ -27,30 +26,6 @@ def kept(logits: Floats, **fields: float) -> list[int]:
     return sorted(filter_candidates(logits, SamplingParameters(**fields)).tolist())  # type: ignore[arg-type]
 
 
-def test_penalties_follow_their_formula() -> None:
-    logits = random_logits(100)
-    counts = PenaltyCounts()
-    prompt, output = [3, 7, 7, 9], [7, 11, 11, 11]
-    counts.add(prompt, output=False)
-    counts.add(output, output=True)
-    expected = logits.astype(np.float64)
-    for token in {*prompt, *output}:
-        expected[token] = expected[token] / 1.3 if expected[token] > 0 else expected[token] * 1.3
-    for token, times in Counter(output).items():
-        expected[token] -= 0.5 * times + 0.25
-    counts.apply(logits, SamplingParameters(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.25))
-    np.testing.assert_allclose(logits, expected, rtol=1e-5)
-
-
-def test_penalty_counts_grow_beyond_their_first_size() -> None:
-    counts = PenaltyCounts()
-    counts.add(range(2_000), output=True)
-    counts.add(range(1_000, 2_000), output=True)
-    logits = np.zeros(2_001, np.float32)
-    counts.apply(logits, SamplingParameters(frequency_penalty=1.0))
-    assert logits.tolist() == [-1.0] * 1_000 + [-2.0] * 1_000 + [0.0]
-
-
 def test_each_filter_keeps_what_its_definition_says() -> None:
     logits = from_probabilities(0.1, 0.5, 0.05, 0.3, 0.05)
     assert kept(logits, top_k=2) == [1, 3]
@@ -62,6 +37,11 @@ def test_each_filter_keeps_what_its_definition_says() -> None:
     assert kept(logits, typical_p=0.2) == [3]
     assert kept(logits, typical_p=0.5) == [1, 3]
     assert kept(logits, top_k=3, top_p=0.8, min_p=0.7) == [1]
+    # Two tokens are likely enough: the likelier one goes.
+    assert kept(logits, xtc_probability=1.0, xtc_threshold=0.2) == [0, 2, 3, 4]
+    assert kept(logits, xtc_probability=1.0, xtc_threshold=0.09) == [0, 2, 4]
+    assert kept(logits, xtc_probability=1.0, xtc_threshold=0.4) == [0, 1, 2, 3, 4]
+    assert kept(logits, top_k=2, xtc_probability=1.0, xtc_threshold=0.3) == [3]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +54,9 @@ def test_each_filter_keeps_what_its_definition_says() -> None:
         SamplingParameters(temperature=0.3, top_k=4_000, top_p=0.8),
         SamplingParameters(temperature=0.9, typical_p=0.9, top_p=0.8),
         SamplingParameters(temperature=0.01, top_p=0.9, min_p=0.3),
+        SamplingParameters(temperature=0.5, top_p=0.9, xtc_probability=1.0, xtc_threshold=0.02),
+        SamplingParameters(temperature=0.5, top_k=40, min_p=0.01, xtc_probability=1.0, xtc_threshold=0.02),
+        SamplingParameters(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.02),
     ],
     ids=str,
 )
@@ -111,11 +94,38 @@ def test_the_number_belongs_to_seed_and_position_alone() -> None:
     assert all(0 <= number < 1 for number in numbers)
     # Pinned: a change would break the promise to sequences that are resumed by a newer shard.
     assert uniform(7, 100) == 0.20719617945673485
+    assert uniform(7, 100, Purpose.XTC) == 0.13037417699432385
+
+
+def test_xtc_is_drawn_apart_from_the_token() -> None:
+    numbers = {uniform(3, position, purpose) for position in range(500) for purpose in Purpose}
+    assert len(numbers) == 1_000
+    logits = from_probabilities(0.4, 0.35, 0.25)
+    parameters = SamplingParameters(temperature=1.0, seed=3, xtc_probability=0.3, xtc_threshold=0.3)
+    for position in range(500):
+        token = choose_token(logits, Choice(parameters, position), filter_candidates)
+        number = uniform(3, position)
+        if uniform(3, position, Purpose.XTC) < 0.3:
+            assert token == (1 if number < 0.35 / 0.6 else 2)
+        else:
+            assert token == int(np.searchsorted([0.4, 0.75], number))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_barred_tokens_are_chosen_only_where_a_grammar_allows_no_other(temperature: float) -> None:
+    logits = from_probabilities(0.9, 0.05, 0.03, 0.02)
+    parameters = SamplingParameters(temperature=temperature, top_p=0.99)
+    for position in range(20):
+        for allowed, expected in ((None, {2, 3}), ([0, 1], {0, 1}), ([1, 3], {3}), ([1], {1})):
+            ids = None if allowed is None else np.array(allowed)
+            choice = Choice(parameters, position, (), ids, frozenset({0, 1}))
+            assert choose_token(logits, choice, filter_candidates) in expected
+    assert (logits == from_probabilities(0.9, 0.05, 0.03, 0.02)).all()
 
 
 def test_greedy_is_the_most_likely_token_and_ignores_filters() -> None:
     logits = random_logits()
-    choice = Choice(SamplingParameters(temperature=0.0, top_k=3, seed=1), 5, None)
+    choice = Choice(SamplingParameters(temperature=0.0, top_k=3, seed=1), 5)
     assert choose_token(logits, choice, filter_candidates) == int(logits.argmax())
 
 
@@ -123,7 +133,7 @@ def test_greedy_is_the_most_likely_token_and_ignores_filters() -> None:
 def test_extreme_temperatures_are_no_trouble(temperature: float) -> None:
     logits = random_logits(1_000)
     for fields in ({}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.5}, {"min_p": 0.5}):
-        choice = Choice(SamplingParameters(temperature=temperature, **fields), 5, None)
+        choice = Choice(SamplingParameters(temperature=temperature, **fields), 5)
         token = choose_token(logits, choice, filter_candidates)
         assert 0 <= token < 1_000
         if temperature < 1:
@@ -134,7 +144,7 @@ def test_nan_logits_still_give_a_token() -> None:
     logits = random_logits(1_000)
     logits[3] = np.nan
     for fields in ({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}):
-        choice = Choice(SamplingParameters(temperature=1.0, **fields), 5, None)
+        choice = Choice(SamplingParameters(temperature=1.0, **fields), 5)
         assert 0 <= choose_token(logits, choice, filter_candidates) < 1_000
 
 
@@ -142,8 +152,7 @@ def test_nan_logits_still_give_a_token() -> None:
 def test_rows_of_a_batch_are_chosen_each_by_its_own_parameters(threads: int) -> None:
     logits = np.stack([random_logits(seed=seed) for seed in range(12)])
     choices = [
-        Choice(SamplingParameters(temperature=row % 3 * 0.5, top_k=row * 7, seed=row), 100 + row, None)
-        for row in range(12)
+        Choice(SamplingParameters(temperature=row % 3 * 0.5, top_k=row * 7, seed=row), 100 + row) for row in range(12)
     ]
     sampler = Sampler(filter_candidates, threads)
     tokens = sampler.choose(logits, choices)
@@ -157,7 +166,7 @@ def test_a_filter_may_answer_in_any_order() -> None:
 
     logits = random_logits()
     for position in range(20):
-        choice = Choice(SamplingParameters(temperature=1.0, top_k=50, seed=3), position, None)
+        choice = Choice(SamplingParameters(temperature=1.0, top_k=50, seed=3), position)
         assert choose_token(logits, choice, shuffled) == choose_token(logits, choice, filter_candidates)
 
 

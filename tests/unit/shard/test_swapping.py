@@ -16,7 +16,16 @@ from caravan_testing.shard_builders import EngineDriver, first_chunk, header, me
 from caravan_testing.toy_oracle import expected_output
 
 PROMPT = toy_prompt("a prompt that is long enough")
-SAMPLED = SamplingParameters(temperature=0.9, top_k=40, repetition_penalty=1.2, presence_penalty=0.2, seed=11)
+SAMPLED = SamplingParameters(
+    temperature=0.9,
+    top_k=40,
+    repetition_penalty=1.2,
+    presence_penalty=0.2,
+    dry_multiplier=0.8,
+    xtc_probability=0.4,
+    xtc_threshold=0.05,
+    seed=11,
+)
 CELL_BYTES = 8
 
 

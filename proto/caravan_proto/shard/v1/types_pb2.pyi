@@ -30,12 +30,14 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
+    FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 3
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
+FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _StepOutcome:
@@ -143,6 +145,13 @@ class SamplingParameters(_message.Message):
     TOP_N_TOKENS_FIELD_NUMBER: _builtins.int
     BIAS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BIASES_FIELD_NUMBER: _builtins.int
+    REPEAT_LAST_N_FIELD_NUMBER: _builtins.int
+    DRY_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    DRY_BASE_FIELD_NUMBER: _builtins.int
+    DRY_ALLOWED_LENGTH_FIELD_NUMBER: _builtins.int
+    DRY_PENALTY_LAST_N_FIELD_NUMBER: _builtins.int
+    XTC_PROBABILITY_FIELD_NUMBER: _builtins.int
+    XTC_THRESHOLD_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Logits are divided by it first; 0 chooses the most likely token."""
     top_k: _builtins.int
@@ -165,6 +174,21 @@ class SamplingParameters(_message.Message):
     """Return the log probability of each chosen token."""
     top_n_tokens: _builtins.int
     """Return this many of the most likely tokens beside each chosen one; needs logprobs."""
+    repeat_last_n: _builtins.int
+    """The three penalties look at the last so many tokens of prompt and output; 0 is off, absent for all tokens."""
+    dry_multiplier: _builtins.float
+    """DRY: a token that would extend a repetition of n >= dry_allowed_length tokens loses
+    dry_multiplier * dry_base ^ (n - dry_allowed_length). 0 is off; the other three fields matter only if it is on.
+    """
+    dry_base: _builtins.float
+    dry_allowed_length: _builtins.int
+    dry_penalty_last_n: _builtins.int
+    """DRY looks at the last so many tokens of prompt and output; 0 is off, absent for all tokens."""
+    xtc_probability: _builtins.float
+    """XTC: with this probability, all tokens that are at least xtc_threshold likely are removed, but for the least likely
+    of them; 0 is off.
+    """
+    xtc_threshold: _builtins.float
     @_builtins.property
     def bias_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Columns: biases are added to the logits of these tokens before everything else. Each id occurs at most once."""
@@ -187,12 +211,26 @@ class SamplingParameters(_message.Message):
         top_n_tokens: _builtins.int = ...,
         bias_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         biases: _abc.Iterable[_builtins.float] | None = ...,
+        repeat_last_n: _builtins.int | None = ...,
+        dry_multiplier: _builtins.float = ...,
+        dry_base: _builtins.float = ...,
+        dry_allowed_length: _builtins.int = ...,
+        dry_penalty_last_n: _builtins.int | None = ...,
+        xtc_probability: _builtins.float = ...,
+        xtc_threshold: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "dry_penalty_last_n", b"dry_penalty_last_n", "repeat_last_n", b"repeat_last_n"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias_token_ids", b"bias_token_ids", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_tokens", b"top_n_tokens", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "bias_token_ids", b"bias_token_ids", "biases", b"biases", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_penalty_last_n", b"dry_penalty_last_n", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repeat_last_n", b"repeat_last_n", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_tokens", b"top_n_tokens", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__dry_penalty_last_n: _TypeAlias = _typing.Literal["dry_penalty_last_n"]  # noqa: Y015
+    _WhichOneofArgType__dry_penalty_last_n: _TypeAlias = _typing.Literal["_dry_penalty_last_n", b"_dry_penalty_last_n"]  # noqa: Y015
+    _WhichOneofReturnType__repeat_last_n: _TypeAlias = _typing.Literal["repeat_last_n"]  # noqa: Y015
+    _WhichOneofArgType__repeat_last_n: _TypeAlias = _typing.Literal["_repeat_last_n", b"_repeat_last_n"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dry_penalty_last_n) -> _WhichOneofReturnType__dry_penalty_last_n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repeat_last_n) -> _WhichOneofReturnType__repeat_last_n | None: ...
 
 Global___SamplingParameters: _TypeAlias = SamplingParameters  # noqa: Y015
 
@@ -245,6 +283,8 @@ class SequenceParameters(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens [0, prompt_length) are the client's prompt. Further tokens of a prefill are earlier output of a sequence
     that is computed again.
@@ -259,11 +299,19 @@ class SequenceParameters(_message.Message):
     """Return the log probabilities of the prompt's tokens, with sampling.top_n_tokens alternatives. Not allowed with a
     copy.
     """
+    min_tokens: _builtins.int
+    """End-of-generation tokens and stop_token_ids cannot be sampled before so many output tokens, unless the constraint
+    allows nothing else.
+    """
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters: ...
     @_builtins.property
     def constraint(self) -> Global___Constraint:
         """The sequence ends with FINISH_REASON_EOS once nothing more can match. Absent for unconstrained output."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequence ends (FINISH_STOP_TOKEN) when one of these is sampled."""
 
     def __init__(
         self,
@@ -275,10 +323,12 @@ class SequenceParameters(_message.Message):
         constraint: Global___Constraint | None = ...,
         adapter: _builtins.str = ...,
         prompt_logprobs: _builtins.bool = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        min_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_length", b"max_length", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_length", b"max_length", "min_tokens", b"min_tokens", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

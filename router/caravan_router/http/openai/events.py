@@ -15,6 +15,7 @@ FINISH_WORDS = {
     FinishReason.LENGTH: "length",
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
+    FinishReason.STOP_TOKEN: "stop",
 }
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from caravan_proto.limits import MAX_BIAS
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import SamplingParams
 from caravan_router.http.generation.checks import (
@@ -25,7 +26,6 @@ from caravan_router.http.openai.rules import (
 from caravan_router.http.openai.schema import GeneratingFields, SamplingFields
 
 MIN_SEED = -(2**63)
-MAX_BIAS = 100.0
 # Each id has one spelling, so that the keys of an object name each token once.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 

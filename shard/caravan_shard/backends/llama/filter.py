@@ -37,7 +37,9 @@ class LlamaFilter:
         chain = _make_chain(parameters)
         llama_cpp.llama_sampler_apply(chain, ctypes.byref(candidates))
         llama_cpp.llama_sampler_free(chain)
-        left: Ids = buffer["id"][: candidates.size].copy()
+        # XTC cuts the beginning off.
+        start = (ctypes.addressof(candidates.data.contents) - buffer.ctypes.data) // _TOKEN_DATA.itemsize
+        left: Ids = buffer["id"][start : start + candidates.size].copy()
         return left
 
     def _buffer(self) -> NDArray[np.void]:
@@ -57,4 +59,10 @@ def _make_chain(parameters: SamplingParameters) -> Any:
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_p(parameters.top_p, 1))
     if parameters.min_p > 0.0:
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_min_p(parameters.min_p, 1))
+    if parameters.xtc_probability > 0.0:
+        # The draw was made with (seed, position): apply it always, so that the sampler's own seed has no effect.
+        always, seed = 1.0, 0
+        llama_cpp.llama_sampler_chain_add(
+            chain, llama_cpp.llama_sampler_init_xtc(always, parameters.xtc_threshold, 1, seed)
+        )
     return chain

@@ -1,0 +1,8 @@
+"""Limits that both programs enforce: the router to answer its client, the shard because it trusts nobody."""
+
+# The source of a JSON schema, a regular expression or a grammar, in UTF-8. Larger sources are programs rather than
+# descriptions of an output.
+MAX_CONSTRAINT_BYTES = 64 << 10
+# Most logits lie within 30 of each other, so this bias bans a token or forces it.
+MAX_BIAS = 100.0
+MAX_STOP_TOKEN_IDS = 64
