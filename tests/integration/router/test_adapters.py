@@ -1,4 +1,4 @@
-"""Requests of several adapters, and with the log probabilities of their prompts, in one flood on the toy model."""
+"""A flood of requests with several adapters and with prompt logprobs, on the toy model."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ ADAPTERS = ("one", "other")
 
 
 def demand(chance: random.Random) -> list[GenerationSpec]:
-    """A third of the prompts begin alike, whatever their adapter; every fourth is told of."""
+    """Return requests: a third begin with the same tokens, and every fourth asks for prompt logprobs."""
     common = [chance.randrange(256) for _ in range(24)]
     wanted = []
     for number in range(60):
@@ -33,7 +33,7 @@ def demand(chance: random.Random) -> list[GenerationSpec]:
 
 
 async def check(running: Cluster, wanted: list[GenerationSpec]) -> None:
-    """Each gets the tokens it would get alone, and its prompt is told of once, in order."""
+    """Check that each request gets the tokens that it gets alone, and each prompt logprob once, in order."""
 
     async def submit(number: int, one: GenerationSpec) -> tuple[RequestStream, list[int]]:
         await asyncio.sleep(max(0, number - 30) * 0.01)
@@ -56,14 +56,14 @@ async def check(running: Cluster, wanted: list[GenerationSpec]) -> None:
 
 @LAYOUTS
 async def test_a_flood_of_several_adapters(layout: KvLayout) -> None:
-    """A step returns the logprobs of fewer prompt tokens than most such prompts have."""
+    """A step returns logprobs of at most nine prompt tokens, which is less than most prompts have."""
     config = ClusterConfig(layout=layout, adapters=ADAPTERS, max_prompt_logprob_tokens=9)
     async with cluster(config) as running:
         await check(running, demand(random.Random(3)))
 
 
 async def test_a_flood_of_several_adapters_into_scarce_cells() -> None:
-    """Swapping and computing again go by adapter too; two shards share the work."""
+    """Sequences are swapped and computed again with their adapter, on two shards."""
     config = ClusterConfig(
         shards=2, cells=200, adapters=ADAPTERS, max_sequences=12, max_prompt_logprob_tokens=9, token_s=0.0002
     )

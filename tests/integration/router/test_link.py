@@ -1,4 +1,4 @@
-"""The link between a router and a shard: what each hears of the other, and who holds the shard."""
+"""The link between a router and a shard: draining, and which router holds the shard."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
-# Nothing that a test waits for may come from the next heartbeat.
+# The router must not learn from a heartbeat what these tests wait for.
 NO_HEARTBEAT = LinkConfig(router_id="test", heartbeat_s=600, lease_ttl_s=1200)
 
 
@@ -35,7 +35,7 @@ async def test_the_router_hears_at_once_that_a_shard_drains() -> None:
 
 
 async def test_the_router_hears_of_a_drain_before_the_shard_is_gone(tmp_path: Path) -> None:
-    """Even if the shard has nothing to finish and ends at once."""
+    """This holds even if the shard has nothing to finish and ends at once."""
     server = ShardServer(ShardConfig(backend="fake", address=f"unix:{tmp_path}/shard"), ToyBackend)
     await server.start()
     events: list[Event] = []

@@ -1,4 +1,4 @@
-"""A shard's cells as one pool, on the toy model: what several requests have in common is computed once."""
+"""The cells of a shard as one pool, on the toy model: a common prefix of several requests is computed once."""
 
 import asyncio
 
@@ -12,13 +12,13 @@ from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog
 
 LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
-# Six steps of 16 tokens: the last few tokens of a prefix are computed again rather than waited for.
+# Six steps of 16 tokens. A request does not wait for the last few tokens of a prefix, but computes them again.
 PREFIX = list(range(1, 97))
 NEW_TOKENS = 12
 
 
 async def run_at_once(running: Cluster, wanted: list[GenerationSpec]) -> None:
-    """In one turn of the loop; each gets what it would get alone, and the pool is at rest afterwards."""
+    """Submit all in one turn of the loop. Check that each gets the same tokens as alone, and that nothing is left."""
     streams = [running.engine.submit(one) for one in wanted]
     got = await asyncio.gather(*map(read, streams))
     assert got == [undisturbed(one) for one in wanted]
@@ -33,13 +33,13 @@ async def test_a_prefix_of_several_at_the_same_instant_is_computed_once(layout: 
         endings = [[150 + number, 7, number] for number in range(requests)]
         await run_at_once(running, [spec([*PREFIX, *ending], NEW_TOKENS) for ending in endings])
         assert await running.metric("caravan_prefix_cache_hit_tokens") == (requests - 1) * len(PREFIX)
-    # The last token of each is sampled, never computed.
+    # The last token of each request is sampled, but never computed.
     assert log.computed_tokens == len(PREFIX) + sum(map(len, endings)) + requests * (NEW_TOKENS - 1)
 
 
 @LAYOUTS
 async def test_a_prefix_longer_than_a_step_is_computed_once(layout: KvLayout) -> None:
-    """The followers come while the leader's prompt is under way."""
+    """The followers arrive while the leader's prompt is being computed."""
     log = StepLog()
     config = ClusterConfig(layout=layout, hook=log, max_batch_tokens=16, cells=2048)
     async with cluster(config) as running:
@@ -54,14 +54,14 @@ async def test_a_prefix_longer_than_a_step_is_computed_once(layout: KvLayout) ->
 @LAYOUTS
 @pytest.mark.parametrize("max_sequences", [16, 3, 1])
 async def test_choices_fork_one_prefill(layout: KvLayout, max_sequences: int) -> None:
-    """Also where there are fewer sequence ids than choices: later ones start from what earlier ones left."""
+    """With fewer sequence ids than choices, later choices start from the cells of ended ones."""
     log = StepLog()
     choices = 8
     config = ClusterConfig(layout=layout, max_sequences=max_sequences, hook=log)
     async with cluster(config) as running:
         await run_at_once(running, [spec(PREFIX, NEW_TOKENS, seed=seed) for seed in range(choices)])
         assert await running.metric("caravan_prefix_cache_hit_tokens") == (choices - 1) * (len(PREFIX) - 1)
-    # Each computes the last token of the prompt itself: that is where its draw begins.
+    # Each choice computes the last token of the prompt itself, because its first draw needs the logits.
     assert log.computed_tokens == len(PREFIX) + choices - 1 + choices * (NEW_TOKENS - 1)
 
 
@@ -81,7 +81,7 @@ async def test_the_second_turn_of_a_conversation_computes_only_what_is_new(layou
 
 @LAYOUTS
 async def test_nothing_is_shared_between_namespaces(layout: KvLayout) -> None:
-    """Neither what is there, nor what comes at the same instant."""
+    """Neither with ended requests nor with those of the same instant."""
     log = StepLog()
     async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
         at_once = [running.engine.submit(spec(PREFIX, NEW_TOKENS, namespace=name)) for name in ("", "a", "b")]

@@ -1,4 +1,4 @@
-"""Who goes first, on the toy model: higher priorities, then fair shares; and who is out of time."""
+"""Which request goes first, on the toy model: priorities, fair shares and deadlines."""
 
 import asyncio
 import re
@@ -55,7 +55,7 @@ async def delays_of_one(running: Cluster, log: StepLog, number: int) -> tuple[in
 @pytest.mark.parametrize("swap_bytes", [1 << 20, 0], ids=["swap", "recompute"])
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: KvLayout, swap_bytes: int) -> None:
-    """All sequence ids are taken by a hundred of low priority; what was sent to the shard already goes first."""
+    """A hundred requests of low priority hold all sequence ids. Only commands that the shard has already go first."""
     log = StepLog()
     config = ClusterConfig(layout=layout, cells=512, max_sequences=4, token_s=0.0002, swap_bytes=swap_bytes, hook=log)
     async with cluster(config) as running:
@@ -74,7 +74,7 @@ async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: Kv
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 async def test_tokens_are_shared_by_weight_while_both_wait(weight: float) -> None:
-    """One tenant asks for twenty times as much as the other."""
+    """One tenant sends twenty times as many requests as the other."""
     modest, greedy = Tenant(name="modest", weight=weight), Tenant(name="greedy")
     served: list[str] = []
     async with cluster(ClusterConfig(max_sequences=4)) as running:
@@ -91,19 +91,19 @@ async def test_tokens_are_shared_by_weight_while_both_wait(weight: float) -> Non
         everyone = [(greedy, number) for number in range(800)] + [(modest, number) for number in range(40)]
         await asyncio.gather(*(client(*one) for one in everyone))
         await running.wait_until_at_rest()
-    counts = Counter(served[: last_modest[-4]])  # its last ones leave places that others take
+    counts = Counter(served[: last_modest[-4]])  # while its last ones run, its share of the places goes to others
     share = counts["modest"] / counts["greedy"]
     assert weight * 0.9 < share < weight * 1.1, counts
 
 
 async def failures(running: Cluster, reading: list[asyncio.Task[list[int]]]) -> list[type[BaseException]]:
-    """Wait for all; the errors among them."""
+    """Wait for all requests and return the types of their errors."""
     results = await asyncio.gather(*reading, return_exceptions=True)
     return [type(result) for result in results if isinstance(result, BaseException)]
 
 
 async def test_a_request_that_does_not_end_in_time_fails_wherever_it_is() -> None:
-    """Running, waiting, or swapped out: the shard stands still meanwhile, and holds nothing of them afterwards."""
+    """The requests run, wait or are swapped out while the shard stands still. Afterwards it holds nothing of them."""
     log = StepLog()
     async with cluster(ClusterConfig(cells=256, max_sequences=4, token_s=0.0002, hook=log)) as running:
         low = [spec([number] * 20, 40, timeout_s=0.5) for number in range(6)]
@@ -118,7 +118,7 @@ async def test_a_request_that_does_not_end_in_time_fails_wherever_it_is() -> Non
 
 
 async def test_a_request_whose_turn_does_not_come_in_time_fails() -> None:
-    """Those that have started are left to end."""
+    """Requests that have started run to their end."""
     log = StepLog()
     config = ClusterConfig(max_sequences=2, hook=log, scheduler=SchedulerConfig(queue_timeout_s=1.0))
     async with cluster(config) as running:

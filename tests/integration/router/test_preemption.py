@@ -1,4 +1,4 @@
-"""Ten times more asked of the cells than there are, on the toy model: sequences come and go, and nobody notices."""
+"""Requests need ten times as many cells as there are, on the toy model. Preemption changes no output."""
 
 import asyncio
 import random
@@ -15,17 +15,18 @@ from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
 CELLS = 512
-CELL_BYTES = 8  # of the toy model's saved states
+# Size of a cell in the toy model's saved states.
+CELL_BYTES = 8
 
 
 def scarce(**changes: object) -> ClusterConfig:
-    """Computing takes long enough that swapping is cheaper wherever there is room to swap to."""
+    """Return a configuration with few cells, in which swapping is cheaper than computing again."""
     fields: dict[str, object] = {"cells": CELLS, "max_sequences": 16, "token_s": 0.0002, **changes}
     return ClusterConfig(**fields)  # type: ignore[arg-type]
 
 
 def with_history(wanted: GenerationSpec) -> GenerationSpec:
-    """The same with every sampler that looks at the tokens so far, and with stops. Values that float32 has exactly."""
+    """Return ``wanted`` with stops and all samplers that look at earlier tokens. The values are exact in float32."""
     sampling = replace(
         wanted.sampling,
         repetition_penalty=1.25,
@@ -44,9 +45,9 @@ def with_history(wanted: GenerationSpec) -> GenerationSpec:
 
 
 def demand(chance: random.Random) -> list[GenerationSpec]:
-    """Mixed lengths, all sampled; a third of the prompts begin alike. Priorities are mixed in the second half.
+    """Return sampled requests of mixed lengths: a third begin with the same tokens, the second half has priorities.
 
-    A quarter looks at the tokens so far.
+    A quarter use samplers that look at earlier tokens.
     """
     common = [chance.randrange(256) for _ in range(24)]
     wanted = []
@@ -59,7 +60,7 @@ def demand(chance: random.Random) -> list[GenerationSpec]:
 
 
 async def learn_short_outputs(running: Cluster) -> None:
-    """So many requests end early that the router expects it of the next ones, and lets in too many of them."""
+    """Let many requests end early, so that the router expects short outputs and admits too many requests."""
     short = [spec([number], 3) for number in range(20)]
     await asyncio.gather(*(run(running.engine, one) for one in short))
 
@@ -69,7 +70,7 @@ async def preemptions(running: Cluster) -> dict[str, float]:
 
 
 async def check_flood(running: Cluster) -> None:
-    """Half of it at once, the other half bit by bit; each gets the tokens it would get alone."""
+    """Submit half of the requests at once, the others one by one. Check that each gets the same tokens as alone."""
     wanted = demand(random.Random(5))
     assert sum(len(one.prompt) + one.stopping.max_new_tokens for one in wanted) > 10 * CELLS
 
@@ -90,7 +91,7 @@ async def test_scarce_cells_with_room_to_swap() -> None:
 
 
 async def test_scarce_cells_and_scarce_room_to_swap() -> None:
-    """What the swap space does not take is computed again."""
+    """Sequences that the swap space has no room for are computed again."""
     async with cluster(scarce(swap_bytes=60 * CELL_BYTES)) as running:
         await learn_short_outputs(running)
         await check_flood(running)
@@ -108,7 +109,7 @@ async def test_scarce_cells_without_room_to_swap() -> None:
 
 @pytest.mark.parametrize("swap_bytes", [1 << 20, 0])
 async def test_scarce_sequence_ids_of_a_split_cache(swap_bytes: int) -> None:
-    """Higher priorities take the place of lower ones where every sequence has cells of its own."""
+    """In the split layout, higher priorities take the sequence ids of lower ones."""
     config = scarce(layout=KvLayout.SPLIT, max_sequences=4, swap_bytes=swap_bytes)
     async with cluster(config) as running:
         await check_flood(running)
@@ -120,7 +121,7 @@ def swapped_requests(running: Cluster) -> set[int]:
 
 
 async def swap_out(running: Cluster) -> tuple[list[RequestStream], list[GenerationSpec]]:
-    """Low priorities that fill the shard, then higher ones that take their place: some are swapped out now."""
+    """Fill the shard with low priorities, then submit higher ones. Return when some requests are swapped out."""
     (address,) = running.addresses
     wanted = [spec([number] * 40, 50, seed=number) for number in range(10)]
     streams = [running.engine.submit(one) for one in wanted]
@@ -150,7 +151,7 @@ async def test_clients_that_leave_while_swapped_out_leave_nothing(layout: KvLayo
     config = scarce(step_s=0.002, layout=layout, max_sequences=16 if layout is KvLayout.UNIFIED else 4)
     async with cluster(config) as running:
         streams, wanted = await swap_out(running)
-        gone = [number - 1 for number in swapped_requests(running)]  # ids count from 1
+        gone = [number - 1 for number in swapped_requests(running)]  # request ids start at 1
         for number in gone:
             streams[number].close()
         stay = [number for number in range(len(streams)) if number not in gone]
@@ -160,7 +161,7 @@ async def test_clients_that_leave_while_swapped_out_leave_nothing(layout: KvLayo
 
 
 async def test_all_leave_at_once() -> None:
-    """Running, waiting, swapped out, and on the way into the swap space."""
+    """The requests run, wait, are swapped out or are being swapped out."""
     log = StepLog()
     async with cluster(scarce(step_s=0.002, hook=log)) as running:
         streams, _ = await swap_out(running)

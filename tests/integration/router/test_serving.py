@@ -1,4 +1,4 @@
-"""Router and shards together, on the toy model: what clients get is what the model says, whatever happens around it."""
+"""Router and shards together, on the toy model: clients get exactly the model's output, whatever else happens."""
 
 import asyncio
 import random
@@ -99,7 +99,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
                     except TimeoutError:
                         pass
 
-        async with ClientSession() as session:  # links and servers have made their lasting tasks after this
+        async with ClientSession() as session:  # afterwards, all tasks that links and servers keep are running
             await generate(session, running.url, body("first", 5))
         await running.wait_until_at_rest()
         before = asyncio.all_tasks()
@@ -154,7 +154,7 @@ async def test_without_a_shard_a_request_is_refused_with_a_reason() -> None:
 
 
 async def test_a_second_router_takes_the_shard_and_the_first_notices() -> None:
-    """Fencing: the older lease's commands are refused, and the first router waits until the new lease is over."""
+    """Commands under the older lease are refused, and the first router waits until the new lease has ended."""
     async with cluster(ClusterConfig(step_s=0.002)) as running, ClientSession() as session:
         answer = asyncio.create_task(generate(session, running.url, body("fenced", 200)))
         (address,) = running.addresses

@@ -1,4 +1,4 @@
-"""A client that takes nothing costs bounded memory, then its place; those beside it lose nothing."""
+"""A client that reads nothing takes bounded memory and is then cut off. Other clients are not slowed down."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ BUFFER_BYTES = 256 * 1024
 
 
 async def _neighbours(running: Cluster) -> None:
-    """Some streams, to their end."""
+    """Read some streams to their end."""
     body = {"prompt": "ab", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
     async with ClientSession() as session:
 
@@ -30,14 +30,14 @@ async def _neighbours(running: Cluster) -> None:
 
 
 def _transport_of(peer: socket.socket) -> asyncio.Transport:
-    """The server's side."""
+    """Return the server's transport of the connection."""
     for found in gc.get_objects():
         if isinstance(found, Connection) and found.transport is not None and found.peername == peer.getsockname():
             return found.transport
     raise AssertionError("no connection to it")
 
 
-async def test_a_reader_that_takes_nothing() -> None:
+async def test_a_client_that_reads_nothing() -> None:
     limits = Limits(slow_client_timeout_s=5.0)
     async with cluster(ClusterConfig(cells=24_576, step_s=0.0002, limits=limits)) as running:
         with socket.socket() as stuck:
@@ -47,7 +47,7 @@ async def test_a_reader_that_takes_nothing() -> None:
             await eventually(lambda: bool(running.engine.scheduler.sequences), "it runs")
             (sequence,) = running.engine.scheduler.sequences.values()
             transport = _transport_of(stuck)
-            # Else the kernel takes some megabytes.
+            # Otherwise the kernel buffers some megabytes.
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             await eventually(lambda: transport.get_write_buffer_size() > 0, "its buffers are full")
             # The client is cut five seconds later. If its neighbours waited for it, they would end no sooner.

@@ -20,7 +20,7 @@ from caravan_testing.shard_builders import toy_grammar
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 from caravan_testing.toy_oracle import expected_output
 
-# grpc.aio keeps to the loop it was first used on.
+# grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = list(b"a prompt")
@@ -44,7 +44,7 @@ async def refusal(call: object) -> tuple[ShardError | None, str]:
     return error_code(caught.value), caught.value.details() or ""
 
 
-async def test_a_constraint_is_compiled_without_a_lease_and_kept_to() -> None:
+async def test_a_constraint_is_compiled_without_a_lease_and_enforced() -> None:
     async with running_shard() as shard:
         assert await compile_problem(shard, regex="[xyz]{5}") == ""
         assert "Unimplemented" in await compile_problem(shard, json_schema='{"not": {}}')
@@ -62,7 +62,7 @@ async def test_a_constraint_is_compiled_without_a_lease_and_kept_to() -> None:
         assert output[1] == expected_output(PROMPT, 50)
 
 
-async def test_a_prompt_may_bring_a_constraint_that_was_not_compiled() -> None:
+async def test_a_prefill_may_have_a_constraint_that_was_not_compiled() -> None:
     async with running_shard() as shard:
         await shard.take()
         response = await shard.prefill(constrained(0, gbnf='root ::= "q" "r"'))
@@ -74,7 +74,7 @@ async def test_a_prompt_may_bring_a_constraint_that_was_not_compiled() -> None:
 
 
 class Gate:
-    """Lets a compilation begin, and end when it is told to."""
+    """Holds every compilation until ``end`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = asyncio.Event()
@@ -98,7 +98,7 @@ async def test_commands_keep_their_order_while_a_constraint_is_compiled(monkeypa
         await running.initial_metadata()
         prefill = shard.prefill(constrained(1, json_schema='{"type": "array"}'))
         await gate.begun.wait()
-        # What runs goes on, what comes after waits.
+        # The running command continues, later ones wait.
         assert len([step async for step in running]) == 3
         decode = shard.decode([0, 1], max_steps=1)
         await asyncio.sleep(0.05)
@@ -108,8 +108,8 @@ async def test_commands_keep_their_order_while_a_constraint_is_compiled(monkeypa
         assert [len(response.tokens.token_ids) async for response in decode] == [2]
 
 
-async def test_a_decode_goes_on_and_health_answers_while_a_bomb_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a busy machine the check would end by its time before it finds that the grammar is too big.
+async def test_decoding_and_tokenizing_continue_while_a_bomb_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine, the check would otherwise time out before it finds that the grammar is too big.
     monkeypatch.setattr(checker, "_MAX_WALL_S", 100.0)
     bomb = "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(40)) + 'T40: "a"'
     async with running_shard(ToyBackend(token_s=0.002)) as shard:
@@ -136,7 +136,9 @@ async def test_a_decode_goes_on_and_health_answers_while_a_bomb_is_compiled(monk
         decoding.cancel()
 
 
-async def test_a_new_lease_overtakes_a_prompt_whose_constraint_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_lease_overtakes_a_prefill_whose_constraint_is_being_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate = Gate(monkeypatch)
     async with running_shard() as shard:
         await shard.take(1)
@@ -148,7 +150,9 @@ async def test_a_new_lease_overtakes_a_prompt_whose_constraint_is_compiled(monke
         assert code is ShardError.STALE_EPOCH
 
 
-async def test_who_leaves_while_a_constraint_is_compiled_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_cancelled_while_its_constraint_is_compiled_delays_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate = Gate(monkeypatch)
     async with running_shard() as shard:
         await shard.take()
@@ -180,7 +184,7 @@ async def test_biases_are_checked(fields: dict[str, Any], words: str) -> None:
         assert words in sentence
 
 
-async def test_biases_change_what_is_said() -> None:
+async def test_biases_change_the_output() -> None:
     async with running_shard() as shard:
         await shard.take()
         response = await shard.prefill(prompt_chunk(0, PROMPT, bias_token_ids=[90, 91], biases=[50.0, 60.0]))

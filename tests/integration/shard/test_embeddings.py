@@ -15,7 +15,7 @@ from caravan_shard.backends.toy.backend import ToyBackend, toy_embedding
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 from caravan_testing.toy_oracle import expected_output
 
-# grpc.aio keeps to the loop it was first used on.
+# grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SIZE = 16

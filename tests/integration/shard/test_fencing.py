@@ -24,7 +24,7 @@ async def test_a_takeover_releases_everything_and_fences_the_old_router() -> Non
         replies = aiter(shard.decode([0], max_steps=4_000))
         await anext(replies)
         await shard.take(2, router_id="new")
-        # The new router's first command finds the shard empty: the release is before it in the queue.
+        # The new router's first command finds the shard empty, because the release is before it in the queue.
         assert list((await shard.keep()).sequence_ids) == []
         assert len([reply async for reply in replies]) < 1_000
         shard.epoch = 1

@@ -130,7 +130,7 @@ async def test_swaps_are_fenced_and_checked() -> None:
         (PrefixSharing.WHOLE_ONLY, shard_pb2.PREFIX_SHARING_WHOLE_ONLY),
     ],
 )
-async def test_info_tells_of_sharing_and_swap_space(
+async def test_info_has_sharing_and_swap_space(
     sharing: PrefixSharing, told: shard_pb2.PrefixSharing.ValueType, tmp_path: Path
 ) -> None:
     backend = ToyBackend(sharing=sharing, layout=KvLayout.SPLIT)

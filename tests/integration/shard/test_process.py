@@ -1,4 +1,4 @@
-"""The program: its start, its drain and its end."""
+"""The shard program: start, drain and end."""
 
 import asyncio
 import signal
@@ -57,10 +57,10 @@ async def test_sigterm_drains_what_runs_and_refuses_what_is_new(tmp_path: Path) 
                     break
                 await shard.keep(0)
             assert refusal is ShardError.DRAINING
-            # The Decode gave way to the commands above; the sequence itself goes on to its end.
+            # The Decode ended early for the commands above. The sequence itself continues to its end.
             steps = len([reply async for reply in replies]) + len([reply async for reply in shard.decode([0])])
             assert steps > 300
-            # Nobody need release it: it may be kept for others to start from.
+            # The drain does not wait for the release of an ended sequence.
             assert await process.wait() == 0
     assert not (tmp_path / "shard").exists()
 

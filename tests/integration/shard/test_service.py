@@ -23,7 +23,7 @@ from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_output
 
-# grpc.aio keeps to the loop it was first used on.
+# grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -62,7 +62,7 @@ async def test_a_sequence_has_the_adapter_it_names() -> None:
         assert await refused(shard.prefill(chunk)) is ShardError.BAD_REQUEST
 
 
-async def test_a_prompt_is_told_of_beside_one_that_is_not() -> None:
+async def test_prompt_logprobs_come_only_for_the_sequence_that_asks() -> None:
     async with running_shard() as shard:
         assert (await shard.stub.Info(shard_pb2.InfoRequest())).limits.max_prompt_logprob_tokens == 64
         await shard.take()
@@ -117,7 +117,7 @@ async def test_columns_carry_pieces_logprobs_and_alternatives() -> None:
         assert list(columns.top_pieces) == [bytes([token]) for token in columns.top_token_ids]
 
 
-async def test_info_tells_identity_limits_and_epoch() -> None:
+async def test_info_has_identity_limits_and_epoch() -> None:
     async with running_shard(shard_id="s7") as shard:
         info = await shard.stub.Info(shard_pb2.InfoRequest())
         assert (info.shard_id, info.epoch, info.model.name) == ("s7", 0, "toy")
@@ -130,7 +130,7 @@ async def test_info_tells_identity_limits_and_epoch() -> None:
         assert (await other.stub.Info(shard_pb2.InfoRequest())).incarnation != info.incarnation
 
 
-async def test_info_tells_whether_a_router_holds_the_shard() -> None:
+async def test_info_says_whether_a_router_holds_the_shard() -> None:
     async with running_shard() as shard:
         assert not (await shard.stub.Info(shard_pb2.InfoRequest())).leased
         await shard.take(ttl_ms=60_000)
@@ -185,7 +185,7 @@ async def test_a_full_cache_is_an_outcome_of_prefill_and_of_decode() -> None:
         assert outcomes == [types_pb2.STEP_OUTCOME_OK] * 3
 
 
-async def test_a_failed_pass_is_an_error_that_health_tells_only_when_it_repeats() -> None:
+async def test_a_failed_step_is_an_error_and_several_in_a_row_change_health() -> None:
     backend = ToyBackend()
     async with running_shard(backend) as shard:
         await shard.take()
@@ -201,7 +201,7 @@ async def test_a_failed_pass_is_an_error_that_health_tells_only_when_it_repeats(
         await until_health(shard, SERVING)
 
 
-async def test_initial_metadata_means_queued_and_the_next_command_makes_it_yield() -> None:
+async def test_initial_metadata_means_queued_and_the_next_command_ends_a_decode() -> None:
     async with running_shard(ToyBackend(step_s=0.002)) as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5_000))
@@ -229,7 +229,7 @@ async def test_a_cancelled_decode_stops() -> None:
         assert (await shard.take()).steps < 1_000
 
 
-async def test_health_and_tokenizing_and_leases_answer_during_a_pass() -> None:
+async def test_health_and_tokenizing_and_leases_answer_during_a_step() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def hook(_batch: object) -> None:
@@ -259,7 +259,7 @@ async def test_health_and_tokenizing_and_leases_answer_during_a_pass() -> None:
         await call
 
 
-async def test_a_stalled_pass_is_not_serving_until_it_goes_on() -> None:
+async def test_a_stalled_step_is_not_serving_until_it_continues() -> None:
     leave = threading.Event()
 
     def hook(_batch: object) -> None:

@@ -1,4 +1,4 @@
-"""The command line: what it refuses, and how it ends."""
+"""The shard's command line: refused flags, and the end together with its parent."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def test_a_shard_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         deadline_s = 60
         assert parent.stdin is not None
-        # The pipe that both write to closes only when both have ended.
+        # Both processes write to the pipe, so it closes when both have ended.
         parent.stdin.close()
         assert parent.stdout is not None
         assert parent.stdout.read() == b""
