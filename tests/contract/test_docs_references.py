@@ -41,12 +41,16 @@ def _spans(page: Path) -> list[str]:
     return [" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", page.read_text()))]
 
 
+def _slug(heading: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def _anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives to the headings of a document."""
+    """The anchors of all headings of a document; a second heading of the same words is numbered."""
     headings = re.findall(r"^#+ (.*)$", _BLOCK.sub("", page.read_text()), re.MULTILINE)
     anchors: list[str] = []
-    for heading in headings:
-        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    for slug in map(_slug, headings):
         anchors.append(f"{slug}-{anchors.count(slug)}" if slug in anchors else slug)
     return set(anchors)
 
@@ -70,6 +74,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
         assert not anchor or anchor in _anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_a_list_of_contents_names_every_section(page: Path) -> None:
+    head, _, rest = page.read_text().partition("\n## ")
+    listed = re.findall(r"\]\(#([^)]+)\)", head) if "\n- [" in head else []
+    if listed:
+        slugs = {_slug(heading) for heading in re.findall(r"^## (.*)$", f"## {rest}", re.MULTILINE)}
+        assert slugs <= set(listed), slugs - set(listed)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
