@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import ModelFacts, StreamTimes, TokenizedText
 from caravan_router.core.errors import EngineError, NoShardError, TextTooLongError
 from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 
@@ -156,6 +157,8 @@ class ScriptedEngine:
     state_before_tokens: GenerationState = GenerationState.QUEUED
     # Texts that are control tokens, and their ids.
     controls: dict[str, int] = field(default_factory=dict)
+    # What shards hold of ended sequences, by shard.
+    prefixes: dict[str, ShardPrefixes] = field(default_factory=dict)
     # Returns what is wrong with a constraint, or None.
     problem: Callable[[Constraint], str | None] = no_problem
 
@@ -204,6 +207,14 @@ class ScriptedEngine:
             raise NoShardError("none")
         size = self.model.embedding_size
         return [tuple(1.0 if index == len(text) % size else 0.0 for index in range(size)) for text in texts]
+
+    def cached_prefixes(self) -> list[ShardPrefixes]:
+        return list(self.prefixes.values())
+
+    async def flush_prefixes(self, shards: Collection[str]) -> list[ShardPrefixes]:
+        found = [self.prefixes[name] for name in shards]
+        self.prefixes |= {name: ShardPrefixes(shard=name, cells=0, prefixes=()) for name in shards}
+        return found
 
     @property
     def spec(self) -> GenerationSpec:

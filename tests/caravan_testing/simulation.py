@@ -3,6 +3,7 @@
 import itertools
 from typing import TYPE_CHECKING
 
+from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.actions import (
@@ -12,6 +13,7 @@ from caravan_router.scheduling.actions import (
     Fail,
     FailureReason,
     FilterBatch,
+    Flushed,
     Preempt,
     Prefill,
     Start,
@@ -19,8 +21,18 @@ from caravan_router.scheduling.actions import (
     SwapOut,
 )
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import Cancelled, Event, ShardJoined, ShardLimits, ShardLost, Submitted, Tick
+from caravan_router.scheduling.events import (
+    Cancelled,
+    Event,
+    FlushRequested,
+    ShardJoined,
+    ShardLimits,
+    ShardLost,
+    Submitted,
+    Tick,
+)
 from caravan_router.scheduling.scheduler import Scheduler
+from caravan_router.scheduling.shard.resident import Status
 from caravan_testing.model_shard import ModelShard, expected_output, expected_prompt_logprobs
 from caravan_testing.requests import request
 
@@ -41,9 +53,11 @@ class Simulation:
         self.finished: set[int] = set()
         self.failed: dict[int, FailureReason] = {}
         self.cancelled: set[int] = set()
+        self.flushed: dict[int, tuple[ShardPrefixes, ...]] = {}
         self.actions: list[Action] = []
         self.now = 0.0
         self._ids = itertools.count(1)
+        self._flush_ids = itertools.count(1)
 
     def handle(self, *events: Event) -> list[Action]:
         actions = self.scheduler.handle(events, self.now)
@@ -62,6 +76,8 @@ class Simulation:
             case Fail():
                 self._assert_open(action.request_id)
                 self.failed[action.request_id] = action.reason
+            case Flushed():
+                self.flushed[action.flush_id] = action.evicted
             case Start() | Preempt():
                 assert action.request_id in self.requests
 
@@ -123,6 +139,22 @@ class Simulation:
         if request_id not in self.finished and request_id not in self.failed:
             self.cancelled.add(request_id)
         self.handle(Cancelled(request_id))
+
+    def flush(self, *shards: str) -> tuple[ShardPrefixes, ...]:
+        """Flush ``shards``: all that they held of ended sequences is evicted and named."""
+        states = [state for name, state in self.scheduler.shards.items() if name in shards]
+        parked = [list(state.parked.values()) for state in states]
+        cells = [state.held_cells - state.live_cells for state in states]
+        flush_id = next(self._flush_ids)
+        self.handle(FlushRequested(flush_id, frozenset(shards)))
+        evicted = self.flushed.pop(flush_id)
+        assert [one.shard for one in evicted] == [state.name for state in states]
+        assert [len(one.prefixes) for one in evicted] == [len(residents) for residents in parked]
+        assert [one.cells for one in evicted] == cells
+        for one, residents in zip(evicted, parked, strict=True):
+            assert all(resident.status is not Status.PARKED for resident in residents)
+            assert sum(prefix.cells for prefix in one.prefixes) <= one.cells
+        return evicted
 
     def advance(self, name: str) -> None:
         """Let one shard run one step, and report it to the scheduler."""

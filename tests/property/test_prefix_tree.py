@@ -72,6 +72,10 @@ class Model:
     def cells_of(self, sequence_ids: Iterable[int]) -> int:
         return len({cell for sequence_id in sequence_ids for cell in self.holders[sequence_id].cells})
 
+    def own_cells(self, sequence_id: int) -> int:
+        """How many cells are those of no other sequence."""
+        return self.cells_of(self.holders) - self.cells_of(self.holders.keys() - {sequence_id})
+
     def shared_cells(self, cells: list[int], sequence_ids: Iterable[int]) -> int:
         """How many of the first ``cells`` are those of one of these sequences, too."""
         return max((common(cells, self.holders[sequence_id].cells) for sequence_id in sequence_ids), default=0)
@@ -156,6 +160,12 @@ class Comparison:
         assert self.tree.cells == self.model.cells_of(holders)
         assert self.tree.live_cells == self.model.cells_of(self.model.live())
 
+    def check_own_cells(self) -> None:
+        """What removing a sequence alone frees."""
+        if self.model.holders:
+            sequence_id = self.rng.choice(list(self.model.holders))
+            assert self.tree.own_cells(sequence_id) == self.model.own_cells(sequence_id)
+
     def check_match(self) -> None:
         """The longest prefix is found; all that hold its cells are its sources; what is live of it is known."""
         namespace, tokens = self.rng.choice(NAMESPACES), self.some_prompt()
@@ -219,6 +229,7 @@ def test_the_tree_knows_what_the_model_knows(seed: int, sequences: int, longest:
     for _ in range(30_000):
         both.change()
         both.check_cells()
+        both.check_own_cells()
         both.check_match()
         both.check_shared_length()
     for sequence_id in list(both.model.holders):

@@ -134,6 +134,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(set(self.limits) - set(self.simulation.shards))))
         self.simulation.join(name, self.limits[name])
 
+    @rule(names=st.sets(st.sampled_from(_NAMES)))
+    def flush(self, names: set[str]) -> None:
+        self.simulation.flush(*names)
+
     @rule(seconds=st.sampled_from([1.0, 10.0]))
     def tick(self, seconds: float) -> None:
         self.simulation.tick(seconds)

@@ -13,7 +13,8 @@ class ApiKey:
     """One entry of the key file. A limit of None means no limit.
 
     ``digest``: SHA-256 of the key. ``max_priority``: highest priority that its requests may have.
-    ``concurrent_requests``: maximum number of generations at a time, queued ones included.
+    ``concurrent_requests``: maximum number of generations at a time, queued ones included. ``operator``: whether it may
+    use the routes under ``/admin``.
     """
 
     digest: bytes
@@ -21,10 +22,11 @@ class ApiKey:
     max_priority: int = 0
     requests_per_minute: int | None = None
     concurrent_requests: int | None = None
+    operator: bool = False
 
 
 # The key of every request on a server without keys: whoever can reach the port may do anything.
-NO_KEY = ApiKey(digest=b"", tenant=ANYONE, max_priority=MAX_PRIORITY)
+NO_KEY = ApiKey(digest=b"", tenant=ANYONE, max_priority=MAX_PRIORITY, operator=True)
 
 
 def digest_of(secret: str) -> bytes:

@@ -7,6 +7,7 @@ weight = 2.0
 max_priority = 10
 requests_per_minute = 60
 concurrent_requests = 8
+operator = false
 """
 
 import re
@@ -36,6 +37,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_priority: int = 0
     requests_per_minute: int | None = None
     concurrent_requests: int | None = None
+    operator: bool = False
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +102,7 @@ def _key(where: str, entry: _Entry) -> ApiKey:
         max_priority=entry.max_priority,
         requests_per_minute=entry.requests_per_minute,
         concurrent_requests=entry.concurrent_requests,
+        operator=entry.operator,
     )
 
 

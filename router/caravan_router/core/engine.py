@@ -1,11 +1,12 @@
 """The engine as the HTTP layer sees it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 
@@ -116,3 +117,11 @@ class Engine(Protocol):
 
     def submit(self, spec: GenerationSpec) -> TokenStream:
         """Queue a generation. Never blocks and never refuses."""
+
+    def cached_prefixes(self) -> Sequence[ShardPrefixes]:
+        """Return what each shard that is up keeps of ended sequences."""
+        ...
+
+    async def flush_prefixes(self, shards: Collection[str]) -> Sequence[ShardPrefixes]:
+        """Evict all that ``shards`` keep of ended sequences, and return it. Shards that are not up are left out."""
+        ...

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from caravan_router.core.engine import ModelFacts
@@ -16,6 +16,7 @@ from caravan_router.core.errors import (
     QueueTimeoutError,
 )
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link import LinkConfig, ShardLink
 from caravan_router.engine.observer import EngineObserver, ShardUse
@@ -28,6 +29,7 @@ from caravan_router.scheduling.actions import (
     Fail,
     FailureReason,
     FilterBatch,
+    Flushed,
     Preempt,
     Prefill,
     Start,
@@ -35,7 +37,7 @@ from caravan_router.scheduling.actions import (
     SwapOut,
 )
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import Cancelled, Event, Submitted, Tick
+from caravan_router.scheduling.events import Cancelled, Event, FlushRequested, Submitted, Tick
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
 
@@ -76,6 +78,8 @@ class Batcher:
         self.queries = ShardQueries(list(self._links.values()), load=self._sequences_on)
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = itertools.count(1)
+        self._flushes: dict[int, asyncio.Future[tuple[ShardPrefixes, ...]]] = {}
+        self._flush_ids = itertools.count(1)
         self._events: list[Event] = []
         self._posted = asyncio.Event()
         # Set once the first shard has joined.
@@ -153,6 +157,10 @@ class Batcher:
             case Fail():
                 if (stream := self._streams.pop(action.request_id, None)) is not None:
                     stream.fail(_FAILURES[action.reason]())
+            case Flushed():
+                # It is gone if its caller gave up waiting.
+                if (waiter := self._flushes.get(action.flush_id)) is not None and not waiter.done():
+                    waiter.set_result(action.evicted)
             case _:
                 assert_never(action)
 
@@ -185,6 +193,21 @@ class Batcher:
         )
         self._post(Submitted(request))
         return stream
+
+    def cached_prefixes(self) -> list[ShardPrefixes]:
+        """Return what each leased shard keeps of ended sequences."""
+        return [shard.prefixes for shard in self.scheduler.shards.values()]
+
+    async def flush_prefixes(self, shards: Collection[str]) -> tuple[ShardPrefixes, ...]:
+        """Evict all that ``shards`` keep of ended sequences, and return it. Shards that are not leased are left out."""
+        flush_id = next(self._flush_ids)
+        waiter: asyncio.Future[tuple[ShardPrefixes, ...]] = asyncio.get_running_loop().create_future()
+        self._flushes[flush_id] = waiter
+        self._post(FlushRequested(flush_id, frozenset(shards)))
+        try:
+            return await waiter
+        finally:
+            del self._flushes[flush_id]
 
     def _sequences_on(self, address: str) -> int:
         shard = self.scheduler.shards.get(address)

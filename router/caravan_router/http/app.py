@@ -43,7 +43,7 @@ def build_app(
 ) -> web.Application:
     """Return the application, to be served by `listener.listening`."""
     cors = Cors(access.cors_allow_origin)
-    authentication = Authentication(access.keyring, {(route.method, route.path) for route in ROUTES if route.open})
+    authentication = Authentication(access.keyring, ROUTES)
     app = web.Application(
         client_max_size=limits.payload_limit,
         middlewares=[mark_serving, identify_and_log, cors.preflight, errors_as_json, authentication.identify],

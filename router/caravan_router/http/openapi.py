@@ -16,7 +16,8 @@ from caravan_router.http.server.route import EVENTS, Parameter, Route
 _DESCRIPTIONS = {
     400: "The body is not JSON; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
-    404: "There is no such request",
+    403: "The API key is not an operator's",
+    404: "There is no such request or shard",
     405: "The route does not take this method",
     408: "The body did not arrive in time",
     410: "The request was aborted by `DELETE /v1/requests/{id}`",
@@ -105,9 +106,15 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
             "description": _DESCRIPTIONS[status],
             "content": {"application/json": {"schema": envelope}},
         }
-        for status in sorted({*route.errors, 500} | (set() if route.open else {401}))
+        for status in sorted({*route.errors, 500, *_access_errors(route)})
     }
     return operation
+
+
+def _access_errors(route: Route) -> tuple[int, ...]:
+    if route.operator:
+        return (401, 403)
+    return () if route.open else (401,)
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:

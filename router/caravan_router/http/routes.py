@@ -1,5 +1,6 @@
 """All routes. Each room has its own table beside its handlers; OpenAPI and the application read this one."""
 
+from caravan_router.http.admin import routes as admin
 from caravan_router.http.cloud import routes as cloud
 from caravan_router.http.ollama import routes as ollama
 from caravan_router.http.ollama.errors import OLLAMA
@@ -26,6 +27,7 @@ ROUTES: tuple[Route, ...] = (
     *ollama.ROUTES,
     *cloud.ROUTES,
     *ops.ROUTES,
+    *admin.ROUTES,
 )
 
 # Prefixes decide for paths that no route has: their clients expect their own form of a 404.

@@ -5,6 +5,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.config import JoinReason
 
@@ -172,5 +173,13 @@ class Preempt:
     how: Preemption
 
 
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What was evicted for the `FlushRequested` of this id; shards that are not leased are left out."""
+
+    flush_id: int
+    evicted: tuple[ShardPrefixes, ...]
+
+
 Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn
-Action = Command | Start | Deliver | Fail | Preempt
+Action = Command | Start | Deliver | Fail | Preempt | Flushed

@@ -120,6 +120,14 @@ class CommandEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class FlushRequested:
+    """An operator wants ``shards`` to give up the cells of ended sequences. `Flushed` of the same id answers."""
+
+    flush_id: int
+    shards: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -134,5 +142,6 @@ Event = (
     | SwappedOut
     | SwappedIn
     | CommandEnded
+    | FlushRequested
     | Tick
 )

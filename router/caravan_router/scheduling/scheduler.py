@@ -9,12 +9,13 @@ from typing import assert_never
 
 from caravan_router.core.generation import GenerationState
 from caravan_router.core.tokens import GeneratedToken
-from caravan_router.scheduling.actions import Action, Fail, FailureReason, Preempt, Preemption
+from caravan_router.scheduling.actions import Action, Fail, FailureReason, Flushed, Preempt, Preemption
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
     Cancelled,
     CommandEnded,
     Event,
+    FlushRequested,
     ShardDraining,
     ShardJoined,
     ShardLost,
@@ -65,6 +66,8 @@ class Scheduler:
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""
         preempted = False
+        for shard in self.shards.values():
+            shard.now_s = now
         for event in events:
             preempted |= self._apply(event)
         self._fail_late(now)
@@ -103,6 +106,10 @@ class Scheduler:
                 if (found := self._find_command(event)) is not None:
                     shard, command = found
                     shard.end_command(command)
+            case FlushRequested():
+                flushed = [shard for name, shard in self.shards.items() if name in event.shards]
+                evicted = tuple(shard.flush() for shard in flushed)
+                self._state.outbox.add(Flushed(event.flush_id, evicted))
             case Tick():
                 pass
             case _:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, started
+from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.errors import AbortedError
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.state import ARRIVED, CLIENT, AppState
@@ -72,12 +73,10 @@ class RequestsInProgress:
     @contextmanager
     def listing(self, request: web.Request) -> Iterator[RequestInProgress]:
         """List ``request`` until the end of the block."""
-        resource = request.match_info.route.resource
-        assert resource is not None
         entry = RequestInProgress(
             request_id=request[REQUEST_ID],
             owner=request[CLIENT].key.tenant.name,
-            route=resource.canonical,
+            route=path_of(request),
             arrived=request[ARRIVED],
         )
         self._requests[entry] = None

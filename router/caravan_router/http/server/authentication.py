@@ -1,14 +1,16 @@
 """The middleware that finds the client of a request."""
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 
 from aiohttp import web
 
 from caravan_router.auth.client import Client
 from caravan_router.auth.key import NO_KEY
 from caravan_router.auth.keyring import Keyring
-from caravan_router.http.server.errors import InvalidKeyError, MissingKeyError
+from caravan_router.http.server.dialect import path_of
+from caravan_router.http.server.errors import ForbiddenError, InvalidKeyError, MissingKeyError
 from caravan_router.http.server.middleware import Handler
+from caravan_router.http.server.route import Route
 from caravan_router.http.server.state import CLIENT
 
 _NOBODY = Client(NO_KEY, now=0.0)
@@ -17,18 +19,20 @@ _NOBODY = Client(NO_KEY, now=0.0)
 class Authentication:
     """Identifies clients by ``Authorization: Bearer KEY``. Without a keyring there is one client, without limits."""
 
-    def __init__(self, keyring: Keyring | None, open_routes: AbstractSet[tuple[str, str]]) -> None:
-        """``open_routes``: pairs of method and path that need no key."""
+    def __init__(self, keyring: Keyring | None, routes: Iterable[Route]) -> None:
         self._keyring = keyring
-        self._open_routes = open_routes
+        self._routes = {(route.method, route.path): route for route in routes}
 
     @web.middleware
     async def identify(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Find the client before the body is read. An unknown route needs a key too, so that keys hide what exists."""
+        route = self._routes.get((request.method, path_of(request)))
         if self._keyring is None:
             request[CLIENT] = _NOBODY
-        elif (request.method, request.path) not in self._open_routes:
+        elif route is None or not route.open:
             request[CLIENT] = _find(self._keyring, request.headers.get("Authorization", ""))
+        if route is not None and route.operator and not request[CLIENT].key.operator:
+            raise ForbiddenError
         return await handler(request)
 
 

@@ -8,6 +8,12 @@ from aiohttp import web
 from caravan_router.http.server.errors import ErrorKind, ends_connection, headers_of, kind_of
 
 
+def path_of(request: web.Request) -> str:
+    """Return the path of the request's route, as in "/v1/requests/{id}"; the request's own if it has no route."""
+    resource = request.match_info.route.resource
+    return request.path if resource is None else resource.canonical
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One API family: TGI's, OpenAI's, Ollama's.
@@ -43,8 +49,7 @@ class Dialects:
 
     def of(self, request: web.Request) -> Dialect:
         """Return the dialect in which ``request`` is answered; also for a path that no route has."""
-        resource = request.match_info.route.resource
-        path = request.path if resource is None else resource.canonical
+        path = path_of(request)
         if path in self.by_path:
             return self.by_path[path]
         matching = [prefix for prefix in self.by_prefix if path.startswith(prefix)]

@@ -107,6 +107,13 @@ class InvalidKeyError(RequestError):
         super().__init__("Incorrect API key provided")
 
 
+class ForbiddenError(RequestError):
+    """The route is for operators, and the API key is not an operator's."""
+
+    def __init__(self) -> None:
+        super().__init__("This route needs the API key of an operator: its entry must have `operator = true`")
+
+
 class RateLimitedError(RequestError):
     """The API key made too many requests per minute."""
 
@@ -176,6 +183,13 @@ class UnknownRequestError(RequestError):
         super().__init__(f"No request of this API key is in progress under this id. Given: {request_id[:128]}")
 
 
+class UnknownShardError(RequestError):
+    """No shard of this name is up."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"No shard of this name is up. Given: {name[:200]}")
+
+
 class UnhealthyError(RequestError):
     """``/health`` found no shard that is up and makes progress."""
 
@@ -228,6 +242,7 @@ TABLE: dict[type[Exception], ErrorKind] = {
     ),
     MissingKeyError: ErrorKind(401, "invalid_api_key", _CLIENT, "The route needs an API key and none was sent"),
     InvalidKeyError: ErrorKind(401, "invalid_api_key", _CLIENT, "The API key is unknown"),
+    ForbiddenError: ErrorKind(403, "forbidden", _CLIENT, "The route is for operators, and the API key is not one's"),
     RateLimitedError: ErrorKind(
         429, "overloaded", _RATE, "The API key made too many requests per minute", Failure.RATE_LIMITED, RETRY_AFTER_S
     ),
@@ -245,6 +260,7 @@ TABLE: dict[type[Exception], ErrorKind] = {
     ),
     NotFoundError: ErrorKind(404, "not_found", _CLIENT, "There is no such route"),
     UnknownRequestError: ErrorKind(404, "not_found", _CLIENT, "The API key has no request of this id in progress"),
+    UnknownShardError: ErrorKind(404, "not_found", _CLIENT, "No shard of this name is up"),
     # Not 409, which many clients retry.
     AbortedError: ErrorKind(
         410, "aborted", _CLIENT, "The request was aborted by `DELETE /v1/requests/{id}`", Failure.ABORTED

@@ -7,6 +7,7 @@ import heapq
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 
+from caravan_router.core.prefixes import CachedPrefix, ShardPrefixes
 from caravan_router.scheduling.actions import Command, Decode, Header, Prefill, SwapOut
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits
@@ -61,6 +62,8 @@ class ShardLedger:
         self.costs = ShardCosts()
         self.steps_since_prefill = 0
         self.draining = False
+        # Time of the events that are being applied, in seconds on the scheduler's clock.
+        self.now_s = 0.0
         # The shard should get a command at once: it computes for a client that is gone, or its cache is full.
         self.release_now = False
 
@@ -201,6 +204,31 @@ class ShardLedger:
         for sequence_id in list(self._parked):
             self._evict(sequence_id)
 
+    def flush(self) -> ShardPrefixes:
+        """Give up what all parked sequences hold, and return it. The next command releases them."""
+        found = self.prefixes
+        self.evict_all()
+        return found
+
+    @property
+    def prefixes(self) -> ShardPrefixes:
+        """What parked sequences hold."""
+        shares_cells = self.limits.shares_cells
+        return ShardPrefixes(
+            shard=self.name,
+            cells=self.held_cells - self.live_cells,
+            prefixes=tuple(
+                CachedPrefix(
+                    tokens=self.tree.length(sequence_id),
+                    cells=self.tree.own_cells(sequence_id) if shares_cells else self.tree.length(sequence_id),
+                    tenant=resident.sequence.spec.tenant.name,
+                    adapter=resident.adapter,
+                    last_used_s=resident.last_used_s,
+                )
+                for sequence_id, resident in self._parked.items()
+            ),
+        )
+
     # The start of a stay
 
     def place(self, sequence: Sequence, match: Match, priority: int) -> Resident:
@@ -276,7 +304,8 @@ class ShardLedger:
         self._sources.add(source_id)
         sequence_id = self._acquire_id()
         if source_id in self._parked:  # it was of use: it is the last to be evicted
-            self._parked[source_id] = self._parked.pop(source_id)
+            source = self._parked[source_id] = self._parked.pop(source_id)
+            source.last_used_s = self.now_s
         self.tree.fork(sequence_id, source_id, length)
         return sequence_id
 
@@ -470,6 +499,7 @@ class ShardLedger:
 
     def _park(self, resident: Resident) -> None:
         self._index(resident)
+        resident.last_used_s = self.now_s
         self.tree.park(resident.sequence_id)
         self._move(resident, Status.PARKED)
 

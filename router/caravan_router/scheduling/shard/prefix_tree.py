@@ -90,6 +90,17 @@ class PrefixTree:
         """Return the number of tokens that ``sequence_id`` holds."""
         return self._leaf[sequence_id].end
 
+    def own_cells(self, sequence_id: int) -> int:
+        """Cells that no other sequence holds."""
+        node = self._leaf[sequence_id]
+        shared = len(node.ends) > 1 or bool(node.children)
+        cells = 0
+        while node.parent is not None and not shared:
+            cells += len(node.tokens)
+            node = node.parent
+            shared = bool(node.ends) or sum(map(len, node.children.values())) > 1
+        return cells
+
     # Sequences
 
     def insert(self, sequence_id: int, namespace: str) -> None:

@@ -49,6 +49,7 @@ class Resident:
 
     ``target``: number of tokens known when the stay began, which prefill must compute. ``source_id``: the sequence from
     which the first ``shared`` tokens are copied. ``priority``: effective priority when the stay began.
+    ``last_used_s``: when it was parked, or last copied from while parked.
     """
 
     sequence: Sequence
@@ -59,6 +60,7 @@ class Resident:
     computed: int = 0
     source_id: int | None = None
     status: Status = Status.STARTING
+    last_used_s: float = 0.0
 
     @property
     def request_id(self) -> int:

@@ -9,12 +9,19 @@ A, B = digest_of("a").hex(), digest_of("b").hex()
 
 def entry(**fields: object) -> str:
     values = {"name": "a", "sha256": A} | fields
-    lines = [f"{field} = {f'{value!r}' if isinstance(value, str) else value}" for field, value in values.items()]
+    lines = [f"{field} = {_toml(value)}" for field, value in values.items()]
     return "\n".join(["[[keys]]", *lines, ""])
 
 
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
 def test_every_field_of_an_entry_is_read() -> None:
-    text = entry(weight=2, max_priority=-5, requests_per_minute=60, concurrent_requests=8) + entry(name="b", sha256=B)
+    first = entry(weight=2, max_priority=-5, requests_per_minute=60, concurrent_requests=8, operator=True)
+    text = first + entry(name="b", sha256=B)
     assert parse_keys(text) == (
         ApiKey(
             digest=digest_of("a"),
@@ -22,6 +29,7 @@ def test_every_field_of_an_entry_is_read() -> None:
             max_priority=-5,
             requests_per_minute=60,
             concurrent_requests=8,
+            operator=True,
         ),
         ApiKey(digest=digest_of("b"), tenant=Tenant(name="b")),
     )
@@ -41,6 +49,7 @@ def test_the_digest_may_have_upper_case_digits() -> None:
         (entry(limit=1), "unknown field `limit` - at `$.keys[0]`"),
         (entry() + "[other]\n", "unknown field `other`"),
         (entry(requests_per_minute=1.5), "Expected `int | null`, got `float` - at `$.keys[0].requests_per_minute`"),
+        (entry(operator="yes"), "Expected `bool`, got `str` - at `$.keys[0].operator`"),
         (entry(name=""), "keys[0].name must have 1 to 64"),
         (entry(name="a b"), "Given: 'a b'"),
         (entry(name="-a"), "begin with a letter or digit"),

@@ -10,6 +10,7 @@ from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.tenant import Tenant
+from caravan_router.http.admin import rules as admin_rules
 from caravan_router.http.app import Access
 from caravan_router.http.generation import rules
 from caravan_router.http.limits import Limits
@@ -21,7 +22,7 @@ from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import EOS, MODEL, ScriptedEngine
 
 TALKS = replace(MODEL, chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-KEY = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice"), max_priority=5)
+KEY = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice"), max_priority=5, operator=True)
 
 DEFAULT_LIMITS = Limits()
 
@@ -53,6 +54,7 @@ class Case:
     limits: Limits = DEFAULT_LIMITS
     model: ModelFacts = TALKS
     header: tuple[str, str] = ("X-Request-Id", "a")
+    method: str = "POST"
 
 
 def tgi(**parameters: Any) -> dict[str, Any]:
@@ -419,11 +421,19 @@ CASES = [
         "messages",
         "`messages` must have at most 256 texts of control tokens. Given: 300",
     ),
+    Case(
+        admin_rules.UnknownParameterError,
+        "/admin/prefixes?shrad=a",
+        {},
+        None,
+        "the URL may have the parameter `shard` only. Given: 'shrad'",
+        method="DELETE",
+    ),
 ]
 
 
 def test_each_rule_is_here() -> None:
-    modules = (rules, tgi_rules, openai_rules, ollama_rules)
+    modules = (rules, tgi_rules, openai_rules, ollama_rules, admin_rules)
     found = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
     kinds = {kind for kind in found if issubclass(kind, ValidationError)} - {ValidationError}
     assert {case.rule for case in CASES} == kinds | {BodyMismatchError}
@@ -443,7 +453,8 @@ async def test_rule(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(ScriptedEngine(model=case.model, controls={"</s>": EOS}), case.limits, access) as service:
         name, value = case.header
         headers = {"Authorization": "Bearer a-key", name: value}
-        response = await service.client.post(case.path, json=MINIMAL[case.path] | case.body, headers=headers)
+        body = MINIMAL.get(case.path, {}) | case.body
+        response = await service.client.request(case.method, case.path, json=body, headers=headers)
         message = f"Input validation error: {case.message}"
         if case.path.startswith("/v1/"):
             error = {"message": message, "type": "invalid_request_error", "param": case.param, "code": "validation"}

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from caravan_router.core.generation import GenerationState
 from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Prefill, Start
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import (
@@ -356,3 +357,23 @@ def test_an_aborted_step_is_repeated() -> None:
     sim.run()
     sim.check_at_rest()
     assert request_id in sim.finished
+
+
+def test_the_state_of_a_request_through_its_life() -> None:
+    sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=1, swap_bytes=1))
+    low = sim.submit(prompt(200), 60, ignore_eos=True)
+    waiting = sim.submit(prompt(20, 2), 3)
+    state_of = sim.scheduler.state_of
+    assert (state_of(low), state_of(waiting)) == (GenerationState.PREFILLING, GenerationState.QUEUED)
+    for _ in range(4):
+        sim.advance("a")
+    assert state_of(low) is GenerationState.RUNNING
+    high = sim.submit(prompt(20, 2), 30, priority=1, ignore_eos=True)
+    # First on its way out, then saved.
+    seen = [state_of(low)]
+    while state_of(high) is GenerationState.QUEUED:
+        sim.advance("a")
+        seen.append(state_of(low))
+    assert seen[-1] is GenerationState.SWAPPED, seen
+    sim.run()
+    assert sim.finished == {low, waiting, high}

@@ -1,0 +1,11 @@
+"""Rules that only the routes for operators have, one error class each."""
+
+from caravan_router.http.generation.rules import shown
+from caravan_router.http.server.errors import ValidationError
+
+
+class UnknownParameterError(ValidationError):
+    """Elsewhere such a parameter is ignored. Here a misspelt one would change more than was meant."""
+
+    def __init__(self, known: str, given: str) -> None:
+        super().__init__(given, f"the URL may have the parameter `{known}` only. Given: {shown(given)}")

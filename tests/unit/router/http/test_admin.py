@@ -1,0 +1,126 @@
+"""Routes for operators: what they do, and who may."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from caravan_router.auth.key import ApiKey, digest_of
+from caravan_router.auth.keyring import Keyring
+from caravan_router.core.prefixes import CachedPrefix, ShardPrefixes
+from caravan_router.core.tenant import Tenant
+from caravan_router.http.app import Access
+from caravan_router.http.routes import ROUTES
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import ScriptedEngine
+
+KEYS = [
+    ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice")),
+    ApiKey(digest=digest_of("o-key"), tenant=Tenant(name="olga"), operator=True),
+]
+AS_ALICE, AS_OPERATOR = {"Authorization": "Bearer a-key"}, {"Authorization": "Bearer o-key"}
+IDLE_S = 30.0
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    used = time.monotonic() - IDLE_S
+    hers = CachedPrefix(tokens=40, cells=12, tenant="alice", adapter="pirate", last_used_s=used)
+    nobodys = CachedPrefix(tokens=20, cells=20, tenant="", adapter="", last_used_s=used)
+    shards = [
+        ShardPrefixes(shard="unix:/a.sock", cells=40, prefixes=(hers, nobodys)),
+        ShardPrefixes(shard="host:2", cells=0, prefixes=()),
+    ]
+    return ScriptedEngine(prefixes={one.shard: one for one in shards})
+
+
+@pytest.fixture
+async def locked(engine: ScriptedEngine) -> AsyncIterator[Service]:
+    async with serving(engine, access=Access(keyring=Keyring(KEYS, time.monotonic()))) as running:
+        yield running
+
+
+FIRST: dict[str, Any] = {
+    "shard": "unix:/a.sock",
+    "cells": 40,
+    "prefixes": [
+        {"tokens": 40, "cells": 12, "tenant": "alice", "adapter": "pirate"},
+        {"tokens": 20, "cells": 20, "tenant": None, "adapter": None},
+    ],
+}
+SECOND: dict[str, Any] = {"shard": "host:2", "cells": 0, "prefixes": []}
+
+
+async def ask(service: Service, method: str, path: str = "/admin/prefixes") -> list[dict[str, Any]]:
+    response = await service.client.request(method, path)
+    assert response.status == 200, await response.text()
+    shards: list[dict[str, Any]] = (await response.json())["shards"]
+    for shard in shards:
+        for prefix in shard["prefixes"]:
+            assert IDLE_S <= prefix.pop("idle_s") < IDLE_S + 10
+    return shards
+
+
+async def test_prefixes_are_listed(service: Service) -> None:
+    assert await ask(service, "GET") == [FIRST, SECOND]
+    assert await ask(service, "GET", "/admin/prefixes?shard=host:2") == [SECOND]
+
+
+async def test_prefixes_are_flushed(service: Service) -> None:
+    assert await ask(service, "DELETE") == [FIRST, SECOND]
+    assert await ask(service, "GET") == [FIRST | {"cells": 0, "prefixes": []}, SECOND]
+
+
+async def test_prefixes_of_named_shards_are_flushed(service: Service) -> None:
+    assert await ask(service, "DELETE", "/admin/prefixes?shard=host:2") == [SECOND]
+    assert await ask(service, "GET") == [FIRST, SECOND]
+    assert await ask(service, "DELETE", "/admin/prefixes?shard=host:2&shard=unix:/a.sock") == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "error_type", "message"),
+    [
+        ("shard=x", 404, "not_found", "No shard of this name is up. Given: x"),
+        ("shard=host:2&shard=", 404, "not_found", "No shard of this name is up. Given: "),
+        (
+            "shrad=host:2",
+            422,
+            "validation",
+            "Input validation error: the URL may have the parameter `shard` only. Given: 'shrad'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_what_cannot_be_meant_is_refused(
+    service: Service, method: str, query: str, status: int, error_type: str, message: str
+) -> None:
+    response = await service.client.request(method, f"/admin/prefixes?{query}")
+    assert (response.status, await response.json()) == (status, {"error": message, "error_type": error_type})
+    assert await ask(service, "GET") == [FIRST, SECOND]
+
+
+OPERATOR_ROUTES = [(route.method, route.path) for route in ROUTES if route.path.startswith("/admin/")]
+
+
+def test_every_route_under_admin_is_for_operators() -> None:
+    assert [(route.method, route.path) for route in ROUTES if route.operator] == OPERATOR_ROUTES
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATOR_ROUTES)
+async def test_only_an_operator_may(locked: Service, method: str, path: str) -> None:
+    assert (await locked.client.request(method, path)).status == 401
+    response = await locked.client.request(method, path, headers=AS_ALICE)
+    assert (response.status, await response.json()) == (
+        403,
+        {
+            "error": "This route needs the API key of an operator: its entry must have `operator = true`",
+            "error_type": "forbidden",
+        },
+    )
+    assert len(locked.engine.prefixes["unix:/a.sock"].prefixes) == 2
+    assert (await locked.client.request(method, path, headers=AS_OPERATOR)).status == 200
+
+
+async def test_an_operator_uses_the_other_routes_too(locked: Service) -> None:
+    assert (await locked.client.get("/v1/models", headers=AS_OPERATOR)).status == 200
