@@ -67,7 +67,7 @@ class Scheduler:
         """Apply what happened, then plan what shards do next."""
         preempted = False
         for shard in self.shards.values():
-            shard.now_s = now
+            shard.note_time(now)
         for event in events:
             preempted |= self._apply(event)
         self._fail_late(now)

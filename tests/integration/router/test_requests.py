@@ -21,7 +21,7 @@ async def states(session: ClientSession, running: Cluster) -> dict[str, str]:
 async def until_states(session: ClientSession, running: Cluster, **expected: str) -> None:
     found: dict[str, str] = {}
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while found != expected:
                 found = await states(session, running)
     except TimeoutError:
@@ -51,11 +51,11 @@ async def test_states_are_those_of_the_scheduler_and_an_abort_ends_each() -> Non
     log = StepLog()
     config = ClusterConfig(max_sequences=1, layout=KvLayout.SPLIT, step_s=0.002, token_s=0.001, hook=log)
     async with cluster(config) as running, ClientSession() as session:
-        low = start(session, running, "low")
+        low = start(session, running, "low", max_tokens=3000)
         await until_states(session, running, low="running")
         second = start(session, running, "second")
         await until_states(session, running, low="running", second="queued")
-        high = start(session, running, "high", priority=1)
+        high = start(session, running, "high", max_tokens=3000, priority=1)
         await until_states(session, running, low="swapped", second="queued", high="running")
         await abort(session, running, "second")
         assert await second == 410

@@ -62,8 +62,7 @@ class ShardLedger:
         self.costs = ShardCosts()
         self.steps_since_prefill = 0
         self.draining = False
-        # Time of the events that are being applied, in seconds on the scheduler's clock.
-        self.now_s = 0.0
+        self._now_s = 0.0
         # The shard should get a command at once: it computes for a client that is gone, or its cache is full.
         self.release_now = False
 
@@ -305,7 +304,7 @@ class ShardLedger:
         sequence_id = self._acquire_id()
         if source_id in self._parked:  # it was of use: it is the last to be evicted
             source = self._parked[source_id] = self._parked.pop(source_id)
-            source.last_used_s = self.now_s
+            source.last_used_s = self._now_s
         self.tree.fork(sequence_id, source_id, length)
         return sequence_id
 
@@ -369,6 +368,10 @@ class ShardLedger:
     def end_command(self, command: InFlight) -> None:
         """Note that no more replies come for ``command``."""
         self._in_flight.remove(command)
+
+    def note_time(self, now_s: float) -> None:
+        """Note the time of the events that follow, in seconds on the scheduler's clock."""
+        self._now_s = now_s
 
     def drain(self) -> None:
         """Take no more sequences."""
@@ -499,7 +502,7 @@ class ShardLedger:
 
     def _park(self, resident: Resident) -> None:
         self._index(resident)
-        resident.last_used_s = self.now_s
+        resident.last_used_s = self._now_s
         self.tree.park(resident.sequence_id)
         self._move(resident, Status.PARKED)
 
