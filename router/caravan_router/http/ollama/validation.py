@@ -60,6 +60,9 @@ def _source(body: ollama.OllamaFields, messages: Sequence[Message], context: Con
         top_k=DEFAULT_TOP_K if options.top_k is None else options.top_k,
         top_p=DEFAULT_TOP_P if options.top_p is None else options.top_p,
         min_p=options.min_p,
+        typical_p=options.typical_p,
+        repeat_last_n=options.repeat_last_n,
+        mirostat=options.mirostat,
         seed=None if options.seed is None or options.seed < 0 else options.seed,
         stop=options.stop,
         repetition_penalty=options.repeat_penalty,
@@ -73,7 +76,7 @@ def _source(body: ollama.OllamaFields, messages: Sequence[Message], context: Con
         **more,
     )
     names = ("messages" if raw is None else "prompt", "options.num_predict")
-    return ChatSource(body=request, raw=raw, names=names, typical_p=options.typical_p)
+    return ChatSource(body=request, raw=raw, names=names)
 
 
 def check_num_ctx(options: ollama.OllamaOptions, bounds: Bounds) -> None:

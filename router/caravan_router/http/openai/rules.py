@@ -148,3 +148,8 @@ class PromptTokensError(ValidationError):
     def __init__(self, field: str) -> None:
         message = f"`prompt_token_ids` is the whole prompt: `{field}` must be empty"
         super().__init__("prompt_token_ids", message)
+
+
+class TooManyStopTokensError(ValidationError):
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__("stop_token_ids", f"`stop_token_ids` must have at most {limit} entries. Given: {given}")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from caravan_proto.limits import MAX_BIAS
 from caravan_router.core.engine import ModelFacts
@@ -14,6 +15,7 @@ from caravan_router.http.generation.checks import (
     check_temperature,
     effective_temperature,
 )
+from caravan_router.http.generation.rules import UnsupportedFieldError
 from caravan_router.http.generation.seeds import MAX_SEED, choice_seed, draw_seed
 from caravan_router.http.limits import Limits
 from caravan_router.http.openai.rules import (
@@ -26,6 +28,12 @@ from caravan_router.http.openai.rules import (
 from caravan_router.http.openai.schema import GeneratingFields, SamplingFields
 
 MIN_SEED = -(2**63)
+MAX_WINDOW = 2**31 - 1
+MAX_DRY = 100.0
+_LLAMA_SERVER = (
+    "typical_p", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "xtc_probability", "xtc_threshold",
+)  # fmt: skip
 # Each id has one spelling, so that the keys of an object name each token once.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
@@ -67,6 +75,17 @@ def check_sampling(fields: SamplingFields, prefix: str = "") -> None:
     check_repetition_penalty(f"{prefix}repetition_penalty", fields.repetition_penalty)
     check_range(f"{prefix}frequency_penalty", fields.frequency_penalty, -2.0, 2.0)
     check_range(f"{prefix}presence_penalty", fields.presence_penalty, -2.0, 2.0)
+    if fields.typical_p is not None and not 0 < fields.typical_p <= 1:
+        raise NotAProbabilityError(f"{prefix}typical_p", fields.typical_p)
+    check_range(f"{prefix}repeat_last_n", fields.repeat_last_n, -1, MAX_WINDOW)
+    check_range(f"{prefix}dry_multiplier", fields.dry_multiplier, 0.0, MAX_DRY)
+    check_range(f"{prefix}dry_base", fields.dry_base, 1.0, MAX_DRY)
+    check_range(f"{prefix}dry_allowed_length", fields.dry_allowed_length, 0, MAX_WINDOW)
+    check_range(f"{prefix}dry_penalty_last_n", fields.dry_penalty_last_n, -1, MAX_WINDOW)
+    check_range(f"{prefix}xtc_probability", fields.xtc_probability, 0.0, 1.0)
+    check_range(f"{prefix}xtc_threshold", fields.xtc_threshold, 0.0, 1.0)
+    if fields.mirostat:
+        raise UnsupportedFieldError(f"{prefix}mirostat", "set it to 0", fields.mirostat)
     check_range(f"{prefix}seed", fields.seed, MIN_SEED, MAX_SEED)
 
 
@@ -119,9 +138,17 @@ def samplings_of(
                 logprobs=alternatives is not None,
                 top_n_tokens=alternatives or 0,
                 biases=biases,
+                **_llama_server_params(fields),
             )
         )
     return samplings
+
+
+def _llama_server_params(fields: SamplingFields) -> dict[str, Any]:
+    """Return the parameters that have llama-server's names, as far as they are set."""
+    given = {name: value for name in _LLAMA_SERVER if (value := getattr(fields, name)) is not None}
+    # llama-server's -1 stands for all tokens.
+    return {name: None if name.endswith("_last_n") and value == -1 else value for name, value in given.items()}
 
 
 def _merged(request: SamplingFields, choice: SamplingFields) -> SamplingFields:

@@ -28,7 +28,12 @@ LogitBias = Annotated[
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen. Null means the default; in ``choice_parameters`` it means the request's own value."""
+    """How tokens are chosen. Null means the default; in ``choice_parameters`` it means the request's own value.
+
+    The fields from ``typical_p`` on are llama-server's. ``repeat_last_n``, ``dry_penalty_last_n``: how many of the last
+    tokens the penalties look at; 0 switches them off, -1 means all. ``mirostat`` must be 0: its state would be lost if
+    the generation were interrupted.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -38,6 +43,15 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    typical_p: float | None = None
+    repeat_last_n: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,8 +83,8 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown
 class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both completions and chat completions take.
 
-    ``include_stop_str_in_output``, ``skip_special_tokens``, ``min_tokens``, ``return_token_ids``: vLLM's. ``n_cmpl``:
-    llama-server's name of ``n``.
+    vLLM's are ``include_stop_str_in_output``, ``skip_special_tokens``, ``min_tokens``, ``stop_token_ids`` and
+    ``return_token_ids``. ``n_cmpl`` is llama-server's name of ``n``.
     """
 
     model: str | None = None
@@ -78,6 +92,7 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -1,8 +1,12 @@
 """When an output of OpenAI's routes ends, and which tokens its text shows; with vLLM's extra parameters."""
 
+from caravan_proto.limits import MAX_STOP_TOKEN_IDS
+from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import StoppingParams
 from caravan_router.http.generation.checks import check_range, check_stops
+from caravan_router.http.generation.rules import TokenIdError
 from caravan_router.http.limits import Limits
+from caravan_router.http.openai.rules import TooManyStopTokensError
 from caravan_router.http.openai.schema import GeneratingFields
 from caravan_router.text.assembler import TextOptions
 
@@ -18,7 +22,18 @@ def text_options_of(fields: GeneratingFields, limits: Limits) -> TextOptions:
     )
 
 
-def stopping_of(fields: GeneratingFields, max_new: int) -> StoppingParams:
+def stopping_of(fields: GeneratingFields, max_new: int, model: ModelFacts) -> StoppingParams:
     """Return when a sequence of at most ``max_new`` tokens ends. Raises ValidationError."""
     check_range("min_tokens", fields.min_tokens, 0, max_new)
-    return StoppingParams(max_new_tokens=max_new, ignore_eos=bool(fields.ignore_eos))
+    stop_token_ids = fields.stop_token_ids or ()
+    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise TooManyStopTokensError(MAX_STOP_TOKEN_IDS, len(stop_token_ids))
+    for token_id in stop_token_ids:
+        if not 0 <= token_id < model.vocabulary_size:
+            raise TokenIdError("stop_token_ids", model.vocabulary_size, token_id)
+    return StoppingParams(
+        max_new_tokens=max_new,
+        ignore_eos=bool(fields.ignore_eos),
+        stop_token_ids=frozenset(stop_token_ids),
+        min_tokens=fields.min_tokens or 0,
+    )

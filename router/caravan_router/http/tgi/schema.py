@@ -6,7 +6,10 @@ from caravan_router.http.generation.schema import CacheSalt, Format, Priority, T
 
 
 class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Absent and null fields have TGI's default. ``do_sample``: false, but true without any ``parameters``."""
+    """Absent and null fields have TGI's default. ``do_sample``: false, but true without any ``parameters``.
+
+    ``min_new_tokens``, which TGI lacks: no end token and no stop string counts within the first so many tokens.
+    """
 
     best_of: int | None = None
     temperature: float | None = None
@@ -17,6 +20,7 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     typical_p: float | None = None
     do_sample: bool | None = None
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
     return_full_text: bool | None = None
     stop: list[str] | None = None
     truncate: int | None = None

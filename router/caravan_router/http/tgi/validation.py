@@ -89,7 +89,9 @@ async def validate_generate(
     check_new_tokens("max_new_tokens", parameters.best_of or 1, max_new, bounds)
     asked = ConstraintReader(limits).response_format("grammar", parameters.grammar)
     extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter)
-    stopping = StoppingParams(max_new_tokens=max_new)
+    check_range("min_new_tokens", parameters.min_new_tokens, 0, max_new)
+    min_new = parameters.min_new_tokens or 0
+    stopping = StoppingParams(max_new_tokens=max_new, min_tokens=min_new)
     prompt_logprobs = bool(parameters.decoder_input_details)
     return ValidRequest(
         specs=tuple(
@@ -99,7 +101,7 @@ async def validate_generate(
             )
             for index, sampling in enumerate(_samplings(parameters, model, stream=stream))
         ),
-        text=TextOptions(stops=stops),
+        text=TextOptions(stops=stops, min_tokens=min_new),
         characters=len(body.inputs),
         prompt_text=as_decoded(tokens) if prompt_logprobs else None,
     )

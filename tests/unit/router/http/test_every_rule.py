@@ -372,6 +372,13 @@ CASES = [
         "`n` and `n_cmpl` must not differ. Given: 2 and 3",
     ),
     Case(
+        openai_rules.TooManyStopTokensError,
+        TEXT,
+        {"stop_token_ids": [1] * 65},
+        "stop_token_ids",
+        "`stop_token_ids` must have at most 64 entries. Given: 65",
+    ),
+    Case(
         openai_rules.PromptTokensError,
         CHAT,
         {"prompt_token_ids": [1]},

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 
@@ -100,6 +101,84 @@ async def test_a_chat_takes_its_whole_prompt_as_token_ids() -> None:
     reply = await ask(CHAT, word("a"), EOS_TOKEN, messages=[], prompt_token_ids=PROMPT, return_token_ids=True)
     assert reply["prompt_token_ids"] == PROMPT
     assert reply["usage"]["prompt_tokens"] == 3
+
+
+SAMPLING = {
+    "typical_p": 0.9, "repeat_last_n": 32, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 3,
+    "dry_penalty_last_n": -1, "xtc_probability": 0.5, "xtc_threshold": 0.2,
+}  # fmt: skip
+
+
+@BOTH
+async def test_sampling_and_stopping_fields_reach_the_engine(route: Route) -> None:
+    async with serving(ScriptedEngine(model=TALKS)) as service:
+        fields = {**SAMPLING, "mirostat": 0, "stop_token_ids": [7, 8], "min_tokens": 2, "max_tokens": 3}
+        response = await service.post(route[0], route[1] | fields)
+        assert response.status == 200, await response.text()
+        sampling, stopping = service.engine.spec.sampling, service.engine.spec.stopping
+    got = {name: getattr(sampling, name) for name in SAMPLING}
+    assert got == SAMPLING | {"dry_penalty_last_n": None}
+    assert (stopping.stop_token_ids, stopping.min_tokens) == (frozenset({7, 8}), 2)
+
+
+async def test_each_choice_may_have_its_own_sampling() -> None:
+    async with serving(ScriptedEngine(model=TALKS)) as service:
+        choices = [{}, {"xtc_probability": 0.1}]
+        body = {"prompt": "hi", "n": 2, "xtc_probability": 0.4, "choice_parameters": choices}
+        assert (await service.post("/v1/completions", body)).status == 200
+        assert [stream.spec.sampling.xtc_probability for stream in service.engine.streams] == [0.4, 0.1]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("repeat_last_n", -2),
+        ("dry_multiplier", -1),
+        ("dry_base", 0.5),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -2),
+        ("xtc_probability", 1.5),
+        ("xtc_threshold", -0.1),
+        ("typical_p", 0),
+        ("mirostat", 2),
+        ("stop_token_ids", [1000]),
+    ],
+)
+async def test_what_is_out_of_range_is_refused_by_name(route: Route, field: str, value: object) -> None:
+    async with serving(ScriptedEngine(model=TALKS)) as service:
+        response = await service.post(route[0], route[1] | {field: value})
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == field
+
+
+async def test_a_stop_token_ends_with_the_word_stop() -> None:
+    end = word("!", 7, finish=FinishReason.STOP_TOKEN)
+    reply = await ask(COMPLETIONS, word("a"), end, stop_token_ids=[7])
+    assert (text_of(reply), reply["choices"][0]["finish_reason"]) == ("a!", "stop")
+
+
+async def test_tgi_takes_min_new_tokens() -> None:
+    async with serving(ScriptedEngine(model=TALKS)) as service:
+        parameters = {"min_new_tokens": 2, "max_new_tokens": 3}
+        assert (await service.post("/generate", {"inputs": "hi", "parameters": parameters})).status == 200
+        assert service.engine.spec.stopping.min_tokens == 2
+        parameters = {"min_new_tokens": 4, "max_new_tokens": 3}
+        response = await service.post("/generate", {"inputs": "hi", "parameters": parameters})
+        assert response.status == 422
+        assert "`min_new_tokens`" in (await response.json())["error"]
+
+
+async def test_ollama_takes_repeat_last_n_and_refuses_mirostat() -> None:
+    async with serving(ScriptedEngine(model=TALKS)) as service:
+        body = {"model": "m", "prompt": "hi", "stream": False}
+        assert (
+            await service.post("/api/generate", body | {"options": {"repeat_last_n": 64, "mirostat": 0}})
+        ).status == 200
+        assert service.engine.spec.sampling.repeat_last_n == 64
+        response = await service.post("/api/generate", body | {"options": {"mirostat": 1}})
+        assert response.status == 400
+        assert "mirostat" in (await response.json())["error"]
 
 
 @BOTH

@@ -1,6 +1,6 @@
 """Rules of chat completions: OpenAI's, TGI's and vLLM's."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from caravan_router.chat.tool_grammar import functions_of, tool_constraint
 from caravan_router.core.constraint import Constraint
@@ -37,13 +37,11 @@ class ChatSource:
     """A chat request, whatever dialect it came in.
 
     ``raw``: the whole prompt as text, in place of messages. ``names``: what the client calls messages and new tokens.
-    ``typical_p``: apart, since chat completions have no such field.
     """
 
     body: ChatRequest
     raw: str | None = None
     names: tuple[str, str] = ("messages", "max_tokens")
-    typical_p: float | None = None
 
 
 async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidChat:
@@ -65,9 +63,7 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     extras = Extras(constraint=await _constraint(context, plan, asked), adapter=adapter)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
-    if source.typical_p is not None:
-        samplings = [replace(sampling, typical_p=source.typical_p) for sampling in samplings]
-    stopping = stopping_of(body, max_new)
+    stopping = stopping_of(body, max_new, model)
     request = ValidRequest(
         specs=tuple(serving.spec(prompt, sampling, stopping, extras) for sampling in samplings),
         text=text,

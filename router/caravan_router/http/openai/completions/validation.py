@@ -77,7 +77,7 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     # A step over a prompt always ends with a token, even if none is shown (``max_tokens`` 0).
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     check_new_tokens("max_tokens", len(plan.prompts) * plan.candidates, max_tokens, bounds)
-    stopping = stopping_of(body, max_tokens)
+    stopping = stopping_of(body, max_tokens, model)
     prompts = []
     for prompt in plan.prompts:
         token_ids, prompt_text = await _tokens(context, prompt, shown=_shows_prompt(body))
