@@ -1,6 +1,7 @@
 """One behaviour per test, on model shards that hold the scheduler to the contract."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -8,6 +9,7 @@ from caravan_router.core.generation import GenerationState
 from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Prefill, Start
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import (
+    Cancelled,
     CommandEnded,
     ShardDraining,
     ShardJoined,
@@ -15,6 +17,8 @@ from caravan_router.scheduling.events import (
     StepOutcome,
     Stepped,
     Submitted,
+    SwappedIn,
+    SwappedOut,
 )
 from caravan_testing.model_shard import expected_output
 from caravan_testing.requests import request
@@ -377,3 +381,32 @@ def test_the_state_of_a_request_through_its_life() -> None:
     assert seen[-1] is GenerationState.SWAPPED, seen
     sim.run()
     assert sim.finished == {low, waiting, high}
+
+
+def test_late_replies_to_swaps_of_an_earlier_life_are_ignored() -> None:
+    sim = simulation()
+    late = (
+        SwappedOut(shard="a", command_id=99, saved=(True,), seconds=0.1),
+        SwappedIn(shard="b", command_id=99, restored=(True,), seconds=0.1),
+        ShardDraining("b"),
+        Cancelled(99),
+    )
+    assert sim.handle(*late) == []
+
+
+def test_deadlines_end_requests_that_have_not_started_or_not_ended() -> None:
+    sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=1))
+    requests = [
+        dataclasses.replace(request(number, prompt(10, number), 300), start_by_s=1.0, end_by_s=end_by_s)
+        for number, end_by_s in ((1, 2.0), (2, math.inf))
+    ]
+    for one in requests:
+        sim.requests[one.request_id] = one
+        sim.received[one.request_id] = []
+    sim.handle(*(Submitted(one) for one in requests))
+    sim.tick(0.5)
+    assert sim.failed == {}
+    sim.tick(1.0)
+    assert sim.failed == {2: FailureReason.QUEUE_TIMEOUT}, "the first has started"
+    sim.tick(1.0)
+    assert sim.failed == {2: FailureReason.QUEUE_TIMEOUT, 1: FailureReason.DEADLINE}

@@ -1,0 +1,348 @@
+"""What the ledger of a shard knows after each operation."""
+
+import dataclasses
+
+import pytest
+
+from caravan_router.scheduling.actions import FilterBatch, Header, SwapIn, SwapInEntry
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
+from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
+from caravan_testing.ledgers import (
+    LIMITS,
+    ledger,
+    run,
+    send_decode,
+    send_prefill,
+    send_swap_out,
+    sequence,
+    start,
+    succeed,
+    swap_out,
+)
+
+SPLIT = dataclasses.replace(LIMITS, shares_cells=False, cells=1600)
+
+
+def cells(shard: ShardLedger) -> tuple[int, int, int]:
+    return shard.live_cells, shard.held_cells, shard.free_cells
+
+
+def test_a_placed_sequence_has_the_lowest_id_and_the_promise_of_its_cells() -> None:
+    shard = ledger()
+    resident = start(shard, sequence(1, range(10)))
+    assert (resident.sequence_id, resident.status) == (0, Status.STARTING)
+    assert cells(shard) == (0, 0, 390)
+
+
+def test_computed_prompts_and_decoded_tokens_are_in_cells() -> None:
+    shard = ledger()
+    resident = run(shard, sequence(1, range(10)))
+    assert resident.status is Status.RUNNING
+    assert cells(shard) == (10, 10, 390)
+    shard.grow(resident)
+    assert cells(shard) == (11, 11, 389)
+
+
+def test_a_decode_under_way_is_promised_the_cells_of_a_few_steps() -> None:
+    shard = ledger()
+    first, second = run(shard, sequence(1)), run(shard, sequence(2, range(20, 30)))
+    command = send_decode(shard, first, second, max_steps=64)
+    assert shard.promised_cells == 2 * 4
+    command.steps_left = 1
+    assert shard.promised_cells == 2
+
+
+def test_a_finished_sequence_is_parked_with_its_output() -> None:
+    shard = ledger()
+    resident = run(shard, sequence(1, range(10)), output=5)
+    shard.finish(resident)
+    assert resident.status is Status.PARKED
+    assert cells(shard) == (0, 15, 385)
+    assert shard.available_cells == 400
+    assert shard.next_header == Header(), "the shard knows that it finished"
+
+
+def test_without_prefix_caching_a_finished_sequence_is_released() -> None:
+    shard = ledger(config=SchedulerConfig(prefix_caching=False))
+    resident = run(shard, sequence(1))
+    shard.finish(resident)
+    assert (resident.status, shard.next_header) == (Status.RELEASING, Header(release=(0,)))
+    shard.send(FilterBatch(shard="a", command_id=9, header=shard.next_header, keep=()), [])
+    assert not resident.is_live
+    assert sorted(shard.free_ids) == [0, 1, 2, 3]
+
+
+def test_a_cancelled_sequence_that_decodes_is_parked_at_its_known_length() -> None:
+    shard = ledger()
+    resident = run(shard, sequence(1, range(10)), output=2)
+    shard.cancel(resident)
+    assert resident.status is Status.PARKED
+    assert shard.next_header == Header(park=((0, 12),))
+    assert shard.release_now
+
+
+def test_a_cancelled_sequence_whose_length_is_not_known_is_released() -> None:
+    shard = ledger(limits=dataclasses.replace(LIMITS, whole_only=True))
+    resident = run(shard, sequence(1))
+    shard.cancel(resident)
+    assert shard.next_header == Header(release=(0,))
+
+
+def test_a_sequence_cancelled_while_it_starts_is_released_if_it_started() -> None:
+    shard = ledger()
+    resident = start(shard, sequence(1))
+    shard.cancel(resident)
+    assert resident.status is Status.RELEASING
+    succeed(shard, shard.in_flight[-1])
+    assert shard.next_header == Header(release=(0,))
+
+
+def test_a_sequence_cancelled_while_it_starts_is_not_released_if_it_never_started() -> None:
+    shard = ledger()
+    resident = start(shard, sequence(1))
+    shard.cancel(resident)
+    assert shard.fail_step(shard.in_flight[-1]) == []
+    assert resident.status is Status.GONE
+    assert not shard.has_header
+
+
+def test_a_failed_step_ends_stays_that_had_not_begun_and_no_others() -> None:
+    shard = ledger()
+    running, new = run(shard, sequence(1)), sequence(2, range(20, 30))
+    starting = shard.place(new, NO_MATCH, 0)
+    command = send_prefill(shard, starting, running)
+    assert shard.fail_step(command) == [starting]
+    assert (running.status, starting.status) == (Status.RUNNING, Status.GONE)
+    assert cells(shard) == (10, 10, 390)
+
+
+def test_a_sequence_starts_from_the_prefix_that_another_holds() -> None:
+    shard = ledger()
+    run(shard, sequence(1, range(10)))
+    longer = sequence(2, range(15))
+    assert shard.match(longer) == Match(10, 10, (0,))
+    resident = start(shard, longer)
+    assert (resident.source_id, resident.shared, resident.computed) == (0, 10, 10)
+    assert shard.promised_cells == 5
+
+
+def test_a_prompt_whose_logprobs_are_wanted_starts_from_nothing() -> None:
+    shard = ledger()
+    run(shard, sequence(1, range(10)))
+    assert shard.match(sequence(2, range(15), prompt_logprobs=True)) == NO_MATCH
+
+
+def test_a_sequence_that_is_starting_cannot_be_copied_yet() -> None:
+    shard = ledger()
+    start(shard, sequence(1, range(10)))
+    assert shard.match(sequence(2, range(15))) == NO_MATCH
+
+
+def test_a_parked_sequence_is_taken_over_where_nothing_of_it_is_lost() -> None:
+    shard = ledger()
+    parked = run(shard, sequence(1, range(10)))
+    shard.finish(parked)
+    resident = start(shard, sequence(2, range(15)))
+    assert resident.takes_over
+    assert (parked.status, resident.sequence_id) == (Status.GONE, 0)
+    assert not shard.parked
+
+
+def test_a_parked_sequence_is_copied_where_taking_it_over_would_lose_tokens() -> None:
+    shard = ledger()
+    shard.finish(run(shard, sequence(1, range(10)), output=5))
+    resident = start(shard, sequence(2, range(8)))
+    assert (resident.sequence_id, resident.source_id) == (1, 0)
+    assert list(shard.parked) == [0]
+
+
+def test_a_failed_step_releases_the_id_that_was_taken_over() -> None:
+    shard = ledger()
+    shard.finish(run(shard, sequence(1, range(10))))
+    resident = start(shard, sequence(2, range(15)))
+    assert shard.fail_step(shard.in_flight[-1]) == [resident]
+    assert shard.next_header == Header(release=(0,)), "the shard still holds the parked sequence"
+
+
+def test_a_short_prefix_is_not_copied_where_copying_moves_all_cells() -> None:
+    shard = ledger(limits=SPLIT)
+    run(shard, sequence(1, range(10)))
+    assert start(shard, sequence(2, range(12))).shared == 0
+
+
+def test_parked_sequences_are_evicted_least_recently_used_first() -> None:
+    shard = ledger()
+    for number in range(3):
+        shard.finish(run(shard, sequence(number, range(100 * number, 100 * number + 100))))
+    start(shard, sequence(9, [*range(50), 999]))  # copies from the first
+    succeed(shard, shard.in_flight[-1])
+    shard.make_free(250)
+    assert list(shard.parked) == [0]
+    assert shard.next_header.release == (1, 2)
+
+
+def test_what_the_next_command_copies_is_not_evicted_before_it_is_sent() -> None:
+    shard = ledger()
+    shard.finish(run(shard, sequence(1, range(100)), output=10))
+    resident = shard.place(sequence(2, range(50)), Match(49, 0, (0,)), 0)
+    shard.make_free(400)
+    assert list(shard.parked) == [0]
+    send_prefill(shard, resident)
+    shard.make_free(400)
+    assert not shard.parked
+
+
+def test_an_id_is_available_unless_it_holds_what_is_to_be_copied() -> None:
+    shard = ledger(limits=dataclasses.replace(LIMITS, max_sequences=1))
+    shard.finish(run(shard, sequence(1)))
+    assert shard.has_id_for(NO_MATCH)
+    assert not shard.has_id_for(Match(5, 0, (0,)))
+    shard.drain()
+    assert not shard.has_id_for(NO_MATCH)
+
+
+def test_with_cells_of_their_own_sequences_share_nothing() -> None:
+    shard = ledger(limits=SPLIT)
+    prompt = range(100)
+    run(shard, sequence(1, prompt))
+    start(shard, sequence(2, prompt))
+    succeed(shard, shard.in_flight[-1])
+    assert cells(shard) == (200, 200, 1400)
+    assert shard.is_bounded_by_sequence
+
+
+def test_cells_and_residents_are_limited_by_the_configuration() -> None:
+    shard = ledger(config=SchedulerConfig(max_batch_total_tokens=50, max_batch_size=1))
+    assert shard.capacity == 50
+    assert not shard.could_ever_hold(sequence(1, range(40), max_new_tokens=12))
+    run(shard, sequence(2))
+    assert shard.free_sequences == 0
+
+
+def test_a_prefill_completes_the_prompts_that_it_computes_to_their_end() -> None:
+    shard = ledger()
+    assert not shard.completes_prefill
+    first = start(shard, sequence(1, range(10)))
+    assert shard.completes_prefill
+    command = shard.in_flight[-1]
+    shard.apply_step(command, 0.1)
+    assert shard.completes_prefill, "until the command has ended"
+    shard.end_command(command)
+    send_decode(shard, first)
+    assert not shard.completes_prefill
+
+
+def test_a_swapped_sequence_keeps_its_cells_until_the_shard_has_moved_them() -> None:
+    shard = ledger()
+    resident = run(shard, sequence(1, range(10)), output=2)
+    command = send_swap_out(shard, resident)
+    assert (resident.status, shard.live_cells, len(shard.free_ids)) == (Status.LEAVING, 12, 3)
+    ((back, ticket),) = shard.apply_swap_out(command, (True,), 0.001)
+    assert back is resident
+    assert ticket is not None
+    assert (ticket.shard, ticket.start, ticket.length, ticket.target) == ("a", 0, 12, 10)
+    assert (resident.status, shard.live_cells, len(shard.free_ids)) == (Status.GONE, 0, 4)
+
+
+def test_a_sequence_that_could_not_be_saved_has_no_ticket() -> None:
+    shard = ledger()
+    resident = run(shard, sequence(1))
+    command = send_swap_out(shard, resident)
+    assert shard.apply_swap_out(command, (False,), 0.001) == [(resident, None)]
+
+
+def test_what_was_saved_for_a_request_that_ended_meanwhile_is_dropped() -> None:
+    shard = ledger()
+    resident = run(shard, sequence(1))
+    command = send_swap_out(shard, resident)
+    shard.cancel(resident)
+    assert resident.status is Status.DROPPED
+    assert shard.apply_swap_out(command, (True,), 0.001) == []
+    assert shard.next_header == Header(drop_handles=(1,))
+
+
+def test_cells_that_others_hold_too_stay_when_a_sequence_is_swapped_out() -> None:
+    shard = ledger()
+    first = run(shard, sequence(1, range(10)))
+    second = run(shard, sequence(2, range(15)))
+    assert shard.kept_length(second, [second]) == 10
+    assert shard.kept_length(second, [first, second]) == 0
+    ticket = swap_out(shard, second)
+    assert (ticket.start, shard.live_cells) == (10, 10)
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_swapped_sequence_comes_back_or_waits_again(restored: bool) -> None:
+    shard = ledger()
+    back = sequence(1, range(10))
+    ticket = swap_out(shard, run(shard, back, output=2))
+    resident = shard.restore(back, ticket, NO_MATCH, 0)
+    assert cells(shard) == (12, 12, 388)
+    entry = SwapInEntry(handle=ticket.handle, sequence_id=resident.sequence_id, copy=None)
+    shard.send(SwapIn(shard="a", command_id=4, header=shard.next_header, entries=(entry,)), [resident])
+    lost = shard.apply_swap_in(shard.in_flight[-1], (restored,), 0.001)
+    assert lost == ([] if restored else [resident])
+    assert resident.status is (Status.RUNNING if restored else Status.GONE)
+    assert shard.live_cells == (12 if restored else 0)
+
+
+def test_a_full_cache_takes_a_sequence_back_at_once() -> None:
+    shard = ledger()
+    resident = run(shard, sequence(1))
+    shard.take_back(resident)
+    assert shard.release_now
+    assert (shard.live_cells, shard.next_header) == (0, Header(release=(0,)))
+
+
+def test_commands_carry_the_header_of_their_moment() -> None:
+    shard = ledger()
+    stale = shard.next_header
+    shard.take_back(run(shard, sequence(1)))
+    with pytest.raises(AssertionError, match="is not Header"):
+        shard.send(FilterBatch(shard="a", command_id=1, header=stale, keep=()), [])
+
+
+def test_only_a_lone_decode_yields_to_the_next_command() -> None:
+    shard = ledger()
+    assert shard.can_command
+    resident = start(shard, sequence(1))
+    assert not shard.can_command
+    succeed(shard, shard.in_flight[-1])
+    send_decode(shard, resident)
+    assert shard.can_command
+    send_decode(shard, resident)
+    assert not shard.can_command
+
+
+def test_an_id_may_be_another_sequences_when_late_results_arrive() -> None:
+    shard = ledger(limits=dataclasses.replace(LIMITS, max_sequences=1))
+    old = run(shard, sequence(1))
+    late = send_decode(shard, old)
+    shard.take_back(old)
+    new = shard.place(sequence(2, range(20, 30)), NO_MATCH, 0)
+    send_prefill(shard, new)
+    assert old.sequence_id == new.sequence_id
+    assert late.residents[0] is old
+    assert not old.is_live
+
+
+def test_a_status_is_never_skipped() -> None:
+    shard = ledger()
+    resident = start(shard, sequence(1))
+    with pytest.raises(AssertionError, match="0 from starting to parked"):
+        shard.finish(resident)
+
+
+def test_every_status_but_the_last_leads_on_and_is_reached() -> None:
+    assert set(TRANSITIONS) == set(Status)
+    assert [status for status in Status if not TRANSITIONS[status]] == [Status.GONE]
+    assert {after for targets in TRANSITIONS.values() for after in targets} == set(Status) - {Status.STARTING}
+
+
+def test_a_resident_owns_the_cells_that_it_did_not_share() -> None:
+    resident = Resident(sequence(1), 0, target=10, shared=4, computed=6)
+    assert resident.own_cells == 6, "those of its prompt to come are counted"
+    resident.computed = 15
+    assert resident.own_cells == 11

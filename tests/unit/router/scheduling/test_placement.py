@@ -1,0 +1,131 @@
+"""Where a request starts, or why it does not start now."""
+
+import dataclasses
+
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.planning.forecast import OutputLengths
+from caravan_router.scheduling.planning.placement import Place, choose
+from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
+from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.waiting.queue import NotNow
+from caravan_testing.ledgers import LIMITS, ledger, run, sequence, start, succeed, swap_out
+
+PROMPT = range(1, 101)
+
+
+def chosen(shards: list[ShardLedger], waiting: Sequence) -> Place | NotNow:
+    given = PlanInput(
+        config=SchedulerConfig(), lengths=OutputLengths(), now=0.0, waiting=1, adapter=waiting.spec.adapter
+    )
+    plans = [StepPlan(shard, given) for shard in shards if shard.can_command]
+    return choose(plans, shards, waiting)
+
+
+def shard_of(place: Place | NotNow) -> str:
+    assert isinstance(place, Place), place
+    return place.plan.shard.name
+
+
+def test_the_shard_that_holds_more_of_the_prompt_is_preferred() -> None:
+    first, second = ledger("a"), ledger("b")
+    second.finish(run(second, sequence(1, PROMPT)))
+    place = chosen([first, second], sequence(2, PROMPT))
+    assert shard_of(place) == "b"
+    assert isinstance(place, Place)
+    assert place.match.length == 99
+
+
+def test_the_shard_with_fewer_residents_is_preferred() -> None:
+    first, second = ledger("a"), ledger("b")
+    run(first, sequence(1, range(200, 220)))
+    assert shard_of(chosen([first, second], sequence(2, PROMPT))) == "b"
+
+
+def test_a_long_prefix_outweighs_a_resident_and_a_short_one_does_not() -> None:
+    first, second = ledger("a"), ledger("b")
+    run(first, sequence(1, PROMPT))
+    assert shard_of(chosen([first, second], sequence(2, PROMPT))) == "a"
+    assert shard_of(chosen([first, second], sequence(3, range(1, 51)))) == "b", "64 tokens a resident"
+
+
+def test_among_equal_shards_the_one_with_more_free_cells_then_the_first_by_name() -> None:
+    first, second = ledger("a"), ledger("b", dataclasses.replace(LIMITS, cells=500))
+    assert shard_of(chosen([first, second], sequence(1))) == "b"
+    assert shard_of(chosen([ledger("d"), ledger("c")], sequence(1))) == "c"
+
+
+def test_without_a_shard_that_takes_it_there_is_no_room() -> None:
+    full, draining, busy = ledger("a", dataclasses.replace(LIMITS, max_sequences=1)), ledger("b"), ledger("c")
+    run(full, sequence(1))
+    draining.drain()
+    start(busy, sequence(2))
+    assert chosen([full, draining, busy], sequence(3)) is NotNow.NO_ROOM
+    assert chosen([], sequence(3)) is NotNow.NO_ROOM
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
+    first, second = ledger("a"), ledger("b")
+    for number in (1, 2):
+        run(second, sequence(number, range(100 * number, 100 * number + 20)))
+    start(first, sequence(3, PROMPT))
+    assert chosen([first, second], sequence(4, PROMPT)) is NotNow.PREFIX_COMING
+
+
+def test_a_prefix_is_not_waited_for_where_starting_elsewhere_is_cheaper() -> None:
+    first, second = ledger("a"), ledger("b")
+    start(first, sequence(1, PROMPT))
+    assert shard_of(chosen([first, second], sequence(2, PROMPT))) == "b"
+
+
+def test_a_short_prefix_or_one_of_another_adapter_is_not_waited_for() -> None:
+    first, second = ledger("a"), ledger("b")
+    start(first, sequence(1, PROMPT))
+    assert shard_of(chosen([first, second], sequence(2, [*range(1, 15), 300]))) == "b"
+    assert shard_of(chosen([first, second], sequence(3, PROMPT, adapter="x"))) == "b"
+
+
+def test_nobody_waits_for_a_prefix_of_lower_priority_or_for_one_that_gives_no_prompt_logprobs() -> None:
+    first, second = ledger("a"), ledger("b")
+    start(first, sequence(1, PROMPT), priority=0)
+    assert shard_of(chosen([first, second], sequence(2, PROMPT, priority=1))) == "b"
+    assert shard_of(chosen([first, second], sequence(3, PROMPT, prompt_logprobs=True))) == "b"
+
+
+def test_nobody_waits_for_a_shard_that_drains_or_can_only_copy_whole_sequences() -> None:
+    for limits, drains in ((LIMITS, True), (dataclasses.replace(LIMITS, whole_only=True), False)):
+        first, second = ledger("a", limits), ledger("b")
+        start(first, sequence(1, PROMPT))
+        if drains:
+            first.drain()
+        assert shard_of(chosen([first, second], sequence(2, PROMPT))) == "b"
+
+
+def test_an_emptier_shard_that_will_take_it_after_one_step_is_waited_for() -> None:
+    first, second = ledger("a"), ledger("b")
+    start(first, sequence(1, range(200, 220)))
+    for number in (2, 3):
+        run(second, sequence(number, range(100 * number, 100 * number + 20)))
+    assert chosen([first, second], sequence(4)) is NotNow.NO_ROOM
+    succeed(first, first.in_flight[-1])
+    assert shard_of(chosen([first, second], sequence(4))) == "a"
+
+
+def test_a_swapped_sequence_returns_to_where_its_cells_are() -> None:
+    first, second = ledger("a"), ledger("b")
+    back = sequence(1, PROMPT)
+    swap_out(first, run(first, back))
+    for number in (2, 3):
+        run(first, sequence(number, range(100 * number, 100 * number + 20)))
+    place = chosen([first, second], back)
+    assert isinstance(place, Place)
+    assert (place.plan.shard.name, place.restore) == ("a", True)
+
+
+def test_a_swapped_sequence_is_computed_elsewhere_rather_than_again_on_its_shard() -> None:
+    first, second = ledger("a", dataclasses.replace(LIMITS, max_sequences=1)), ledger("b")
+    back = sequence(1, PROMPT)
+    swap_out(first, run(first, back))
+    run(first, sequence(2, range(200, 220)))
+    assert chosen([first], back) is NotNow.NO_ROOM
+    assert shard_of(chosen([first, second], back)) == "b"

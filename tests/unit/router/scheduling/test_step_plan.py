@@ -1,0 +1,226 @@
+"""What the next step of a shard carries."""
+
+import dataclasses
+
+import pytest
+
+from caravan_router.scheduling.actions import Decode, FilterBatch, Prefill, PrefixCopy, SwapIn
+from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
+from caravan_router.scheduling.planning.forecast import OutputLengths
+from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
+from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.prefix_tree import NO_MATCH
+from caravan_testing.ledgers import LIMITS, ledger, run, send_decode, sequence, succeed, swap_out
+
+PAUSE = SchedulerConfig(mode=PrefillMode.PAUSE)
+
+
+def plan(
+    shard: ShardLedger, *, waiting: int = 1, adapter: str | None = "", config: SchedulerConfig | None = None
+) -> StepPlan:
+    given = PlanInput(
+        config=config or SchedulerConfig(), lengths=OutputLengths(), now=0.0, waiting=waiting, adapter=adapter
+    )
+    return StepPlan(shard, given)
+
+
+def chunks(command: object) -> list[tuple[int, int, bool]]:
+    """Sequence id, number of tokens, and whether it is the last, of each chunk."""
+    assert isinstance(command, Prefill)
+    return [(chunk.sequence_id, len(chunk.token_ids), chunk.last) for chunk in command.chunks]
+
+
+def test_an_empty_shard_with_nothing_to_do_gets_no_command() -> None:
+    assert plan(ledger(), waiting=0, adapter=None).send(1) is None
+
+
+def test_prompts_are_computed_in_chunks_within_the_budget() -> None:
+    shard = ledger()
+    first = plan(shard)
+    first.admit(sequence(1, range(200)), NO_MATCH)
+    assert not first.is_open, "the budget is used up"
+    command = first.send(1)
+    assert chunks(command) == [(0, 128, False)]
+    succeed(shard, shard.in_flight[-1])
+    assert chunks(plan(shard).send(2)) == [(0, 72, True)]
+
+
+def test_prompts_that_have_started_come_first_and_decodes_ride() -> None:
+    shard = ledger()
+    run(shard, sequence(1))
+    halfway = plan(shard)
+    halfway.admit(sequence(2, range(100, 200)), NO_MATCH)
+    halfway.send(1)
+    succeed(shard, shard.in_flight[-1], seconds=1e-3)
+    both = plan(shard)
+    both.admit(sequence(3, range(200, 210)), NO_MATCH)
+    command = both.send(2)
+    assert chunks(command) == [(1, 68, True), (2, 10, True)]
+    assert isinstance(command, Prefill)
+    assert command.ride == (0,)
+    assert command.joins is JoinReason.CHUNKING
+
+
+def test_a_first_chunk_carries_the_spec_and_the_copy_and_later_ones_do_not() -> None:
+    shard = ledger(limits=dataclasses.replace(LIMITS, max_batch_tokens=40))
+    run(shard, sequence(1, range(10)))
+    new = sequence(2, range(70))
+    first = plan(shard)
+    first.admit(new, shard.match(new))
+    command = first.send(1)
+    assert isinstance(command, Prefill)
+    (chunk,) = command.chunks
+    assert (chunk.setup, chunk.copy, chunk.start) == (new.spec, PrefixCopy(0, 10), 10)
+    succeed(shard, shard.in_flight[-1])
+    command = plan(shard).send(2)
+    assert isinstance(command, Prefill)
+    (chunk,) = command.chunks
+    assert (chunk.setup, chunk.copy, chunk.start) == (None, None, 42)
+
+
+def test_prompt_logprobs_have_a_budget_of_their_own() -> None:
+    shard = ledger(limits=dataclasses.replace(LIMITS, max_prompt_logprob_tokens=30))
+    step = plan(shard)
+    step.admit(sequence(1, range(20), prompt_logprobs=True), NO_MATCH)
+    second = sequence(2, range(20), prompt_logprobs=True)
+    assert step.can_admit(second, NO_MATCH)
+    step.admit(second, NO_MATCH)
+    assert not step.can_admit(sequence(3, prompt_logprobs=True), NO_MATCH)
+    assert step.can_admit(sequence(4), NO_MATCH)
+    command = step.send(1)
+    assert chunks(command) == [(0, 20, True), (1, 10, False)]
+    assert isinstance(command, Prefill)
+    assert all(chunk.prompt_logprobs for chunk in command.chunks)
+
+
+def test_a_step_has_one_adapter() -> None:
+    shard = ledger()
+    run(shard, sequence(1, adapter="x"))
+    step = plan(shard, adapter="x")
+    assert step.adapter == "x"
+    assert step.can_admit(sequence(2, adapter="x"), NO_MATCH)
+    assert not step.can_admit(sequence(3), NO_MATCH)
+
+
+def test_a_plan_is_idle_if_all_residents_have_other_adapters() -> None:
+    shard = ledger()
+    run(shard, sequence(1, adapter="x"))
+    while not shard.turn.is_over:
+        shard.turn.count_step()
+    assert plan(shard, adapter="y").is_idle
+    assert not plan(shard, adapter=None).is_idle
+
+
+def test_adapters_that_take_turns_decode_for_one_turn_at_most() -> None:
+    shard = ledger()
+    run(shard, sequence(1, adapter="x"))
+    run(shard, sequence(2, adapter="y"))
+    command = plan(shard, waiting=0, adapter=None).send(1)
+    assert isinstance(command, Decode)
+    assert command.sequence_ids == (1,)
+    assert command.max_steps < SchedulerConfig().run_ahead_steps
+
+
+def test_in_pause_mode_decodes_wait_for_prompts() -> None:
+    shard = ledger(config=PAUSE)
+    run(shard, sequence(1))
+    step = plan(shard, config=PAUSE)
+    step.admit(sequence(2, range(20, 40)), NO_MATCH)
+    command = step.send(1)
+    assert isinstance(command, Prefill)
+    assert command.ride == ()
+
+
+def test_in_pause_mode_nothing_joins_before_it_may() -> None:
+    shard = ledger(config=PAUSE)
+    run(shard, sequence(1))
+    patient = dataclasses.replace(PAUSE, waiting_served_ratio=2.0, max_waiting_tokens=10)
+    assert not plan(shard, config=patient).is_open
+    assert plan(shard, waiting=2, config=patient).is_open
+    shard.steps_since_prefill = 10
+    assert plan(shard, config=patient).is_open
+
+
+def test_nobody_is_admitted_without_cells_for_the_expected_output() -> None:
+    shard = ledger()
+    run(shard, sequence(1, range(10), max_new_tokens=300))
+    step = plan(shard)
+    assert step.can_admit(sequence(2, range(20, 30), max_new_tokens=20), NO_MATCH)
+    assert not step.can_admit(sequence(3, range(20, 30), max_new_tokens=300), NO_MATCH)
+
+
+def test_a_decode_runs_ahead_as_far_as_cells_are_free() -> None:
+    shard = ledger()
+    run(shard, sequence(1, range(370)))
+    command = plan(shard, waiting=0, adapter=None).send(1)
+    assert isinstance(command, Decode)
+    assert command.max_steps == 30
+
+
+def test_parked_sequences_make_room_for_a_decode() -> None:
+    shard = ledger()
+    shard.finish(run(shard, sequence(1, range(200))))
+    run(shard, sequence(2, range(200, 390)))
+    command = plan(shard, waiting=0, adapter=None).send(1)
+    assert isinstance(command, Decode)
+    assert command.header.release == (0,)
+    assert command.max_steps == 64
+
+
+def test_a_running_decode_is_left_alone_if_nothing_is_to_change() -> None:
+    shard = ledger()
+    resident = run(shard, sequence(1))
+    send_decode(shard, resident)
+    assert plan(shard, waiting=0, adapter=None).send(1) is None
+
+
+def test_a_cancelled_sequence_is_released_though_nothing_else_is_to_do() -> None:
+    shard = ledger()
+    kept, gone = run(shard, sequence(1)), run(shard, sequence(2, range(20, 30)))
+    shard.finish(kept)
+    shard.take_back(gone)
+    command = plan(shard, waiting=0, adapter=None).send(1)
+    assert isinstance(command, FilterBatch)
+    assert (command.header.release, command.keep) == ((1,), (0,))
+
+
+def test_a_swapped_sequence_comes_back_ahead_of_the_step_and_without_newcomers() -> None:
+    shard = ledger()
+    back = sequence(1, range(10))
+    ticket = swap_out(shard, run(shard, back))
+    step = plan(shard)
+    match = step.restorable(back, ticket)
+    assert match == NO_MATCH
+    step.restore(back, ticket, match)
+    assert not step.is_open
+    command = step.send(1)
+    assert isinstance(command, SwapIn)
+    (entry,) = command.entries
+    assert (entry.handle, entry.sequence_id, entry.copy) == (1, 0, None)
+
+
+def test_a_swapped_sequence_waits_for_the_next_command_if_a_newcomer_is_in_this_one() -> None:
+    shard = ledger()
+    back = sequence(1, range(10))
+    ticket = swap_out(shard, run(shard, back))
+    step = plan(shard)
+    step.admit(sequence(2, range(20, 30)), NO_MATCH)
+    assert step.restorable(back, ticket) is None
+
+
+@pytest.mark.parametrize("prefix_is_there", [True, False])
+def test_a_swapped_sequence_needs_the_prefix_that_was_not_saved(prefix_is_there: bool) -> None:
+    shard = ledger()
+    holder = run(shard, sequence(1, range(10)))
+    back = sequence(2, range(15))
+    ticket = swap_out(shard, run(shard, back))
+    if not prefix_is_there:
+        shard.take_back(holder)
+    step = plan(shard)
+    match = step.restorable(back, ticket)
+    assert (match is not None) == prefix_is_there
+    if match is not None:
+        step.restore(back, ticket, match)
+        command = step.send(1)
+        assert isinstance(command, SwapIn)
+        assert command.entries[0].copy == PrefixCopy(0, 10)
