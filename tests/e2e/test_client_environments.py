@@ -18,6 +18,7 @@ TEXT = " Paris.\n\nThe United States has a population of approximately"
 ALPHABET = "The alphabet is a series of symbols"
 STOPPED = " four, five,"
 VECTOR_SIZE = 576
+SHORT_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +78,17 @@ def test_litellm_completes_chats_calls_tools_and_embeds(served: Served) -> None:
 def test_the_ollama_client_generates_chats_and_lists_models(served: Served) -> None:
     got = session("ollama", served)
     assert got["text"] == got["streamed"] == TEXT
-    assert got["done"] == got["last"] == [True, "length", 12]
+    assert got["done"] == got["last"] == [True, "length", SHORT_TOKENS]
     assert got["models"] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
     assert {"completion", "tools"} <= set(got["capabilities"])
     assert got["chat"].startswith(ALPHABET)
     assert got["chat"] == got["chat_streamed"] == got["chat_async"]
     assert set(got["structured"]) == {"city"}
     assert got["offered"]
+    first, second = got["contexts"]
+    assert second[: len(first)] == first
+    assert len(second) > len(first) + SHORT_TOKENS
+    assert got["raw_context"] is None
     assert got["embeddings"] == [4, 4, VECTOR_SIZE]
     assert got["older_embedding"] == VECTOR_SIZE
     # The longest text that is embedded has as many tokens as a ubatch.

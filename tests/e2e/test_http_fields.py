@@ -38,6 +38,14 @@ async def post(served: Served, path: str, body: Any, status: int = 200) -> Any:
         return await response.json()
 
 
+async def cached_tokens(served: Served) -> float:
+    """Return the prompt tokens of all requests so far that were in the cache."""
+    async with ClientSession() as session, session.get(f"{served.url}/metrics") as response:
+        found = re.search(r"^caravan_request_cached_tokens_sum (\S+)", await response.text(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 async def test_the_logprobs_of_a_prompt_are_the_models_own(vectors: Served, oracle: Oracle) -> None:
     body = {"prompt": TEXT, "max_tokens": 0, "echo": True, "logprobs": 2}
     [choice] = (await post(vectors, "/v1/completions", body))["choices"]
@@ -109,6 +117,23 @@ async def test_a_truncated_prompt_is_its_last_tokens(vectors: Served) -> None:
     details = (await post(vectors, "/generate", {"inputs": TEXT, "parameters": parameters}))["details"]
     # This model's tokenizer adds no begin token.
     assert [token["id"] for token in details["prefill"]] == tokens[-5:]
+
+
+async def test_a_context_is_the_conversation_so_far(vectors: Served) -> None:
+    options = {"temperature": 0, "num_predict": 16}
+    body = {"model": "any", "prompt": "My name is Ann.", "stream": False, "options": options}
+    first = await post(vectors, "/api/generate", body)
+    body |= {"prompt": "What is my name?", "context": first["context"]}
+    before_second = await cached_tokens(vectors)
+    second = await post(vectors, "/api/generate", body)
+    assert second["prompt_eval_count"] == len(second["context"]) - second["eval_count"]
+    text = (await post(vectors, "/detokenize", {"tokens": second["context"]}))["content"]
+    before, _, after = text.partition("My name is Ann.")
+    assert before.count("<|im_start|>") == 2
+    # The answer follows the first prompt, and the second prompt the answer.
+    assert after.index(first["response"]) < after.index("What is my name?") < after.index(second["response"])
+    # The second request computes only what is new: all of its prompt but the context, and the answer's last token.
+    assert await cached_tokens(vectors) - before_second == len(first["context"]) - 1
 
 
 async def test_detokenize_gives_back_the_tokenized_text(vectors: Served) -> None:

@@ -41,6 +41,8 @@ def main(url: str) -> None:
     structured = client.chat("any", QUESTION, format=SCHEMA, options={"temperature": 0, "num_predict": 60})
     # The model decides whether it calls the tool; the client must understand both replies.
     offered = client.chat("any", QUESTION, tools=[weather], options={"temperature": 0, "num_predict": 30})
+    first = client.generate("any", "My name is Ann.", options=SHORT)
+    second = client.generate("any", "What is my name?", context=first.context, options=SHORT)
     embedded = client.embed("any", ["one text", "another"], dimensions=4)
     truncated = client.embed("any", "many words " * 2000)
     try:
@@ -62,6 +64,8 @@ def main(url: str) -> None:
         "chat_async": asyncio.run(chat_async(url)),
         "structured": json.loads(structured.message.content or ""),
         "offered": bool(offered.message.content or offered.message.tool_calls),
+        "raw_context": whole.context,
+        "contexts": [first.context, second.context],
         "embeddings": [len(vector) for vector in (*embedded.embeddings, *truncated.embeddings)],
         "embedded_tokens": [embedded.prompt_eval_count, truncated.prompt_eval_count],
         "older_embedding": len(client.embeddings("any", "one text").embedding),

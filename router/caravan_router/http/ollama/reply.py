@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from caravan_router.chat.tool_parser import Part, TextPart
+from caravan_router.core.sampling import FinishReason
 from caravan_router.http.generation.answer import Context, Reply
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, read_all
@@ -15,6 +16,7 @@ from caravan_router.http.openai.chat.output import ChatOutput
 from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
 from caravan_router.http.server.event_stream import LINES, EventStream
 from caravan_router.text.assembler import Piece
+from caravan_router.text.detokenize import IncrementalDecoder
 
 NANOSECONDS = 1_000_000_000
 
@@ -36,6 +38,10 @@ class AnswerReply(Reply):
         """``read``: turns the body into a chat request; raises ValidationError."""
         self._read = read
         self._shape = shape
+        # The output so far, for a reply with a context.
+        self._pieces: list[Piece] | None = None
+        if isinstance(body, ollama.OllamaGenerateRequest) and not body.raw:
+            self._pieces = []
         self.streamed = body.stream is not False
 
     async def validate(self, context: Context) -> Sequence[ValidRequest]:
@@ -48,9 +54,7 @@ class AnswerReply(Reply):
         unsent = _Unsent()
 
         def take(pieces: Sequence[Piece]) -> None:
-            unsent.add(output.push(pieces, run.finish))
-            if not output.wanted:
-                run.end()
+            self._take(pieces, output, unsent, run)
 
         await read_all(runs, [take])
         if output.finish is None:
@@ -65,15 +69,20 @@ class AnswerReply(Reply):
         unsent = _Unsent()
         model = self._chat.model
         async for pieces in run:
-            unsent.add(output.push(pieces, run.finish))
-            if not output.wanted:
-                run.end()
+            self._take(pieces, output, unsent, run)
             text, calls = unsent.take_text(), unsent.take_calls(ended=output.finish is not None)
             if text or calls:
                 await events.send(_ENCODER.encode(self._shape(model, text, calls)))
         last = self._shape(model, "", ())
         self._finish(last, output, run)
         await events.send(_ENCODER.encode(last))
+
+    def _take(self, pieces: Sequence[Piece], output: ChatOutput, unsent: "_Unsent", run: Run) -> None:
+        if self._pieces is not None:
+            self._pieces += pieces
+        unsent.add(output.push(pieces, run.finish))
+        if not output.wanted:
+            run.end()
 
     def _finish(self, reply: OllamaReply, output: ChatOutput, run: Run) -> None:
         timings, times = run.timings(), run.times
@@ -86,6 +95,25 @@ class AnswerReply(Reply):
         reply.prompt_eval_duration = int(prompt_s * NANOSECONDS)
         reply.eval_count = run.tokens
         reply.eval_duration = int(max(0.0, timings.inference_s - prompt_s) * NANOSECONDS)
+        if self._pieces is not None and isinstance(reply, ollama.OllamaGenerateReply):
+            reply.context = [*self._chat.request.prompt, *_shown_token_ids(self._pieces)]
+
+
+def _shown_token_ids(pieces: Sequence[Piece]) -> list[int]:
+    """Return the ids of the tokens without those of a stop string that was cut off the text."""
+    if not pieces or pieces[-1].finish is not FinishReason.STOP_SEQUENCE:
+        return [piece.token.token_id for piece in pieces]
+    length = sum(len(piece.text) for piece in pieces)
+    decoder = IncrementalDecoder()
+    token_ids: list[int] = []
+    for piece in pieces:
+        if length == 0:
+            break
+        length -= 0 if piece.token.special else len(decoder.push(piece.token.piece))
+        if length < 0:
+            break
+        token_ids.append(piece.token.token_id)
+    return token_ids
 
 
 class _Unsent:

@@ -60,7 +60,10 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OllamaGenerateRequest(OllamaFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``raw``: ``prompt`` is the whole prompt. Otherwise it is the user's message, after ``system`` if that is set."""
+    """``raw``: ``prompt`` is the whole prompt. Otherwise it is the user's message, after ``system`` if that is set.
+
+    ``context``: the one of an earlier reply, which this request continues: its tokens come before the prompt's.
+    """
 
     prompt: str | None = None
     system: str | None = None
@@ -110,12 +113,16 @@ class OllamaStatistics(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class OllamaGenerateReply(OllamaStatistics, omit_defaults=True, kw_only=True):
-    """A whole reply, or one line of a stream: there ``response`` is the next part."""
+    """A whole reply, or one line of a stream: there ``response`` is the next part.
+
+    ``context``: token ids of the prompt and the response, in a whole reply and in the last line; not with ``raw``.
+    """
 
     model: str
     created_at: str
     response: str
     done: bool
+    context: list[int] | None = None
 
 
 class OllamaReplyMessage(msgspec.Struct, omit_defaults=True):

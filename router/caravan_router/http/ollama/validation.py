@@ -6,39 +6,54 @@ from typing import Any
 from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
+from caravan_router.http.generation.prompt import check_token_ids
 from caravan_router.http.generation.rules import NotBetweenZeroAndOneError, UnsupportedFieldError
 from caravan_router.http.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.rules import ImagesError
-from caravan_router.http.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, ToolCall
+from caravan_router.http.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, Tool, ToolCall
 from caravan_router.http.openai.chat.validation import ChatSource
 
 DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
+_NEW_TOKENS = "options.num_predict"
 _ALL_THAT_FITS = frozenset({-1, -2})
 _NO_OPTIONS = ollama.OllamaOptions()
 
 
 def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> ChatSource:
     """Translate a body of ``/api/generate``. Raises ValidationError."""
-    for field, value in (("suffix", body.suffix), ("template", body.template), ("context", body.context)):
+    for field, value in (("suffix", body.suffix), ("template", body.template)):
         if value:
             raise UnsupportedFieldError(field, "set it to null", value)
     _check_images("images", body.images)
-    messages = [Message(role="user", content=body.prompt or "")]
-    if body.system:
-        if body.raw:
-            raise UnsupportedFieldError("system", "set `raw` to false", body.system)
+    prompt = body.prompt or ""
+    messages = [Message(role="user", content=prompt)]
+    if body.raw:
+        for field, given in (("system", body.system), ("context", body.context)):
+            if given:
+                raise UnsupportedFieldError(field, "set `raw` to false", given)
+    elif body.system:
         messages.insert(0, Message(role="system", content=body.system))
-    return _source(body, messages, context, raw=body.prompt or "" if body.raw else None)
+    earlier = body.context or ()
+    if earlier:
+        check_token_ids("context", earlier, context.bounds.max_input_tokens, context.model)
+    return ChatSource(
+        body=_chat_request(body, messages, context),
+        raw=prompt if body.raw else None,
+        earlier=tuple(earlier),
+        names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
+    )
 
 
 def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSource:
     """Translate a body of ``/api/chat``. Raises ValidationError."""
     messages = [_message(f"messages[{number}]", message) for number, message in enumerate(body.messages or ())]
-    return _source(body, messages, context, tools=body.tools)
+    return ChatSource(body=_chat_request(body, messages, context, tools=body.tools), names=("messages", _NEW_TOKENS))
 
 
-def _source(body: ollama.OllamaFields, messages: Sequence[Message], context: Context, **more: Any) -> ChatSource:
+def _chat_request(
+    body: ollama.OllamaFields, messages: Sequence[Message], context: Context, tools: list[Tool] | None = None
+) -> ChatRequest:
     if body.think not in {None, False}:
         raise UnsupportedFieldError("think", "set it to false", body.think)
     for field, value in (("logprobs", body.logprobs), ("top_logprobs", body.top_logprobs)):
@@ -49,10 +64,9 @@ def _source(body: ollama.OllamaFields, messages: Sequence[Message], context: Con
     if options.typical_p is not None and not 0 < options.typical_p <= 1:
         raise NotBetweenZeroAndOneError("options.typical_p", options.typical_p)
     num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
-    check_positive("options.num_predict", num_predict)
+    check_positive(_NEW_TOKENS, num_predict)
     check_range("options.seed", options.seed, -(2**63), 2**63 - 1)
-    raw = more.pop("raw", None)
-    request = ChatRequest(
+    return ChatRequest(
         messages=list(messages),
         model=body.model,
         max_tokens=num_predict,
@@ -70,13 +84,11 @@ def _source(body: ollama.OllamaFields, messages: Sequence[Message], context: Con
         frequency_penalty=options.frequency_penalty,
         response_format=_format(body.format),
         chat_template_kwargs=None if body.think is None else TemplateOptions(enable_thinking=False),
+        tools=tools,
         priority=body.priority,
         timeout=body.timeout,
         cache_salt=body.cache_salt,
-        **more,
     )
-    names = ("messages" if raw is None else "prompt", "options.num_predict")
-    return ChatSource(body=request, raw=raw, names=names)
 
 
 def check_num_ctx(options: ollama.OllamaOptions, bounds: Bounds) -> None:

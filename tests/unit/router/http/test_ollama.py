@@ -11,7 +11,7 @@ from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import BOS, EOS_TOKEN, MODEL, ScriptedEngine, word
+from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, MODEL, ScriptedEngine, word
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ enable_thinking }}"
 HI = [{"role": "user", "content": "hi"}]
@@ -90,6 +90,60 @@ async def test_raw_is_the_prompt_itself(engine: ScriptedEngine) -> None:
         assert (await response.json())["error"].startswith("Template error: the model has no chat template")
 
 
+async def test_a_context_carries_a_conversation_on(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: [word("Yes", 50), word(".", 51), EOS_TOKEN]
+    reply = await whole(service, "/api/generate", prompt="hi")
+    first = engine.spec.prompt
+    assert reply["context"] == [*first, 50, 51, EOS]
+    *parts, last = await lines(service, "/api/generate", prompt="more", system="S", context=reply["context"])
+    assert not any("context" in part for part in parts)
+    # The begin token stands at the start only.
+    assert engine.spec.prompt[: len(first) + 3] == tuple(reply["context"])
+    assert "".join(chr(token_id - 100) for token_id in engine.spec.prompt[len(first) + 3 :]) == "[system]S[user]more"
+    assert last["context"] == [*engine.spec.prompt, 50, 51, EOS]
+    assert last["prompt_eval_count"] == len(engine.spec.prompt)
+
+
+async def test_a_context_without_a_begin_token_gets_one(service: Service, engine: ScriptedEngine) -> None:
+    await whole(service, "/api/generate", prompt="x", context=[60, 61])
+    assert engine.spec.prompt[:4] == (BOS, 60, 61, 100 + ord("["))
+    await whole(service, "/api/generate", prompt="x", context=[])
+    assert text_of(engine) == "[user]x"
+
+
+async def test_a_template_that_writes_the_begin_token_writes_one(engine: ScriptedEngine) -> None:
+    assert engine.model is not None
+    engine.model = replace(engine.model, chat_template="{{ bos_token }}" + TEMPLATE)
+    engine.controls = {"<s>": BOS}
+    async with serving(engine) as service:
+        await whole(service, "/api/generate", prompt="x", context=[BOS, 60])
+        assert engine.spec.prompt[:3] == (BOS, 60, 100 + ord("["))
+
+
+async def test_raw_has_no_context(service: Service) -> None:
+    assert "context" not in await whole(service, "/api/generate", prompt="hi", raw=True)
+    assert "context" not in (await lines(service, "/api/generate", prompt="hi", raw=True))[-1]
+    assert "context" not in await whole(service, "/api/chat", messages=HI)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kept"),
+    [
+        (["one ", "two", " stop", " here"], 2),
+        (["one tw", "o sto", "p"], 1),
+        (["stop"], 0),
+        (["a", " stopped"], 1),
+        ([b"\xc3", b"\xa9", "stop"], 2),
+    ],
+)
+async def test_a_context_has_no_stop_string(
+    service: Service, engine: ScriptedEngine, pieces: list[str | bytes], kept: int
+) -> None:
+    engine.script = lambda _: [word(piece, 50 + number) for number, piece in enumerate(pieces)]
+    reply = await whole(service, "/api/generate", prompt="hi", options={"stop": ["stop", " stop"]})
+    assert reply["context"] == [*engine.spec.prompt, *range(50, 50 + kept)]
+
+
 async def test_options_reach_the_engine(service: Service, engine: ScriptedEngine) -> None:
     options = {
         "num_predict": 3, "num_ctx": 1024, "temperature": 0.5, "top_k": 5, "top_p": 0.4, "min_p": 0.1, "typical_p": 0.6,
@@ -163,7 +217,13 @@ async def test_an_error_after_the_start_is_a_line(service: Service, engine: Scri
     [
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
-        ("/api/generate", {"prompt": "x", "context": [1]}, "context"),
+        ("/api/generate", {"prompt": "x", "context": [1], "raw": True}, "context"),
+        ("/api/generate", {"prompt": "x", "context": [1000]}, "`context` token ids must be >= 0 and < 1000"),
+        ("/api/generate", {"prompt": "x", "context": [-1]}, "`context` token ids must be >= 0 and < 1000"),
+        ("/api/generate", {"prompt": "x", "context": [5] * 1024}, "`context` must have less than 1023"),
+        ("/api/generate", {"prompt": "x", "context": [5] * 1020}, "`context + prompt` must have less than 1023"),
+        ("/api/generate", {"prompt": "x" * 1020}, "`prompt` must have less than 1023 tokens. Given: 1027"),
+        ("/api/chat", {"messages": HI, "context": [1]}, "unknown field `context`"),
         ("/api/generate", {"prompt": "x", "images": ["aGk="]}, "images"),
         ("/api/generate", {"prompt": "x", "raw": True, "system": "s"}, "system"),
         ("/api/generate", {"prompt": "x", "think": True}, "think"),

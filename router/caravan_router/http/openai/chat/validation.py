@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from caravan_router.chat.tool_grammar import functions_of, tool_constraint
 from caravan_router.core.constraint import Constraint
+from caravan_router.core.engine import ModelFacts, TokenizedText
 from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
@@ -36,11 +37,13 @@ class ValidChat:
 class ChatSource:
     """A chat request, whatever dialect it came in.
 
-    ``raw``: the whole prompt as text, in place of messages. ``names``: what the client calls messages and new tokens.
+    ``raw``: the whole prompt as text, in place of messages. ``earlier``: tokens before those of the messages.
+    ``names``: what the client calls messages and new tokens.
     """
 
     body: ChatRequest
     raw: str | None = None
+    earlier: tuple[int, ...] = ()
     names: tuple[str, str] = ("messages", "max_tokens")
 
 
@@ -85,7 +88,17 @@ async def _prompt(
     plan = chat_plan_of(context, source.body)
     if asked is not None and plan.tools.tools:
         raise ToolError(f"Grammar and tools are mutually exclusive. Given: `tools` and `{asked.field}`")
-    return plan, (await chat_prompt_of(context, plan)).tokens.token_ids
+    return plan, _after(source.earlier, (await chat_prompt_of(context, plan)).tokens, context.model)
+
+
+def _after(earlier: tuple[int, ...], prompt: TokenizedText, model: ModelFacts) -> tuple[int, ...]:
+    """Return both, with a begin token at the start only."""
+    if not earlier:
+        return prompt.token_ids
+    begins = prompt.specials[:1] == (True,) and prompt.pieces[0] == model.bos_text.encode()
+    begin = prompt.token_ids[: int(begins)]
+    whole = earlier + prompt.token_ids[len(begin) :]
+    return whole if whole[: len(begin)] == begin else begin + whole
 
 
 def _characters(source: ChatSource, plan: ChatPlan) -> int:
