@@ -1,4 +1,4 @@
-"""Many constrained sequences through one engine, a new one as soon as one has ended."""
+"""Runs many constrained sequences through one engine; a new one starts as soon as one has ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from caravan_shard.sampling.parameters import SamplingParameters
 
 @dataclass(slots=True)
 class Output:
-    """What a sequence said: its text without control tokens, and how it ended."""
+    """The output of a sequence: its text without control tokens, and how it ended."""
 
     data: bytes = b""
     tokens: int = 0
@@ -25,14 +25,14 @@ class Output:
 
 
 class Grammars:
-    """Compiles for a backend in this process: only for sources that are not hostile."""
+    """Compiles constraints for a backend in this process. The sources must not be hostile."""
 
     def __init__(self, backend: Backend) -> None:
         self._table = make_token_table(backend.vocabulary, backend.facts)
         self._tokenizer = make_tokenizer(self._table)
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """It must be possible."""
+        """Compile a constraint, which must succeed."""
         matcher = make_matcher(constraint, self._tokenizer)
         assert not isinstance(matcher, Problem), matcher.sentence
         return Grammar(matcher, len(self._table.tokens), tuple(self._table.eog_ids))
@@ -40,7 +40,7 @@ class Grammars:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt and what its output must match."""
+    """A prompt, and the grammar that its output must match."""
 
     prompt: Sequence[int]
     grammar: Grammar | None
@@ -48,7 +48,7 @@ class Job:
 
 
 def run_jobs(engine: Engine, jobs: Sequence[Job], *, slots: int, max_new: int) -> list[Output]:
-    """All of them, at most ``slots`` at a time."""
+    """Run all jobs, at most ``slots`` at a time; return their outputs in order."""
     outputs = [Output() for _ in jobs]
     waiting = list(range(len(jobs)))[::-1]
     running: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""A shard as the contract describes it, without a model, a process or time: it holds the scheduler to the rules."""
+"""A shard as the contract describes it, without model, process or clock. It holds the scheduler to the rules."""
 
 import itertools
 from collections import deque
@@ -23,7 +23,7 @@ _VOCABULARY = 97
 
 
 def next_token(tokens: list[int], adapter: str = "") -> int:
-    """The toy model: depends on every token and its place, and on the adapter."""
+    """Return the next token, which depends on every token, its position and the adapter."""
     state = 7 + sum(adapter.encode())
     for position, token in enumerate(tokens):
         state = (state * 31 + token * 17 + position) % 1_000_003
@@ -31,7 +31,7 @@ def next_token(tokens: list[int], adapter: str = "") -> int:
 
 
 def expected_output(spec: GenerationSpec) -> list[int]:
-    """What ``spec`` must yield, however it was scheduled. Token 0 ends it early unless ignored."""
+    """Return the output of ``spec``, however it was scheduled. Token 0 ends it early unless ignored."""
     tokens = list(spec.prompt)
     while len(tokens) < spec.max_length:
         tokens.append(next_token(tokens, spec.adapter))
@@ -49,14 +49,14 @@ def expected_prompt_logprobs(spec: GenerationSpec) -> tuple[PromptToken, ...]:
 class _Held:
     spec: GenerationSpec
     tokens: list[int] = field(default_factory=list)
-    # One number a cell: sequences that share a prefix have the same.
+    # A number for each cell; sequences that share a prefix have the same numbers.
     cells: list[int] = field(default_factory=list)
     ended: bool = False
     prompt_logprobs: bool = False
 
     @property
     def pending(self) -> bool:
-        """The last token is sampled and not yet in a cell."""
+        """Whether the last token is sampled and not yet in a cell."""
         return len(self.tokens) > len(self.cells)
 
     def cut(self, length: int) -> None:
@@ -151,7 +151,7 @@ class ModelShard:
         )
 
     def _copied(self, copy: PrefixCopy, own_id: int, spec: GenerationSpec) -> _Held:
-        """A sequence that begins with a prefix of another, or of what its own id held."""
+        """Make a sequence that begins with a prefix of another, or of what its own id held."""
         source = self.held[copy.source_id]
         assert 1 <= copy.length <= len(source.cells), f"{copy.length} of {len(source.cells)} cells"
         assert not self.limits.whole_only or copy.length == len(source.cells)

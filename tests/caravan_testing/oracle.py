@@ -1,6 +1,6 @@
-"""What the demo model says alone, and whether an answer that differs may: llama-cpp-python's Llama, one text at a time.
+"""Judges outputs of the demo model by llama-cpp-python's Llama, which runs one text at a time.
 
-Different batch shapes take different kernels, which round differently.
+Other batch shapes take other kernels, which round differently: an output may differ where two tokens are nearly tied.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from caravan_testing.serve_process import MODEL
 
 # Seen on the demo model: below 0.1.
 TIE_LOGITS = 0.25
-# Rounding moves the borders between tokens. Seen: 0.04; a number that belongs elsewhere is off by a third on average.
+# Rounding moves the borders between tokens. Seen: 0.04. A wrong number is off by a third on average.
 TIE_DRAW = 0.1
 
 
 class Oracle:
-    """One sequence at a time, and the logits behind its choices."""
+    """Generates one sequence at a time, and returns the logits behind its tokens."""
 
     def __init__(self) -> None:
         from llama_cpp import Llama
@@ -27,7 +27,7 @@ class Oracle:
         )
 
     def greedy(self, prompt: str, new_tokens: int) -> list[int]:
-        """Output tokens, the end token included."""
+        """Return the output tokens, including the end token."""
         self.llama.reset()
         output: list[int] = []
         for token in self.llama.generate(self._tokens(prompt), temp=0.0):
@@ -37,18 +37,18 @@ class Oracle:
         return output
 
     def logits_after(self, prompt: str, output: list[int]) -> Any:
-        """What the next token is chosen from."""
+        """Return the logits [vocabulary] of the next token."""
         return self.logits_of(prompt, [*output, 0])[-1]
 
     def logits_of(self, prompt: str, output: list[int]) -> Any:
-        """[output, vocabulary]: what each token of ``output`` was chosen from."""
+        """Return the logits [output, vocabulary] that each token of ``output`` was chosen from."""
         tokens = self._tokens(prompt)
         self.llama.reset()
         self.llama.eval([*tokens, *output[:-1]])
         return np.array(self.llama.scores[len(tokens) - 1 : self.llama.n_tokens])
 
     def prompt_length(self, prompt: str) -> int:
-        """In tokens."""
+        """Return the length of ``prompt`` in tokens."""
         return len(self._tokens(prompt))
 
     def _tokens(self, prompt: str) -> list[int]:
@@ -58,7 +58,7 @@ class Oracle:
 def check_same(
     oracle: Oracle, prompt: str, expected: list[int], got: list[int], tie_logits: float = TIE_LOGITS
 ) -> None:
-    """Equal, or different first at a tie."""
+    """Check that the outputs are equal, or first differ at a tie."""
     for place, (ours, theirs) in enumerate(zip(got, expected, strict=False)):
         if ours != theirs:
             logits = oracle.logits_after(prompt, expected[:place])
@@ -69,7 +69,7 @@ def check_same(
 
 
 def check_draws(oracle: Oracle, prompt: str, seed: int, output: list[int]) -> None:
-    """Every token of ``output``, at temperature 1 without filters, is what the number of its position selects."""
+    """Check that the number of its position selects each token of ``output``, at temperature 1 without filters."""
     start = oracle.prompt_length(prompt)
     for place, (token, logits) in enumerate(zip(output, oracle.logits_of(prompt, output), strict=True)):
         weights = np.exp(logits.astype(np.float64) - logits.max())

@@ -1,4 +1,4 @@
-"""Random JSON schemas whose instances are short: an output that matches needs at most some 300 tokens."""
+"""Makes random JSON schemas with short instances: a matching output needs at most some 300 tokens."""
 
 import random
 from typing import Any
@@ -35,14 +35,14 @@ _VALUES: tuple[Any, ...] = (
 
 
 class SchemaMaker:
-    """Makes one schema; ``source`` decides everything."""
+    """Makes one schema, which depends on ``source`` alone."""
 
     def __init__(self, source: random.Random) -> None:
         self._source = source
         self._definitions: dict[str, Schema] = {}
 
     def make(self) -> Schema:
-        """A schema with what it refers to."""
+        """Return a schema with the definitions that it refers to."""
         for name in ("leaf", "node")[: self._source.randrange(3)]:
             self._definitions[name] = self._schema(1)
         schema = self._schema(3)
@@ -129,5 +129,5 @@ class SchemaMaker:
 
 
 def random_schema(seed: int) -> Schema:
-    """The same for the same seed."""
+    """Return the schema of ``seed``."""
     return SchemaMaker(random.Random(seed)).make()

@@ -1,4 +1,4 @@
-"""Short ways to say what a shard's engine is asked."""
+"""Short ways to make commands, and an engine with a driver that executes them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ from caravan_testing.constrained_runs import Grammars
 
 
 def toy_prompt(text: str) -> list[int]:
-    """Tokens of the toy vocabulary."""
+    """Return the toy vocabulary's tokens of ``text``."""
     return list(text.encode())
 
 
@@ -52,7 +52,7 @@ def first_chunk(
     grammar: Grammar | None = None,
     **sampling_fields: Any,
 ) -> Chunk:
-    """The first chunk of a sequence; ``total`` is the whole prompt where this is a part of it."""
+    """Make the first chunk of a sequence; ``total`` is the length of the prompt if ``tokens`` are a part of it."""
     start = copy.length if copy is not None else 0
     length = total if total is not None else start + len(tokens)
     return Chunk(
@@ -74,13 +74,13 @@ def first_chunk(
 
 
 def with_parameters(chunk: Chunk, **fields: Any) -> Chunk:
-    """A first chunk with other fields of SequenceParameters."""
+    """Replace fields of a first chunk's SequenceParameters."""
     assert chunk.parameters is not None
     return replace(chunk, parameters=replace(chunk.parameters, **fields))
 
 
 def toy_grammar(source: str, kind: ConstraintKind = ConstraintKind.REGEX) -> Grammar:
-    """Compiled for the toy vocabulary."""
+    """Compile a constraint for the toy vocabulary."""
     return _toy_grammars().compile(Constraint(kind, source))
 
 
@@ -90,23 +90,23 @@ def _toy_grammars() -> Grammars:
 
 
 def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: bool = True) -> Chunk:
-    """A further chunk."""
+    """Make a further chunk of a sequence."""
     return Chunk(sequence_id=sequence_id, start=start, tokens=tokens, last=last)
 
 
 def header(*, release: Sequence[int] = (), park: Mapping[int, int] | None = None, drop: Sequence[int] = ()) -> Header:
-    """``park`` gives the length to keep by sequence id."""
+    """Make a header; ``park`` has the length to keep by sequence id."""
     parks = [Park(sequence_id=key, length=length) for key, length in (park or {}).items()]
     return Header(release_ids=release, parks=parks, dropped_handles=drop)
 
 
 def memory_swap(size_bytes: int = 1 << 30) -> SwapSpace:
-    """Swap space in memory alone."""
+    """Make a swap space that is in memory alone."""
     return SwapSpace([MemoryStore(size_bytes)])
 
 
 class EngineDriver:
-    """An engine that is expected to do what it is told; collects what each sequence says."""
+    """Executes commands that must succeed, and collects the output of each sequence."""
 
     def __init__(self, backend: Any = None, *, sampling_threads: int = 1, swap: SwapSpace | None = None) -> None:
         self.backend = backend if backend is not None else ToyBackend()
@@ -114,7 +114,7 @@ class EngineDriver:
         self.output: dict[int, list[int]] = {}
 
     def prefill(self, *chunks: Chunk, **command: Any) -> StepResult:
-        """One pass, see `try_prefill`; its outcome must be OK."""
+        """Run a step as `try_prefill` does; its outcome must be OK."""
         result = self.try_prefill(*chunks, **command)
         for chunk in chunks:
             if chunk.parameters is not None:
@@ -128,12 +128,12 @@ class EngineDriver:
         release: Sequence[int] = (),
         park: Mapping[int, int] | None = None,
     ) -> StepResult | Refusal:
-        """One pass, whatever comes of it; ``park`` gives the length to keep by sequence id."""
+        """Run a step and return any outcome; ``park`` has the length to keep by sequence id."""
         command = Prefill(chunks=chunks, rider_ids=riders, header=header(release=release, park=park))
         return self.engine.prefill(command, perf_counter_ns())
 
     def decode(self, sequence_ids: Sequence[int], steps: int = 1_000) -> list[StepResult]:
-        """Passes until all have ended, at most ``steps``."""
+        """Run steps until all sequences have ended, at most ``steps``."""
         assert self.engine.begin_decode(Decode(sequence_ids=sequence_ids, max_steps=steps)) is None
         results = []
         for _ in range(steps):
@@ -144,19 +144,19 @@ class EngineDriver:
         return results
 
     def keep(self, *sequence_ids: int) -> Holdings:
-        """FilterBatch."""
+        """Execute FilterBatch."""
         holdings = self.engine.filter_batch(FilterBatch(keep_ids=sequence_ids))
         assert isinstance(holdings, Holdings)
         return holdings
 
     def swap_out(self, *entries: SwapOutEntry) -> SwappedOut:
-        """SwapOut; a sequence's output stays with its id."""
+        """Execute SwapOut; the output of a sequence stays with its id."""
         result = self.engine.swap_out(SwapOut(entries=entries), perf_counter_ns())
         assert isinstance(result, SwappedOut), result
         return result
 
     def swap_in(self, *entries: SwapInEntry) -> list[bool]:
-        """SwapIn."""
+        """Execute SwapIn."""
         result = self.engine.swap_in(SwapIn(entries=entries), perf_counter_ns())
         assert isinstance(result, SwappedIn), result
         return result.restored

@@ -1,4 +1,4 @@
-"""A whole shard in this process: toy backend, gRPC over a unix socket."""
+"""A whole shard in this process, with the toy backend and gRPC over a Unix socket."""
 
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ NEUTRAL_SAMPLING = {"top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 
 @dataclass
 class RunningShard:
-    """A started shard and a client; `take` it before commanding."""
+    """A started shard with a client. Call `take` before any command."""
 
     server: ShardServer
     backend: ToyBackend
@@ -42,7 +42,7 @@ class RunningShard:
     def header(
         self, release: Iterable[int] = (), park: Mapping[int, int] | None = None, drop: Iterable[int] = ()
     ) -> types_pb2.CommandHeader:
-        """The header of a command; ``park`` gives the length to keep by sequence id."""
+        """Make the header of a command; ``park`` has the length to keep by sequence id."""
         parks = [types_pb2.ParkedSequence(sequence_id=key, length=length) for key, length in (park or {}).items()]
         return types_pb2.CommandHeader(
             epoch=self.epoch, release_sequence_ids=release, park=parks, drop_swap_handles=drop
@@ -51,33 +51,33 @@ class RunningShard:
     def prefill(
         self, *chunks: types_pb2.PrefillChunk, riders: Iterable[int] = (), **header: Any
     ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.PrefillResponse]:
-        """The call, started."""
+        """Start a Prefill."""
         request = shard_pb2.PrefillRequest(header=self.header(**header), chunks=chunks, ride_sequence_ids=riders)
         return self.stub.Prefill(request)  # type: ignore[no-any-return]
 
     def decode(
         self, sequence_ids: Iterable[int], max_steps: int = 1_000, **header: Any
     ) -> grpc.aio.UnaryStreamCall[Any, shard_pb2.DecodeResponse]:
-        """The call, started; once it has initial metadata it is queued."""
+        """Start a Decode; it is queued once it has initial metadata."""
         request = shard_pb2.DecodeRequest(header=self.header(**header), sequence_ids=sequence_ids, max_steps=max_steps)
         return self.stub.Decode(request)  # type: ignore[no-any-return]
 
     def keep(self, *sequence_ids: int, **header: Any) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.FilterBatchResponse]:
-        """FilterBatch, started."""
+        """Start a FilterBatch."""
         request = shard_pb2.FilterBatchRequest(header=self.header(**header), keep_sequence_ids=sequence_ids)
         return self.stub.FilterBatch(request)  # type: ignore[no-any-return]
 
     def swap_out(
         self, *entries: shard_pb2.SwapOutEntry, **header: Any
     ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.SwapOutResponse]:
-        """The call, started."""
+        """Start a SwapOut."""
         request = shard_pb2.SwapOutRequest(header=self.header(**header), entries=entries)
         return self.stub.SwapOut(request)  # type: ignore[no-any-return]
 
     def swap_in(
         self, *entries: shard_pb2.SwapInEntry, **header: Any
     ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.SwapInResponse]:
-        """The call, started."""
+        """Start a SwapIn."""
         request = shard_pb2.SwapInRequest(header=self.header(**header), entries=entries)
         return self.stub.SwapIn(request)  # type: ignore[no-any-return]
 
@@ -91,7 +91,7 @@ def prompt_chunk(
     copy: types_pb2.PrefixCopy | None = None,
     **sampling: Any,
 ) -> types_pb2.PrefillChunk:
-    """A whole prompt as one chunk: ``tokens`` after what is copied."""
+    """Make a whole prompt in one chunk: ``tokens`` follow the copied ones."""
     start = 0 if copy is None else copy.length
     return types_pb2.PrefillChunk(
         sequence_id=sequence_id,
@@ -109,14 +109,14 @@ def prompt_chunk(
 
 
 def error_code(error: grpc.aio.AioRpcError) -> ShardError | None:
-    """The shard's own code, which must come with the status it is meant to."""
+    """Return the shard's own code, which must come with its gRPC status."""
     code, _sentence = parse_error(error.details())
     assert code is None or error.code() is code.status
     return code
 
 
 async def refused(call: Awaitable[Any]) -> ShardError | None:
-    """The code of a call that must be refused."""
+    """Return the code of a call that must be refused."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return error_code(caught.value)

@@ -1,4 +1,4 @@
-"""Real models for tests, and what it means that two greedy outputs are the same."""
+"""Real models for tests, and how two greedy outputs are compared."""
 
 import os
 import subprocess
@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[2]
 DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
 # Most of its layers attend to a window of 512 tokens.
 WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
-# Different batch shapes, and different places in the cache, round differently: so much between the logits of one token
-# and those of another is as good as nothing. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last
-# token was computed alone instead of with the rest.
+# Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
+# equal. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last token was computed alone instead of
+# with the rest.
 TIE_LOGITS = {DEMO_MODEL: 0.25, WINDOW_MODEL: 2.0}
 
 
 def fetched(model: Path) -> Path:
-    """The file, downloaded if it is missing; the test fails if that fails."""
+    """Return the file, after downloading it if it is missing; the test fails if that fails."""
     if not model.exists():
         command = [sys.executable, str(ROOT / "deploy/setup/fetch_model.py"), str(model)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -35,27 +35,27 @@ def fetched(model: Path) -> Path:
 
 
 class ModelDriver(EngineDriver):
-    """An EngineDriver on llama.cpp."""
+    """An EngineDriver with llama.cpp."""
 
     def __init__(self, model: Path, **flags: Any) -> None:
-        # One thread: two that spin at barriers stand still when something else wants their cores.
+        # One thread: two that spin at barriers stand still when other processes want their cores.
         config = ShardConfig(model=str(model), parallel=4, threads=1, flash_attn="on", **flags)
         self.backend: Any
         super().__init__(LlamaCppBackend(config))
         self._tie_logits = TIE_LOGITS.get(model, 0.0)
 
     def tokens(self, text: str) -> list[int]:
-        """With what the model puts before a text."""
+        """Tokenize ``text``, with what the model puts before a text."""
         tokens: list[int] = self.backend.vocabulary.tokenize(text, add_special=True, parse_special=True)
         return tokens
 
     def first_position(self, sequence_id: int) -> int:
-        """The first position that every layer holds; -1 if the sequence holds nothing."""
+        """Return the first position that every layer holds; -1 if the sequence holds nothing."""
         memory = llama_cpp.llama_get_memory(self.backend._context)
         return int(llama_cpp.llama_memory_seq_pos_min(memory, sequence_id))
 
     def prefill_long(self, sequence_id: int, tokens: Sequence[int], *, max_new: int) -> None:
-        """A prompt in as many passes as it takes."""
+        """Prefill a prompt in as many steps as it takes."""
         most = self.backend.capacity.max_batch_tokens
         for start in range(0, len(tokens), most):
             part = tokens[start : start + most]
@@ -67,7 +67,7 @@ class ModelDriver(EngineDriver):
             self.prefill(chunk)
 
     def alone(self, tokens: Sequence[int], new_tokens: int) -> list[int]:
-        """The greedy output of a sequence that is all there is; nothing is held afterwards."""
+        """Return the greedy output of a sequence that runs alone; the shard is empty afterwards."""
         self.engine.release_all()
         self.prefill_long(0, tokens, max_new=new_tokens)
         self.decode([0])
@@ -75,7 +75,7 @@ class ModelDriver(EngineDriver):
         return self.output.pop(0)
 
     def check_same(self, tokens: Sequence[int], expected: Sequence[int], got: Sequence[int]) -> None:
-        """Equal, or different first at a tie; nothing is held afterwards."""
+        """Check that the outputs are equal, or first differ at a tie; the shard is empty afterwards."""
         assert len(expected) == len(got)
         for place, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
             if ours != theirs:

@@ -1,4 +1,4 @@
-"""Writes LoRA adapters of random weights for the demo model: what they make it say is nonsense, the same every time."""
+"""Writes LoRA adapters with random weights for the demo model. A seed gives the same file every time."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ RANK, ALPHA = 4, 8.0
 def write_tiny_lora(
     path: Path, seed: int, *, architecture: str = "llama", embedding: int = EMBEDDING, kind: str = "lora"
 ) -> Path:
-    """A GGUF of half a megabyte that changes where attention looks and what it brings."""
+    """Write a GGUF of half a megabyte that changes the queries and the outputs of attention."""
     writer = GGUFWriter(path, architecture)
     writer.add_type(GGUFType.ADAPTER)
     writer.add_string(Keys.Adapter.TYPE, kind)

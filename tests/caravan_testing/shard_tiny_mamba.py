@@ -1,4 +1,4 @@
-"""Writes a recurrent model of random weights: what it says is nonsense, and depends on every token before."""
+"""Writes a recurrent model with random weights. Its output depends on every token before."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ TYPES = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BY
 
 
 def write_tiny_mamba(path: Path) -> Path:
-    """A GGUF of half a megabyte with a vocabulary of bytes; the same one every time."""
+    """Write a GGUF of half a megabyte with a vocabulary of bytes; the same one every time."""
     writer = GGUFWriter(path, "mamba")
     writer.add_context_length(4096)
     writer.add_embedding_length(EMBEDDING)
@@ -56,7 +56,7 @@ def _tensors(random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
             "ssm_conv1d.bias": np.zeros(INNER),
             "ssm_x.weight": weights(TIME_STEP_RANK + 2 * STATE, INNER) * 4,
             "ssm_dt.weight": weights(INNER, TIME_STEP_RANK),
-            # Slow decay: what was read long ago still counts.
+            # Slow decay: tokens of long ago still matter.
             "ssm_dt.bias": np.full(INNER, -1.0),
             "ssm_a": -np.tile(np.arange(1.0, STATE + 1), (INNER, 1)) / STATE / 50,
             "ssm_d": np.full(INNER, 0.1),

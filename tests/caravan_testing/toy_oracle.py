@@ -1,4 +1,4 @@
-"""What the toy model must answer to a prompt, and the log probabilities it must give the prompt's tokens."""
+"""The right outputs and prompt logprobs of the toy model, computed without a shard."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from caravan_shard.sampling.sampler import Choice, choose_token
 
 
 def expected_logprobs(prompt: Sequence[int], adapter: str = "") -> list[NDArray[np.float64]]:
-    """[vocabulary] before each token but the first."""
+    """Return the log probabilities [vocabulary] before each token except the first."""
     state, rows = EMPTY_STATE, []
     for position, token in enumerate(prompt[:-1]):
         state = next_state(state, token, position, adapter)

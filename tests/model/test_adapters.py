@@ -1,4 +1,4 @@
-"""LoRA adapters on the demo model: llama-cpp-python's Llama(lora_path=...) is the judge."""
+"""LoRA adapters on the demo model, compared with llama-cpp-python's Llama(lora_path=...)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.model
 
 TEXT = "Once upon a time there was a small dog who"
 NEW_TOKENS = 10
-# Names with their scales.
+# The adapters' names with their scales.
 ADAPTERS = {"one": 1.0, "half": 0.5, "other": 1.0}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By name; two share a file."""
+    """The files by name; two names share a file."""
     folder = tmp_path_factory.mktemp("adapters")
     one = write_tiny_lora(folder / "one.gguf", seed=1)
     return {"one": one, "half": one, "other": write_tiny_lora(folder / "other.gguf", seed=2)}
@@ -31,10 +31,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def expected(files: dict[str, Path]) -> dict[str, list[int]]:
-    """What Llama says with each adapter, and with none."""
+    """The outputs of Llama with each adapter and with none."""
     from llama_cpp import Llama
 
-    said = {}
+    outputs = {}
     for name, scale in {"": 0.0, **ADAPTERS}.items():
         llama = Llama(
             str(DEMO_MODEL),
@@ -48,14 +48,14 @@ def expected(files: dict[str, Path]) -> dict[str, list[int]]:
         )
         tokens = llama.tokenize(TEXT.encode(), add_bos=True, special=True)
         answer = llama.generate(tokens, temp=0.0, repeat_penalty=1.0)
-        said[name] = [token for token, _ in zip(answer, range(NEW_TOKENS), strict=False)]
+        outputs[name] = [token for token, _ in zip(answer, range(NEW_TOKENS), strict=False)]
         llama.close()
-    return said
+    return outputs
 
 
 @pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
 def loaded(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[ModelDriver]:
-    """The demo model with its adapters in each layout."""
+    """A shard with the demo model and the adapters, in each layout."""
     lora = tuple(f"{name}={files[name]}:{scale}" for name, scale in ADAPTERS.items())
     driver = ModelDriver(DEMO_MODEL, ctx_size=1024, kv_layout=request.param.value, lora=lora)
     yield driver
@@ -64,7 +64,7 @@ def loaded(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[M
 
 @pytest.fixture
 def driver(loaded: ModelDriver) -> ModelDriver:
-    """The same, empty."""
+    """The shard, empty."""
     loaded.engine.release_all()
     return loaded
 
@@ -74,7 +74,7 @@ def chunk(sequence_id: int, tokens: list[int], adapter: str, copy: Prefix | None
     return with_parameters(whole, adapter=adapter)
 
 
-def test_sequences_say_what_llama_says_with_their_adapter(driver: ModelDriver, expected: dict[str, list[int]]) -> None:
+def test_outputs_with_an_adapter_are_those_of_llama(driver: ModelDriver, expected: dict[str, list[int]]) -> None:
     assert driver.backend.facts.adapters == tuple(ADAPTERS)
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected), "the adapters change nothing"
     tokens = driver.tokens(TEXT)
@@ -94,18 +94,18 @@ def test_copies_and_swaps_keep_their_adapter(driver: ModelDriver, expected: dict
     driver.prefill(chunk(0, tokens, ""))
     driver.prefill(chunk(1, tokens[-2:], "one", Prefix(source_id=3, length=len(tokens) - 2)))
     driver.decode([1], steps=2)
-    said = driver.output[1]
+    outputs = driver.output[1]
     assert driver.swap_out(SwapOutEntry(sequence_id=1, handle=1)).saved == [True]
     driver.decode([0], steps=2)
     assert driver.swap_in(SwapInEntry(handle=1, sequence_id=2)) == [True]
-    driver.output[2] = said
+    driver.output[2] = outputs
     driver.decode([2])
     driver.decode([0])
     assert driver.output[2] == expected["one"]
     assert driver.output[0] == expected[""]
 
 
-def test_vectors_are_those_of_the_model_itself(files: dict[str, Path]) -> None:
+def test_embeddings_do_not_depend_on_adapters(files: dict[str, Path]) -> None:
     options = {"ctx_size": 512, "ubatch_size": 64, "embeddings": True}
     plain = ModelDriver(DEMO_MODEL, **options)
     tokens = plain.tokens(TEXT)
@@ -117,7 +117,7 @@ def test_vectors_are_those_of_the_model_itself(files: dict[str, Path]) -> None:
     driver.engine.close()
 
 
-def test_unsuitable_files_end_the_start(tmp_path: Path) -> None:
+def test_unsuitable_files_are_startup_errors(tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"garbage")
     broken = tmp_path / "broken.gguf"

@@ -1,4 +1,4 @@
-"""Constrained outputs of the real models: whatever they say parses, matches and ends.
+"""Constrained outputs of the real models: every output parses, matches and ends.
 
 CARAVAN_TEST_SCHEMAS is how many random schemas are tried (500 take some minutes).
 """
@@ -31,7 +31,7 @@ PROMPT = "<|im_start|>user\nGive me an example as JSON.<|im_end|>\n<|im_start|>a
 
 
 class ConstrainedModel:
-    """A model, and the way from constraints to outputs."""
+    """A model that answers a prompt under constraints."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class ConstrainedModel:
 
 @pytest.fixture(scope="module", params=[DEMO_MODEL, WINDOW_MODEL], ids=["demo", "large-vocabulary"])
 def model(request: pytest.FixtureRequest) -> Iterator[ConstrainedModel]:
-    """Gemma's vocabulary has 262,144 tokens."""
+    """Each model in turn. Gemma's vocabulary has 262,144 tokens."""
     config = ShardConfig(model=str(fetched(request.param)), ctx_size=8192, parallel=SLOTS, threads=2, flash_attn="on")
     engine = Engine(LlamaCppBackend(config), sampling_threads=1)
     yield ConstrainedModel(engine)
@@ -68,7 +68,7 @@ def test_outputs_for_random_schemas_parse_and_validate(model: ConstrainedModel) 
     schemas = [random_schema(seed) for seed in range(SCHEMAS)]
     constraints = [Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)) for schema in schemas]
     outputs = model.answer(constraints)
-    # A number may have any number of digits, and a small model does not know when to stop: ask again.
+    # A number may have any number of digits, and a small model may never end it: draw again.
     for draw in range(1, DRAWS):
         cut = [index for index, output in enumerate(outputs) if output.finish is FinishReason.LENGTH]
         for index, output in zip(cut, model.answer([constraints[index] for index in cut], draw), strict=True):
@@ -85,7 +85,7 @@ def test_outputs_for_random_schemas_parse_and_validate(model: ConstrainedModel) 
             pytest.fail(f"{where}: {error}")
 
 
-def test_every_kind_of_constraint_is_kept_to(model: ConstrainedModel) -> None:
+def test_outputs_match_every_kind_of_constraint(model: ConstrainedModel) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}
     constraints = [
         Constraint(ConstraintKind.REGEX, r"The answer is (yes|no|[0-9]{1,4})\."),

@@ -35,13 +35,13 @@ SAMPLING = SamplingParameters(
     xtc_threshold=0.1,
     seed=17,
 )
-# Other batch shapes round otherwise. Seen: below 0.1.
+# Batch shapes change the rounding. Seen: below 0.1.
 ROUNDING_LOGITS = 0.1
 
 
 @pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
 def shard(request: pytest.FixtureRequest) -> Iterator[ModelDriver]:
-    """A small context in each layout."""
+    """A shard with a small context, in each layout."""
     driver = ModelDriver(DEMO_MODEL, ctx_size=1024, batch_size=256, ubatch_size=64, kv_layout=request.param.value)
     yield driver
     driver.engine.close()
@@ -49,13 +49,13 @@ def shard(request: pytest.FixtureRequest) -> Iterator[ModelDriver]:
 
 @pytest.fixture
 def driver(shard: ModelDriver) -> ModelDriver:
-    """The same, empty."""
+    """The shard, empty."""
     shard.engine.release_all()
     return shard
 
 
 def check(driver: ModelDriver, prompt: list[int], output: list[int], sampling: SamplingParameters = SAMPLING) -> None:
-    """Every token of ``output`` can be drawn there, from logits that differ by no more than rounding does."""
+    """Check that each token of ``output`` is drawn from its logits, give or take their rounding."""
     driver.engine.release_all()
     tokens = [*prompt, *output]
     driver.prefill(with_parameters(first_chunk(0, tokens, max_new=1), prompt_logprobs=True))
@@ -104,7 +104,7 @@ def test_a_resumed_sequence_draws_what_it_would_have_drawn(driver: ModelDriver) 
     check(driver, prompt, output)
 
 
-def test_a_swapped_sequence_draws_the_same_as_one_that_was_not(driver: ModelDriver) -> None:
+def test_a_swapped_sequence_draws_what_it_would_have_drawn(driver: ModelDriver) -> None:
     prompt = driver.tokens(TEXT)
     chunk = first_chunk(0, prompt, sampling=SAMPLING, max_new=NEW_TOKENS, ignore_eos=True)
     driver.prefill(chunk)

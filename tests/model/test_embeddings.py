@@ -1,4 +1,4 @@
-"""Vectors of real models: those of llama-cpp-python's Llama, and no sequence notices."""
+"""Embeddings of real models, compared with llama-cpp-python's Llama, beside running sequences."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def embed(driver: ModelDriver, text: str) -> Any:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_vectors_are_those_of_llama(pooling: str) -> None:
+def test_embeddings_are_those_of_llama(pooling: str) -> None:
     from llama_cpp import Llama
 
     driver = ModelDriver(DEMO_MODEL, ctx_size=512, ubatch_size=64, embeddings=True, pooling=pooling)
@@ -51,21 +51,21 @@ def test_vectors_are_those_of_llama(pooling: str) -> None:
     driver.engine.close()
 
 
-def test_sequences_go_on_between_texts() -> None:
+def test_sequences_continue_between_texts() -> None:
     driver = ModelDriver(DEMO_MODEL, ctx_size=512, ubatch_size=64, embeddings=True)
     tokens = driver.tokens("Once upon a time there was a small dog who")
     expected = driver.alone(tokens, 10)
     alone = embed(driver, TEXTS[0])
     driver.prefill(first_chunk(1, tokens, max_new=10, ignore_eos=True))
     while driver.decode([1], steps=2):
-        # The longest there may be, then one whose vector is known.
+        # The longest allowed text, then one whose embedding is known.
         assert isinstance(driver.engine.embed(Embed([5] * 64)), Embedding)
         np.testing.assert_allclose(embed(driver, TEXTS[0]), alone, atol=1e-5)
     assert driver.output[1] == expected
     driver.engine.close()
 
 
-def test_a_recurrent_model_has_vectors(tmp_path: Path) -> None:
+def test_a_recurrent_model_has_embeddings(tmp_path: Path) -> None:
     driver = ModelDriver(write_tiny_mamba(tmp_path / "m.gguf"), ctx_size=512, ubatch_size=64, embeddings=True)
     first, other = embed(driver, "a text"), embed(driver, "another")
     np.testing.assert_allclose(embed(driver, "a text"), first, atol=1e-6)
@@ -73,16 +73,16 @@ def test_a_recurrent_model_has_vectors(tmp_path: Path) -> None:
     driver.engine.close()
 
 
-def test_a_context_that_has_no_room_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_without_memory_is_a_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import llama_cpp
 
-    make, asked = llama_cpp.llama_init_from_model, []
+    make, contexts = llama_cpp.llama_init_from_model, []
 
     def refuse_vectors(model: Any, parameters: Any) -> Any:
-        asked.append(parameters.embeddings)
+        contexts.append(parameters.embeddings)
         return None if parameters.embeddings else make(model, parameters)
 
     monkeypatch.setattr(llama_cpp, "llama_init_from_model", refuse_vectors)
     with pytest.raises(StartupError, match="--embeddings"):
         ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True)
-    assert asked == [False, True]
+    assert contexts == [False, True]

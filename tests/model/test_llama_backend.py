@@ -1,4 +1,4 @@
-"""The real llama.cpp on the demo model: its own single-sequence class is the judge."""
+"""llama.cpp on the demo model, compared with llama-cpp-python's single-sequence Llama."""
 
 import ctypes
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ NEW_TOKENS = 12
 
 @pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
 def shard(request: pytest.FixtureRequest) -> Iterator[EngineDriver]:
-    """A small context in each layout."""
+    """A shard with a small context, in each layout."""
     from caravan_shard.backends.llama.backend import LlamaCppBackend
 
     config = ShardConfig(
@@ -50,7 +50,7 @@ def shard(request: pytest.FixtureRequest) -> Iterator[EngineDriver]:
 
 @pytest.fixture
 def driver(shard: EngineDriver) -> EngineDriver:
-    """The same, empty."""
+    """The shard, empty."""
     shard.engine.release_all()
     return shard
 
@@ -77,7 +77,7 @@ def alone(driver: EngineDriver, tokens: list[int], **fields: Any) -> list[int]:
     return driver.output.pop(0)
 
 
-def test_a_single_sequence_says_what_the_oracle_says(driver: EngineDriver, oracle: Any) -> None:
+def test_a_single_sequence_has_the_output_of_llama(driver: EngineDriver, oracle: Any) -> None:
     for text in TEXTS:
         tokens = tokens_of(driver, text)
         assert tokens == oracle.tokenize(text.encode(), add_bos=True, special=True)
@@ -89,10 +89,10 @@ def test_a_single_sequence_says_what_the_oracle_says(driver: EngineDriver, oracl
         assert alone(driver, tokens) == expected
 
 
-def test_a_batch_says_what_each_sequence_says_alone(driver: EngineDriver) -> None:
+def test_a_batch_has_the_outputs_that_its_sequences_have_alone(driver: EngineDriver) -> None:
     prompts = [tokens_of(driver, text) for text in TEXTS]
     expected = [alone(driver, prompt) for prompt in prompts]
-    # Two together, one in chunks beside them, one that comes late: every kind of pass.
+    # Two together, one in chunks beside them, and a late one: every kind of step.
     options: Any = {"max_new": NEW_TOKENS, "ignore_eos": True}
     driver.prefill(first_chunk(0, prompts[0], **options), first_chunk(3, prompts[3], **options))
     driver.prefill(first_chunk(1, prompts[1][:4], total=len(prompts[1]), last=False, **options), riders=[3, 0])
@@ -101,7 +101,7 @@ def test_a_batch_says_what_each_sequence_says_alone(driver: EngineDriver) -> Non
     assert [driver.output[key] for key in range(4)] == expected
 
 
-def test_a_copied_prefix_goes_on_like_a_computed_one(driver: EngineDriver) -> None:
+def test_a_copied_prefix_continues_like_a_computed_one(driver: EngineDriver) -> None:
     prefix, tails = tokens_of(driver, TEXTS[1]), [tokens_of(driver, " named Max"), tokens_of(driver, " loved to")]
     expected = [alone(driver, prefix + tail) for tail in tails]
     options: Any = {"max_new": NEW_TOKENS, "ignore_eos": True}
@@ -123,8 +123,8 @@ def test_eos_ends_a_sequence(driver: EngineDriver) -> None:
     assert last.finish_reasons == [FinishReason.EOS]
     assert last.pieces == [b"<|im_end|>"]
     assert last.specials == [True]
-    said = b"".join(driver.backend.vocabulary.piece(token).data for token in driver.output[2])
-    assert b"Paris" in said
+    data = b"".join(driver.backend.vocabulary.piece(token).data for token in driver.output[2])
+    assert b"Paris" in data
 
 
 def test_logprobs_are_those_of_the_logits(driver: EngineDriver) -> None:
@@ -137,7 +137,7 @@ def test_logprobs_are_those_of_the_logits(driver: EngineDriver) -> None:
     assert result.rows.top_logprobs == pytest.approx(np.sort(exact)[::-1][:5].tolist(), abs=1e-4)
 
 
-def test_a_seed_draws_the_same_again(driver: EngineDriver) -> None:
+def test_a_seed_reproduces_its_draws(driver: EngineDriver) -> None:
     sampling = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.1, seed=42)
     tokens = tokens_of(driver, TEXTS[1])
     first = alone(driver, tokens, sampling=sampling)
@@ -148,7 +148,7 @@ def test_a_seed_draws_the_same_again(driver: EngineDriver) -> None:
 
 # A split cache cannot be full: each sequence has its own cells.
 @pytest.mark.parametrize("shard", [KvLayout.UNIFIED], indirect=True, ids=lambda layout: layout.value)
-def test_a_full_cache_is_a_result_and_the_rest_goes_on(driver: EngineDriver) -> None:
+def test_a_full_cache_is_a_result_and_the_others_continue(driver: EngineDriver) -> None:
     prompt = tokens_of(driver, TEXTS[0])
     expected = alone(driver, prompt)
     driver.prefill(first_chunk(0, prompt, max_new=NEW_TOKENS, ignore_eos=True))
@@ -172,7 +172,7 @@ def test_a_full_cache_is_a_result_and_the_rest_goes_on(driver: EngineDriver) -> 
     assert driver.output[0] == expected
 
 
-def test_what_llama_cpp_refuses_changes_nothing(driver: EngineDriver) -> None:
+def test_a_batch_that_llama_cpp_refuses_changes_nothing(driver: EngineDriver) -> None:
     prompt = tokens_of(driver, TEXTS[0])
     driver.prefill(first_chunk(0, prompt))
     gap = TokenBatch(np.array([5], np.int32), np.array([90], np.int32), np.array([0], np.int32), np.array([1], np.int8))
@@ -194,7 +194,7 @@ def test_what_llama_cpp_refuses_changes_nothing(driver: EngineDriver) -> None:
     ],
     ids=str,
 )
-def test_llama_cpp_filters_as_the_reference_does(parameters: SamplingParameters) -> None:
+def test_llama_cpp_filters_like_the_reference(parameters: SamplingParameters) -> None:
     from caravan_shard.backends.llama.filter import LlamaFilter
 
     size = 3_000
@@ -208,8 +208,8 @@ def test_llama_cpp_filters_as_the_reference_does(parameters: SamplingParameters)
         assert len(mine ^ reference) <= 1, seed
 
 
-def test_dry_is_what_llama_cpp_makes_of_it(driver: EngineDriver) -> None:
-    """Random texts with repetitions, against llama.cpp's own sampler with its default sequence breakers."""
+def test_dry_gives_the_penalties_of_llama_cpp(driver: EngineDriver) -> None:
+    """Random texts with repetitions, compared with llama.cpp's sampler and its default sequence breakers."""
     import llama_cpp
 
     backend: Any = driver.backend
@@ -232,12 +232,12 @@ def test_dry_is_what_llama_cpp_makes_of_it(driver: EngineDriver) -> None:
             sampler = llama_cpp.llama_sampler_init_dry(
                 vocab, 0.8, 1.75, allowed, len(tokens) if last is None else last, breakers, len(breakers)
             )
-            # Beyond this ours are all the same.
+            # Our penalties are clamped here.
             np.testing.assert_allclose(logits, np.maximum(applied(sampler, tokens, size), -1e9), rtol=1e-5)
 
 
 def applied(sampler: Any, tokens: list[int], size: int) -> Any:
-    """Zero logits [size] after a sampler that accepted ``tokens``."""
+    """Apply a sampler that has accepted ``tokens`` to logits of 0, and free it."""
     import llama_cpp
 
     for token in tokens:

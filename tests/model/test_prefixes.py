@@ -1,4 +1,4 @@
-"""Copied, parked, taken over and swapped on real models: a sequence goes on as if nothing had happened."""
+"""Copying, parking, taking over and swapping on real models: every output is the undisturbed one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ CELLS = 3072
 
 @dataclass
 class Shard:
-    """A driver, a prompt, what the model says to it, and where to cut."""
+    """A driver, a prompt, its undisturbed output, and where to cut the prompt."""
 
     driver: ModelDriver
     prompt: list[int]
@@ -37,12 +37,12 @@ class Shard:
         self.check(sequence_id)
 
     def start_behind(self, prefix: Prefix, sequence_id: int) -> None:
-        """Begin the prompt with a prefix, which is part of it."""
+        """Start the prompt with a copied prefix of it."""
         rest = self.prompt[prefix.length :]
         self.driver.prefill(first_chunk(sequence_id, rest, copy=prefix, max_new=NEW_TOKENS, ignore_eos=True))
 
     def neighbours(self, *sequence_ids: int) -> None:
-        """Others come and grow."""
+        """Start and advance other sequences."""
         for sequence_id in sequence_ids:
             self.driver.prefill_long(sequence_id, self.other[:90], max_new=NEW_TOKENS)
         self.driver.decode(sequence_ids, steps=5)
@@ -72,12 +72,12 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Shard]:
 
 @pytest.fixture
 def shard(loaded: Shard) -> Shard:
-    """The same, empty."""
+    """The shard, empty."""
     loaded.driver.engine.release_all()
     return loaded
 
 
-def test_a_copy_of_a_part_goes_on_like_a_computed_one(shard: Shard) -> None:
+def test_a_copied_part_continues_like_a_computed_one(shard: Shard) -> None:
     shard.driver.prefill_long(1, shard.prompt[: shard.cut] + shard.other[:90], max_new=NEW_TOKENS)
     shard.driver.decode([1], steps=3)
     shard.start_behind(Prefix(source_id=1, length=shard.cut), 0)
@@ -103,7 +103,7 @@ def test_a_sequence_is_taken_over_in_place(shard: Shard) -> None:
     shard.driver.prefill_long(0, shard.prompt[: shard.cut] + shard.other[:50], max_new=NEW_TOKENS)
     shard.neighbours(1)
     shard.driver.decode([0], steps=4)
-    # One goes on from before the cut, in the same pass.
+    # Another continues from before the cut, in the same step.
     short = Prefix(source_id=0, length=shard.cut - 7)
     rest = shard.prompt[shard.cut - 7 :]
     shard.driver.prefill(
@@ -128,7 +128,7 @@ def test_a_sequence_is_taken_over_in_place(shard: Shard) -> None:
     shard.driver.check_same(shard.prompt, shard.expected, output)
 
 
-def test_a_swapped_sequence_goes_on_and_can_be_cut_back_afterwards(shard: Shard) -> None:
+def test_a_swapped_sequence_continues_and_can_be_cut_back(shard: Shard) -> None:
     driver = shard.driver
     driver.prefill_long(0, shard.prompt, max_new=NEW_TOKENS)
     driver.decode([0], steps=3)
@@ -150,7 +150,7 @@ def test_a_swapped_sequence_goes_on_and_can_be_cut_back_afterwards(shard: Shard)
 
 
 @UNIFIED
-def test_a_suffix_comes_back_behind_a_prefix(shard: Shard) -> None:
+def test_a_suffix_is_restored_behind_a_prefix(shard: Shard) -> None:
     driver = shard.driver
     driver.prefill_long(1, shard.prompt, max_new=NEW_TOKENS)
     shard.start_behind(Prefix(source_id=1, length=shard.cut), 0)
@@ -166,7 +166,7 @@ def test_a_suffix_comes_back_behind_a_prefix(shard: Shard) -> None:
     assert driver.engine.free_cells == before + len(shard.prompt) - shard.cut
     driver.decode([3])
     output = driver.output.pop(3)
-    # Cut into the prefix and into the suffix: all of it is there.
+    # Cut back within the prefix and within the suffix: all cells are there.
     for length in (shard.cut + 11, shard.cut - 11):
         shard.start_behind(Prefix(source_id=3, length=length), 0)
         driver.prefill(release=[0])
@@ -176,7 +176,7 @@ def test_a_suffix_comes_back_behind_a_prefix(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize(("model", "cells"), [(DEMO_MODEL, 256), (WINDOW_MODEL, 768)], ids=["demo", "window"])
-def test_what_does_not_fit_is_neither_saved_nor_restored(model: Path, cells: int) -> None:
+def test_a_state_that_does_not_fit_is_neither_saved_nor_restored(model: Path, cells: int) -> None:
     driver = ModelDriver(fetched(model), ctx_size=cells)
     words = driver.tokens("word " * cells)[: cells - 90]
     driver.prefill_long(0, words[:100], max_new=1)
@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_neither_saved_nor_restored(model: Path, cells: int
 @pytest.mark.parametrize("loaded", ["window-unified"], indirect=True)
 def test_neighbours_take_no_cell_of_a_window(shard: Shard) -> None:
     driver = shard.driver
-    # Behind the gap that one leaves, the cells of the next come: where llama.cpp looks for room when the gap is full.
+    # The cells of the next sequence follow the gap that one leaves: llama.cpp looks there when the gap is full.
     for sequence_id in range(3):
         driver.prefill_long(sequence_id, shard.prompt + shard.other[:60], max_new=NEW_TOKENS)
     driver.prefill(release=[0])

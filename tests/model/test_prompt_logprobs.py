@@ -1,4 +1,4 @@
-"""What real models think of prompts: llama-cpp-python's Llama tells the logits of all tokens of one text."""
+"""Prompt logprobs of real models, compared with those from the logits of llama-cpp-python's Llama."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +18,10 @@ TEXT = "The capital of France is Paris, and the capital of Italy is a city that 
 LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 
 
-def told(driver: ModelDriver, tokens: Sequence[int], size: int, **sampling: Any) -> tuple[list[float], list[int]]:
-    """Log probabilities of the tokens, told in chunks of ``size`` beside a sequence that decodes; the top ids."""
+def prompt_logprobs_of(
+    driver: ModelDriver, tokens: Sequence[int], size: int, **sampling: Any
+) -> tuple[list[float], list[int]]:
+    """Return prompt logprobs and top ids of ``tokens``, in chunks of ``size`` beside a sequence that decodes."""
     driver.engine.release_all()
     driver.prefill(first_chunk(0, driver.tokens("A neighbour says"), ignore_eos=True))
     logprobs: list[float] = []
@@ -39,7 +41,7 @@ def told(driver: ModelDriver, tokens: Sequence[int], size: int, **sampling: Any)
 
 
 def exact_logprobs(model: Path, tokens: Sequence[int]) -> Any:
-    """[tokens - 1, vocabulary]."""
+    """Return the log probabilities [tokens - 1, vocabulary] of Llama."""
     from llama_cpp import Llama
 
     llama = Llama(
@@ -62,20 +64,20 @@ def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["demo", "mamba"])
 def model(request: pytest.FixtureRequest, mamba: Path) -> Path:
-    """A model of either kind of memory."""
+    """A model with a KV cache, then a recurrent one."""
     return DEMO_MODEL if request.param == "demo" else mamba
 
 
 @LAYOUTS
-def test_what_is_told_is_what_llama_tells(model: Path, layout: KvLayout) -> None:
+def test_prompt_logprobs_are_those_of_llama(model: Path, layout: KvLayout) -> None:
     driver = ModelDriver(model, ctx_size=1024, kv_layout=layout.value)
     tokens = driver.tokens(TEXT)
     exact = exact_logprobs(model, tokens)
     expected = exact[np.arange(len(tokens) - 1), tokens[1:]]
     for size in (len(tokens), 5):
-        logprobs, top_ids = told(driver, tokens, size, top_n_tokens=1)
+        logprobs, top_ids = prompt_logprobs_of(driver, tokens, size, top_n_tokens=1)
         assert np.isnan(logprobs[0])
-        # Different batch shapes round differently.
+        # Batch shapes change the rounding.
         np.testing.assert_allclose(logprobs[1:], expected, atol=0.25)
         assert np.abs(np.array(logprobs[1:]) - expected).mean() < 0.05
         ties = exact.max(axis=1) - exact[np.arange(len(top_ids)), top_ids]
@@ -83,11 +85,11 @@ def test_what_is_told_is_what_llama_tells(model: Path, layout: KvLayout) -> None
     driver.engine.close()
 
 
-def test_prompts_longer_than_a_window_are_told(record_property: Callable[[str, object], None]) -> None:
+def test_prompts_longer_than_a_window_have_prompt_logprobs(record_property: Callable[[str, object], None]) -> None:
     driver = ModelDriver(fetched(WINDOW_MODEL), ctx_size=2048)
     size = driver.backend.capacity.max_prompt_logprob_tokens
     tokens = driver.tokens(TEXT * 25)[:560]
-    logprobs, _ = told(driver, tokens, size)
+    logprobs, _ = prompt_logprobs_of(driver, tokens, size)
     for length in (7, 300, 555):
         driver.engine.release_all()
         driver.prefill_long(0, tokens[:length], max_new=1)

@@ -1,4 +1,4 @@
-"""A recurrent model: its state cannot be cut back, so that sequences are shared and saved whole."""
+"""A recurrent model: its state cannot be cut back, so sequences are shared and saved as a whole."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"max_new": NEW_TOKENS, "ignore_eos": True}
 
 @pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelDriver]:
-    """The tiny model in each layout."""
+    """A shard with the tiny model, in each layout."""
     model = write_tiny_mamba(tmp_path_factory.mktemp("model") / "tiny-mamba.gguf")
     driver = ModelDriver(model, ctx_size=1024, kv_layout=request.param.value)
     yield driver
@@ -31,7 +31,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def driver(loaded: ModelDriver) -> ModelDriver:
-    """The same, empty."""
+    """The shard, empty."""
     loaded.engine.release_all()
     return loaded
 
@@ -40,16 +40,16 @@ def prompt(driver: ModelDriver) -> list[int]:
     return driver.tokens("a prompt for a model that reads it once")
 
 
-def test_it_tells_what_it_can_do(driver: ModelDriver) -> None:
+def test_capacity_says_that_only_whole_sequences_are_shared_and_saved(driver: ModelDriver) -> None:
     assert driver.backend.facts.architecture == "mamba"
     assert driver.backend.capacity.sharing is PrefixSharing.WHOLE_ONLY
     assert driver.backend.capacity.saving is Saving.WHOLE_ONLY
-    # It depends on tokens long ago, or the tests below would prove nothing.
+    # The output depends on tokens of long ago, or the tests below would prove nothing.
     tokens = prompt(driver)
     assert driver.alone(tokens, NEW_TOKENS) != driver.alone([tokens[0], tokens[1] + 1, *tokens[2:]], NEW_TOKENS)
 
 
-def test_the_whole_of_a_sequence_is_copied_while_it_goes_on(driver: ModelDriver) -> None:
+def test_a_sequence_is_copied_whole_while_it_continues(driver: ModelDriver) -> None:
     tokens = prompt(driver)
     tail = driver.tokens(" and a tail")[1:]
     expected = driver.alone(tokens, NEW_TOKENS)
@@ -75,7 +75,7 @@ def test_a_parked_sequence_is_copied_and_taken_over_whole(driver: ModelDriver) -
     assert driver.output[1] == driver.output[2] == expected
 
 
-def test_a_swapped_sequence_goes_on(driver: ModelDriver) -> None:
+def test_a_swapped_sequence_continues(driver: ModelDriver) -> None:
     tokens = prompt(driver)
     expected = driver.alone(tokens, NEW_TOKENS)
     driver.prefill(first_chunk(2, tokens, **OPTIONS))

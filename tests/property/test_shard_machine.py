@@ -1,4 +1,4 @@
-"""Random commands, sound and unsound, against a model of the shard: cells conserve, refusals change nothing."""
+"""Random commands, valid and invalid, against a model of the shard: cells conserve, refusals change nothing."""
 
 from typing import TypedDict
 
@@ -36,12 +36,12 @@ from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
 CELLS = 64
 SEQUENCES = 4
-# Not enough for all that may be swapped; a cell of the toy model has eight bytes.
+# Less than all sequences may need. A cell of the toy model takes 8 bytes.
 SWAP_CELLS = 40
 CELL_BYTES = 8
 IDS = st.integers(0, SEQUENCES)  # one too many
 _DRAWN = SamplingParameters(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=9)
-# Depends on the history in every way there is.
+# Every sampler that looks at the history.
 _HISTORICAL = SamplingParameters(
     temperature=1.0,
     repetition_penalty=1.2,
@@ -76,17 +76,17 @@ ADAPTERS = st.sampled_from(["", "", "", "one"])
 
 
 class Promise:
-    """What a sequence was told and what it must answer."""
+    """What a sequence was sent, and the output it must have."""
 
     def __init__(self, prompt: list[int], total: int, choosing: Choosing, max_new: int, adapter: str) -> None:
         self.adapter = adapter
-        # Log probabilities of its prompt; None if nobody asked.
-        self.told: list[float] | None = None
+        # The prompt logprobs so far; None if they are not requested.
+        self.prompt_logprobs: list[float] | None = None
         self.held = prompt
         self.total = total
         self.choosing = choosing
         self.max_new = max_new
-        self.said: list[int] = []
+        self.output: list[int] = []
         self.is_parked = False
 
     @property
@@ -94,17 +94,17 @@ class Promise:
         return self.is_parked or len(self.held) == self.total
 
     @property
-    def goes_on(self) -> bool:
-        return not self.is_parked and (not self.is_complete or self.said != self.expected)
+    def is_unfinished(self) -> bool:
+        return not self.is_parked and (not self.is_complete or self.output != self.expected)
 
     @property
     def computed(self) -> list[int]:
-        """The last token said is not computed yet."""
-        return self.held + self.said[:-1]
+        """The tokens in the cache: the last output token is not computed yet."""
+        return self.held + self.output[:-1]
 
     def park(self, length: int) -> None:
-        self.held, self.said, self.is_parked = self.computed[:length], [], True
-        self.told = None
+        self.held, self.output, self.is_parked = self.computed[:length], [], True
+        self.prompt_logprobs = None
 
     @property
     def expected(self) -> list[int]:
@@ -134,7 +134,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.swapped: dict[int, tuple[Promise, int]] = {}
 
     def take(self, answer: StepResult | Refusal | None, due: set[int]) -> bool:
-        """Check an answer; True if the pass was made."""
+        """Check an answer; True if the step was made."""
         if answer is None:
             assert not due
             return True
@@ -146,17 +146,17 @@ class ShardMachine(RuleBasedStateMachine):
             return False
         assert set(answer.rows.sequence_ids) == due
         for sequence_id, token in zip(answer.rows.sequence_ids, answer.rows.token_ids, strict=True):
-            self.promises[sequence_id].said.append(token)
-        self.take_told(answer.prompt_logprobs or PromptLogprobs())
+            self.promises[sequence_id].output.append(token)
+        self.take_prompt_logprobs(answer.prompt_logprobs or PromptLogprobs())
         return True
 
-    def take_told(self, rows: PromptLogprobs) -> None:
-        """What is told of a pass is of the prompts that asked."""
+    def take_prompt_logprobs(self, rows: PromptLogprobs) -> None:
+        """Collect prompt logprobs, which only sequences that requested them may have."""
         start = 0
         for sequence_id, count in zip(rows.sequence_ids, rows.counts, strict=True):
-            told = self.promises[sequence_id].told
-            assert told is not None
-            told += rows.logprobs[start : start + count]
+            collected = self.promises[sequence_id].prompt_logprobs
+            assert collected is not None
+            collected += rows.logprobs[start : start + count]
             start += count
         assert start == len(rows.logprobs)
 
@@ -164,16 +164,16 @@ class ShardMachine(RuleBasedStateMachine):
         return {
             key
             for key in sequence_ids
-            if key in self.promises and self.promises[key].is_complete and self.promises[key].goes_on
+            if key in self.promises and self.promises[key].is_complete and self.promises[key].is_unfinished
         }
 
     def some_held(self, data: st.DataObject) -> int:
-        """Mostly a sequence that is held."""
+        """Draw a sequence id, mostly of a held sequence."""
         held = st.sampled_from(sorted(self.promises)) if self.promises else IDS
         return data.draw(st.one_of(held, held, held, IDS))
 
     def some_prefix(self, data: st.DataObject) -> Prefix:
-        """Mostly one that can be copied."""
+        """Draw a prefix, mostly one that can be copied."""
         source_id = self.some_held(data)
         computed = len(self.promises[source_id].computed) if source_id in self.promises else 1
         return Prefix(
@@ -190,7 +190,7 @@ class ShardMachine(RuleBasedStateMachine):
         max_new=st.integers(1, 12),
         adapter=ADAPTERS,
         choosing=CHOOSING,
-        asks=st.sampled_from([False, False, True]),
+        wants_prompt_logprobs=st.sampled_from([False, False, True]),
     )
     def start(
         self,
@@ -204,7 +204,7 @@ class ShardMachine(RuleBasedStateMachine):
         max_new: int,
         adapter: str,
         choosing: Choosing,
-        asks: bool,
+        wants_prompt_logprobs: bool,
     ) -> None:
         copies = takes_over or data.draw(st.booleans())
         copy = self.some_prefix(data) if copies and (self.promises or not careful) else None
@@ -214,7 +214,7 @@ class ShardMachine(RuleBasedStateMachine):
         else:
             sequence_id = data.draw(st.sampled_from(free_ids) if careful and free_ids else IDS)
         if careful:
-            asks = asks and copy is None
+            wants_prompt_logprobs = wants_prompt_logprobs and copy is None
             if copy is not None and copy.source_id in self.promises:
                 adapter = self.promises[copy.source_id].adapter
             riders = [key for key in set(riders) - {sequence_id} if key in self.promises]
@@ -224,13 +224,13 @@ class ShardMachine(RuleBasedStateMachine):
         chunk = first_chunk(
             sequence_id, tokens, total=total, last=held_back == 0, copy=copy, max_new=max_new, **choosing
         )
-        chunk = with_parameters(chunk, adapter=adapter, prompt_logprobs=asks)
+        chunk = with_parameters(chunk, adapter=adapter, prompt_logprobs=wants_prompt_logprobs)
         due = self.advancing(riders)
         source = self.promises.get(copy.source_id) if copy is not None else None
         prefix = source.computed[:start] if source is not None else []
         before = self.promises.get(sequence_id)
         self.promises[sequence_id] = Promise([*prefix, *tokens], total, choosing, max_new, adapter)
-        self.promises[sequence_id].told = [] if asks else None
+        self.promises[sequence_id].prompt_logprobs = [] if wants_prompt_logprobs else None
         mates = [self.promises[key].adapter for key in riders if key in self.promises]
         answer = self.driver.try_prefill(chunk, riders=riders)
         if source is not None and copy is not None and copy.source_id != sequence_id:
@@ -238,7 +238,7 @@ class ShardMachine(RuleBasedStateMachine):
         elif before is not None and copy is not None:
             mates.append(before.adapter)
         assert isinstance(answer, Refusal) or set(mates) <= {adapter}
-        assert isinstance(answer, Refusal) or not asks or (copy is None and len(tokens) <= 16)
+        assert isinstance(answer, Refusal) or not wants_prompt_logprobs or (copy is None and len(tokens) <= 16)
         if not self.take(answer, due | ({sequence_id} if held_back == 0 else set())):
             del self.promises[sequence_id]
             if before is not None:
@@ -246,7 +246,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(not promise.is_complete for promise in self.promises.values()))
     @rule(data=st.data(), offset=st.sampled_from([0, 0, 0, 1]))
-    def go_on(self, data: st.DataObject, offset: int) -> None:
+    def continue_prompt(self, data: st.DataObject, offset: int) -> None:
         sequence_id = data.draw(st.sampled_from([key for key, p in self.promises.items() if not p.is_complete]))
         promise = self.promises[sequence_id]
         count = data.draw(st.integers(1, promise.total - len(promise.held)))
@@ -353,13 +353,13 @@ class ShardMachine(RuleBasedStateMachine):
         for entry, saved in zip(entries, answer.saved, strict=True):
             promise = self.promises.pop(entry.sequence_id)
             room = SWAP_CELLS - self.swapped_cells
-            assert saved == (promise.goes_on and len(promise.computed) - entry.start <= room)
+            assert saved == (promise.is_unfinished and len(promise.computed) - entry.start <= room)
             if saved:
                 self.swapped[entry.handle] = (promise, entry.start)
         assert answer.used_bytes == CELL_BYTES * self.swapped_cells
 
     def shared_lengths(self, sequence_id: int) -> list[int]:
-        """Where a suffix may start whose prefix another sequence holds."""
+        """Return where a suffix may start so that another sequence holds the prefix."""
         if self.layout is KvLayout.SPLIT or sequence_id not in self.promises:
             return [0]
         tokens = self.promises[sequence_id].computed
@@ -377,7 +377,7 @@ class ShardMachine(RuleBasedStateMachine):
         sequence_id = data.draw(st.sampled_from(free_ids) if free and free_ids else IDS)
         handle = data.draw(st.sampled_from(sorted(self.swapped)))
         promise, start = self.swapped[handle]
-        # Whoever begins with the same tokens may give the prefix, even if it is not who gave it at first.
+        # Any sequence with the same beginning may provide the prefix, not only the original source.
         givers = [
             key
             for key, other in self.promises.items()
@@ -416,22 +416,22 @@ class ShardMachine(RuleBasedStateMachine):
         assert self.driver.engine.sequence_count == len(self.promises)
         for key, promise in self.promises.items():
             assert self.backend.length(key) == len(promise.computed)
-        unfinished = sum(promise.goes_on for promise in self.promises.values())
+        unfinished = sum(promise.is_unfinished for promise in self.promises.values())
         assert self.driver.engine.unfinished_count == unfinished + len(self.swapped)
 
     @invariant()
-    def everyone_says_what_was_promised(self) -> None:
+    def every_output_is_the_expected_one(self) -> None:
         for promise in self.promises.values():
-            if promise.said:
-                assert promise.said == promise.expected[: len(promise.said)]
+            if promise.output:
+                assert promise.output == promise.expected[: len(promise.output)]
 
     @invariant()
-    def every_prompt_that_asked_is_told_of(self) -> None:
+    def every_requested_prompt_logprob_is_the_expected_one(self) -> None:
         for promise in self.promises.values():
-            if promise.told is not None:
+            if promise.prompt_logprobs is not None:
                 rows = expected_logprobs(promise.held, promise.adapter)
                 expected = [row[token] for row, token in zip(rows, promise.held[1:], strict=True)]
-                np.testing.assert_allclose(promise.told, [np.nan, *expected], atol=1e-4)
+                np.testing.assert_allclose(promise.prompt_logprobs, [np.nan, *expected], atol=1e-4)
 
 
 class SplitShardMachine(ShardMachine):

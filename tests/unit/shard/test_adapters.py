@@ -1,4 +1,4 @@
-"""Sequences of several adapters take turns on the toy model, and none of them notices."""
+"""Sequences with different adapters in turn on the toy model: each has the output of its adapter."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def driver(request: pytest.FixtureRequest) -> EngineDriver:
     return EngineDriver(ToyBackend(layout=request.param, adapters=ADAPTERS[1:]))
 
 
-def test_each_adapter_says_something_else(driver: EngineDriver) -> None:
+def test_each_adapter_gives_another_output(driver: EngineDriver) -> None:
     assert len({tuple(expected(adapter)) for adapter in ADAPTERS}) == 3
     for key, adapter in enumerate(ADAPTERS):
         driver.prefill(chunk(key, adapter))
@@ -62,7 +62,7 @@ def test_prefixes_are_shared_within_an_adapter(driver: EngineDriver) -> None:
         assert refused.error is ShardError.BAD_REQUEST
     driver.decode([0, 1])
     assert driver.output[1] == expected("one", PROMPT + tail)
-    # A parked one is still of its adapter.
+    # A parked sequence keeps its adapter.
     driver.prefill(park={0: 5})
     assert isinstance(driver.try_prefill(chunk(0, "", tail, copy=Prefix(source_id=0, length=5))), Refusal)
     driver.prefill(chunk(0, "one", tail, copy=Prefix(source_id=0, length=5)))
@@ -82,11 +82,11 @@ def test_a_decode_of_two_adapters_is_refused(driver: EngineDriver) -> None:
 def test_swapped_sequences_keep_their_adapter(driver: EngineDriver) -> None:
     driver.prefill(chunk(0, "one"))
     driver.decode([0], steps=3)
-    said = driver.output[0]
+    output = driver.output[0]
     assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=1)).saved == [True]
     driver.prefill(chunk(0, ""))
     assert driver.swap_in(SwapInEntry(handle=1, sequence_id=1)) == [True]
-    driver.output[1] = said
+    driver.output[1] = output
     driver.decode([1], steps=5)
     driver.decode([0])
     driver.decode([1])

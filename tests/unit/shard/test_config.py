@@ -25,7 +25,7 @@ from caravan_shard.config import ShardConfig, physical_cores
         ({"flash_attn": "off", "cache_type_v": "q8_0"}, "-fa on"),
     ],
 )
-def test_what_cannot_work_is_refused_with_advice(fields: dict[str, Any], advice: str) -> None:
+def test_an_impossible_configuration_is_refused_with_advice(fields: dict[str, Any], advice: str) -> None:
     with pytest.raises(ValueError, match=advice):
         ShardConfig(**{"backend": "fake", **fields})
 

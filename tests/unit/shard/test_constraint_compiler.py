@@ -1,4 +1,4 @@
-"""What can be compiled, what is refused in which words, and that hostile sources harm nobody."""
+"""Compiling constraints: sources that can be compiled, the sentences of refusals, and hostile sources."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ MATCHES = [
 
 
 @pytest.mark.parametrize(("kind", "source", "good", "bad"), MATCHES)
-async def test_what_is_compiled_matches_what_it_says(
+async def test_a_compiled_constraint_matches_what_its_source_describes(
     shared: ConstraintCompiler, kind: ConstraintKind, source: str, good: str, bad: str
 ) -> None:
     grammar = await shared.compile(Constraint(kind, source))
@@ -119,7 +119,7 @@ PROBLEMS = [
     (LARK, "start: " + "(" * 30_000, "nested"),
     (LARK, 'start: T\nT: T "a"', "circular"),
     (LARK, "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(40)) + 'T40: "a"', "too big"),
-    # These end the process that checks them: what they need of the stack is not limited by llguidance.
+    # These end the check process: llguidance does not limit the stack that they need.
     (LARK, "start: T0\n" + "".join(f'T{n}: T{n + 1} "a"\n' for n in range(3_500)) + 'T3500: "b"', "too deeply"),
     (LARK, "start: r0\n" + "".join(f"r{n}: r{n + 1} r{n + 1}\n" for n in range(3_500)) + 'r3500: "b"', "too deeply"),
     (GBNF, "root", "Expected ::="),
@@ -133,7 +133,7 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize(("kind", "source", "words"), PROBLEMS)
-async def test_what_cannot_be_kept_to_is_refused_in_a_short_sentence(
+async def test_a_constraint_that_cannot_be_used_is_refused_in_a_short_sentence(
     shared: ConstraintCompiler, kind: ConstraintKind, source: str, words: str
 ) -> None:
     outcome = await shared.compile(Constraint(kind, source))
@@ -163,7 +163,7 @@ EXPENSIVE = [
 
 
 @pytest.mark.parametrize(("kind", "source"), EXPENSIVE)
-async def test_expensive_sources_end_soon_and_the_loop_goes_on(
+async def test_expensive_sources_are_stopped_and_do_not_block_the_loop(
     shared: ConstraintCompiler, kind: ConstraintKind, source: str
 ) -> None:
     waits = [0.0]
@@ -179,23 +179,25 @@ async def test_expensive_sources_end_soon_and_the_loop_goes_on(
     await shared.compile(Constraint(kind, source))
     assert perf_counter() - before < 15
     looking.cancel()
-    # Not blocked: a compilation that took the loop along would be seen whole.
+    # A compilation that blocked the loop would show as one long gap.
     assert max(waits) < 2.0
 
 
-async def test_time_is_limited_and_the_next_constraint_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_compilation_that_takes_too_long_is_stopped_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(checker, "_MAX_WALL_S", 0.000_001)
     made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
     slow = await made.compile(Constraint(REGEX, "a"))
     monkeypatch.undo()
     assert slow == Problem("regex takes too long to compile")
     assert isinstance(await made.compile(Constraint(REGEX, "b")), Grammar)
-    # Remembered: it would cost the same again.
+    # The outcome is remembered, or it would take as long again.
     assert await made.compile(Constraint(REGEX, "a")) == slow
     await made.close()
 
 
-async def test_a_check_that_cannot_be_made_is_no_fault_of_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_check_process_is_not_blamed_on_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     assert await made.compile(Constraint(REGEX, "a")) == Problem("constraints cannot be checked at present")
@@ -206,7 +208,7 @@ async def test_a_check_that_cannot_be_made_is_no_fault_of_the_constraint(monkeyp
     await made.close()
 
 
-async def test_grammars_are_remembered_in_bounds_and_shared(
+async def test_a_bounded_number_of_grammars_is_remembered_and_shared(
     shared: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "MAX_REMEMBERED", 2)
@@ -220,11 +222,11 @@ async def test_grammars_are_remembered_in_bounds_and_shared(
     assert await shared.compile(Constraint(REGEX, "first")) is not first
 
 
-async def test_who_gives_up_leaves_the_others_what_they_asked_for() -> None:
+async def test_a_cancelled_compilation_is_done_by_another_who_waits() -> None:
     made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
-    asked = Constraint(SCHEMA, "{}")
-    leaving = asyncio.create_task(made.compile(asked))
-    staying = asyncio.create_task(made.compile(asked))
+    constraint = Constraint(SCHEMA, "{}")
+    leaving = asyncio.create_task(made.compile(constraint))
+    staying = asyncio.create_task(made.compile(constraint))
     await asyncio.sleep(0.01)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):

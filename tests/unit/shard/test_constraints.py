@@ -1,4 +1,4 @@
-"""Constrained sequences on the toy backend: what they may say, how they end, and what their grammar goes through."""
+"""Constrained sequences on the toy backend: choosing tokens, ending, and swaps, failures and resumption."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ PROMPT = toy_prompt("a prompt")
 
 
 def biased(**by_token: float) -> Biases:
-    """By character."""
+    """The characters of the tokens."""
     return Biases(np.array([ord(key) for key in by_token], np.intp), np.array([*by_token.values()], np.float32))
 
 
@@ -43,7 +43,7 @@ def text(tokens: list[int]) -> str:
 # -- choosing
 
 
-def test_biases_come_first_then_penalties_then_what_is_allowed() -> None:
+def test_biases_come_before_penalties_and_both_before_the_grammar() -> None:
     logits = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
     before = logits.copy()
     # 1 + 9 = 10, halved by the penalty: 5. The other way around it would be 0.5 + 9.
@@ -59,7 +59,7 @@ def test_biases_come_first_then_penalties_then_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_bias_makes_a_token_allowed(temperature: float) -> None:
+def test_no_bias_makes_a_forbidden_token_allowed(temperature: float) -> None:
     logits = np.zeros(500, np.float32)
     parameters = SamplingParameters(
         temperature=temperature, biases=Biases(np.array([3]), np.array([100.0], np.float32)), top_p=0.9
@@ -71,7 +71,7 @@ def test_no_bias_makes_a_token_allowed(temperature: float) -> None:
 
 @pytest.mark.parametrize("logit", [np.nan, -np.inf, np.inf])
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}])
-def test_nothing_else_is_chosen_whatever_the_model_says(logit: float, fields: dict[str, Any]) -> None:
+def test_a_forbidden_token_is_never_chosen_whatever_its_logit(logit: float, fields: dict[str, Any]) -> None:
     logits = np.full(500, logit, np.float32)
     logits[0] = 50.0
     allowed = np.array([7, 9, 11])
@@ -122,10 +122,10 @@ def test_a_bias_decides_where_the_grammar_leaves_a_choice() -> None:
     assert text(driver.output[0]) == "bbbbb"
 
 
-# -- ends
+# -- ending
 
 
-def test_it_ends_with_its_last_token_when_nothing_can_follow() -> None:
+def test_an_output_ends_with_its_last_token_when_nothing_can_follow() -> None:
     for ignore_eos in (False, True):
         driver = EngineDriver()
         driver.prefill(first_chunk(0, PROMPT, grammar=toy_grammar("abc"), ignore_eos=ignore_eos))
@@ -135,7 +135,7 @@ def test_it_ends_with_its_last_token_when_nothing_can_follow() -> None:
         assert finish(results) == [None, FinishReason.EOS]
 
 
-def test_end_tokens_are_allowed_only_where_it_may_end() -> None:
+def test_end_tokens_are_allowed_only_where_the_output_may_end() -> None:
     grammar = toy_grammar("(ab)+")
     for end in (EOS, TURN_END):
         # The end token would win everywhere.
@@ -147,7 +147,7 @@ def test_end_tokens_are_allowed_only_where_it_may_end() -> None:
         assert finish(results)[-1] is FinishReason.EOS
 
 
-def test_ignored_ends_are_said_only_when_nothing_else_is_left() -> None:
+def test_ignored_end_tokens_are_sampled_only_when_nothing_else_is_allowed() -> None:
     sampling = SamplingParameters(biases=Biases(np.array([EOS, TURN_END]), np.array([100.0, 99.0], np.float32)))
     driver = EngineDriver()
     driver.prefill(
@@ -160,15 +160,15 @@ def test_ignored_ends_are_said_only_when_nothing_else_is_left() -> None:
     assert driver.output[1] == [EOS]
 
 
-def test_the_length_ends_it_anywhere() -> None:
+def test_max_length_ends_a_constrained_output_anywhere() -> None:
     driver = EngineDriver()
     driver.prefill(first_chunk(0, PROMPT, grammar=toy_grammar("[a-z]{100}"), max_new=4))
     assert finish(driver.decode([0]))[-1] is FinishReason.LENGTH
     assert re.fullmatch("[a-z]{4}", text(driver.output[0]))
 
 
-def test_a_grammar_at_a_loss_ends_its_sequence_and_no_other() -> None:
-    """Earlier output that does not match can only come from a router that errs."""
+def test_a_failed_grammar_ends_its_sequence_and_no_other() -> None:
+    """Earlier output that does not match can only come from a faulty router."""
     driver = EngineDriver()
     driver.prefill(
         first_chunk(0, [*PROMPT, *b"not a number"], prompt_length=len(PROMPT), grammar=toy_grammar("[0-9]+")),
@@ -180,7 +180,7 @@ def test_a_grammar_at_a_loss_ends_its_sequence_and_no_other() -> None:
     assert driver.output[1] == expected_output(PROMPT, 50)
 
 
-# -- what a grammar goes through
+# -- swaps, failures and resumption
 
 GRAMMARS = {
     "regex": ("[a-c]{3}(x|yy|zzz)+[0-9]{2,9}", ConstraintKind.REGEX),
@@ -214,10 +214,10 @@ def test_sequences_of_one_grammar_do_not_disturb_each_other(grammar: Grammar, sa
         assert driver.output[key] == expected
 
 
-@pytest.mark.parametrize("said", [1, 4, 7])
-def test_a_resumed_sequence_goes_on_where_it_was(grammar: Grammar, said: int) -> None:
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_a_resumed_sequence_continues_in_its_grammar(grammar: Grammar, count: int) -> None:
     whole = expected_output(PROMPT, 40, sampling=DRAWN, grammar=grammar)
-    known = [*PROMPT, *whole[:said]]
+    known = [*PROMPT, *whole[:count]]
     driver = EngineDriver()
     for cut in (3, len(PROMPT), len(known) - 1):
         driver.prefill(
@@ -229,17 +229,17 @@ def test_a_resumed_sequence_goes_on_where_it_was(grammar: Grammar, said: int) ->
                 last=False,
                 sampling=DRAWN,
                 grammar=grammar,
-                max_new=40 - said,
+                max_new=40 - count,
             )
         )
         driver.prefill(next_chunk(0, cut, known[cut:]))
         driver.decode([0])
-        assert driver.output[0] == whole[said:]
+        assert driver.output[0] == whole[count:]
         driver.keep()
 
 
 @pytest.mark.parametrize("layout", KvLayout)
-def test_it_survives_swaps_failed_passes_and_a_shared_prompt(grammar: Grammar, layout: KvLayout) -> None:
+def test_a_grammar_survives_swaps_failed_steps_and_a_shared_prompt(grammar: Grammar, layout: KvLayout) -> None:
     whole = expected_output(PROMPT, 40, sampling=DRAWN, grammar=grammar)
     outcomes = itertools.cycle([DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, None])
     driver = EngineDriver(ToyBackend(layout=layout))
@@ -254,7 +254,7 @@ def test_it_survives_swaps_failed_passes_and_a_shared_prompt(grammar: Grammar, l
         grammar=grammar,
         max_new=40,
     )
-    # Tries that fail, then the same again.
+    # Steps that fail, then the same again.
     for expected in (StepOutcome.NO_KV, StepOutcome.ABORTED):
         result = driver.try_prefill(chunk)
         assert isinstance(result, StepResult)
@@ -274,7 +274,7 @@ def test_it_survives_swaps_failed_passes_and_a_shared_prompt(grammar: Grammar, l
     assert driver.output[0] == whole
 
 
-def test_a_last_chunk_that_failed_may_come_back_otherwise() -> None:
+def test_a_last_chunk_that_failed_may_be_sent_again_with_other_tokens() -> None:
     outcomes = iter([None, DecodeOutcome.NO_KV, None, None])
     driver = EngineDriver(ToyBackend(hook=lambda _batch: next(outcomes)))
     grammar = toy_grammar("(one|two)!")
@@ -291,7 +291,7 @@ def test_a_last_chunk_that_failed_may_come_back_otherwise() -> None:
     assert text(driver.output[0]) == "o!"
 
 
-def test_nothing_is_kept_of_what_has_ended_or_is_parked() -> None:
+def test_ended_and_parked_sequences_keep_no_matching() -> None:
     driver = EngineDriver()
     driver.prefill(first_chunk(0, PROMPT, grammar=toy_grammar("ab")), first_chunk(1, PROMPT, grammar=toy_grammar("a+")))
     driver.decode([0])

@@ -1,4 +1,4 @@
-"""What sequences say on the toy model, whose right answers are known, in every way to run them."""
+"""Outputs of sequences on the toy model, whose right outputs are known, in every way to run them."""
 
 import pytest
 
@@ -29,12 +29,12 @@ SAMPLED = SamplingParameters(
 
 @pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
 def layout(request: pytest.FixtureRequest) -> KvLayout:
-    """Both layouts."""
+    """Each layout in turn."""
     assert isinstance(request.param, KvLayout)
     return request.param
 
 
-def test_sequences_in_one_batch_say_what_each_says_alone(layout: KvLayout) -> None:
+def test_sequences_in_one_batch_have_the_output_that_each_has_alone(layout: KvLayout) -> None:
     driver = EngineDriver(ToyBackend(layout=layout))
     prompts = {key: toy_prompt(f"prompt number {key} " * (key + 1)) for key in range(5)}
     driver.prefill(*(first_chunk(key, prompt) for key, prompt in prompts.items()))
@@ -52,7 +52,7 @@ def test_drawn_tokens_do_not_depend_on_batch_mates() -> None:
     assert driver.output[1] == expected_output(toy_prompt("other"), 50, sampling=SamplingParameters(temperature=1.0))
 
 
-def test_a_prompt_in_chunks_with_riders_says_the_same(layout: KvLayout) -> None:
+def test_a_prompt_in_chunks_with_riders_has_the_same_output(layout: KvLayout) -> None:
     driver = EngineDriver(ToyBackend(layout=layout))
     prompt = toy_prompt("a long prompt that comes in three chunks")
     driver.prefill(first_chunk(0, toy_prompt("rider"), ignore_eos=True))
@@ -70,7 +70,7 @@ def test_a_copied_prefix_is_as_good_as_a_computed_one(layout: KvLayout) -> None:
     driver = EngineDriver(ToyBackend(layout=layout))
     prefix, tails = toy_prompt("you are a helpful assistant. "), [toy_prompt("first"), toy_prompt("second")]
     driver.prefill(first_chunk(0, prefix + tails[0], sampling=SAMPLED))
-    # The source advances in the very pass that copies from it.
+    # The source advances in the same step that copies from it.
     driver.prefill(first_chunk(1, tails[1], copy=Prefix(source_id=0, length=len(prefix)), sampling=SAMPLED), riders=[0])
     driver.decode([0, 1])
     assert driver.output[0] == expected_output(prefix + tails[0], 50, sampling=SAMPLED)
@@ -96,7 +96,7 @@ def test_a_split_cache_counts_a_copy_for_each_sequence() -> None:
     assert driver.keep(0, 1).free_cells == 400 - 40 - 40
 
 
-def test_a_resumed_sequence_goes_on_as_if_nothing_had_happened() -> None:
+def test_a_resumed_sequence_continues_as_if_uninterrupted() -> None:
     prompt = toy_prompt("to be resumed")
     whole = expected_output(prompt, 40, sampling=SAMPLED, ignore_eos=True)
     driver = EngineDriver()
@@ -124,7 +124,7 @@ def test_the_end_token_ends_a_sequence_which_keeps_its_cells_until_released() ->
     assert results[-1].rows.specials == [True]
     assert all(result.rows.finish_reasons == [None] for result in results[:-1])
     held = driver.engine.free_cells
-    # Listing an ended sequence is fine; nothing of it is left to advance.
+    # An ended sequence may be listed: it does not advance.
     assert driver.decode([4]) == []
     result = driver.prefill(first_chunk(5, toy_prompt("new")), riders=[4])
     assert result.rows.sequence_ids == [5]
@@ -138,7 +138,7 @@ def test_max_length_ends_a_sequence_with_its_last_token() -> None:
     assert driver.decode([0]) == []
 
 
-def test_a_pass_with_nothing_to_do_is_ok_and_releases() -> None:
+def test_a_step_without_tokens_is_ok_and_releases() -> None:
     driver = EngineDriver()
     driver.prefill(first_chunk(0, toy_prompt("abc")))
     result = driver.prefill(release=[0])
@@ -171,7 +171,7 @@ def test_a_full_cache_is_a_result_that_changes_nothing() -> None:
         (DecodeOutcome.FAILED, ShardError.FORWARD_FAILED),
     ],
 )
-def test_a_failed_pass_leaves_everything_as_it_was(
+def test_a_failed_step_changes_nothing(
     outcome: DecodeOutcome, answer: StepOutcome | ShardError, layout: KvLayout
 ) -> None:
     backend = ToyBackend(layout=layout)
@@ -196,7 +196,7 @@ def test_a_failed_pass_leaves_everything_as_it_was(
         assert driver.engine.failures_in_a_row == 1
     assert backend.cache.used == used
     assert driver.engine.sequence_count == 2
-    # The same command works when repeated, and all say what they would have said.
+    # The same command succeeds when repeated, and every output is as if nothing had failed.
     driver.prefill(*chunks, riders=[0])
     assert driver.engine.failures_in_a_row == 0
     driver.decode([0, 1, 2])
@@ -218,7 +218,7 @@ def test_rows_of_a_batch_are_in_order_of_sequence_ids() -> None:
     assert seen == [[1, 5, 5], [1, 3, 3, 5], [1, 3, 5]]
 
 
-def test_timings_tell_where_a_pass_spent_its_time() -> None:
+def test_timings_show_where_a_step_spent_its_time() -> None:
     driver = EngineDriver(ToyBackend(step_s=0.01, token_s=0.001))
     timings = driver.prefill(first_chunk(0, toy_prompt("0123456789"))).timings
     assert timings.forward_ns >= 20_000_000

@@ -1,4 +1,4 @@
-"""Who may command, and until when."""
+"""Leases: taking, renewing, expiry and fencing."""
 
 import pytest
 

@@ -14,7 +14,7 @@ from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import OccurrencePenalty, make_penalties
 
 SIZE = 100
-# Breaks every repetition.
+# A token that breaks every repetition.
 BREAKER = ord("*")
 
 
@@ -27,7 +27,7 @@ def piece(token: int) -> bytes:
 
 
 def expected_penalties(parameters: SamplingParameters, prompt: list[int], output: list[int]) -> Floats:
-    """The logits of `random_logits` after the three penalties, by their formulas."""
+    """Apply the three penalties to `random_logits` by their formulas."""
     last = parameters.repeat_last_n
     window = [(token, False) for token in prompt] + [(token, True) for token in output]
     window = window if last is None else window[len(window) - min(last, len(window)) :]
@@ -66,7 +66,7 @@ def test_occurrences_grow_beyond_their_first_size() -> None:
     assert logits.tolist() == [-1.0] * 1_000 + [-2.0] * 1_000 + [0.0]
 
 
-def test_only_what_is_switched_on_costs_anything() -> None:
+def test_only_penalties_that_are_on_are_made() -> None:
     assert make_penalties(SamplingParameters(), piece) == ()
     assert make_penalties(SamplingParameters(repetition_penalty=1.1, repeat_last_n=0), piece) == ()
     assert make_penalties(SamplingParameters(dry_multiplier=1.0, dry_penalty_last_n=0), piece) == ()
@@ -89,7 +89,7 @@ def common_suffix(tokens: Sequence[int], others: Sequence[int]) -> int:
 
 
 def expected_dry(parameters: SamplingParameters, tokens: list[int]) -> Floats:
-    """The penalties of all tokens, by DRY's definition."""
+    """Return the penalty of each token by DRY's definition."""
     last = len(tokens) if parameters.dry_penalty_last_n is None else parameters.dry_penalty_last_n
     window = tokens[len(tokens) - min(last, len(tokens)) :]
     since_breaker = next((at for at, token in enumerate(reversed(window)) if token == BREAKER), len(window))
@@ -116,7 +116,7 @@ def expected_dry(parameters: SamplingParameters, tokens: list[int]) -> Floats:
 def test_dry_follows_its_definition(
     prompt: list[int], output: list[int], last: int | None, allowed: int, *, read: bool
 ) -> None:
-    """Whether the penalty was read after every token of the output or not."""
+    """``read``: apply the penalty after every token of the output, so that its matches are updated one by one."""
     parameters = SamplingParameters(
         dry_multiplier=0.8, dry_base=1.75, dry_allowed_length=allowed, dry_penalty_last_n=last
     )

@@ -1,4 +1,4 @@
-"""Parked sequences, and new ones that take over what an id holds."""
+"""Parked sequences, copies of prefixes, and new sequences that take over what their id holds."""
 
 import pytest
 
@@ -17,7 +17,7 @@ PENALIZED = SamplingParameters(repetition_penalty=1.4, frequency_penalty=0.5, pr
 
 @pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
 def driver(request: pytest.FixtureRequest) -> EngineDriver:
-    """Both layouts."""
+    """Each layout in turn."""
     return EngineDriver(ToyBackend(cells=1024, layout=request.param))
 
 
@@ -51,10 +51,10 @@ def test_sequences_in_every_phase_can_be_parked_and_parked_again(driver: EngineD
 
 
 @pytest.mark.parametrize("length", [1, 10, len(PROMPT)])
-def test_copies_of_a_parked_sequence_say_what_they_should(driver: EngineDriver, length: int) -> None:
+def test_copies_of_a_parked_sequence_have_the_right_output(driver: EngineDriver, length: int) -> None:
     driver.prefill(first_chunk(0, PROMPT))
     driver.decode([0], steps=5)
-    # Parked in the command that copies.
+    # The same command parks and copies.
     driver.prefill(first_chunk(3, TAIL, copy=Prefix(source_id=0, length=length), sampling=PENALIZED), park={0: length})
     driver.decode([3])
     assert driver.output[3] == expected_output(PROMPT[:length] + TAIL, 50, sampling=PENALIZED)
@@ -69,7 +69,7 @@ def test_a_sequence_that_ended_is_copied_up_to_its_last_computed_token(driver: E
     assert driver.output[1] == expected_output(known + TAIL, 50)
 
 
-def test_what_an_id_holds_is_taken_over_without_a_copy(driver: EngineDriver) -> None:
+def test_a_new_sequence_takes_over_its_id_without_a_copy(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.decode([0], steps=7)
     driver.prefill(first_chunk(0, TAIL, copy=Prefix(source_id=0, length=9), sampling=PENALIZED))
@@ -82,12 +82,12 @@ def test_what_an_id_holds_is_taken_over_without_a_copy(driver: EngineDriver) -> 
 def test_the_kept_tokens_of_an_earlier_output_count_as_output_for_penalties(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True, sampling=PENALIZED))
     driver.decode([0], steps=9)
-    said = driver.output[0][:6]
+    output = driver.output[0][:6]
     length = len(PROMPT) + 5
     driver.prefill(
         first_chunk(
             0,
-            said[5:],
+            output[5:],
             copy=Prefix(source_id=0, length=length),
             prompt_length=len(PROMPT),
             ignore_eos=True,
@@ -98,7 +98,7 @@ def test_the_kept_tokens_of_an_earlier_output_count_as_output_for_penalties(driv
     assert driver.output[0] == expected_output(PROMPT, 56, ignore_eos=True, sampling=PENALIZED)[6:]
 
 
-def test_copies_see_what_is_taken_over_as_it_was_before_the_pass(driver: EngineDriver) -> None:
+def test_copies_see_a_taken_over_sequence_as_it_was_before_the_step(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(1, PROMPT, ignore_eos=True), first_chunk(2, PROMPT[:9], total=30, last=False))
     driver.decode([1], steps=4)
     known = PROMPT + driver.output[1][:4]
@@ -106,7 +106,7 @@ def test_copies_see_what_is_taken_over_as_it_was_before_the_pass(driver: EngineD
         first_chunk(1, TAIL, copy=Prefix(source_id=1, length=5)),
         first_chunk(0, TAIL, copy=Prefix(source_id=1, length=len(known))),
         first_chunk(3, TAIL, copy=Prefix(source_id=1, length=5)),
-        # The source of a copy goes on in the same pass.
+        # The source of a copy advances in the same step.
         next_chunk(2, 9, PROMPT[9:12], last=False),
         first_chunk(4, TAIL, copy=Prefix(source_id=2, length=9)),
     )
@@ -117,11 +117,11 @@ def test_copies_see_what_is_taken_over_as_it_was_before_the_pass(driver: EngineD
     assert driver.output[4] == expected_output(PROMPT[:9] + TAIL, 50)
 
 
-def test_a_taken_over_sequence_keeps_sharing_what_it_shared() -> None:
+def test_a_taken_over_sequence_keeps_its_shared_cells() -> None:
     driver = EngineDriver(ToyBackend(cells=200))
     driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
     driver.prefill(first_chunk(1, toy_prompt("y" * 20), copy=Prefix(source_id=0, length=30)))
-    # Cut into what it shares, then into what it added, then grown again.
+    # Cut back within its shared cells, then within its own cells, then grown again.
     driver.prefill(first_chunk(2, toy_prompt("z"), copy=Prefix(source_id=1, length=45)))
     driver.prefill(first_chunk(1, toy_prompt("w" * 10), copy=Prefix(source_id=1, length=20)))
     assert free_as_the_cache_says(driver) == 200 - 40 - 10 - 15 - 1
@@ -131,7 +131,7 @@ def test_a_taken_over_sequence_keeps_sharing_what_it_shared() -> None:
     assert free_as_the_cache_says(driver) == 200 - 25
 
 
-def test_a_pass_that_does_not_fit_cuts_nothing() -> None:
+def test_a_step_that_does_not_fit_cuts_nothing_back() -> None:
     driver = EngineDriver(ToyBackend(cells=60))
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True, max_new=30), first_chunk(1, toy_prompt("y" * 10)))
     driver.decode([0], steps=3)
@@ -141,12 +141,12 @@ def test_a_pass_that_does_not_fit_cuts_nothing() -> None:
     assert result.outcome is StepOutcome.NO_KV
     driver.decode([0], steps=3)
     assert driver.output[0] == expected_output(PROMPT, 30, ignore_eos=True)[:7]
-    # With the room that the cut itself makes, it fits.
+    # The cells that the cut frees make room for it.
     driver.prefill(first_chunk(0, toy_prompt("z" * 44), copy=Prefix(source_id=0, length=5), max_new=2), riders=[1])
 
 
 @pytest.mark.parametrize("outcome", [DecodeOutcome.ABORTED, DecodeOutcome.FAILED, DecodeOutcome.NO_KV])
-def test_after_a_failed_pass_the_id_holds_the_parked_prefix(driver: EngineDriver, outcome: DecodeOutcome) -> None:
+def test_after_a_failed_step_the_id_holds_the_parked_prefix(driver: EngineDriver, outcome: DecodeOutcome) -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, TAIL, ignore_eos=True))
     driver.decode([0], steps=4)
     driver.backend.hook = lambda _batch: outcome
@@ -175,7 +175,7 @@ def test_a_recurrent_model_parks_and_hands_over_whole_sequences() -> None:
     assert driver.output[0] == driver.output[1] == expected_output(known + TAIL, 50)
 
 
-def test_a_recurrent_sequence_that_no_pass_took_over_goes_on() -> None:
+def test_a_recurrent_sequence_survives_a_failed_take_over() -> None:
     backend = ToyBackend(sharing=PrefixSharing.WHOLE_ONLY)
     driver = EngineDriver(backend)
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""What is told of prompts on the toy model, however they are cut and whoever is beside them."""
+"""Prompt logprobs on the toy model, however the prompts are cut and whatever runs beside them."""
 
 import numpy as np
 import pytest
@@ -12,23 +12,25 @@ from caravan_shard.protocol.results import PromptLogprobs, Refusal, StepOutcome,
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
-PROMPT = toy_prompt("a prompt whose tokens are told of")
+PROMPT = toy_prompt("a prompt with its log probabilities")
 TOP = 3
 VOCABULARY = ToyVocabulary()
 
 
-def asked(sequence_id: int, tokens: list[int], *, prompt: list[int] = PROMPT, last: bool = True) -> Chunk:
-    """The first chunk of ``prompt``, whose log probabilities are asked for."""
+def with_prompt_logprobs(
+    sequence_id: int, tokens: list[int], *, prompt: list[int] = PROMPT, last: bool = True
+) -> Chunk:
+    """Make the first chunk of ``prompt``, with prompt logprobs."""
     chunk = first_chunk(
         sequence_id, tokens, total=len(prompt), last=last, logprobs=True, top_n_tokens=TOP, ignore_eos=True
     )
     return with_parameters(chunk, prompt_logprobs=True)
 
 
-def check(told: list[PromptLogprobs], sequence_id: int, prompt: list[int] = PROMPT) -> None:
-    """What was told of one sequence, chunk after chunk, is what the model gives."""
+def check(chunks: list[PromptLogprobs], sequence_id: int, prompt: list[int] = PROMPT) -> None:
+    """Check the prompt logprobs of one sequence, chunk after chunk, against the model's."""
     logprobs, top_counts, top_ids, top_logprobs = [], [], [], []
-    for rows in told:
+    for rows in chunks:
         at = rows.sequence_ids.index(sequence_id)
         start = sum(rows.counts[:at])
         stop = start + rows.counts[at]
@@ -50,7 +52,7 @@ def check(told: list[PromptLogprobs], sequence_id: int, prompt: list[int] = PROM
     assert top_logprobs == pytest.approx([value for row in expected for value in np.sort(row)[::-1][:TOP]], abs=1e-4)
 
 
-def told(result: StepResult | Refusal) -> PromptLogprobs:
+def prompt_logprobs_of(result: StepResult | Refusal) -> PromptLogprobs:
     assert isinstance(result, StepResult), result
     assert result.prompt_logprobs is not None
     return result.prompt_logprobs
@@ -58,16 +60,16 @@ def told(result: StepResult | Refusal) -> PromptLogprobs:
 
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 @pytest.mark.parametrize("size", [1, 2, 7, len(PROMPT) - 1, len(PROMPT)])
-def test_chunks_of_any_size_tell_the_same(layout: KvLayout, size: int) -> None:
+def test_chunks_of_any_size_give_the_same_prompt_logprobs(layout: KvLayout, size: int) -> None:
     driver = EngineDriver(ToyBackend(layout=layout))
     driver.prefill(first_chunk(0, toy_prompt("rider"), ignore_eos=True))
     rows = []
     for start in range(0, len(PROMPT), size):
         part, last = PROMPT[start : start + size], start + size >= len(PROMPT)
-        chunk = next_chunk(1, start, part, last=last) if start else asked(1, part, last=last)
+        chunk = next_chunk(1, start, part, last=last) if start else with_prompt_logprobs(1, part, last=last)
         result = driver.prefill(chunk, riders=[0])
         assert result.rows.sequence_ids == ([0, 1] if last else [0])
-        rows.append(told(result))
+        rows.append(prompt_logprobs_of(result))
     check(rows, 1)
     assert driver.engine._pool.held[1].last_logits is None
     driver.decode([0, 1])
@@ -75,13 +77,16 @@ def test_chunks_of_any_size_tell_the_same(layout: KvLayout, size: int) -> None:
     assert driver.output[0] == expected_output(toy_prompt("rider"), 50, ignore_eos=True)
 
 
-def test_prompts_of_one_pass_are_told_apart() -> None:
+def test_prompt_logprobs_of_one_step_go_to_their_sequences() -> None:
     other = toy_prompt("another")
     driver = EngineDriver()
     result = driver.prefill(
-        asked(1, PROMPT), asked(4, other, prompt=other), first_chunk(0, PROMPT), first_chunk(2, other, ignore_eos=True)
+        with_prompt_logprobs(1, PROMPT),
+        with_prompt_logprobs(4, other, prompt=other),
+        first_chunk(0, PROMPT),
+        first_chunk(2, other, ignore_eos=True),
     )
-    rows = told(result)
+    rows = prompt_logprobs_of(result)
     assert (rows.sequence_ids, rows.counts) == ([1, 4], [len(PROMPT), len(other)])
     check([rows], 1)
     check([rows], 4, other)
@@ -90,18 +95,18 @@ def test_prompts_of_one_pass_are_told_apart() -> None:
     assert driver.output[4] == driver.output[2] == expected_output(other, 50, ignore_eos=True)
 
 
-def test_nothing_is_told_where_nobody_asked() -> None:
+def test_there_are_no_prompt_logprobs_without_a_request() -> None:
     driver = EngineDriver()
     assert driver.prefill(first_chunk(0, PROMPT, logprobs=True)).prompt_logprobs is None
 
 
-def test_earlier_output_is_not_told() -> None:
+def test_earlier_output_has_no_prompt_logprobs() -> None:
     driver = EngineDriver()
     earlier = expected_output(PROMPT, 8, ignore_eos=True)
     tokens = PROMPT + earlier
-    chunk = with_parameters(asked(0, tokens[:-3], prompt=tokens, last=False), prompt_length=len(PROMPT))
+    chunk = with_parameters(with_prompt_logprobs(0, tokens[:-3], prompt=tokens, last=False), prompt_length=len(PROMPT))
     result = driver.prefill(chunk)
-    check([told(result)], 0)
+    check([prompt_logprobs_of(result)], 0)
     result = driver.prefill(next_chunk(0, len(tokens) - 3, tokens[-3:]))
     assert result.prompt_logprobs is None
     driver.decode([0])
@@ -109,25 +114,25 @@ def test_earlier_output_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("outcome", [DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, DecodeOutcome.FAILED])
-def test_a_failed_pass_changes_nothing(outcome: DecodeOutcome) -> None:
+def test_a_failed_step_changes_no_prompt_logprobs(outcome: DecodeOutcome) -> None:
     driver = EngineDriver()
-    rows = [told(driver.prefill(asked(0, PROMPT[:10], last=False)))]
+    rows = [prompt_logprobs_of(driver.prefill(with_prompt_logprobs(0, PROMPT[:10], last=False)))]
     driver.backend.hook = lambda _batch: outcome
     answer = driver.try_prefill(next_chunk(0, 10, PROMPT[10:20], last=False))
     assert isinstance(answer, Refusal) or (answer.outcome is not StepOutcome.OK and answer.prompt_logprobs is None)
     driver.backend.hook = None
-    rows.append(told(driver.prefill(next_chunk(0, 10, PROMPT[10:25], last=False))))
-    rows.append(told(driver.prefill(next_chunk(0, 25, PROMPT[25:]))))
+    rows.append(prompt_logprobs_of(driver.prefill(next_chunk(0, 10, PROMPT[10:25], last=False))))
+    rows.append(prompt_logprobs_of(driver.prefill(next_chunk(0, 25, PROMPT[25:]))))
     check(rows, 0)
 
 
-def test_a_swapped_prompt_goes_on() -> None:
+def test_a_swapped_prompt_continues() -> None:
     driver = EngineDriver()
-    rows = [told(driver.prefill(asked(0, PROMPT[:10], last=False)))]
+    rows = [prompt_logprobs_of(driver.prefill(with_prompt_logprobs(0, PROMPT[:10], last=False)))]
     assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=1)).saved == [True]
     driver.prefill(first_chunk(0, toy_prompt("another")))
     assert driver.swap_in(SwapInEntry(handle=1, sequence_id=3)) == [True]
     driver.output[3] = []
-    rows.append(told(driver.prefill(next_chunk(3, 10, PROMPT[10:]))))
+    rows.append(prompt_logprobs_of(driver.prefill(next_chunk(3, 10, PROMPT[10:]))))
     rows[0].sequence_ids = [3]
     check(rows, 3)

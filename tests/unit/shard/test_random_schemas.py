@@ -1,4 +1,4 @@
-"""Random schemas and a model that says anything: what it says parses, matches and ends."""
+"""Random schemas on a model that outputs anything: every output parses, matches and ends."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Each refusal has its code and changes nothing."""
+"""Each refused command has its code and changes nothing."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from caravan_testing.shard_builders import EngineDriver, first_chunk, header, ne
 from caravan_testing.toy_oracle import expected_output
 
 RUNNING, PARTIAL = 0, 1
-# A swapped sequence that began like RUNNING, and where its state starts.
+# A swapped sequence with the same beginning as RUNNING, and where its state starts.
 HANDLE, SUFFIX_START = 7, 3
 RELEASED = Header(release_ids=[RUNNING])
 PROMPT = toy_prompt("running")
@@ -53,7 +53,7 @@ def ask(engine: Engine, command: Command) -> Result | None:
 
 
 def new(**fields: Any) -> Prefill:
-    """A sound command, but for ``fields`` of its one chunk."""
+    """Make a valid command except for ``fields`` of its one chunk."""
     return Prefill(chunks=[replace(first_chunk(3, toy_prompt("new")), **fields)])
 
 
@@ -63,14 +63,14 @@ def shape(**fields: Any) -> Prefill:
     return Prefill(chunks=[replace(chunk, parameters=replace(chunk.parameters, **fields))])
 
 
-def told(*prompts: str, copy: Prefix | None = None) -> Prefill:
-    """Prompts whose log probabilities are asked for."""
+def with_prompt_logprobs(*prompts: str, copy: Prefix | None = None) -> Prefill:
+    """Prefill prompts with prompt logprobs."""
     chunks = [first_chunk(key, toy_prompt(prompt), copy=copy) for key, prompt in enumerate(prompts, start=2)]
     return Prefill(chunks=[with_parameters(chunk, prompt_logprobs=True) for chunk in chunks])
 
 
 def adapted(*adapters: str, copy: Prefix | None = None, **fields: Any) -> Prefill:
-    """New sequences with these adapters."""
+    """Prefill new sequences with these adapters."""
     chunks = [first_chunk(key, toy_prompt("new"), copy=copy) for key in range(2, 2 + len(adapters))]
     pairs = zip(chunks, adapters, strict=True)
     return Prefill(chunks=[with_parameters(chunk, adapter=adapter) for chunk, adapter in pairs], **fields)
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "a hole in the prompt": (Prefill(chunks=[next_chunk(PARTIAL, 5, [1])]), ShardError.WRONG_POSITION),
     "a repeated chunk": (Prefill(chunks=[next_chunk(PARTIAL, 3, [1])]), ShardError.WRONG_POSITION),
     "prompt complete already": (Prefill(chunks=[next_chunk(RUNNING, 7, [1])]), ShardError.WRONG_POSITION),
-    "prompt longer than it said": (Prefill(chunks=[next_chunk(PARTIAL, 4, [1] * 56)]), ShardError.BAD_REQUEST),
+    "prompt longer than announced": (Prefill(chunks=[next_chunk(PARTIAL, 4, [1] * 56)]), ShardError.BAD_REQUEST),
     "last chunk before the prompt's end": (
         Prefill(chunks=[next_chunk(PARTIAL, 4, [1] * 5)]),
         ShardError.BAD_REQUEST,
@@ -251,7 +251,7 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "a stop token outside the vocabulary": (shape(stop_token_ids=frozenset({260})), ShardError.BAD_REQUEST),
     "more min_tokens than can be": (shape(min_tokens=51), ShardError.BAD_REQUEST),
     "an unknown adapter": (adapted("none"), ShardError.BAD_REQUEST),
-    "two adapters in a pass": (adapted("one", "other"), ShardError.BAD_REQUEST),
+    "two adapters in a step": (adapted("one", "other"), ShardError.BAD_REQUEST),
     "an adapter beside a chunk of none": (
         Prefill(chunks=[*adapted("one").chunks, next_chunk(PARTIAL, 4, toy_prompt("ial ok"))]),
         ShardError.BAD_REQUEST,
@@ -271,9 +271,15 @@ CASES: dict[str, tuple[Command, ShardError]] = {
         ),
         ShardError.BAD_REQUEST,
     ),
-    "prompt logprobs of a copy": (told("new", copy=Prefix(source_id=RUNNING, length=4)), ShardError.BAD_REQUEST),
-    "prompt logprobs of too many tokens": (told("x" * 21), ShardError.TOO_MANY_TOKENS),
-    "prompt logprobs of too many tokens together": (told("x" * 11, "y" * 10), ShardError.TOO_MANY_TOKENS),
+    "prompt logprobs of a copy": (
+        with_prompt_logprobs("new", copy=Prefix(source_id=RUNNING, length=4)),
+        ShardError.BAD_REQUEST,
+    ),
+    "prompt logprobs of too many tokens": (with_prompt_logprobs("x" * 21), ShardError.TOO_MANY_TOKENS),
+    "prompt logprobs of too many tokens together": (
+        with_prompt_logprobs("x" * 11, "y" * 10),
+        ShardError.TOO_MANY_TOKENS,
+    ),
     "too many alternatives": (sampling(logprobs=True, top_n_tokens=33), ShardError.BAD_REQUEST),
     "alternatives without logprobs": (sampling(top_n_tokens=1), ShardError.BAD_REQUEST),
 }
@@ -281,7 +287,7 @@ CASES: dict[str, tuple[Command, ShardError]] = {
 
 @pytest.fixture
 def driver() -> EngineDriver:
-    """One sequence that runs, one in the middle of its prompt, and one that is swapped."""
+    """A shard with a running, a half prefilled and a swapped sequence."""
     driver = EngineDriver(
         ToyBackend(cells=200, max_batch_tokens=64, max_prompt_logprob_tokens=20, adapters=["one", "other"])
     )
@@ -308,7 +314,7 @@ def test_a_refused_command_changes_nothing(driver: EngineDriver, name: str) -> N
     driver.decode([RUNNING, PARTIAL])
     assert driver.output[RUNNING] == expected_output(PROMPT, 50, ignore_eos=True)
     assert driver.output[PARTIAL] == expected_output(toy_prompt("partial ok"), 50)
-    # What was swapped is still there.
+    # The swapped sequence is still there.
     again = swap_in(2, RUNNING, SUFFIX_START)
     assert driver.swap_in(*again.entries) == [True]
     driver.decode([2])
@@ -322,7 +328,7 @@ def test_every_second_chunk_is_checked_before_the_first_is_taken(driver: EngineD
     assert driver.engine.sequence_count == 2
 
 
-def test_a_draining_shard_refuses_new_sequences_and_goes_on_with_the_others(driver: EngineDriver) -> None:
+def test_a_draining_shard_refuses_new_sequences_and_continues_the_others(driver: EngineDriver) -> None:
     driver.engine.draining = True
     answer = driver.try_prefill(first_chunk(3, toy_prompt("new")))
     assert isinstance(answer, Refusal)
@@ -331,7 +337,7 @@ def test_a_draining_shard_refuses_new_sequences_and_goes_on_with_the_others(driv
     assert len(driver.decode([RUNNING, PARTIAL], steps=3)) == 3
 
 
-def test_a_draining_shard_brings_swapped_sequences_back_and_starts_none_in_their_place(driver: EngineDriver) -> None:
+def test_a_draining_shard_restores_swapped_sequences_and_starts_none_in_their_place(driver: EngineDriver) -> None:
     driver.engine.draining = True
     answer = driver.engine.prefill(taking_over(RUNNING, 4), 0)
     assert isinstance(answer, Refusal)

@@ -33,7 +33,7 @@ def test_each_filter_keeps_what_its_definition_says() -> None:
     assert kept(logits, top_p=0.79) == [1, 3]
     assert kept(logits, top_p=0.85) == [0, 1, 3]
     assert kept(logits, min_p=0.5) == [1, 3]
-    # Entropy is 1.25; surprises are 2.3, 0.69, 3.0, 1.2, 3.0: the third of the list is the most typical.
+    # The entropy is 1.25 and the surprises are 2.3, 0.69, 3.0, 1.2, 3.0: token 3 is the most typical.
     assert kept(logits, typical_p=0.2) == [3]
     assert kept(logits, typical_p=0.5) == [1, 3]
     assert kept(logits, top_k=3, top_p=0.8, min_p=0.7) == [1]
@@ -60,7 +60,7 @@ def test_each_filter_keeps_what_its_definition_says() -> None:
     ],
     ids=str,
 )
-def test_looking_at_few_candidates_keeps_what_all_would(parameters: SamplingParameters) -> None:
+def test_filtering_few_candidates_keeps_what_filtering_all_would(parameters: SamplingParameters) -> None:
     for seed in range(5):
         logits = random_logits(seed=seed)
         scaled = (logits - logits.max()) / np.float32(parameters.temperature)
@@ -88,11 +88,11 @@ def test_a_draw_over_a_large_vocabulary_inverts_the_running_sum() -> None:
     assert 40_000 < draw_index(logits, 1 - 2**-53) < 40_123
 
 
-def test_the_number_belongs_to_seed_and_position_alone() -> None:
+def test_the_number_depends_on_seed_and_position_alone() -> None:
     numbers = {uniform(seed, position) for seed in (0, 1, 2**64 - 1) for position in range(50)}
     assert len(numbers) == 150
     assert all(0 <= number < 1 for number in numbers)
-    # Pinned: a change would break the promise to sequences that are resumed by a newer shard.
+    # Pinned: with other numbers, a sequence that a newer shard resumes would draw other tokens.
     assert uniform(7, 100) == 0.20719617945673485
     assert uniform(7, 100, Purpose.XTC) == 0.13037417699432385
 
@@ -130,7 +130,7 @@ def test_greedy_is_the_most_likely_token_and_ignores_filters() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 1e30])
-def test_extreme_temperatures_are_no_trouble(temperature: float) -> None:
+def test_extreme_temperatures_give_valid_tokens(temperature: float) -> None:
     logits = random_logits(1_000)
     for fields in ({}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.5}, {"min_p": 0.5}):
         choice = Choice(SamplingParameters(temperature=temperature, **fields), 5)
@@ -160,7 +160,7 @@ def test_rows_of_a_batch_are_chosen_each_by_its_own_parameters(threads: int) -> 
     assert tokens == [choose_token(logits[row], choices[row], filter_candidates) for row in range(12)]
 
 
-def test_a_filter_may_answer_in_any_order() -> None:
+def test_a_filter_may_return_any_order() -> None:
     def shuffled(logits: Floats, parameters: SamplingParameters) -> Ids:
         return filter_candidates(logits, parameters)[::-1].copy()
 
@@ -174,11 +174,11 @@ def test_logprobs_are_the_log_softmax() -> None:
     logits = random_logits()
     exact = logits.astype(np.float64)
     exact = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
-    told = token_logprobs(logits, 17, 4)
+    found = token_logprobs(logits, 17, 4)
     order = np.argsort(-exact)[:4]
-    assert told.chosen == pytest.approx(exact[17], abs=1e-5)
-    assert told.top_ids == order.tolist()
-    assert told.top == pytest.approx(exact[order].tolist(), abs=1e-5)
+    assert found.chosen == pytest.approx(exact[17], abs=1e-5)
+    assert found.top_ids == order.tolist()
+    assert found.top == pytest.approx(exact[order].tolist(), abs=1e-5)
 
 
 def test_equally_likely_alternatives_come_in_order_of_their_ids() -> None:

@@ -1,4 +1,4 @@
-"""When sequences end on the toy model: stop tokens, the least number of tokens, and what a grammar makes of them."""
+"""How sequences end on the toy model: stop tokens, min_tokens, and both with a grammar."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ DRAWN = SamplingParameters(temperature=0.9, top_k=60, seed=4)
 
 
 def run(prompt: list[int] = PROMPT, **fields: Any) -> tuple[list[int], FinishReason | None]:
-    """One sequence to its end: its output and why it ended."""
+    """Run one sequence to its end; return its output and the reason of its end."""
     driver = EngineDriver()
     result = driver.prefill(first_chunk(2, prompt, **fields))
     results = [result, *driver.decode([2])]
@@ -63,7 +63,7 @@ def test_min_tokens_may_be_all_tokens() -> None:
     assert reason is FinishReason.LENGTH
 
 
-def test_what_a_grammar_demands_wins_over_min_tokens() -> None:
+def test_a_complete_grammar_ends_the_output_before_min_tokens() -> None:
     # The grammar is complete after three tokens, and the third can only be the stop token.
     output, reason = run(grammar=toy_grammar("[a-c][d-f]x"), min_tokens=20, stop_token_ids=frozenset(b"x"))
     assert len(output) == 3
@@ -76,7 +76,7 @@ def test_a_forced_stop_token_before_min_tokens_does_not_end_the_output() -> None
     assert reason is FinishReason.EOS
 
 
-def test_where_a_grammar_leaves_a_choice_min_tokens_decides() -> None:
+def test_min_tokens_decides_where_a_grammar_leaves_a_choice() -> None:
     grammar = toy_grammar("[a-z]+")
     output, _ = run(grammar=grammar, sampling=DRAWN, min_tokens=30, stop_token_ids=frozenset(b"aeiou"))
     assert len(output) > 30
@@ -89,14 +89,14 @@ def test_a_stop_token_ends_an_output_whose_grammar_is_not_complete() -> None:
     assert reason is FinishReason.STOP_TOKEN
 
 
-@pytest.mark.parametrize("said", [1, 5, 12])
-def test_a_resumed_sequence_counts_its_earlier_output(said: int) -> None:
+@pytest.mark.parametrize("count", [1, 5, 12])
+def test_a_resumed_sequence_counts_its_earlier_output(count: int) -> None:
     stops = frozenset(range(97, 110))
     fields: dict[str, Any] = {"sampling": DRAWN, "stop_token_ids": stops, "min_tokens": 12}
     whole = expected_output(PROMPT, 50, **fields)
     assert len(whole) > 12
-    resumed, reason = run([*PROMPT, *whole[:said]], prompt_length=len(PROMPT), max_new=50 - said, **fields)
-    assert whole[:said] + resumed == whole
+    resumed, reason = run([*PROMPT, *whole[:count]], prompt_length=len(PROMPT), max_new=50 - count, **fields)
+    assert whole[:count] + resumed == whole
     assert reason is FinishReason.STOP_TOKEN
 
 

@@ -1,4 +1,4 @@
-"""Where states wait: bounds, order of shelves, and what is left behind."""
+"""The swap space: its bounds, the order of its stores, and what a process leaves behind."""
 
 import errno
 import os
@@ -38,11 +38,11 @@ def open_files(folder: Path) -> int:
 
 @pytest.fixture
 def space(tmp_path: Path) -> SwapSpace:
-    """100 bytes of memory, 1,000 of disk."""
+    """A swap space of 100 bytes in memory and 1,000 on disk."""
     return SwapSpace([MemoryStore(100), DiskStore(tmp_path, 1_000)])
 
 
-def test_memory_first_then_disk_then_nothing(space: SwapSpace, tmp_path: Path) -> None:
+def test_states_go_to_memory_then_to_disk_then_nowhere(space: SwapSpace, tmp_path: Path) -> None:
     assert space.capacity_bytes == space.most_bytes + 100 == 1_100
     assert space.put(1, SWAPPED, state(60, 1))
     assert space.put(2, SWAPPED, state(60, 2))
@@ -61,7 +61,7 @@ def test_memory_first_then_disk_then_nothing(space: SwapSpace, tmp_path: Path) -
     assert space.used_bytes == len(space) == open_files(tmp_path) == 0
 
 
-def test_nothing_has_a_name_on_the_disk_and_dropping_closes_it(space: SwapSpace, tmp_path: Path) -> None:
+def test_files_have_no_name_and_dropping_closes_them(space: SwapSpace, tmp_path: Path) -> None:
     for handle in range(3):
         assert space.put(handle, SWAPPED, state(200))
     assert list(tmp_path.iterdir()) == []
@@ -73,7 +73,7 @@ def test_nothing_has_a_name_on_the_disk_and_dropping_closes_it(space: SwapSpace,
     assert (open_files(tmp_path), space.used_bytes, len(space)) == (0, 0, 0)
 
 
-def test_the_count_is_bounded_too() -> None:
+def test_the_number_of_swapped_sequences_is_bounded() -> None:
     space = SwapSpace([MemoryStore(1_000)])
     for handle in range(MOST_SWAPPED):
         assert space.put(handle, SWAPPED, state(0))
@@ -82,7 +82,7 @@ def test_the_count_is_bounded_too() -> None:
 
 
 class BrokenFile:
-    """A file that does what it can."""
+    """A file that reads and writes a few bytes at a time, or fails."""
 
     def __init__(self, writes: int) -> None:
         self.writes = writes
@@ -115,8 +115,8 @@ class BrokenFile:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> DiskStore:
-    """An empty one."""
+def store(tmp_path: Path) -> DiskStore:
+    """An empty store on disk."""
     return DiskStore(tmp_path, 1_000)
 
 
@@ -125,40 +125,38 @@ def give(monkeypatch: pytest.MonkeyPatch, file: BrokenFile) -> BrokenFile:
     return file
 
 
-def test_a_full_disk_keeps_nothing(shelf: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_nothing(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     file = give(monkeypatch, BrokenFile(writes=2))
-    assert not shelf.put(1, state(30))
+    assert not store.put(1, state(30))
     assert file.closed
-    assert shelf.used_bytes == 0
+    assert store.used_bytes == 0
 
 
-def test_a_state_is_written_and_read_in_as_many_parts_as_the_disk_likes(
-    shelf: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_survives_partial_reads_and_writes(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, BrokenFile(writes=10))
-    assert shelf.put(1, state(95))
-    read = shelf.take(1)
+    assert store.put(1, state(95))
+    read = store.take(1)
     assert read is not None
     assert np.array_equal(read, state(95))
 
 
-def test_a_file_that_lost_its_end_is_no_state(shelf: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_file_is_no_state(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     file = give(monkeypatch, BrokenFile(writes=10))
-    assert shelf.put(1, state(50))
+    assert store.put(1, state(50))
     file.data = file.data[:-1]
-    assert shelf.take(1) is None
-    assert shelf.used_bytes == 0
+    assert store.take(1) is None
+    assert store.used_bytes == 0
 
 
-def test_too_many_open_files_keep_nothing(shelf: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_keep_nothing(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_self: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(DiskStore, "_open", refuse)
-    assert not shelf.put(1, state(5))
+    assert not store.put(1, state(5))
 
 
-def test_the_flags_say_what_there_is(tmp_path: Path) -> None:
+def test_the_swap_space_has_the_stores_of_the_flags(tmp_path: Path) -> None:
     gib = 1 << 30
     assert make_swap_space(ShardConfig(backend="fake")).capacity_bytes == gib
     assert make_swap_space(ShardConfig(backend="fake", swap_space=0)).capacity_bytes == 0

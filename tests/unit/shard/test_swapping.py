@@ -1,4 +1,4 @@
-"""Sequences that leave the cache and come back."""
+"""Sequences that are swapped out and restored."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def back(handle: int, sequence_id: int, source_id: int | None = None, length: in
 
 @pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
 def driver(request: pytest.FixtureRequest) -> EngineDriver:
-    """Both layouts."""
+    """Each layout in turn."""
     return EngineDriver(ToyBackend(cells=1024, layout=request.param))
 
 
@@ -56,7 +56,7 @@ def free_as_the_cache_says(driver: EngineDriver) -> int:
     return free
 
 
-def test_a_running_sequence_goes_on_under_another_id(driver: EngineDriver) -> None:
+def test_a_running_sequence_continues_under_another_id(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT, sampling=SAMPLED, ignore_eos=True))
     driver.decode([0], steps=6)
     result = driver.swap_out(out(0, 77))
@@ -74,7 +74,7 @@ def test_a_running_sequence_goes_on_under_another_id(driver: EngineDriver) -> No
     assert driver.output[0] == expected_output(toy_prompt("meanwhile"), 50)
 
 
-def test_a_half_prefilled_sequence_goes_on_with_its_next_chunk(driver: EngineDriver) -> None:
+def test_a_half_prefilled_sequence_continues_with_its_next_chunk(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT[:9], total=len(PROMPT), last=False))
     assert driver.swap_out(out(0, 1)).saved == [True]
     assert driver.swap_in(back(1, 0)) == [True]
@@ -83,7 +83,7 @@ def test_a_half_prefilled_sequence_goes_on_with_its_next_chunk(driver: EngineDri
     assert driver.output[0] == expected_output(PROMPT, 50)
 
 
-def test_a_suffix_comes_back_behind_a_shared_prefix(unified: EngineDriver) -> None:
+def test_a_suffix_is_restored_behind_a_shared_prefix(unified: EngineDriver) -> None:
     tail = toy_prompt("its own")
     unified.prefill(first_chunk(0, PROMPT))
     unified.prefill(first_chunk(1, tail, copy=Prefix(source_id=0, length=12), ignore_eos=True), park={0: 12})
@@ -92,7 +92,7 @@ def test_a_suffix_comes_back_behind_a_shared_prefix(unified: EngineDriver) -> No
     assert free_as_the_cache_says(unified) == 200 - 12
     assert unified.swap_in(back(5, 2, source_id=0, length=12)) == [True]
     assert free_as_the_cache_says(unified) == 200 - 12 - len(tail) - 4
-    # The prefix is shared again: it outlives its source, and can be cut to.
+    # The prefix is shared again: it outlives its source, and the sequence can be cut back to it.
     unified.output[2] = unified.output[1]
     unified.keep(2)
     unified.decode([2])
@@ -113,7 +113,7 @@ def test_the_source_of_a_prefix_need_not_be_the_one_it_was_copied_from(unified: 
     free_as_the_cache_says(unified)
 
 
-def test_nothing_but_the_sequence_is_saved_when_others_hold_all_its_cells(unified: EngineDriver) -> None:
+def test_an_empty_suffix_is_saved_when_others_hold_all_cells(unified: EngineDriver) -> None:
     unified.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     unified.prefill(first_chunk(1, [65], copy=Prefix(source_id=0, length=len(PROMPT))))
     result = unified.swap_out(out(0, 1, start=len(PROMPT)))
@@ -134,7 +134,7 @@ def test_an_ended_sequence_is_released_and_not_saved(driver: EngineDriver) -> No
     assert driver.swap_in(back(1, 0)) == [False]
 
 
-def test_without_room_to_save_a_sequence_is_released_all_the_same() -> None:
+def test_a_sequence_that_cannot_be_saved_is_released_nevertheless() -> None:
     driver = EngineDriver(swap=memory_swap(CELL_BYTES * 12))
     for key in range(3):
         driver.prefill(first_chunk(key, toy_prompt("0123456789"), ignore_eos=True))
@@ -163,7 +163,7 @@ def test_without_room_in_the_cache_a_sequence_is_not_restored_and_its_handle_is_
     assert unified.engine.unfinished_count == 0
 
 
-def test_a_header_drops_handles_and_passes_over_those_it_does_not_know(driver: EngineDriver) -> None:
+def test_a_header_drops_handles_and_ignores_unknown_ones(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, PROMPT, ignore_eos=True))
     driver.swap_out(out(0, 1), out(1, 2))
     holdings = driver.engine.filter_batch(FilterBatch(keep_ids=[], header=header(drop=[1, 99])))
@@ -186,7 +186,7 @@ def test_releasing_all_forgets_swapped_sequences(driver: EngineDriver) -> None:
     assert driver.swap_in(back(1, 0)) == [False]
 
 
-def test_a_state_may_wait_on_disk(tmp_path: Path) -> None:
+def test_a_sequence_is_restored_from_disk(tmp_path: Path) -> None:
     driver = EngineDriver(swap=SwapSpace([DiskStore(tmp_path, 1 << 20)]))
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.swap_out(out(0, 1))

@@ -1,4 +1,4 @@
-"""One command after another, a Decode that gives way, and a router that stops reading."""
+"""The worker: the order of commands, a Decode that yields, and a router that stops reading."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ DECODE = Decode(sequence_ids=[0, 1], max_steps=4_000)
 
 
 class Gate:
-    """Holds passes back until they are let through."""
+    """Holds forward passes until it is opened."""
 
     def __init__(self) -> None:
         self._allowed = threading.Semaphore(0)
@@ -56,8 +56,8 @@ class Gate:
         self.is_open.set()
         self._allowed.release()
 
-    async def next_pass(self) -> None:
-        """Until a pass has begun."""
+    async def next_step(self) -> None:
+        """Wait until the next forward pass has begun."""
         assert await asyncio.to_thread(self.entered.acquire, timeout=5)
 
 
@@ -100,16 +100,16 @@ async def test_commands_run_in_the_order_they_were_submitted() -> None:
         assert refusal.error is ShardError.UNKNOWN_SEQUENCE
 
 
-async def test_a_decode_gives_way_to_the_next_command_after_the_running_pass() -> None:
+async def test_a_decode_yields_to_the_next_command_after_the_running_step() -> None:
     gate = Gate()
     backend = ToyBackend()
     async with worker_on(backend) as (worker, engine):
         await all_of(worker.submit(START))
         backend.hook = gate
         decode = worker.submit(DECODE)
-        await gate.next_pass()
+        await gate.next_step()
         gate.pass_one()
-        await gate.next_pass()
+        await gate.next_step()
         filtered = worker.submit(FilterBatch(keep_ids=[0, 1]))
         gate.open()
         assert len(await all_of(decode)) == 2
@@ -117,14 +117,14 @@ async def test_a_decode_gives_way_to_the_next_command_after_the_running_pass() -
         assert engine.step_count == 3
 
 
-async def test_a_decode_gives_way_to_a_swap_which_a_new_lease_forgets() -> None:
+async def test_a_decode_yields_to_a_swap_which_a_new_lease_forgets() -> None:
     gate = Gate()
     backend = ToyBackend()
     async with worker_on(backend) as (worker, engine):
         await all_of(worker.submit(START))
         backend.hook = gate
         decode = worker.submit(DECODE)
-        await gate.next_pass()
+        await gate.next_step()
         swapped = worker.submit(SwapOut(entries=[SwapOutEntry(sequence_id=0, handle=1)]))
         gate.open()
         assert len(await all_of(decode)) == 1
@@ -138,18 +138,18 @@ async def test_a_decode_gives_way_to_a_swap_which_a_new_lease_forgets() -> None:
         assert engine.unfinished_count == 0
 
 
-async def test_a_decode_makes_one_pass_even_if_others_wait() -> None:
+async def test_a_decode_runs_one_step_even_if_other_commands_wait() -> None:
     gate = Gate()
     async with worker_on(ToyBackend(hook=gate)) as (worker, _engine):
         started = worker.submit(START)
-        await gate.next_pass()
+        await gate.next_step()
         first, second = worker.submit(DECODE), worker.submit(DECODE)
         last = worker.submit(FilterBatch(keep_ids=[]))
         gate.open()
         assert [len(await all_of(replies)) for replies in (started, first, second, last)] == [1, 1, 1, 1]
 
 
-async def test_a_router_that_stops_reading_stops_the_decode_and_counts_as_no_stall() -> None:
+async def test_a_router_that_stops_reading_stops_the_decode_without_a_stall() -> None:
     async with worker_on(ToyBackend()) as (worker, engine):
         await all_of(worker.submit(START))
         decode = worker.submit(DECODE)
@@ -158,7 +158,7 @@ async def test_a_router_that_stops_reading_stops_the_decode_and_counts_as_no_sta
         for _ in range(3):
             await decode.next()
         await until(lambda: engine.step_count == 1 + RUN_AHEAD + 3 and not worker.is_busy)
-        # Parked, it gives way all the same.
+        # While it waits to be read, it yields all the same.
         assert len(await all_of(worker.submit(FilterBatch(keep_ids=[])))) == 1
         assert len(await all_of(decode)) == RUN_AHEAD
 
@@ -170,7 +170,7 @@ async def test_a_cancelled_decode_stops_at_the_next_boundary() -> None:
         await all_of(worker.submit(START))
         backend.hook = gate
         decode = worker.submit(DECODE)
-        await gate.next_pass()
+        await gate.next_step()
         decode.cancel()
         gate.open()
         await until(lambda: not worker.is_busy)
@@ -181,7 +181,7 @@ async def test_a_command_cancelled_before_it_began_does_nothing() -> None:
     gate = Gate()
     async with worker_on(ToyBackend(hook=gate)) as (worker, engine):
         started = worker.submit(START)
-        await gate.next_pass()
+        await gate.next_step()
         worker.submit(FilterBatch(keep_ids=[])).cancel()
         gate.open()
         await all_of(started)
@@ -189,14 +189,14 @@ async def test_a_command_cancelled_before_it_began_does_nothing() -> None:
         assert engine.sequence_count == 2
 
 
-async def test_releasing_all_ends_the_running_decode_and_refuses_what_waits() -> None:
+async def test_releasing_all_ends_the_running_decode_and_refuses_queued_commands() -> None:
     gate = Gate()
     backend = ToyBackend()
     async with worker_on(backend) as (worker, engine):
         await all_of(worker.submit(START))
         backend.hook = gate
         decode = worker.submit(DECODE)
-        await gate.next_pass()
+        await gate.next_step()
         waiting = worker.submit(DECODE)
         worker.release_all(OVERTAKEN)
         gate.open()
@@ -206,12 +206,12 @@ async def test_releasing_all_ends_the_running_decode_and_refuses_what_waits() ->
         assert backend.cache.used == 0
 
 
-async def test_a_pass_that_does_not_end_is_a_stall() -> None:
+async def test_a_step_that_does_not_end_is_a_stall() -> None:
     gate = Gate()
     async with worker_on(ToyBackend(hook=gate)) as (worker, _engine):
         assert worker.stalled_s() == 0.0
         started = worker.submit(START)
-        await gate.next_pass()
+        await gate.next_step()
         await until(lambda: worker.stalled_s() > 0.02)
         assert worker.is_busy
         gate.open()
@@ -219,11 +219,11 @@ async def test_a_pass_that_does_not_end_is_a_stall() -> None:
         await until(lambda: worker.stalled_s() == 0.0)
 
 
-async def test_stopping_refuses_what_has_not_begun() -> None:
+async def test_stopping_refuses_queued_commands() -> None:
     gate = Gate()
     async with worker_on(ToyBackend(hook=gate)) as (worker, _engine):
         started = worker.submit(START)
-        await gate.next_pass()
+        await gate.next_step()
         waiting = worker.submit(DECODE)
         stopping = asyncio.create_task(worker.stop(5.0))
         await asyncio.sleep(0)
@@ -234,7 +234,7 @@ async def test_stopping_refuses_what_has_not_begun() -> None:
         assert await all_of(worker.submit(DECODE)) == [ENDING]
 
 
-async def test_a_failed_load_is_raised_at_the_start() -> None:
+async def test_start_raises_what_loading_raised() -> None:
     def load() -> ToyBackend:
         raise OSError("no such model")
 
@@ -242,7 +242,7 @@ async def test_a_failed_load_is_raised_at_the_start() -> None:
         await Worker(load, sampling_threads=1).start()
 
 
-async def test_a_broken_promise_ends_the_worker_and_answers_those_who_wait() -> None:
+async def test_an_exception_ends_the_worker_and_answers_every_command() -> None:
     def hook(_batch: TokenBatch) -> None:
         raise RuntimeError("broken")
 
@@ -257,7 +257,7 @@ async def test_a_broken_promise_ends_the_worker_and_answers_those_who_wait() -> 
 
 
 class TracedBackend(ToyBackend):
-    """Writes down what it computes: "p" for a pass, "t" for a text; a text takes as long as some ten passes."""
+    """Records what it computes: "s" for a step, "t" for a text, which takes as long as some ten steps."""
 
     def __init__(self) -> None:
         super().__init__(embedding_size=8, token_s=0.001)
@@ -265,36 +265,36 @@ class TracedBackend(ToyBackend):
         self.hook = self._note
 
     def _note(self, _batch: TokenBatch) -> None:
-        self.trace += "p"
+        self.trace += "s"
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
         self.trace += "t"
         return super().embed(tokens)
 
 
-async def test_texts_come_between_steps_and_leave_them_half_of_the_time() -> None:
+async def test_texts_run_between_steps_and_take_at_most_half_of_the_time() -> None:
     backend = TracedBackend()
     async with worker_on(backend) as (worker, _engine):
         await all_of(worker.submit(START))
         decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=60))
-        await until(lambda: "pp" in backend.trace)
+        await until(lambda: "ss" in backend.trace)
         texts = [worker.submit(Embed([65, key] * 10)) for key in range(4)]
         steps = await all_of(decoding)
         assert len(steps) == 60
-        # The time of a text, 20 ms, is of no step.
+        # The 20 ms of a text belong to no step.
         assert sorted(step.timings.total_ns for step in steps if isinstance(step, StepResult))[-3] < 20_000_000
         for replies in texts:
             assert [type(result) for result in await all_of(replies)] == [Embedding]
         assert backend.trace.count("t") == 4
         between = backend.trace.split("t")[1:-1]
-        assert all(len(passes) >= 3 for passes in between), backend.trace
+        assert all(len(run) >= 3 for run in between), backend.trace
 
 
-async def test_texts_come_between_commands() -> None:
+async def test_texts_run_between_commands() -> None:
     gate = Gate()
     async with worker_on(ToyBackend(embedding_size=8, hook=gate)) as (worker, engine):
         worker.submit(START)
-        await gate.next_pass()
+        await gate.next_step()
         kept = [worker.submit(FilterBatch(keep_ids=[0, 1])) for _ in range(3)]
         texts = [worker.submit(Embed([65, key])) for key in range(3)]
         gate.open()
@@ -303,7 +303,7 @@ async def test_texts_come_between_commands() -> None:
         assert engine.sequence_count == 2
 
 
-async def test_a_decode_that_waits_to_be_read_embeds_meanwhile() -> None:
+async def test_texts_run_while_a_decode_waits_to_be_read() -> None:
     async with worker_on(ToyBackend(embedding_size=8)) as (worker, engine):
         await all_of(worker.submit(START))
         decoding = worker.submit(DECODE)
@@ -318,11 +318,11 @@ async def test_a_decode_that_waits_to_be_read_embeds_meanwhile() -> None:
         decoding.cancel()
 
 
-async def test_texts_survive_a_lease_and_not_the_end() -> None:
+async def test_texts_survive_a_new_lease_but_not_the_end_of_the_worker() -> None:
     gate = Gate()
     async with worker_on(ToyBackend(embedding_size=8, hook=gate)) as (worker, engine):
         worker.submit(START)
-        await gate.next_pass()
+        await gate.next_step()
         text = worker.submit(Embed([65]))
         overtaken = worker.submit(DECODE)
         worker.release_all(OVERTAKEN)
