@@ -41,7 +41,8 @@ resident that is not live is ignored.
 
 Who writes what
 ---------------
-Everybody may read everything. One owner writes; others call the owner's operations.
+Everybody may read everything. One owner writes; others call the owner's operations. Types help: what only reads a
+shard takes a `shard.account.ShardAccount`, of which the ledger is the writable form.
 
     what                                                        owner
     ids, cells, stays, commands under way and costs of a shard  shard.ledger.ShardLedger

@@ -1,7 +1,7 @@
 """What must hold between any two calls of the scheduler. The property tests check it; so does the shell at rest."""
 
 from caravan_router.scheduling.scheduler import Scheduler
-from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.resident import Status
 
 
@@ -28,7 +28,7 @@ def check(scheduler: Scheduler) -> None:
         _check_commands(shard)
 
 
-def _check_ids(shard: ShardLedger) -> None:
+def _check_ids(shard: ShardAccount) -> None:
     tables = (
         (shard.residents, {Status.STARTING, Status.RUNNING}),
         (shard.leaving, {Status.LEAVING, Status.DROPPED}),
@@ -45,7 +45,7 @@ def _check_ids(shard: ShardLedger) -> None:
             assert resident.status in statuses, f"{shard.name}: {sequence_id} is {resident.status}, not {statuses}"
 
 
-def _check_residents(shard: ShardLedger) -> None:
+def _check_residents(shard: ShardAccount) -> None:
     for sequence_id, resident in shard.residents.items():
         computed = resident.computed
         assert computed <= resident.sequence.request.peak_cells, f"{shard.name}: {sequence_id} grew too far"
@@ -56,7 +56,7 @@ def _check_residents(shard: ShardLedger) -> None:
             )
 
 
-def _check_cells(shard: ShardLedger) -> None:
+def _check_cells(shard: ShardAccount) -> None:
     running = [*shard.residents.values(), *shard.leaving.values()]
     for resident in running:
         held, computed = shard.tree.length(resident.sequence_id), resident.computed
@@ -67,7 +67,7 @@ def _check_cells(shard: ShardLedger) -> None:
     assert running or shard.parked or held == 0, f"{shard.name}: {held} cells are held by nobody"
 
 
-def _check_commands(shard: ShardLedger) -> None:
+def _check_commands(shard: ShardAccount) -> None:
     commands = shard.in_flight
     assert len(commands) <= 2, f"{shard.name}: {len(commands)} commands under way"
     assert len(commands) < 2 or commands[0].is_decode, f"{shard.name}: only a Decode may be overtaken"

@@ -4,7 +4,7 @@ Every command is planned from the whole picture at the moment a shard can take o
 Plan, execute (the shell), apply (the next events).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from caravan_router.core.generation import GenerationState
@@ -29,6 +29,7 @@ from caravan_router.scheduling.events import (
 from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.planning.preemption import victim_of_full_cache
 from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.state import SchedulerState
@@ -50,12 +51,12 @@ class Scheduler:
         return self._state.waiting
 
     @property
-    def shards(self) -> dict[str, ShardLedger]:
+    def shards(self) -> Mapping[str, ShardAccount]:
         """The leased shards, by name."""
         return self._state.shards
 
     @property
-    def sequences(self) -> dict[int, Sequence]:
+    def sequences(self) -> Mapping[int, Sequence]:
         """Every request that has not ended, by id: waiting, or resident on a shard."""
         return self._state.sequences
 
@@ -66,7 +67,7 @@ class Scheduler:
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""
         preempted = False
-        for shard in self.shards.values():
+        for shard in self._state.shards.values():
             shard.note_time(now)
         for event in events:
             preempted |= self._apply(event)
@@ -80,23 +81,23 @@ class Scheduler:
         if isinstance(event, Stepped):
             return self._apply_step(event)
         if not isinstance(event, Tick):
-            self.waiting.mark_due()
+            self._state.waiting.mark_due()
         match event:
             case Submitted():
                 self._fail_misfits([self._state.enter(event.request)])
             case Cancelled():
                 # Unknown if it ended while the cancellation was on its way.
-                if (sequence := self.sequences.get(event.request_id)) is not None:
+                if (sequence := self._state.sequences.get(event.request_id)) is not None:
                     self._state.abort(sequence)
             case ShardJoined():
                 self._lose(event.shard)  # a shard that joins is empty, whatever was known of it
-                self.shards[event.shard] = ShardLedger(event.shard, event.limits, self._state.config)
-                self._fail_misfits(list(self.waiting))
+                self._state.shards[event.shard] = ShardLedger(event.shard, event.limits, self._state.config)
+                self._fail_misfits(list(self._state.waiting))
             case ShardLost():
                 self._lose(event.shard)
-                self._fail_misfits(list(self.waiting))
+                self._fail_misfits(list(self._state.waiting))
             case ShardDraining():
-                if (shard := self.shards.get(event.shard)) is not None:
+                if (shard := self._state.shards.get(event.shard)) is not None:
                     shard.drain()
             case SwappedOut():
                 self._apply_swap_out(event)
@@ -107,7 +108,7 @@ class Scheduler:
                     shard, command = found
                     shard.end_command(command)
             case FlushRequested():
-                flushed = [shard for name, shard in self.shards.items() if name in event.shards]
+                flushed = [shard for name, shard in self._state.shards.items() if name in event.shards]
                 evicted = tuple(shard.flush() for shard in flushed)
                 self._state.outbox.add(Flushed(event.flush_id, evicted))
             case Tick():
@@ -124,31 +125,31 @@ class Scheduler:
 
     def _fail_misfits(self, waiting: list[Sequence]) -> None:
         """End requests of ``waiting`` that fit no shard even when it is empty. Without any shard they may wait."""
-        for sequence in waiting if self.shards else ():
-            if not any(shard.could_ever_hold(sequence) for shard in self.shards.values()):
+        for sequence in waiting if self._state.shards else ():
+            if not any(shard.could_ever_hold(sequence) for shard in self._state.shards.values()):
                 self._fail(sequence, FailureReason.DOES_NOT_FIT)
 
     def _fail_late(self, now: float) -> None:
         """End requests whose deadline has passed."""
         for request_id, reason in self._state.deadlines.due(now):
-            sequence = self.sequences.get(request_id)
+            sequence = self._state.sequences.get(request_id)
             if sequence is not None and not (reason is FailureReason.QUEUE_TIMEOUT and sequence.started):
                 self._fail(sequence, reason)
 
     def _fail_without_shards(self, now: float) -> None:
         """End waiting requests if no shard has been there for too long."""
-        if self.shards:
+        if self._state.shards:
             self._no_shard_since = None
             return
         if self._no_shard_since is None:
             self._no_shard_since = now
         if now - self._no_shard_since >= self._state.config.no_shard_grace_s:
-            for sequence in list(self.waiting):
+            for sequence in list(self._state.waiting):
                 self._fail(sequence, FailureReason.NO_SHARD)
 
     def _lose(self, name: str) -> None:
         """Forget a shard. Its requests wait to be computed again on another."""
-        shard = self.shards.pop(name, None)
+        shard = self._state.shards.pop(name, None)
         if shard is None:
             return
         self._state.forget_tickets(name)
@@ -169,7 +170,7 @@ class Scheduler:
         self, event: Stepped | SwappedOut | SwappedIn | CommandEnded
     ) -> tuple[ShardLedger, InFlight] | None:
         """Return the command to which ``event`` belongs; None if it was sent before the shard was lost."""
-        shard = self.shards.get(event.shard)
+        shard = self._state.shards.get(event.shard)
         command = None if shard is None else shard.find_command(event.command_id)
         return None if shard is None or command is None else (shard, command)
 
@@ -185,7 +186,7 @@ class Scheduler:
             return event.outcome is StepOutcome.NO_KV and self._make_room(shard, command)
         self._deliver_prompt_logprobs(command, event)
         if shard.apply_step(command, event.seconds):
-            self.waiting.mark_due()
+            self._state.waiting.mark_due()
         for sequence_id, token in event.tokens:
             self._apply_token(shard, command, sequence_id, token)
         return False

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from operator import itemgetter
 
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.resident import Resident
 
 # Cells that each sequence should still be able to take after an admission, lest the next step preempts.
@@ -69,7 +69,7 @@ class CellForecast:
     """
 
     def __init__(
-        self, shard: ShardLedger, lengths: OutputLengths, watermark: float, without: Collection[Resident] = ()
+        self, shard: ShardAccount, lengths: OutputLengths, watermark: float, without: Collection[Resident] = ()
     ) -> None:
         self._lengths = lengths
         self._limit = shard.capacity * (1 - watermark)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from caravan_router.scheduling.planning.step_plan import StepPlan
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.prefix_tree import Match, common_length
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.waiting.queue import NotNow
@@ -25,7 +25,7 @@ class Place:
     restore: bool = False
 
 
-def choose(plans: list[StepPlan], shards: Iterable[ShardLedger], sequence: Sequence) -> Place | NotNow:
+def choose(plans: list[StepPlan], shards: Iterable[ShardAccount], sequence: Sequence) -> Place | NotNow:
     """Return where ``sequence`` starts soonest and disturbs least.
 
     Shards that hold more of its tokens, and shards with fewer residents, are preferred. NO_ROOM: nothing can take it
@@ -71,16 +71,16 @@ def _cheapest(plans: list[StepPlan], sequence: Sequence) -> Place | None:
     return min(places, key=lambda ranked: ranked[0])[1] if places else None
 
 
-def _cost(shard: ShardLedger, sequence: Sequence, cached: int) -> int:
+def _cost(shard: ShardAccount, sequence: Sequence, cached: int) -> int:
     """Return what starting here costs, in prompt tokens. ``cached``: its first tokens, which need not be computed."""
     return sequence.known_tokens - cached + _TOKENS_PER_RESIDENT * len(shard.residents)
 
 
-def _is_soon_better(shard: ShardLedger, than: ShardLedger) -> bool:
+def _is_soon_better(shard: ShardAccount, than: ShardAccount) -> bool:
     return len(shard.residents) < len(than.residents) and shard.completes_prefill and shard.free_sequences > 0
 
 
-def _waits_for_prefix(shard: ShardLedger, sequence: Sequence, best: Place) -> bool:
+def _waits_for_prefix(shard: ShardAccount, sequence: Sequence, best: Place) -> bool:
     """Whether a prompt under way on ``shard`` will soon provide more of ``sequence`` than ``best`` has, and cheaper."""
     if shard.limits.whole_only or shard.draining or sequence.needs_prompt_logprobs:
         return False

@@ -5,17 +5,17 @@ from collections.abc import Callable
 from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.planning.forecast import GROWTH_CELLS, CellForecast
 from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
-from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
 
 
-def _by_rank(shard: ShardLedger) -> list[Resident]:
+def _by_rank(shard: ShardAccount) -> list[Resident]:
     """Return the residents in the order in which they should give way: lowest priority first, then newest."""
     return sorted(shard.residents.values(), key=lambda resident: (resident.priority, -resident.request_id))
 
 
-def victims_of_growth(shard: ShardLedger) -> list[Resident]:
+def victims_of_growth(shard: ShardAccount) -> list[Resident]:
     """Return whom to preempt because the next step has too few cells. At least one resident always stays."""
     needed = len(shard.decoding)
     if not needed or shard.is_bounded_by_sequence or shard.available_cells >= needed:
@@ -33,7 +33,7 @@ def victims_of_growth(shard: ShardLedger) -> list[Resident]:
 
 
 def victims_of_priority(
-    shard: ShardLedger, sequence: Sequence, forecast_without: Callable[[list[Resident]], CellForecast]
+    shard: ShardAccount, sequence: Sequence, forecast_without: Callable[[list[Resident]], CellForecast]
 ) -> list[Resident]:
     """Return residents of lower priority to preempt so that ``sequence`` can start; none if that is no help or need.
 
@@ -52,13 +52,13 @@ def victims_of_priority(
     return victims
 
 
-def victim_of_full_cache(shard: ShardLedger, command: InFlight) -> Resident | None:
+def victim_of_full_cache(shard: ShardAccount, command: InFlight) -> Resident | None:
     """Return the newest resident that ``command`` names; None if none of them is resident any more."""
     named = [one for sequence_id, one in command.residents.items() if shard.residents.get(sequence_id) is one]
     return max(named, key=lambda resident: resident.request_id, default=None)
 
 
-def choose_how(shard: ShardLedger, resident: Resident, kept_length: int) -> Preemption:
+def choose_how(shard: ShardAccount, resident: Resident, kept_length: int) -> Preemption:
     """Return what costs less by what was measured. ``kept_length``: its first tokens, which stay in the cache."""
     if not shard.limits.swap_bytes or not resident.is_running:
         return Preemption.RECOMPUTE

@@ -1,0 +1,223 @@
+"""What the router knows of one shard, to read: sequence ids, cells, commands under way. `ShardLedger` changes it."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from caravan_router.core.prefixes import CachedPrefix, ShardPrefixes
+from caravan_router.scheduling.actions import Header
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.events import ShardLimits
+from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.shard.adapter_turn import AdapterTurn
+from caravan_router.scheduling.shard.command import InFlight
+from caravan_router.scheduling.shard.costs import ShardCosts
+from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
+from caravan_router.scheduling.shard.resident import Resident
+
+
+class ShardAccount:
+    """Every sequence id is free or belongs to the one `Resident` whose status says what the shard does with it.
+
+    Cells are counted, not named: ``tree`` knows which sequences share a run of them.
+    """
+
+    def __init__(self, name: str, limits: ShardLimits, config: SchedulerConfig) -> None:
+        self.name = name
+        self.limits = limits
+        self.capacity = min(limits.cells, config.max_batch_total_tokens or limits.cells)
+        self.tree = PrefixTree()
+        self.turn = AdapterTurn()
+        self.costs = ShardCosts()
+        self.steps_since_prefill = 0
+        self.draining = False
+        # The shard should get a command at once: it computes for a client that is gone, or its cache is full.
+        self.release_now = False
+        self._max_residents = config.max_batch_size or limits.max_sequences
+        self._free_ids = list(range(limits.max_sequences))
+        self._residents: dict[int, Resident] = {}
+        self._leaving: dict[int, Resident] = {}
+        self._parked: dict[int, Resident] = {}
+        self._releasing: dict[int, Resident] = {}
+        self._in_flight: list[InFlight] = []
+        # Sequences from which the next command copies: they must not be evicted before it is sent.
+        self._sources: set[int] = set()
+        # For the header of the next command: ids released and already given to others, lengths to park, swap handles.
+        self._recycled: list[int] = []
+        self._parking: dict[int, int] = {}
+        self._drop_handles: list[int] = []
+
+    # Sequences
+
+    @property
+    def residents(self) -> Mapping[int, Resident]:
+        """Sequences that start or run, by id, in the order in which they were placed."""
+        return self._residents
+
+    @property
+    def leaving(self) -> Mapping[int, Resident]:
+        """Sequences whose SwapOut is under way, by id."""
+        return self._leaving
+
+    @property
+    def parked(self) -> Mapping[int, Resident]:
+        """Ended sequences whose cells are kept, by id, least recently used first."""
+        return self._parked
+
+    @property
+    def releasing(self) -> Mapping[int, Resident]:
+        """Sequences that the next command releases, by id."""
+        return self._releasing
+
+    @property
+    def free_ids(self) -> Collection[int]:
+        """Sequence ids that nobody holds."""
+        return self._free_ids
+
+    @property
+    def prefilling(self) -> list[Resident]:
+        """Residents whose prompt is not complete, by descending priority, then in the order of `residents`."""
+        found = [resident for resident in self._residents.values() if resident.prefilling]
+        return sorted(found, key=lambda resident: -resident.priority)
+
+    @property
+    def decoding(self) -> list[Resident]:
+        """Residents that take one token per step."""
+        return [resident for resident in self._residents.values() if not resident.prefilling]
+
+    @property
+    def adapters(self) -> set[str]:
+        """The adapters of its residents."""
+        return {resident.adapter for resident in self._residents.values()}
+
+    @property
+    def free_sequences(self) -> int:
+        """How many sequences could start with the next command if all parked ones were evicted."""
+        ids = len(self._free_ids) + len(self._releasing) + len(self._parked)
+        return 0 if self.draining else min(ids, self._max_residents - len(self._residents))
+
+    def has_id_for(self, match: Match) -> bool:
+        """Whether a sequence that starts from ``match`` can get an id without evicting what the next command copies."""
+        if self.free_sequences <= 0:
+            return False
+        if self._free_ids or self._releasing:
+            return True
+        kept = self._sources | set(match.sources[:1])
+        return any(sequence_id not in kept for sequence_id in self._parked)
+
+    def could_ever_hold(self, sequence: Sequence) -> bool:
+        """Whether the empty shard has room for ``sequence``."""
+        peak = sequence.request.peak_cells
+        return peak <= self.limits.cells_per_sequence and peak <= self.capacity
+
+    def match(self, sequence: Sequence) -> Match:
+        """Find the longest prefix of ``sequence`` that can be copied. Its last token is always computed."""
+        if sequence.needs_prompt_logprobs:
+            return NO_MATCH
+        tokens = sequence.tokens(0, sequence.known_tokens)
+        find = self.tree.match_whole if self.limits.whole_only else self.tree.match
+        found = find(sequence.request.prefix_namespace, tokens, len(tokens) - 1)
+        sources = tuple(sequence_id for sequence_id in found.sources if self._can_be_copied(sequence_id))
+        return Match(found.length, found.live_length, sources) if sources else NO_MATCH
+
+    def _can_be_copied(self, sequence_id: int) -> bool:
+        resident = self._residents.get(sequence_id)
+        return sequence_id in self._parked or (resident is not None and resident.is_running)
+
+    # Cells
+
+    @property
+    def is_bounded_by_sequence(self) -> bool:
+        """Whether each sequence has cells of its own, so that there is nothing to share out."""
+        return not self.limits.shares_cells and self.capacity == self.limits.cells
+
+    @property
+    def live_cells(self) -> int:
+        """Cells of sequences that are not parked."""
+        residents = (*self._residents.values(), *self._leaving.values())
+        if not self.limits.shares_cells:
+            return sum(resident.computed for resident in residents)
+        # The tree learns of outputs only when they are complete.
+        tails = sum(resident.computed - self.tree.length(resident.sequence_id) for resident in residents)
+        return self.tree.live_cells + tails
+
+    @property
+    def held_cells(self) -> int:
+        """Cells that hold tokens, including those of parked sequences."""
+        if self.limits.shares_cells:
+            return self.live_cells + self.tree.cells - self.tree.live_cells
+        return self.live_cells + sum(self.tree.length(sequence_id) for sequence_id in self._parked)
+
+    @property
+    def promised_cells(self) -> int:
+        """Cells that started prompts and commands under way will take."""
+        prompts = sum(r.target - r.computed for r in self._residents.values() if r.prefilling)
+        return prompts + sum(command.coming_cells for command in self._in_flight)
+
+    @property
+    def available_cells(self) -> int:
+        """Cells that could be had now if all parked sequences were evicted."""
+        return self.capacity - self.live_cells - self.promised_cells
+
+    @property
+    def free_cells(self) -> int:
+        """Cells that could be had now without evicting anything. Releases count: the next command does them first."""
+        return self.capacity - self.held_cells - self.promised_cells
+
+    def kept_length(self, resident: Resident, victims: Iterable[Resident]) -> int:
+        """Return how many first tokens of ``resident`` stay in the cache when all ``victims`` are swapped out."""
+        if not self.limits.shares_cells or self.limits.whole_only or not resident.is_running:
+            return 0
+        return self.tree.shared_length(resident.sequence_id, frozenset(victim.sequence_id for victim in victims))
+
+    @property
+    def prefixes(self) -> ShardPrefixes:
+        """What parked sequences hold."""
+        shares_cells = self.limits.shares_cells
+        return ShardPrefixes(
+            shard=self.name,
+            cells=self.held_cells - self.live_cells,
+            prefixes=tuple(
+                CachedPrefix(
+                    tokens=self.tree.length(sequence_id),
+                    cells=self.tree.own_cells(sequence_id) if shares_cells else self.tree.length(sequence_id),
+                    tenant=resident.sequence.spec.tenant.name,
+                    adapter=resident.adapter,
+                    last_used_s=resident.last_used_s,
+                )
+                for sequence_id, resident in self._parked.items()
+            ),
+        )
+
+    # Commands
+
+    @property
+    def in_flight(self) -> tuple[InFlight, ...]:
+        """Commands that were sent and have not ended: at most a Decode and its successor."""
+        return tuple(self._in_flight)
+
+    @property
+    def can_command(self) -> bool:
+        """Whether nothing is under way, or a lone Decode, which yields to the next command."""
+        return not self._in_flight or (len(self._in_flight) == 1 and self._in_flight[0].is_decode)
+
+    @property
+    def completes_prefill(self) -> bool:
+        """Whether a Prefill is under way after which no prompt is left to compute."""
+        return bool(self._in_flight) and self._in_flight[-1].completes_prefill(self.prefilling)
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the next command has something to do first."""
+        return bool(self._releasing or self._recycled or self._parking or self._drop_handles)
+
+    @property
+    def next_header(self) -> Header:
+        """What the next command does first."""
+        return Header(
+            release=(*self._recycled, *self._releasing),
+            park=tuple(self._parking.items()),
+            drop_handles=tuple(self._drop_handles),
+        )
+
+    def find_command(self, command_id: int) -> InFlight | None:
+        """Return the command under way with this id, if there is one."""
+        return next((one for one in self._in_flight if one.command.command_id == command_id), None)
