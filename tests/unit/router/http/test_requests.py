@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from aiohttp import ClientResponse
@@ -196,6 +197,19 @@ async def test_an_aborted_stream_ends_with_an_error_event(
     assert len(sent) == 1 + len(service.engine.streams)
     assert service.is_idle()
     assert await service.sample('tgi_request_failure{err="aborted"}') == len(service.engine.streams)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/api/generate", {"prompt": "a"}), ("/api/chat", {"messages": MESSAGES})])
+async def test_an_aborted_stream_of_lines_ends_with_an_error_line(
+    service: Service, path: str, body: dict[str, Any]
+) -> None:
+    reply = await service.post(path, {"model": "m", **body}, X_Request_Id="me")
+    await eventually(lambda: all(stream.sent for stream in service.engine.streams))
+    assert (await delete(service, "me")).status == 200
+    lines = [msgspec.json.decode(line) for line in (await reply.text()).splitlines()]
+    assert lines[-1] == TGIS
+    assert not lines[0]["done"]
+    assert service.is_idle()
 
 
 @pytest.mark.parametrize(("path", "body", "error"), WHOLE)
