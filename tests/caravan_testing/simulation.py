@@ -1,4 +1,4 @@
-"""The scheduler and model shards, one event at a time, with every invariant checked after each."""
+"""A scheduler and model shards. Events are handled one at a time, and every invariant is checked after each."""
 
 import itertools
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Simulation:
-    """Drives a scheduler; collects what every request received."""
+    """Drives a scheduler and collects what every request receives."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.scheduler = Scheduler(config)
@@ -141,7 +141,7 @@ class Simulation:
         self.handle(Cancelled(request_id))
 
     def flush(self, *shards: str) -> tuple[ShardPrefixes, ...]:
-        """Flush ``shards``: all that they held of ended sequences is evicted and named."""
+        """Flush ``shards``. Check that all they held of ended sequences is evicted and returned."""
         states = [state for name, state in self.scheduler.shards.items() if name in shards]
         parked = [list(state.parked.values()) for state in states]
         cells = [state.held_cells - state.live_cells for state in states]
@@ -163,7 +163,7 @@ class Simulation:
             self.handle(event)
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Until nothing is left to do."""
+        """Run steps of all shards until no command is left."""
         for _ in range(max_steps):
             busy = [name for name, shard in self.shards.items() if shard.commands]
             if not busy:
@@ -177,7 +177,7 @@ class Simulation:
         self.handle(Tick())
 
     def check_at_rest(self) -> None:
-        """Everything ended exactly once, with the right tokens, and nothing is held anywhere."""
+        """Check that every request ended once, with the right tokens, and that nothing but parked sequences is held."""
         for request_id, made in self.requests.items():
             expected = expected_output(made.spec)
             received = self.received[request_id]

@@ -1,4 +1,4 @@
-"""Generations for the engine, on the toy model, and what must come of them."""
+"""Generations for the engine on the toy model, and their expected output."""
 
 import math
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ def spec(
     adapter: str = "",
     prompt_logprobs: bool = False,
 ) -> GenerationSpec:
-    """Exactly ``new_tokens`` tokens; greedy without a seed, else drawn at temperature 1."""
+    """Return a spec of exactly ``new_tokens`` tokens: greedy without a seed, else drawn at temperature 1."""
     return GenerationSpec(
         prompt=tuple(prompt),
         sampling=SamplingParams(temperature=0.0) if seed is None else SamplingParams(temperature=1.0, seed=seed),
@@ -40,7 +40,7 @@ def spec(
 
 
 def undisturbed(wanted: GenerationSpec) -> list[int]:
-    """What the toy model says to it alone, never interrupted."""
+    """Return the toy model's output for ``wanted`` alone, without interruption."""
     assert not wanted.sampling.biases
     fields = {name: value for name, value in asdict(wanted.sampling).items() if name != "biases"}
     return expected_output(
@@ -55,7 +55,7 @@ def undisturbed(wanted: GenerationSpec) -> list[int]:
 
 
 async def read(stream: RequestStream) -> list[int]:
-    """Its tokens, to the end."""
+    """Return the tokens of ``stream`` to its end, and close it."""
     try:
         return [token.token_id async for token in stream]
     finally:
@@ -63,5 +63,5 @@ async def read(stream: RequestStream) -> list[int]:
 
 
 async def run(engine: Batcher, wanted: GenerationSpec) -> list[int]:
-    """Submit it and read it."""
+    """Submit ``wanted`` and return its tokens."""
     return await read(engine.submit(wanted))

@@ -1,4 +1,4 @@
-"""Whoever floods the queue, tokens are shared by weight; whatever arrives, everybody's turn comes."""
+"""Tokens are shared by weight however many requests a tenant submits, and every request starts some time."""
 
 import math
 import random
@@ -24,7 +24,7 @@ def waiting(
 
 
 class Service:
-    """Some sequences at once, each of which gets a token a step. Tokens are charged as they are served."""
+    """Runs up to ``places`` sequences, each of which gets a token a step. Tokens are charged as they are served."""
 
     def __init__(self, places: int) -> None:
         self.places = places
@@ -61,7 +61,7 @@ class Service:
 
 
 def share(service: Service, rng: random.Random, light: Tenant, heavy: Tenant, tokens: int, size: int = 20) -> float:
-    """The part of ``tokens`` that ``light`` gets while both always wait; ``heavy`` submits 20 for each of its."""
+    """Return the part of ``tokens`` that ``light`` gets while both wait; ``heavy`` submits 20 requests to one."""
     before = service.served.copy()
     while (service.served - before).total() < tokens:
         while service.waits[light] <= service.places:
@@ -113,17 +113,17 @@ def test_idling_earns_no_more_than_the_fair_share_later(seed: int, places: int) 
 def test_nobody_starves_while_higher_priorities_keep_arriving(
     seed: int, aging_s: float, highest: int, backlog: int
 ) -> None:
-    """Of one tenant: between several, fair share says whose turn it is, and each gets its own."""
+    """All requests are of one tenant: between tenants fair share decides."""
     rng = random.Random(seed)
     queue = WaitingQueue(0, aging_s, FairShare())
     for request_id in range(backlog):
         queue.push(waiting(request_id, TENANTS[0]))
-    for second in range(300):  # one comes and one goes a second: the backlog stays
-        # Rarely low, mostly the highest: without aging the low ones would never go.
+    for second in range(300):  # each second one request arrives and one starts: the backlog stays
+        # Mostly the highest: without aging lower ones would never start.
         priority = highest if rng.random() < 0.9 else rng.randint(0, highest)
         queue.push(waiting(backlog + second, TENANTS[0], priority=priority, arrived_s=float(second)))
         assert queue.pop_fitting(lambda sequence: "place", float(second)) is not None
-        # Only what came before it had aged above the highest may have gone first.
+        # Only requests that arrived before its priority passed the highest may have started first.
         for sequence in queue:
             lead_s = (highest - sequence.spec.priority + 1) * aging_s
             assert second - sequence.request.arrived_s <= backlog + lead_s + 1

@@ -1,6 +1,6 @@
-"""The tree against a model that keeps, for each sequence, the list of its tokens and of the cells they are in.
+"""The prefix tree against a model that keeps lists of tokens and of cells for each sequence.
 
-Two tokens only, and few and short sequences: everything shares, splits and collides all the time.
+There are only two tokens, and few and short sequences, so that they share, split and collide all the time.
 """
 
 import itertools
@@ -17,13 +17,13 @@ NAMESPACES = ("", "tenant")
 
 
 def common(left: Run[int], right: Run[int]) -> int:
-    """How many of the first are equal."""
+    """Return how many first elements are equal."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 @dataclass
 class Holder:
-    """What one sequence holds: tokens, and beside them the numbers of the cells they are in."""
+    """What one sequence holds: tokens, and for each the number of its cell."""
 
     namespace: str
     tokens: list[int] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Holder:
 
 @dataclass
 class Model:
-    """What the tree should know, in the plainest form."""
+    """What the tree should answer, in the plainest form."""
 
     holders: dict[int, Holder] = field(default_factory=dict)
     taken: int = 0
@@ -73,20 +73,20 @@ class Model:
         return len({cell for sequence_id in sequence_ids for cell in self.holders[sequence_id].cells})
 
     def own_cells(self, sequence_id: int) -> int:
-        """How many cells are those of no other sequence."""
+        """Return how many cells no other sequence holds."""
         return self.cells_of(self.holders) - self.cells_of(self.holders.keys() - {sequence_id})
 
     def shared_cells(self, cells: list[int], sequence_ids: Iterable[int]) -> int:
-        """How many of the first ``cells`` are those of one of these sequences, too."""
+        """Return how many first ``cells`` one of these sequences holds too."""
         return max((common(cells, self.holders[sequence_id].cells) for sequence_id in sequence_ids), default=0)
 
     def longest(self, namespace: str, tokens: list[int]) -> int:
-        """Tokens of the longest prefix that any holder has."""
+        """Return the length of the longest prefix of ``tokens`` that any holder has."""
         held = (common(tokens, holder.tokens) for holder in self.holders.values() if holder.namespace == namespace)
         return max(held, default=0)
 
     def longest_whole(self, namespace: str, tokens: list[int]) -> int:
-        """Tokens of the longest parked sequence that is a prefix as a whole."""
+        """Return the length of the longest parked sequence that is a prefix of ``tokens``."""
         return max(
             (
                 len(holder.tokens)
@@ -98,7 +98,7 @@ class Model:
 
 
 class Comparison:
-    """Tree and model, given the same operations."""
+    """A tree and a model that get the same operations."""
 
     def __init__(self, seed: int, sequences: int, longest: int) -> None:
         self.rng = random.Random(seed)
@@ -111,13 +111,13 @@ class Comparison:
         return self.rng.choices((0, 1), k=self.rng.randint(0, max(0, most)))
 
     def some_prompt(self) -> list[int]:
-        """Mostly one that begins like a holder does."""
+        """Return a prompt, mostly one with a prefix that a holder has."""
         holders = list(self.model.holders.values())
         begun = self.rng.choice(holders).tokens if holders and self.rng.random() < 0.7 else []
         return begun[: self.rng.randint(0, self.longest)] + self.some_tokens(4)
 
     def change(self) -> None:
-        """One random operation on both."""
+        """Apply one random operation to both."""
         rng, model = self.rng, self.model
         held = list(model.holders)
         unused = [sequence_id for sequence_id in range(self.sequences) if sequence_id not in model.holders]
@@ -151,7 +151,7 @@ class Comparison:
         getattr(self.model, name)(*arguments)
 
     def check_cells(self) -> None:
-        """Each cell counts once, whoever shares it."""
+        """Check that each cell counts once, whoever shares it."""
         holders = self.model.holders
         for sequence_id in range(self.sequences):
             assert (sequence_id in self.tree) == (sequence_id in holders)
@@ -161,13 +161,13 @@ class Comparison:
         assert self.tree.live_cells == self.model.cells_of(self.model.live())
 
     def check_own_cells(self) -> None:
-        """What removing a sequence alone frees."""
+        """Check how many cells removing one sequence would free."""
         if self.model.holders:
             sequence_id = self.rng.choice(list(self.model.holders))
             assert self.tree.own_cells(sequence_id) == self.model.own_cells(sequence_id)
 
     def check_match(self) -> None:
-        """The longest prefix is found; all that hold its cells are its sources; what is live of it is known."""
+        """Check that the longest prefix is found, with all its sources and its live part."""
         namespace, tokens = self.rng.choice(NAMESPACES), self.some_prompt()
         most = self.rng.randint(0, len(tokens))
         found = self.tree.match(namespace, tokens, most)
@@ -183,7 +183,7 @@ class Comparison:
         }
 
     def check_match_whole(self) -> None:
-        """The longest parked sequence that is a prefix as a whole is found, and nothing else."""
+        """Check that the longest parked sequence that is a prefix is found, and nothing else."""
         namespace, tokens = self.rng.choice(NAMESPACES), self.some_prompt()
         most = self.rng.randint(0, len(tokens))
         found = self.tree.match_whole(namespace, tokens, most)
@@ -197,7 +197,7 @@ class Comparison:
             assert len(self.model.holders[sequence_id].tokens) == found.length
 
     def _check_sources(self, found: Match, tokens: list[int]) -> list[int]:
-        """Sources hold the same tokens in the same cells, which are returned."""
+        """Check that sources hold the same tokens in the same cells. Return these cells."""
         assert len(set(found.sources)) == len(found.sources) > 0
         holders = [self.model.holders[sequence_id] for sequence_id in found.sources]
         cells = holders[0].cells[: found.length]
@@ -208,7 +208,7 @@ class Comparison:
         return cells
 
     def check_shared_length(self) -> None:
-        """What others that stay hold of a sequence's path."""
+        """Check how much of a sequence others hold that do not leave."""
         if not self.model.holders:
             return
         sequence_id = self.rng.choice(list(self.model.holders))

@@ -1,4 +1,4 @@
-"""Any interleaving of arrivals, cancellations, steps, failures and losses keeps every promise of the scheduler."""
+"""Arrivals, cancellations, steps, failures and losses in any order break no invariant and change no output."""
 
 import math
 from typing import Any

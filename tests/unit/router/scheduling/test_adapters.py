@@ -1,4 +1,4 @@
-"""A step has one adapter; those that are wanted take turns, and share no cells."""
+"""A step has one adapter. Adapters take turns and share no cells."""
 
 from caravan_router.scheduling.actions import Decode, Prefill
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
@@ -36,7 +36,7 @@ def test_two_adapters_and_the_model_itself_advance_side_by_side() -> None:
         assert len(sim.finished) == 6
 
 
-def test_a_newcomer_with_another_adapter_waits_for_one_turn() -> None:
+def test_a_new_request_with_another_adapter_waits_for_one_turn() -> None:
     sim = simulation()
     sim.submit(PROMPT, 500, ignore_eos=True)
     received_after(sim, 100)
@@ -67,7 +67,7 @@ def test_adapters_share_no_cells() -> None:
     sim.check_at_rest()
 
 
-def test_the_turn_goes_to_whoever_had_it_longest_ago() -> None:
+def test_the_turn_goes_to_the_adapter_that_had_it_longest_ago() -> None:
     turn = AdapterTurn()
     order = []
     for _ in range(9):

@@ -1,3 +1,5 @@
+"""Counters of tenants."""
+
 import pytest
 
 from caravan_router.core.tenant import Tenant
@@ -18,7 +20,7 @@ def test_tokens_count_by_weight() -> None:
     assert counters(fair_share, A, B, C) == [30, 10, 60]
 
 
-def test_a_new_weight_holds_for_what_comes() -> None:
+def test_a_new_weight_applies_to_later_charges() -> None:
     fair_share = FairShare()
     fair_share.charge(Tenant(name="a", weight=1.0), 10)
     fair_share.charge(Tenant(name="a", weight=2.0), 10)
@@ -33,7 +35,7 @@ def test_idling_earns_no_credit() -> None:
     assert fair_share.counter(C) == 70
 
 
-def test_leaving_and_coming_back_clears_no_debt() -> None:
+def test_becoming_idle_and_active_again_clears_no_debt() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 10)
     fair_share.charge(B, 100)
@@ -41,14 +43,14 @@ def test_leaving_and_coming_back_clears_no_debt() -> None:
     assert counters(fair_share, A, B) == [10, 100]
 
 
-def test_it_makes_no_difference_whether_the_newcomer_is_among_the_active() -> None:
+def test_it_makes_no_difference_whether_the_new_tenant_is_among_the_active() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 50)
     fair_share.activate(B, [A, B])
     assert fair_share.counter(B) == 50
 
 
-def test_an_active_tenant_that_was_never_charged_sets_the_least() -> None:
+def test_an_active_tenant_that_was_never_charged_has_the_least_counter() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 50)
     fair_share.charge(C, 20)
@@ -56,7 +58,7 @@ def test_an_active_tenant_that_was_never_charged_sets_the_least() -> None:
     assert counters(fair_share, A, B, C) == [50, 0, 20]
 
 
-def test_after_nobody_was_active_all_start_anew() -> None:
+def test_without_active_tenants_all_counters_start_at_zero() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 100)
     fair_share.activate(B, [])

@@ -1,4 +1,4 @@
-"""Who goes first, and whom one that does not fit lets past."""
+"""The order of waiting requests, and which of them a request without room lets past."""
 
 import math
 from collections.abc import Callable
@@ -36,11 +36,11 @@ def places(answers: dict[int, str | NotNow]) -> Callable[[Sequence], str | NotNo
     return lambda sequence: answers.get(sequence.request_id, NotNow.NO_ROOM)
 
 
-def test_by_arrival_when_all_else_is_equal() -> None:
+def test_the_order_is_by_arrival_when_all_else_is_equal() -> None:
     assert order(queue_of(*(waiting(number) for number in (3, 1, 2)))) == [1, 2, 3]
 
 
-def test_higher_priority_first_then_those_that_lost_their_cells_then_fair_share() -> None:
+def test_the_order_is_by_priority_then_lost_cells_then_fair_share() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 10)
     queue = WaitingQueue(8, math.inf, fair_share)
@@ -61,13 +61,13 @@ def test_priority_grows_with_age(now: float, aging_s: float, expected: int) -> N
     assert effective_priority(waiting(1, priority=2, arrived_s=5.0).request, now, aging_s) == expected
 
 
-def test_one_that_waited_long_goes_before_a_higher_priority_that_did_not() -> None:
+def test_a_request_that_waited_long_goes_before_a_higher_priority_that_did_not() -> None:
     queue = queue_of(waiting(1), waiting(2, priority=1, arrived_s=9.0), aging_s=10.0)
     assert order(queue, 9.0) == [2, 1]
     assert order(queue, 10.0) == [1, 2]
 
 
-def test_age_lifts_to_the_highest_priority_that_waits_and_no_further() -> None:
+def test_age_raises_priority_to_the_highest_that_waits_and_no_further() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 10)
     queue = WaitingQueue(8, 10.0, fair_share)
@@ -76,7 +76,7 @@ def test_age_lifts_to_the_highest_priority_that_waits_and_no_further() -> None:
     assert order(queue, 100.0) == [2, 1], "a flood that has grown old is still a flood"
 
 
-def test_the_first_that_fits_is_taken_and_those_it_passes_count_it() -> None:
+def test_the_first_request_that_fits_is_taken_and_counted_by_those_it_passes() -> None:
     first, second, third = sequences = [waiting(number) for number in (1, 2, 3)]
     queue = queue_of(*sequences)
     assert queue.pop_fitting(places({2: "shard", 3: "shard"})) == (second, "shard")
@@ -86,12 +86,12 @@ def test_the_first_that_fits_is_taken_and_those_it_passes_count_it() -> None:
     assert first.bypassed == 1, "nobody went past"
 
 
-def test_a_false_place_is_a_place() -> None:
+def test_a_place_that_is_false_is_a_place() -> None:
     queue = queue_of(waiting(1))
     assert queue.pop_fitting(lambda sequence: 0) is not None
 
 
-def test_nobody_behind_passes_one_that_was_bypassed_enough() -> None:
+def test_no_request_passes_one_that_was_bypassed_enough() -> None:
     queue = queue_of(*(waiting(number) for number in range(1, 9)), max_bypass=2)
     fits: dict[int, str | NotNow] = dict.fromkeys(range(2, 9), "shard")
     assert queue.pop_fitting(places(fits)) is not None
@@ -105,7 +105,7 @@ def test_nobody_behind_passes_one_that_was_bypassed_enough() -> None:
     assert popped[0].request.request_id == 1
 
 
-def test_one_that_holds_is_passed_without_counting_and_stops_nobody() -> None:
+def test_a_request_whose_prefix_is_coming_is_passed_without_counting() -> None:
     sequences = [waiting(number) for number in range(1, 6)]
     queue = queue_of(*sequences, max_bypass=0)
     answers: dict[int, str | NotNow] = {
@@ -126,7 +126,7 @@ def test_no_bypass_means_strict_order() -> None:
     assert queue.pop_fitting(places({2: "shard"})) is None
 
 
-def test_remove_takes_out_that_one() -> None:
+def test_remove_takes_out_the_given_request() -> None:
     sequences = [waiting(number) for number in (1, 2, 3)]
     queue = queue_of(*sequences)
     queue.remove(sequences[1])

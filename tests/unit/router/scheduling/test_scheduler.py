@@ -185,7 +185,7 @@ def test_cells_are_never_promised_twice() -> None:
     assert len(sim.finished) == 10
 
 
-def test_a_large_request_is_passed_by_small_ones_but_not_for_ever() -> None:
+def test_small_requests_pass_a_large_one_but_not_for_ever() -> None:
     sim = simulation(
         limits=ShardLimits(cells=100, cells_per_sequence=100, max_sequences=8, max_batch_tokens=64), max_bypass=3
     )
@@ -199,13 +199,13 @@ def test_a_large_request_is_passed_by_small_ones_but_not_for_ever() -> None:
     assert set(order) == {first, large, *small}
 
 
-def test_a_request_that_fits_no_shard_is_failed_not_kept() -> None:
+def test_a_request_that_fits_no_shard_fails_at_once() -> None:
     sim = simulation()
     request_id = sim.submit(prompt(300), 200)
     assert sim.failed == {request_id: FailureReason.DOES_NOT_FIT}
 
 
-def test_waiting_requests_are_judged_when_a_shard_joins() -> None:
+def test_waiting_requests_that_do_not_fit_fail_when_a_shard_joins() -> None:
     sim = Simulation(SchedulerConfig())
     request_id = sim.submit(prompt(300), 200)
     assert sim.failed == {}
@@ -245,7 +245,7 @@ def test_placement_prefers_the_emptier_shard() -> None:
     assert {name: len(shard.residents) for name, shard in sim.scheduler.shards.items()} == {"a": 2, "b": 2}
 
 
-def test_placement_is_late_a_request_goes_where_room_appears_first() -> None:
+def test_a_request_starts_where_room_appears_first() -> None:
     sim = simulation("a", "b", limits=dataclasses.replace(LIMITS, max_sequences=1))
     sim.submit(prompt(10), 60, ignore_eos=True)
     sim.submit(prompt(10), 5, ignore_eos=True)
@@ -257,7 +257,7 @@ def test_placement_is_late_a_request_goes_where_room_appears_first() -> None:
     assert third in sim.finished
 
 
-def test_a_lost_shard_costs_a_pause_and_no_token() -> None:
+def test_no_token_is_lost_with_a_shard() -> None:
     sim = simulation("a", "b")
     ids = [sim.submit(prompt(30, number), 40, ignore_eos=True) for number in range(4)]
     for _ in range(10):
@@ -269,7 +269,7 @@ def test_a_lost_shard_costs_a_pause_and_no_token() -> None:
     assert set(ids) == sim.finished
 
 
-def test_a_draining_shard_ends_what_it_has_and_takes_nothing_new() -> None:
+def test_a_draining_shard_serves_its_sequences_and_takes_no_others() -> None:
     sim = simulation("a", "b", limits=dataclasses.replace(LIMITS, max_sequences=2))
     first = [sim.submit(prompt(10, number), 40, ignore_eos=True) for number in range(2)]
     for _ in range(3):
@@ -310,7 +310,7 @@ def test_a_shard_that_joins_again_is_empty() -> None:
     assert request_id in sim.finished
 
 
-def test_without_any_shard_requests_wait_for_the_grace_and_no_longer() -> None:
+def test_without_any_shard_requests_fail_after_the_grace() -> None:
     sim = simulation(no_shard_grace_s=10.0)
     running = sim.submit(prompt(10), 10, ignore_eos=True)
     sim.advance("a")
@@ -327,7 +327,7 @@ def test_without_any_shard_requests_wait_for_the_grace_and_no_longer() -> None:
     assert served in sim.finished
 
 
-def test_a_request_that_loses_every_shard_it_touches_is_given_up() -> None:
+def test_a_request_whose_shards_are_lost_again_and_again_fails() -> None:
     sim = simulation(max_losses=2)
     request_id = sim.submit(prompt(200), 10)
     for _ in range(3):
@@ -336,7 +336,7 @@ def test_a_request_that_loses_every_shard_it_touches_is_given_up() -> None:
     assert sim.failed == {request_id: FailureReason.NO_PROGRESS}
 
 
-def test_a_full_cache_takes_back_the_newest_and_admits_nobody_in_that_step() -> None:
+def test_a_full_cache_takes_back_the_newest_request_and_admits_none_in_that_step() -> None:
     sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=2))
     old = sim.submit(prompt(10), 20, ignore_eos=True)
     new = sim.submit(prompt(10), 20, ignore_eos=True)
