@@ -52,9 +52,11 @@ shard takes a `shard.account.ShardAccount`, of which the ledger is the writable 
     what the next command of a shard carries                    planning.step_plan.StepPlan
     actions of this call, in order                              outbox.Outbox
 
+One cache has two: placement fills `Sequence.common`, and the state empties it when the sequence has a place.
+
 The plan
 --------
-After every event, for the shards that have nothing under way, or only a Decode where something has changed:
+After events, for the shards that have nothing under way, or only a Decode where something has changed:
 
     for each shard:  if its decodes lack cells: preempt the lowest priority, the newest first
     if that preempted nobody, for each waiting request in the queue's order:
@@ -76,7 +78,7 @@ Where a new rule goes
     what one step carries, and how much     planning.step_plan; planning.chunking
     who gives way to whom, and how          planning.preemption
     which cells and ids are given up        shard.ledger
-    what a shard can report or be told      events or actions, then Scheduler._apply or StepPlan.send, then engine.codec
+    what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, then engine.codec
 
 `invariants.check` says what holds between any two calls; the property tests check it after every event.
 """

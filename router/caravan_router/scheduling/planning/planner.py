@@ -18,7 +18,7 @@ from caravan_router.scheduling.waiting.queue import NotNow
 
 
 class Planner:
-    """Plans from ``state`` as it is, and numbers the commands."""
+    """Plans the next commands from ``state``, and numbers them."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -27,7 +27,7 @@ class Planner:
     def plan(self, now: float, *, preempted: bool) -> None:
         """Send a command to every shard that should get one.
 
-        No request is admitted in a step that ``preempted``, except the one for which others were preempted.
+        ``preempted``: whether requests lost their cells in this call of the scheduler; then no other is admitted.
         """
         shards = [shard for shard in self._state.shards.values() if self._needs_plan(shard)]
         if not shards:
@@ -43,7 +43,7 @@ class Planner:
             self._send(self._plans(shards, now), now)
 
     def _needs_plan(self, shard: ShardLedger) -> bool:
-        """Cheap, since it is asked for every shard after every step of any shard."""
+        """Whether ``shard`` should get a command. Runs for every shard after every step of any: keep it cheap."""
         return shard.can_command and (not shard.in_flight or shard.release_now or self._may_admit)
 
     @property
