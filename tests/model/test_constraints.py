@@ -17,6 +17,7 @@ from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.engine.engine import Engine
 from caravan_shard.protocol.results import FinishReason
 from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sequences.swap import SwapSpace
 from caravan_testing.constrained_runs import Grammars, Job, Output, run_jobs
 from caravan_testing.random_schemas import random_schema
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, fetched
@@ -57,7 +58,7 @@ class ConstrainedModel:
 def model(request: pytest.FixtureRequest) -> Iterator[ConstrainedModel]:
     """Each model in turn. Gemma's vocabulary has 262,144 tokens."""
     config = ShardConfig(model=str(fetched(request.param)), ctx_size=8192, parallel=SLOTS, threads=2, flash_attn="on")
-    engine = Engine(LlamaCppBackend(config), sampling_threads=1)
+    engine = Engine(LlamaCppBackend(config), 1, SwapSpace())
     yield ConstrainedModel(engine)
     engine.close()
 

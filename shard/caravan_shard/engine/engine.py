@@ -1,7 +1,7 @@
 """Executes commands: assemble a step, decode it, commit it. Only a successful step changes what the shard knows.
 
 Only the worker's thread calls the methods. Any thread may read `step_count`, `sequence_count`, `unfinished_count` and
-`failures_in_a_row`.
+`failures_in_a_row`, and may set `draining`, which refuses new sequences.
 """
 
 import logging
@@ -41,12 +41,11 @@ _INCOMPLETE = {DecodeOutcome.NO_KV: StepOutcome.NO_KV, DecodeOutcome.ABORTED: St
 class Engine:
     """Executes the commands of a router on the sequences of one backend."""
 
-    def __init__(self, backend: Backend, sampling_threads: int, swap: SwapSpace | None = None) -> None:
-        """Without ``swap``, no sequence is saved."""
+    def __init__(self, backend: Backend, sampling_threads: int, swap: SwapSpace) -> None:
         self.backend = backend
         self._sampler = Sampler(backend.candidate_filter, sampling_threads)
         self._finder = Finder(sampling_threads)
-        self._pool = SequencePool(backend, SwapSpace() if swap is None else swap)
+        self._pool = SequencePool(backend, swap)
         self.step_count = 0
         self.failures_in_a_row = 0
         self.draining = False

@@ -38,9 +38,7 @@ class _Job:
 class Worker:
     """Loads the backend on its own thread, then executes commands until stopped."""
 
-    def __init__(
-        self, load: Callable[[], Backend], sampling_threads: int, make_swap: Callable[[], SwapSpace] = SwapSpace
-    ) -> None:
+    def __init__(self, load: Callable[[], Backend], sampling_threads: int, make_swap: Callable[[], SwapSpace]) -> None:
         """``load`` and ``make_swap`` run on the worker's thread."""
         self._load = load
         self._make_swap = make_swap

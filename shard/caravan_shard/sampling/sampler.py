@@ -45,11 +45,14 @@ def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilt
         biases.apply(logits)
     for penalty in choice.penalties:
         penalty.apply(logits)
-    if choice.allowed is None:
-        logits[barred] = -np.inf
+    allowed = choice.allowed
+    if allowed is None:
+        if len(barred):
+            logits[barred] = -np.inf
         return _choose(logits, choice, candidate_filter)
-    rest = choice.allowed[~np.isin(choice.allowed, barred)] if len(barred) else choice.allowed
-    allowed = rest if len(rest) else choice.allowed
+    if len(barred):
+        rest = allowed[~np.isin(allowed, barred)]
+        allowed = rest if len(rest) else allowed
     if len(allowed) == 1:
         return int(allowed[0])
     return int(allowed[_choose(logits[allowed], choice, candidate_filter)])

@@ -23,15 +23,15 @@ class StateStore(Protocol):
     capacity_bytes: int
     used_bytes: int
 
-    def put(self, handle: int, state: State) -> bool:
+    def put(self, key: int, state: State) -> bool:
         """Keep a state, for which there must be room; False if that failed."""
         ...
 
-    def take(self, handle: int) -> State | None:
+    def take(self, key: int) -> State | None:
         """Remove and return a state; None if it is not here or cannot be read."""
         ...
 
-    def drop(self, handle: int) -> None:
+    def drop(self, key: int) -> None:
         """Remove a state, if it is here."""
         ...
 
@@ -44,22 +44,22 @@ class MemoryStore:
         self.used_bytes = 0
         self._states: dict[int, State] = {}
 
-    def put(self, handle: int, state: State) -> bool:
+    def put(self, key: int, state: State) -> bool:
         """Keep the array itself, not a copy. Never fails."""
-        self._states[handle] = state
+        self._states[key] = state
         self.used_bytes += state.nbytes
         return True
 
-    def take(self, handle: int) -> State | None:
+    def take(self, key: int) -> State | None:
         """Remove and return the same array."""
-        state = self._states.pop(handle, None)
+        state = self._states.pop(key, None)
         if state is not None:
             self.used_bytes -= state.nbytes
         return state
 
-    def drop(self, handle: int) -> None:
+    def drop(self, key: int) -> None:
         """Remove the array."""
-        self.take(handle)
+        self.take(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class DiskStore:
         self._files: dict[int, _SwapFile] = {}
         self._open().close()
 
-    def put(self, handle: int, state: State) -> bool:
+    def put(self, key: int, state: State) -> bool:
         """Write a file; False, with a log line, if the disk is full or broken."""
         try:
             file = self._open()
@@ -95,13 +95,13 @@ class DiskStore:
             _log.warning("cannot write a swap file", extra={"error": str(error)})
             file.close()
             return False
-        self._files[handle] = _SwapFile(file, state.nbytes)
+        self._files[key] = _SwapFile(file, state.nbytes)
         self.used_bytes += state.nbytes
         return True
 
-    def take(self, handle: int) -> State | None:
+    def take(self, key: int) -> State | None:
         """Read and remove the file."""
-        kept = self._files.pop(handle, None)
+        kept = self._files.pop(key, None)
         if kept is None:
             return None
         self.used_bytes -= kept.size_bytes
@@ -117,9 +117,9 @@ class DiskStore:
                 return None
         return None if rest else state
 
-    def drop(self, handle: int) -> None:
+    def drop(self, key: int) -> None:
         """Remove the file."""
-        kept = self._files.pop(handle, None)
+        kept = self._files.pop(key, None)
         if kept is not None:
             self.used_bytes -= kept.size_bytes
             kept.file.close()

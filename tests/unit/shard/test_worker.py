@@ -239,14 +239,14 @@ async def test_start_raises_what_loading_raised() -> None:
         raise OSError("no such model")
 
     with pytest.raises(OSError, match="no such model"):
-        await Worker(load, sampling_threads=1).start()
+        await Worker(load, 1, memory_swap).start()
 
 
 async def test_an_exception_ends_the_worker_and_answers_every_command() -> None:
     def hook(_batch: TokenBatch) -> None:
         raise RuntimeError("broken")
 
-    worker = Worker(lambda: ToyBackend(hook=hook), sampling_threads=1)
+    worker = Worker(lambda: ToyBackend(hook=hook), 1, memory_swap)
     await worker.start()
     running, waiting = worker.submit(START), worker.submit(DECODE)
     with pytest.raises(RuntimeError, match="broken"):
