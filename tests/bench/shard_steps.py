@@ -13,8 +13,8 @@ from time import perf_counter_ns
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
 from caravan_shard.protocol.commands import Chunk, Decode, FilterBatch, Prefill
-from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import StepResult
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sequences.swap import SwapSpace
 from caravan_shard.service.loading import backend_loader

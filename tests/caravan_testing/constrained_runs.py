@@ -10,8 +10,8 @@ from caravan_shard.constraints.grammar import Grammar, make_matcher
 from caravan_shard.constraints.tokenizer import make_token_table, make_tokenizer
 from caravan_shard.engine.engine import Engine
 from caravan_shard.protocol.commands import Chunk, Decode, Header, Prefill
-from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import FinishReason, StepResult
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
 
 

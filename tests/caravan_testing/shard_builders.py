@@ -23,8 +23,8 @@ from caravan_shard.protocol.commands import (
     SwapOut,
     SwapOutEntry,
 )
-from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sequences.state_stores import MemoryStore
 from caravan_shard.sequences.swap import SwapSpace

@@ -9,7 +9,7 @@ import numpy as np
 
 from caravan_shard.arrays import Flags, Floats, Ids, State
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.sampling.candidates import CandidateFilter
+from caravan_shard.sampling.token_candidates import CandidateFilter
 
 
 class StartupError(Exception):

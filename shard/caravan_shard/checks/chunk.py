@@ -9,8 +9,8 @@ from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import check_sampling
 from caravan_shard.protocol.commands import Chunk
-from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sequences.sequence import Phase
 
 

@@ -6,8 +6,8 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity, Prefix, PrefixSharing
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.protocol.commands import Header
-from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 

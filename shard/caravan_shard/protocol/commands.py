@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caravan_shard.backends.base import Prefix
-from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.candidates import CandidateFilter, find_candidates
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import Penalty
+from caravan_shard.sampling.token_candidates import CandidateFilter, find_candidates
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from enum import Enum
 from caravan_shard.arrays import Floats
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.penalties import Penalty
 
 

@@ -22,7 +22,6 @@ from caravan_shard.protocol.commands import (
     SwapOut,
     SwapOutEntry,
 )
-from caravan_shard.protocol.parameters import SequenceParameters
 from caravan_shard.protocol.results import (
     FinishReason,
     Holdings,
@@ -34,6 +33,7 @@ from caravan_shard.protocol.results import (
     Timings,
     TokenRows,
 )
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
 
 _FINISH = {

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from caravan_shard.arrays import Floats, Ids
-from caravan_shard.sampling.candidates import find_candidates
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
+from caravan_shard.sampling.token_candidates import find_candidates
 
 
 def random_logits(size: int = 5_000, scale: float = 3.0, seed: int = 0) -> Floats:

@@ -11,7 +11,7 @@ import pytest
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
-from caravan_shard.protocol.parameters import SequenceParameters
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sequences.sequence import Sequence
 from caravan_shard.sequences.state_stores import DiskStore, MemoryStore
