@@ -80,7 +80,15 @@ def test_the_ollama_client_generates_chats_and_lists_models(served: Served) -> N
     assert got["text"] == got["streamed"] == TEXT
     assert got["done"] == got["last"] == [True, "length", SHORT_TOKENS]
     assert got["models"] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
-    assert {"completion", "tools"} <= set(got["capabilities"])
+    assert {"completion", "tools", "embedding"} <= set(got["capabilities"])
+    details = {"format": "gguf", "family": "llama", "parameter_size": "134.52M", "quantization_level": "Q4_1"}
+    for described in got["details"]:
+        assert described == details | {"parent_model": "", "families": ["llama"]}
+    assert got["sizes"] == [96_576_768] * 2
+    assert got["modified"] == [True, True]
+    assert got["running"] == ["SmolLM2-135M-Instruct.Q4_1.gguf", 2300, 8192]
+    info = {"general.architecture": "llama", "general.parameter_count": 134_515_008, "llama.context_length": 8192}
+    assert info.items() <= got["model_info"].items()
     assert got["chat"].startswith(ALPHABET)
     assert got["chat"] == got["chat_streamed"] == got["chat_async"]
     assert set(got["structured"]) == {"city"}

@@ -63,6 +63,10 @@ class ModelFacts:
     ``tool_template``: template for prompts with tools, if the model has one beside ``chat_template``. ``adapters``:
     those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no vectors are
     served.
+
+    The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
+    those in the memory of a shard's accelerators. ``modified_s``: when the file was last changed, in seconds since
+    1970. ``metadata`` has GGUF keys. A value that is unknown is its default.
     """
 
     name: str
@@ -79,6 +83,13 @@ class ModelFacts:
     adapters: tuple[str, ...] = ()
     embedding_size: int = 0
     max_embed_tokens: int = 0
+    architecture: str = ""
+    parameter_count: int = 0
+    weight_bytes: int = 0
+    quantization: str = ""
+    modified_s: int = 0
+    device_bytes: int | None = None
+    metadata: tuple[tuple[str, str | int | bool], ...] = ()
 
 
 class Queries(Protocol):

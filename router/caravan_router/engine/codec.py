@@ -262,8 +262,25 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             total_cells=limits.cells,
             embedding_size=limits.embedding_size,
             max_embed_tokens=limits.max_embed_tokens,
+            architecture=model.architecture,
+            parameter_count=model.parameter_count,
+            weight_bytes=model.weight_bytes,
+            quantization=model.quantization,
+            modified_s=model.modified_s,
+            device_bytes=model.device_bytes if model.HasField("device_bytes") else None,
+            metadata=tuple((key, _metadata_value(value)) for key, value in sorted(model.metadata.items())),
         ),
     )
+
+
+def _metadata_value(value: shard_pb2.MetadataValue) -> str | int | bool:
+    match value.WhichOneof("value"):
+        case "number":
+            return value.number
+        case "flag":
+            return value.flag
+        case _:
+            return value.text
 
 
 def shard_status(message: shard_pb2.WatchResponse) -> ShardStatus:

@@ -42,9 +42,17 @@ class Saving(Enum):
     NOTHING = "nothing"
 
 
+MetadataValue = str | int | bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts about the model file that a router needs, and the names of the adapters loaded for it."""
+    """Facts about the model file that a router needs, and the names of the adapters loaded for it.
+
+    ``quantization`` is the type of most weights, "" if unknown. ``modified_s``: when the file was last changed, in
+    seconds since 1970, 0 if unknown. ``device_bytes``: size of the weights in the memory of accelerators, None if
+    unknown. ``metadata`` has GGUF keys.
+    """
 
     name: str
     fingerprint: str
@@ -56,6 +64,12 @@ class ModelFacts:
     eog_ids: frozenset[int]
     architecture: str
     adapters: tuple[str, ...] = ()
+    parameter_count: int = 0
+    weight_bytes: int = 0
+    quantization: str = ""
+    modified_s: int = 0
+    device_bytes: int | None = None
+    metadata: tuple[tuple[str, MetadataValue], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

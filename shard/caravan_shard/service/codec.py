@@ -6,7 +6,7 @@ from typing import assert_never
 import numpy as np
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import Capacity, ModelFacts, Piece, Prefix, PrefixSharing
+from caravan_shard.backends.base import Capacity, MetadataValue, ModelFacts, Piece, Prefix, PrefixSharing
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.kv_layout import KvLayout
@@ -267,7 +267,25 @@ def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
         eog_token_ids=sorted(facts.eog_ids),
         architecture=facts.architecture,
         adapters=facts.adapters,
+        parameter_count=facts.parameter_count,
+        weight_bytes=facts.weight_bytes,
+        quantization=facts.quantization,
+        modified_s=facts.modified_s,
+        device_bytes=facts.device_bytes,
+        metadata={key: _metadata_value(value) for key, value in facts.metadata},
     )
+
+
+def _metadata_value(value: MetadataValue) -> shard_pb2.MetadataValue:
+    match value:
+        case bool():
+            return shard_pb2.MetadataValue(flag=value)
+        case int():
+            return shard_pb2.MetadataValue(number=value)
+        case str():
+            return shard_pb2.MetadataValue(text=value)
+        case _:
+            assert_never(value)
 
 
 def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int, swap_bytes: int) -> shard_pb2.Limits:

@@ -37,6 +37,8 @@ def main(url: str) -> None:
     whole = client.generate("any", PROMPT, raw=True, options=SHORT)
     parts = list(client.generate("any", PROMPT, raw=True, stream=True, options=SHORT))
     listed = client.list()
+    [running] = client.ps().models
+    shown = client.show(listed.models[0].model)
     chat = client.chat("any", QUESTION, options=GREEDY)
     structured = client.chat("any", QUESTION, format=SCHEMA, options={"temperature": 0, "num_predict": 60})
     # The model decides whether it calls the tool; the client must understand both replies.
@@ -56,7 +58,12 @@ def main(url: str) -> None:
         "streamed": "".join(part.response for part in parts),
         "last": [parts[-1].done, parts[-1].done_reason, parts[-1].eval_count],
         "models": [model.model for model in listed.models],
-        "capabilities": client.show(listed.models[0].model).capabilities,
+        "details": [model.details.model_dump() for model in (listed.models[0], running, shown)],
+        "sizes": [listed.models[0].size, running.size],
+        "modified": [time is not None for time in (listed.models[0].modified_at, shown.modified_at)],
+        "running": [running.name, running.expires_at.year, running.context_length],
+        "capabilities": shown.capabilities,
+        "model_info": shown.modelinfo,
         "chat": chat.message.content,
         "chat_streamed": "".join(
             part.message.content or "" for part in client.chat("any", QUESTION, stream=True, options=GREEDY)

@@ -9,7 +9,7 @@ from aiohttp import ClientSession
 
 from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_shard.backends.toy.model import ToyVocabulary
+from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, generate
 from caravan_testing.specs import spec
@@ -45,6 +45,31 @@ async def test_truncate_keeps_the_begin_token() -> None:
         assert answer["generated_text"] == expected_text("llo", 20)
         assert [token["text"] for token in answer["details"]["prefill"]] == ["<s>", "l", "l", "o"]
         await running.wait_until_at_rest()
+
+
+async def test_tools_learn_what_the_shards_say_of_the_model() -> None:
+    async with cluster(ClusterConfig(shards=2)) as running, ClientSession() as session:
+        async with session.post(f"{running.url}/api/show", json={"model": "any"}) as reply:
+            shown = await reply.json()
+        assert shown["details"] == {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "toy",
+            "families": ["toy"],
+            "parameter_size": "1.06M",
+            "quantization_level": "F32",
+        }
+        info = shown["model_info"]
+        assert info == dict(TOY_FACTS.metadata) | {
+            "general.name": "toy",
+            "general.parameter_count": 4096 * 260,
+            "caravan.context_length": running.config.cells,
+            "caravan.vocab_size": 260,
+        }
+        assert info["tokenizer.ggml.add_bos_token"] is True
+        async with session.get(f"{running.url}/api/ps") as reply:
+            [model] = (await reply.json())["models"]
+        assert (model["size"], model["size_vram"]) == (4096 * 260 * 4, 0)
 
 
 async def check_many(running: Cluster, requests: int) -> None:

@@ -123,6 +123,27 @@ Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
 class ModelInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___MetadataValue: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___MetadataValue | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
@@ -134,6 +155,12 @@ class ModelInfo(_message.Message):
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     TOOL_TEMPLATE_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    PARAMETER_COUNT_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    MODIFIED_S_FIELD_NUMBER: _builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """File name without directories."""
     fingerprint: _builtins.str
@@ -150,11 +177,24 @@ class ModelInfo(_message.Message):
     """Architecture as the file names it, such as "llama"."""
     tool_template: _builtins.str
     """Jinja source for prompts with tools, where the file has one beside chat_template."""
+    parameter_count: _builtins.int
+    weight_bytes: _builtins.int
+    """Size of all weights."""
+    quantization: _builtins.str
+    """Most weights are of this type, such as "Q4_K_M"; empty if the file does not say."""
+    modified_s: _builtins.int
+    """When the file was last changed, in seconds since 1970; 0 if unknown."""
+    device_bytes: _builtins.int
+    """Size of the weights in the memory of accelerators; absent if unknown."""
     @_builtins.property
     def eog_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names for SequenceParameters.adapter."""
+
+    @_builtins.property
+    def metadata(self) -> _containers.MessageMap[_builtins.str, Global___MetadataValue]:
+        """Texts, whole numbers and flags of the file's metadata by their GGUF keys, such as "llama.block_count"."""
 
     def __init__(
         self,
@@ -170,14 +210,49 @@ class ModelInfo(_message.Message):
         architecture: _builtins.str = ...,
         tool_template: _builtins.str = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        parameter_count: _builtins.int = ...,
+        weight_bytes: _builtins.int = ...,
+        quantization: _builtins.str = ...,
+        modified_s: _builtins.int = ...,
+        device_bytes: _builtins.int | None = ...,
+        metadata: _abc.Mapping[_builtins.str, Global___MetadataValue] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fingerprint", b"fingerprint", "name", b"name", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fingerprint", b"fingerprint", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__device_bytes: _TypeAlias = _typing.Literal["device_bytes"]  # noqa: Y015
+    _WhichOneofArgType__device_bytes: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device_bytes) -> _WhichOneofReturnType__device_bytes | None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class MetadataValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FLAG_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    number: _builtins.int
+    flag: _builtins.bool
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        number: _builtins.int = ...,
+        flag: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flag", b"flag", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flag", b"flag", "number", b"number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["text", "number", "flag"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___MetadataValue: _TypeAlias = MetadataValue  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):

@@ -11,7 +11,7 @@ from caravan_router.http.generation.checks import check_range
 from caravan_router.http.generation.prompt import Truncation, check_token_ids, tokenize_prompt, tokenize_truncated
 from caravan_router.http.generation.rules import TooManyPromptsError
 from caravan_router.http.ollama import schema as ollama
-from caravan_router.http.ollama.reply import NANOSECONDS
+from caravan_router.http.ollama.reply import NANOSECONDS, json_response
 from caravan_router.http.ollama.validation import check_num_ctx
 from caravan_router.http.openai.embeddings.vectors import Vector, vectors_of
 from caravan_router.http.server.body import read_body
@@ -44,7 +44,7 @@ async def ollama_embed(request: web.Request) -> web.Response:
         load_duration=0,
         prompt_eval_count=made.tokens,
     )
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_response(reply)
 
 
 async def ollama_embeddings(request: web.Request) -> web.Response:
@@ -57,7 +57,7 @@ async def ollama_embeddings(request: web.Request) -> web.Response:
 
     made = await vectors_of(request, body.model, texts_of)
     reply = ollama.OllamaEmbeddingsReply([number for vector in made.vectors for number in vector])
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_response(reply)
 
 
 def _limit(options: ollama.OllamaOptions | None, context: Context) -> int:

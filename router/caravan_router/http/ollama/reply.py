@@ -1,9 +1,10 @@
-"""Replies of Ollama's generating routes: lines of JSON, or one whole object."""
+"""Replies of Ollama's routes: lines of JSON, or one whole object."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
+from aiohttp import web
 
 from caravan_router.chat.tool_parser import Part, TextPart
 from caravan_router.core.sampling import FinishReason
@@ -169,4 +170,14 @@ def chat_reply(model: str, text: str, calls: Sequence[ollama.OllamaToolCall]) ->
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return time_text(datetime.now(UTC))
+
+
+def time_text(time: datetime) -> str:
+    """Return a time of the zone UTC as Ollama's clients read it."""
+    return time.isoformat().replace("+00:00", "Z")
+
+
+def json_response(reply: object) -> web.Response:
+    """Return a whole reply of a route that generates nothing."""
+    return web.Response(body=_ENCODER.encode(reply), content_type="application/json")

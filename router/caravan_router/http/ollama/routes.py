@@ -8,7 +8,8 @@ from caravan_router.http.generation.bounds import model_of
 from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.embeddings import ollama_embed, ollama_embeddings
 from caravan_router.http.ollama.errors import OLLAMA
-from caravan_router.http.ollama.reply import AnswerReply, Shape, chat_reply, generate_reply
+from caravan_router.http.ollama.models import ollama_ps, ollama_show, ollama_tags
+from caravan_router.http.ollama.reply import AnswerReply, Shape, chat_reply, generate_reply, json_response
 from caravan_router.http.ollama.validation import source_of_chat, source_of_generate
 from caravan_router.http.server.body import read_body
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, JSON, LINES, Route
@@ -16,7 +17,6 @@ from caravan_router.http.server.state import STATE
 
 _GENERATE = msgspec.json.Decoder(ollama.OllamaGenerateRequest)
 _CHAT = msgspec.json.Decoder(ollama.OllamaChatRequest)
-_SHOW = msgspec.json.Decoder(ollama.OllamaShowRequest)
 
 
 async def ollama_generate(request: web.Request) -> web.StreamResponse:
@@ -40,54 +40,12 @@ def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -> web.
     reply = shape(model_of(request.app[STATE].engine).name, "", ())
     reply.done = True
     reply.done_reason = "unload" if body.keep_alive in {0, "0"} else "load"
-    return _json(reply)
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
-
-
-async def ollama_tags(request: web.Request) -> web.Response:
-    """Handle ``/api/tags``."""
-    model = model_of(request.app[STATE].engine)
-    tags = [_tag(model.name, model.fingerprint, parent="")]
-    tags += [_tag(adapter, model.fingerprint, parent=model.name) for adapter in model.adapters]
-    return _json(ollama.OllamaTagList(tags))
-
-
-def _tag(name: str, digest: str, *, parent: str) -> ollama.OllamaTag:
-    return ollama.OllamaTag(name=name, model=name, digest=digest, details=ollama.OllamaDetails(parent_model=parent))
-
-
-async def ollama_ps(request: web.Request) -> web.Response:
-    """Handle ``/api/ps``: the model is always loaded."""
-    return await ollama_tags(request)
-
-
-async def ollama_show(request: web.Request) -> web.Response:
-    """Handle ``/api/show``."""
-    await read_body(request, _SHOW)
-    model = model_of(request.app[STATE].engine)
-    capabilities = ["completion", "tools"] if model.chat_template else ["completion"]
-    if model.embedding_size:
-        capabilities.append("embedding")
-    return _json(
-        ollama.OllamaShowReply(
-            template=model.chat_template,
-            details=ollama.OllamaDetails(parent_model=""),
-            model_info={
-                "general.name": model.name,
-                "caravan.context_length": model.max_sequence_tokens,
-                "caravan.vocab_size": model.vocabulary_size,
-            },
-            capabilities=capabilities,
-        )
-    )
+    return json_response(reply)
 
 
 async def ollama_version(request: web.Request) -> web.Response:
     """Handle ``/api/version``."""
-    return _json(ollama.OllamaVersion(request.app[STATE].info.version))
+    return json_response(ollama.OllamaVersion(request.app[STATE].info.version))
 
 
 _EMBED_ERRORS = (*BODY_ERRORS, 424, 429, 503)
@@ -148,7 +106,7 @@ ROUTES = (
         handler=ollama_ps,
         dialect=OLLAMA,
         summary="List what is loaded: the model and its adapters",
-        replies=((JSON, ollama.OllamaTagList),),
+        replies=((JSON, ollama.OllamaRunningList),),
         errors=(503,),
     ),
     Route(

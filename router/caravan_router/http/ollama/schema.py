@@ -185,17 +185,30 @@ class OllamaEmbeddingsReply(msgspec.Struct, frozen=True):
 
 
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What the router knows about a model's file."""
+    """The model's file; what it does not say is left out. ``family`` and ``families`` name the architecture.
+
+    ``parameter_size`` is a number such as "134.52M", ``quantization_level`` the type of most weights, such as "Q4_K_M".
+    ``parent_model``: for an adapter, the model; else "".
+    """
 
     parent_model: str
-    format: str = "gguf"
+    format: str
+    family: str | msgspec.UnsetType = msgspec.UNSET
+    families: list[str] | msgspec.UnsetType = msgspec.UNSET
+    parameter_size: str | msgspec.UnsetType = msgspec.UNSET
+    quantization_level: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class OllamaTag(msgspec.Struct, frozen=True, kw_only=True):
-    """``digest``: the model's fingerprint."""
+    """``size``: bytes of the model's weights, also for an adapter. ``modified_at``: when the model's file was changed.
+
+    ``digest``: the model's fingerprint.
+    """
 
     name: str
     model: str
+    modified_at: str | msgspec.UnsetType = msgspec.UNSET
+    size: int | msgspec.UnsetType = msgspec.UNSET
     digest: str
     details: OllamaDetails
 
@@ -204,8 +217,28 @@ class OllamaTagList(msgspec.Struct, frozen=True):
     models: list[OllamaTag]
 
 
+class OllamaRunningModel(msgspec.Struct, frozen=True, kw_only=True):
+    """``expires_at`` is centuries ahead: the model stays loaded. ``context_length``: tokens of a prompt and its output.
+
+    ``size``: bytes of the model's weights. ``size_vram``: of those in the memory of accelerators, where it is known.
+    """
+
+    name: str
+    model: str
+    size: int | msgspec.UnsetType = msgspec.UNSET
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    size_vram: int | msgspec.UnsetType = msgspec.UNSET
+    context_length: int
+
+
+class OllamaRunningList(msgspec.Struct, frozen=True):
+    models: list[OllamaRunningModel]
+
+
 class OllamaShowRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Any name is accepted, since one model is served."""
+    """Any name is accepted, since one model is served. ``verbose`` changes nothing: there is no more to show."""
 
     model: str | None = None
     name: str | None = None
@@ -213,9 +246,15 @@ class OllamaShowRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class OllamaShowReply(msgspec.Struct, frozen=True, kw_only=True):
+    """``model_info``: texts, whole numbers and flags of the file's metadata by their GGUF keys; and what is served.
+
+    ``template`` is the chat template in Jinja. ``caravan.context_length``: tokens of a prompt and its output.
+    """
+
+    modified_at: str | msgspec.UnsetType = msgspec.UNSET
     template: str
     details: OllamaDetails
-    model_info: dict[str, str | int]
+    model_info: dict[str, str | int | bool]
     capabilities: list[str]
 
 

@@ -56,7 +56,8 @@ class LlamaCppBackend:
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocabulary = LlamaVocabulary(vocab)
         self._adapters = LlamaAdapters(self._model, config.adapters)
-        self.facts = replace(model_facts(path, self._model, vocab, self.vocabulary), adapters=self._adapters.names)
+        facts = model_facts(path, config.gpu_layers, self._model, vocab, self.vocabulary)
+        self.facts = replace(facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         opened = open_context(self._model, config, self.facts.trained_context)
         self._context = opened.context

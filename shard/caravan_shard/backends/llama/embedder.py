@@ -10,7 +10,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import ModelFacts, StartupError, TokenBatch
 from caravan_shard.backends.llama.batch import LlamaBatch
 from caravan_shard.backends.llama.context import FLASH_ATTENTION
-from caravan_shard.backends.llama.model import metadata
+from caravan_shard.backends.llama.metadata import metadata_text
 from caravan_shard.config import ShardConfig
 
 _MEAN: int = llama_cpp.LLAMA_POOLING_TYPE_MEAN
@@ -87,7 +87,7 @@ class LlamaEmbedder:
 def _pooling(model: Any, config: ShardConfig, facts: ModelFacts) -> int:
     if config.pooling != "model":
         return _POOLINGS[config.pooling]
-    pooling = metadata(model, f"{facts.architecture}.pooling_type")
+    pooling = metadata_text(model, f"{facts.architecture}.pooling_type")
     kind = int(pooling) if pooling.isdecimal() else 0
     if kind == _RANK:
         raise StartupError(

@@ -1,6 +1,5 @@
 """Loads a GGUF file and reads its facts."""
 
-import ctypes
 import hashlib
 import logging
 import os
@@ -10,6 +9,7 @@ from typing import Any
 import llama_cpp
 
 from caravan_shard.backends.base import ModelFacts, StartupError
+from caravan_shard.backends.llama.metadata import all_metadata, metadata_text
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
 
 _log = logging.getLogger(__name__)
@@ -18,6 +18,11 @@ _MAGIC = b"GGUF"
 _HEADER_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 16
 _BLOCKS = 16
+_FILE_TYPES: dict[int, str] = {
+    number: name.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
+    for name, number in vars(llama_cpp).items()
+    if name.startswith("LLAMA_FTYPE_")
+}
 
 
 def check_gguf_file(path: Path, kind: str, flag: str) -> None:
@@ -61,7 +66,7 @@ def load_model(path: Path, gpu_layers: int) -> Any:
     return model
 
 
-def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary) -> ModelFacts:
+def model_facts(path: Path, gpu_layers: int, model: Any, vocab: Any, vocabulary: LlamaVocabulary) -> ModelFacts:
     """Read the facts of a loaded model, without its adapters."""
     template = llama_cpp.llama_model_chat_template(model, None)
     return ModelFacts(
@@ -73,15 +78,22 @@ def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary)
         bos_text=vocabulary.text(llama_cpp.llama_vocab_bos(vocab)),
         eos_text=vocabulary.text(llama_cpp.llama_vocab_eos(vocab)),
         eog_ids=vocabulary.eog_ids,
-        architecture=metadata(model, "general.architecture"),
+        architecture=metadata_text(model, "general.architecture"),
+        parameter_count=int(llama_cpp.llama_model_n_params(model)),
+        weight_bytes=int(llama_cpp.llama_model_size(model)),
+        quantization=_quantization(model),
+        modified_s=int(path.stat().st_mtime),
+        # llama.cpp does not say how much of a model it put into the memory of a GPU.
+        device_bytes=None if llama_cpp.llama_supports_gpu_offload() and gpu_layers != 0 else 0,
+        metadata=all_metadata(model),
     )
 
 
-def metadata(model: Any, key: str) -> str:
-    """Return a value of the file's metadata as text, cut to 255 bytes; empty if the file has none."""
-    buffer = ctypes.create_string_buffer(256)
-    length = llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer.value.decode(errors="replace") if length >= 0 else ""
+def _quantization(model: Any) -> str:
+    """Return the name of the type of most weights as llama.cpp's tools take it, such as "Q4_K_M"."""
+    if not metadata_text(model, "general.file_type"):
+        return ""
+    return _FILE_TYPES.get(llama_cpp.llama_model_ftype(model), "")
 
 
 def fingerprint(path: Path) -> str:

@@ -13,6 +13,9 @@ TURN_END = 259
 SPECIAL_TEXTS = {BOS: "<s>", EOS: "</s>", TURN_START: "<|im_start|>", TURN_END: "<|im_end|>"}
 VOCABULARY_SIZE = 260
 
+# Rows of logits that there are.
+_ROWS = 4096
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -28,9 +31,18 @@ TOY_FACTS = ModelFacts(
     eos_text="</s>",
     eog_ids=frozenset({EOS, TURN_END}),
     architecture="toy",
+    parameter_count=_ROWS * VOCABULARY_SIZE,
+    weight_bytes=_ROWS * VOCABULARY_SIZE * 4,
+    quantization="F32",
+    device_bytes=0,
+    metadata=(
+        ("general.architecture", "toy"),
+        ("general.file_type", 0),
+        ("tokenizer.ggml.add_bos_token", True),
+        ("toy.context_length", 1 << 20),
+        ("toy.vocab_size", VOCABULARY_SIZE),
+    ),
 )
-
-_ROWS = 4096
 
 
 def _logit_table() -> Floats:

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.sampling import FinishReason
+from caravan_router.http.ollama.models import human_number
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, MODEL, ScriptedEngine, word
 
@@ -258,16 +260,101 @@ async def test_an_empty_request_loads_what_is_loaded(service: Service, engine: S
     assert not engine.streams
 
 
-async def test_what_there_is(service: Service) -> None:
-    for path in ("/api/tags", "/api/ps"):
-        models = (await (await service.client.get(path)).json())["models"]
-        assert [(one["name"], one["details"]["parent_model"]) for one in models] == [
-            ("scripted", ""),
-            ("pirate", "scripted"),
-        ]
-        assert models[0]["digest"] == "f" * 16
+DETAILS = {
+    "parent_model": "",
+    "format": "gguf",
+    "family": "llama",
+    "families": ["llama"],
+    "parameter_size": "134.52M",
+    "quantization_level": "Q4_1",
+}
+
+
+def with_facts(model: ModelFacts | None) -> ModelFacts:
+    assert model is not None
+    return replace(
+        model,
+        architecture="llama",
+        parameter_count=134_515_008,
+        weight_bytes=96_576_768,
+        quantization="Q4_1",
+        modified_s=1_700_000_000,
+        device_bytes=0,
+        metadata=(
+            ("general.architecture", "llama"),
+            ("general.name", "Smol"),
+            ("llama.block_count", 30),
+            ("llama.context_length", 2048),
+            ("tokenizer.ggml.add_bos_token", False),
+        ),
+    )
+
+
+async def get(service: Service, path: str) -> Any:
+    return await (await service.client.get(path)).json()
+
+
+async def test_what_is_served(service: Service, engine: ScriptedEngine) -> None:
+    engine.model = with_facts(engine.model)
+    tag = {
+        "name": "scripted",
+        "model": "scripted",
+        "modified_at": "2023-11-14T22:13:20Z",
+        "size": 96_576_768,
+        "digest": "f" * 16,
+        "details": DETAILS,
+    }
+    adapter = tag | {"name": "pirate", "model": "pirate", "details": DETAILS | {"parent_model": "scripted"}}
+    assert await get(service, "/api/tags") == {"models": [tag, adapter]}
+    loaded = {"expires_at": "2300-01-01T00:00:00Z", "size_vram": 0, "context_length": 1024}
+    running = [{key: value for key, value in one.items() if key != "modified_at"} | loaded for one in (tag, adapter)]
+    assert await get(service, "/api/ps") == {"models": running}
+
+
+async def test_the_model_is_described(service: Service, engine: ScriptedEngine) -> None:
+    engine.model = with_facts(engine.model)
+    assert await (await service.post("/api/show", {"model": "any"})).json() == {
+        "modified_at": "2023-11-14T22:13:20Z",
+        "template": TEMPLATE,
+        "details": DETAILS,
+        "model_info": {
+            "general.architecture": "llama",
+            "general.name": "Smol",
+            "general.parameter_count": 134_515_008,
+            "llama.block_count": 30,
+            "llama.context_length": 2048,
+            "tokenizer.ggml.add_bos_token": False,
+            "caravan.context_length": 1024,
+            "caravan.vocab_size": 1000,
+        },
+        "capabilities": ["completion", "tools", "embedding"],
+    }
+    for asked in ({"model": "pirate"}, {"name": "pirate", "verbose": True}):
+        shown = await (await service.post("/api/show", asked)).json()
+        assert shown["details"] == DETAILS | {"parent_model": "scripted"}
+    assert (await get(service, "/api/version"))["version"]
+
+
+async def test_what_is_unknown_is_left_out(service: Service) -> None:
+    details = {"parent_model": "", "format": "gguf"}
+    tag = {"name": "scripted", "model": "scripted", "digest": "f" * 16, "details": details}
+    assert (await get(service, "/api/tags"))["models"][0] == tag
+    loaded = {"expires_at": "2300-01-01T00:00:00Z", "context_length": 1024}
+    assert (await get(service, "/api/ps"))["models"][0] == tag | loaded
     shown = await (await service.post("/api/show", {"model": "any"})).json()
-    assert shown["template"] == TEMPLATE
-    assert shown["model_info"]["caravan.context_length"] == 1024
-    assert shown["capabilities"] == ["completion", "tools", "embedding"]
-    assert (await (await service.client.get("/api/version")).json())["version"]
+    assert "modified_at" not in shown
+    assert shown["details"] == details
+    assert shown["model_info"] == {
+        "general.name": "scripted",
+        "caravan.context_length": 1024,
+        "caravan.vocab_size": 1000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (1000, "1K"), (1_499, "1K"), (70 * 10**6, "70M"), (134_515_008, "134.52M"), (8 * 10**9, "8B"),
+     (8_030_261_312, "8.0B"), (70_553_706_496, "70.6B")],
+)  # fmt: skip
+def test_numbers_of_parameters_have_ollamas_form(count: int, text: str) -> None:
+    assert human_number(count) == text
