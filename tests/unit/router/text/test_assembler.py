@@ -11,13 +11,13 @@ def shown(pieces: list[Piece]) -> list[tuple[str, FinishReason | None]]:
     return [(piece.text, piece.finish) for piece in pieces]
 
 
-def test_without_stop_strings_each_token_leaves_at_once() -> None:
+def test_without_stop_strings_each_token_is_released_at_once() -> None:
     assembler = assembler_for()
     assert shown(assembler.push(word("a"))) == [("a", None)]
     assert shown(assembler.push(EOS_TOKEN)) == [("", FinishReason.EOS_TOKEN)]
 
 
-def test_a_token_waits_while_it_may_begin_a_stop_string_and_leaves_with_the_next() -> None:
+def test_a_token_is_held_while_it_may_begin_a_stop_string() -> None:
     assembler = assembler_for("brown")
     assert shown(assembler.push(word("the "))) == [("the ", None)]
     assert shown(assembler.push(word("big b"))) == []
@@ -25,20 +25,20 @@ def test_a_token_waits_while_it_may_begin_a_stop_string_and_leaves_with_the_next
     assert shown(assembler.push(word("ad"))) == [("big b", None), ("ro", None), ("ad", None)]
 
 
-def test_tokens_of_a_stop_string_are_trimmed_and_the_last_says_why() -> None:
+def test_tokens_of_a_stop_string_lose_its_text_and_the_last_has_the_finish_reason() -> None:
     assembler = assembler_for("brown")
     assert shown(assembler.push(word("the b"))) == []
     assert shown(assembler.push(word("ro"))) == []
     assert shown(assembler.push(word("wn fox"))) == [("the ", None), ("", None), ("", FinishReason.STOP_SEQUENCE)]
 
 
-def test_an_end_releases_what_only_looked_like_a_stop_string() -> None:
+def test_the_end_releases_text_that_only_looked_like_a_stop_string() -> None:
     assembler = assembler_for("brown")
     assert shown(assembler.push(word("bro"))) == []
     assert shown(assembler.push(EOS_TOKEN)) == [("bro", None), ("", FinishReason.EOS_TOKEN)]
 
 
-def test_a_stop_string_completed_by_the_last_token_is_the_reason() -> None:
+def test_a_stop_string_completed_by_the_last_token_is_the_finish_reason() -> None:
     assembler = assembler_for(".")
     assert shown(assembler.push(word("a.", finish=FinishReason.LENGTH))) == [("a", FinishReason.STOP_SEQUENCE)]
 
@@ -77,6 +77,11 @@ def test_the_end_token_is_shown_only_where_special_text_and_stop_strings_are() -
     assert shown(assembler_for(keep_stop=True).push(EOS_TOKEN)) == [("", FinishReason.EOS_TOKEN)]
     both = assembler_for(special_text=True, keep_stop=True)
     assert shown(both.push(EOS_TOKEN)) == [("</s>", FinishReason.EOS_TOKEN)]
+
+
+def test_an_ordinary_token_that_ends_the_sequence_is_shown() -> None:
+    """A grammar may end a sequence with one."""
+    assert shown(assembler_for().push(word("}", finish=FinishReason.EOS_TOKEN))) == [("}", FinishReason.EOS_TOKEN)]
 
 
 def test_a_stop_string_within_the_first_tokens_does_not_count() -> None:

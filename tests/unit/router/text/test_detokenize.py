@@ -12,7 +12,7 @@ def test_invalid_bytes_become_replacement_characters_at_once() -> None:
     assert decoder.push(b"a\xffb") == "a\N{REPLACEMENT CHARACTER}b"
 
 
-def test_an_unfinished_character_at_the_end_becomes_one() -> None:
+def test_an_unfinished_character_at_the_end_becomes_a_replacement_character() -> None:
     decoder = IncrementalDecoder()
     assert decoder.push("🙂".encode()[:3]) == ""
     assert decoder.flush() == "\N{REPLACEMENT CHARACTER}"

@@ -5,7 +5,7 @@ from caravan_router.text.prompt_text import as_decoded, as_written, token_spans
 
 
 def tokenized(*pieces: bytes, specials: int = 0) -> TokenizedText:
-    """The first ``specials`` are control tokens."""
+    """Return tokens with the given bytes, the first ``specials`` of which are control tokens."""
     count = len(pieces)
     return TokenizedText(tuple(range(count)), pieces, tuple(index < specials for index in range(count)))
 
@@ -17,15 +17,17 @@ SMILE = "🙂".encode()
     ("text", "tokens", "texts"),
     [
         ("hi you", tokenized(b"<s>", b"hi", b" you", specials=1), ("", "hi", " you")),
-        # A tokenizer that puts a space before the text.
+        # This tokenizer puts a space before the text.
         ("hi you", tokenized(b" hi", b" you"), ("hi", " you")),
         ("a🙂b", tokenized(b"a", SMILE[:2], SMILE[2:], b"b"), ("a", "🙂", "", "b")),
-        # One that normalises: nothing is lost, wherever it lands.
+        # This tokenizer normalises the text; no character is lost, whichever token gets it.
         ("ﬁx!", tokenized(b"fi", b"x"), ("ﬁ", "x!")),
         ("", tokenized(), ()),
     ],
 )
-def test_texts_joined_are_what_was_written(text: str, tokens: TokenizedText, texts: tuple[str, ...]) -> None:
+def test_the_texts_of_tokens_joined_are_the_prompt_as_written(
+    text: str, tokens: TokenizedText, texts: tuple[str, ...]
+) -> None:
     prompt = as_written(text, tokens)
     assert prompt.text == text
     assert len(prompt.texts) == len(tokens.pieces)
@@ -41,7 +43,7 @@ def test_texts_joined_are_what_was_written(text: str, tokens: TokenizedText, tex
         (tokenized(), ()),
     ],
 )
-def test_tokens_as_text(tokens: TokenizedText, texts: tuple[str, ...]) -> None:
+def test_a_prompt_of_tokens_is_decoded_to_their_texts(tokens: TokenizedText, texts: tuple[str, ...]) -> None:
     assert as_decoded(tokens).texts == texts
 
 
@@ -56,19 +58,19 @@ def test_spans_count_characters() -> None:
     assert spans("né no", ("né".encode(), False), (b" no", False)) == [(0, 2), (2, 5)]
 
 
-def test_a_control_token_that_is_not_in_the_text_takes_none_of_it() -> None:
+def test_a_control_token_that_is_not_in_the_text_has_an_empty_span() -> None:
     assert spans("ab", (b"<s>", True), (b"ab", False)) == [(0, 0), (0, 2)]
 
 
-def test_a_control_token_that_is_in_the_text_takes_its_own() -> None:
+def test_a_control_token_that_is_in_the_text_has_a_span() -> None:
     assert spans("<s>ab", (b"<s>", True), (b"ab", False)) == [(0, 3), (3, 5)]
 
 
-def test_a_space_the_tokenizer_put_in_front_is_none_of_the_text() -> None:
+def test_a_space_that_the_tokenizer_adds_in_front_is_not_part_of_the_text() -> None:
     assert spans("ab c", (b" ab", False), (b" c", False)) == [(0, 2), (2, 4)]
 
 
-def test_a_character_split_over_tokens_belongs_to_each() -> None:
+def test_a_character_split_over_tokens_is_in_the_span_of_each() -> None:
     raw = "🙂".encode()
     assert spans("a🙂b", (b"a", False), (raw[:2], False), (raw[2:], False), (b"b", False)) == [
         (0, 1),

@@ -17,13 +17,13 @@ def test_a_match_over_several_pieces_is_found() -> None:
 
 
 @pytest.mark.parametrize("cut", [(("abc",)), (("a", "bc")), (("ab", "c"))])
-def test_the_first_to_be_completed_wins_wherever_the_text_is_cut(cut: tuple[str, ...]) -> None:
+def test_the_first_stop_string_to_be_completed_wins_however_the_text_is_split(cut: tuple[str, ...]) -> None:
     matcher = StopMatcher(["abc", "b"])
     found = next(match for match in map(matcher.feed, cut) if match)
     assert found == StopMatch(1, 2)
 
 
-def test_of_those_that_end_together_the_longest_wins() -> None:
+def test_of_stop_strings_that_end_together_the_longest_wins() -> None:
     assert StopMatcher(["b", "xab", "ab"]).feed("xab") == StopMatch(0, 3)
 
 
