@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
         type=Api,
         choices=tuple(Api),
         default=Api.COMPLETIONS,
-        help="completions: /v1/completions with outputs of exactly --tokens tokens. generate: /generate_stream with at "
-        "most --tokens tokens, because TGI's API cannot demand an exact length; the report counts shorter outputs",
+        help="completions: /v1/completions; generate: /generate_stream. Outputs have exactly --tokens tokens. TGI's"
+        " own API cannot demand that; the report counts shorter outputs",
     )
     add("--model", default="default", help="model name sent to /v1/completions")
     add("--api-key", help="sent as a bearer token")

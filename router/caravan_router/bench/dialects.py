@@ -123,7 +123,8 @@ class _GenerateEvent(msgspec.Struct):
 class GenerateDialect:
     """TGI's ``/generate_stream``: one event per token, with details in the last one.
 
-    TGI's API has no way to demand an exact length: its ``ignore_eos_token`` exists only between router and shard.
+    TGI's API cannot demand an exact length: its ``ignore_eos_token`` exists only between router and shard. Caravan has
+    ``min_new_tokens`` for that, which TGI ignores, as it does all unknown fields.
     """
 
     path = "/generate_stream"
@@ -133,10 +134,11 @@ class GenerateDialect:
         self._decoder = msgspec.json.Decoder(_GenerateEvent)
 
     def body(self, request: BenchRequest) -> bytes:
-        """Ask for a greedy stream of at most ``request.max_tokens`` tokens. TGI streams one choice, so ``n`` is 1."""
+        """Ask for a greedy stream of ``request.max_tokens`` tokens, or fewer on TGI. TGI streams only one choice."""
         assert request.n == 1, f"n={request.n} on /generate_stream"
         parameters = {
             "max_new_tokens": request.max_tokens,
+            "min_new_tokens": request.max_tokens,
             "do_sample": False,
             "details": True,
         }

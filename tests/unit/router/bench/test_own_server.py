@@ -20,8 +20,9 @@ LARGE_MODEL = replace(MODEL, max_sequence_tokens=4096)
 
 
 def end_after_two_tokens(spec: GenerationSpec) -> Sequence[Step]:
-    """An end of sequence as the third token, unless the request asked to ignore it."""
-    return count_up(spec) if spec.stopping.ignore_eos else [word(" a"), word(" b"), EOS_TOKEN]
+    """The script of a model whose third token ends the sequence, unless the request demands more tokens."""
+    demands_more = spec.stopping.ignore_eos or spec.stopping.min_tokens == spec.stopping.max_new_tokens
+    return count_up(spec) if demands_more else [word(" a"), word(" b"), EOS_TOKEN]
 
 
 @pytest.mark.parametrize("api", Api)
@@ -46,15 +47,17 @@ async def test_every_api_can_run_the_stall_workload(api: Api) -> None:
     assert report.stall.failures == ()
 
 
-async def test_completions_have_the_exact_length_although_the_model_would_end_earlier() -> None:
+@pytest.mark.parametrize("api", Api)
+async def test_every_api_demands_the_exact_length(api: Api) -> None:
     async with serving(ScriptedEngine(script=end_after_two_tokens)) as service:
-        config = BenchConfig(url=service.url, api=Api.COMPLETIONS, shape=SHAPE)
-        report = await run_bench(config, Console(file=io.StringIO()))
+        report = await run_bench(BenchConfig(url=service.url, api=api, shape=SHAPE), Console(file=io.StringIO()))
     assert report.phases[0].summary.output_tokens == 4 * 6
+    assert report.phases[0].summary.ended_early == 0
 
 
-async def test_generate_streams_that_the_model_ends_early_are_completed_and_reported() -> None:
-    async with serving(ScriptedEngine(script=end_after_two_tokens)) as service:
+async def test_generate_streams_that_a_server_ends_early_are_completed_and_reported() -> None:
+    """TGI does not know ``min_new_tokens``."""
+    async with serving(ScriptedEngine(script=lambda _: [word(" a"), word(" b"), EOS_TOKEN])) as service:
         config = BenchConfig(url=service.url, api=Api.GENERATE, shape=SHAPE)
         report = await run_bench(config, Console(file=io.StringIO()))
     summary = report.phases[0].summary
