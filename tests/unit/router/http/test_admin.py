@@ -1,4 +1,4 @@
-"""Routes for operators: what they do, and who may."""
+"""Routes for operators: their effects, and which API keys may use them."""
 
 import time
 from collections.abc import AsyncIterator
@@ -92,7 +92,7 @@ async def test_prefixes_of_named_shards_are_flushed(service: Service) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_what_cannot_be_meant_is_refused(
+async def test_unknown_shards_and_query_parameters_are_refused(
     service: Service, method: str, query: str, status: int, error_type: str, message: str
 ) -> None:
     response = await service.client.request(method, f"/admin/prefixes?{query}")
@@ -108,7 +108,7 @@ def test_every_route_under_admin_is_for_operators() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATOR_ROUTES)
-async def test_only_an_operator_may(locked: Service, method: str, path: str) -> None:
+async def test_routes_under_admin_need_the_key_of_an_operator(locked: Service, method: str, path: str) -> None:
     assert (await locked.client.request(method, path)).status == 401
     response = await locked.client.request(method, path, headers=AS_ALICE)
     assert (response.status, await response.json()) == (
@@ -122,5 +122,5 @@ async def test_only_an_operator_may(locked: Service, method: str, path: str) -> 
     assert (await locked.client.request(method, path, headers=AS_OPERATOR)).status == 200
 
 
-async def test_an_operator_uses_the_other_routes_too(locked: Service) -> None:
+async def test_an_operator_may_use_every_other_route(locked: Service) -> None:
     assert (await locked.client.get("/v1/models", headers=AS_OPERATOR)).status == 200

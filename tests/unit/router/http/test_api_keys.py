@@ -1,4 +1,4 @@
-"""Who may ask, and how much."""
+"""API keys: routes that need one, and the limits of each key."""
 
 import asyncio
 import time
@@ -36,14 +36,14 @@ async def locked(engine: ScriptedEngine) -> AsyncIterator[Service]:
         assert client.permits.free == 2
 
 
-async def test_only_health_and_metrics_are_open(locked: Service) -> None:
+async def test_only_health_and_metrics_need_no_key(locked: Service) -> None:
     for route in ROUTES:
         response = await locked.client.request(route.method, route.path)
         is_open = (route.method, route.path) in {("GET", path) for path in ("/", "/health", "/ping", "/metrics")}
         assert response.status == (200 if is_open else 401), route.path
 
 
-async def test_what_is_no_route_is_not_told_to_strangers(locked: Service) -> None:
+async def test_an_unknown_route_is_404_only_with_a_key(locked: Service) -> None:
     assert (await locked.client.get("/nope")).status == 401
     assert (await locked.client.get("/nope", headers={"Authorization": AS_ALICE})).status == 404
 
@@ -58,7 +58,7 @@ async def test_what_is_no_route_is_not_told_to_strangers(locked: Service) -> Non
         ("Bearer é", 'Bearer error="invalid_token"', "Incorrect API key provided"),
     ],
 )
-async def test_strangers_are_told_in_the_words_of_the_route(
+async def test_a_401_has_the_error_format_of_the_route(
     locked: Service, authorization: str | None, challenge: str, message: str
 ) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}
@@ -76,12 +76,12 @@ async def test_strangers_are_told_in_the_words_of_the_route(
     }
 
 
-async def test_a_browser_may_ask_what_it_may_without_a_key(locked: Service) -> None:
-    asked = "authorization,content-type,x-stainless-lang"
+async def test_cors_preflight_requests_need_no_key(locked: Service) -> None:
+    names = "authorization,content-type,x-stainless-lang"
     headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
-    for names, allowed in ((asked, asked), ("naïve", "")):
+    for requested, allowed in ((names, names), ("naïve", "")):
         response = await locked.client.options(
-            "/v1/completions", headers=headers | {"Access-Control-Request-Headers": names}
+            "/v1/completions", headers=headers | {"Access-Control-Request-Headers": requested}
         )
         assert response.status == 200
         assert response.headers["Access-Control-Allow-Headers"] == allowed
@@ -89,7 +89,7 @@ async def test_a_browser_may_ask_what_it_may_without_a_key(locked: Service) -> N
 
 async def test_openais_client_sends_its_key(locked: Service) -> None:
     connect = partial(openai.OpenAI, base_url=f"{locked.url}/v1", max_retries=0)
-    # Apart, since it reads files.
+    # The constructor reads files, which would block the loop.
     with await asyncio.to_thread(connect, api_key="a-key") as client:
         reply = await asyncio.to_thread(client.completions.create, model="any", prompt="a", n=2, max_tokens=1)
         assert len(reply.choices) == 2
@@ -99,7 +99,7 @@ async def test_openais_client_sends_its_key(locked: Service) -> None:
         assert caught.value.code == "invalid_api_key"
 
 
-async def test_a_request_is_served_for_its_key(locked: Service) -> None:
+async def test_the_key_sets_tenant_and_namespace(locked: Service) -> None:
     await locked.post("/generate", {"inputs": "a", "cache_salt": "s"}, Authorization="bearer a-key")
     spec = locked.engine.spec
     assert (spec.tenant, spec.namespace) == (Tenant(name="alice", weight=2.0), "alice\0s")
@@ -119,7 +119,7 @@ async def test_priority_is_bounded_by_the_key(locked: Service) -> None:
     assert "`X-Priority` may be at most 0 with this API key. Given: 1" in await response.text()
 
 
-async def test_a_key_below_the_default_gets_what_it_may(locked: Service) -> None:
+async def test_without_a_priority_a_low_key_gets_its_maximum(locked: Service) -> None:
     await locked.post("/generate", {"inputs": "a"}, Authorization=AS_LOW)
     assert locked.engine.spec.priority == -10
 
@@ -127,7 +127,7 @@ async def test_a_key_below_the_default_gets_what_it_may(locked: Service) -> None
 ONE_TOKEN = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
 
 
-async def test_more_requests_than_its_rate_are_refused_and_told_when_to_come_back(locked: Service) -> None:
+async def test_requests_over_the_rate_of_a_key_are_refused_with_retry_after(locked: Service) -> None:
     assert (await locked.post("/tokenize", {"inputs": "a"}, Authorization=AS_BOB)).status == 200
     assert (await locked.post("/generate", ONE_TOKEN, Authorization=AS_BOB)).status == 200
     response = await locked.post("/generate_stream", ONE_TOKEN, Authorization=AS_BOB)
@@ -142,12 +142,12 @@ async def test_more_requests_than_its_rate_are_refused_and_told_when_to_come_bac
     assert (await locked.post("/tokenize", {"inputs": "a"}, Authorization=AS_BOB)).status == 429
     assert (await locked.post("/detokenize", {"tokens": [200]}, Authorization=AS_BOB)).status == 429
     assert await locked.sample('tgi_request_failure{err="rate_limited"}') == 2
-    # Others are not in its way, nor is what costs nothing.
+    # Other keys are not limited, and routes that compute nothing do not count.
     assert (await locked.post("/generate", ONE_TOKEN, Authorization=AS_ALICE)).status == 200
     assert (await locked.client.get("/v1/models", headers={"Authorization": AS_BOB})).status == 200
 
 
-async def test_generations_under_way_are_counted_by_key(locked: Service) -> None:
+async def test_running_generations_are_limited_by_key(locked: Service) -> None:
     engine = locked.engine
     engine.script = lambda _: [Pause()]
     body: dict[str, Any] = {"prompt": "a", "n": 2, "stream": True}
@@ -166,7 +166,7 @@ async def test_generations_under_way_are_counted_by_key(locked: Service) -> None
     await eventually(locked.is_idle)
 
 
-async def test_the_log_says_whose_request_it_was(locked: Service, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_access_log_names_the_key(locked: Service, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="caravan.access"):
         await locked.client.get("/v1/models", headers={"Authorization": AS_ALICE})
     [record] = [record for record in caplog.records if record.name == "caravan.access"]

@@ -1,4 +1,4 @@
-"""A request arrives with its head: every route's times include the upload of its body."""
+"""The times that every route reports include the upload of the request body."""
 
 import asyncio
 from typing import Any

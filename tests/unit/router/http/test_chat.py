@@ -1,4 +1,4 @@
-"""Chat completions: what reaches the engine, and what comes back."""
+"""Chat completions: the generations that the engine gets, and the replies."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -38,7 +38,7 @@ async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
 
 
 def text_of(spec: GenerationSpec) -> str:
-    """The prompt, without its BOS token."""
+    """Return the text of the prompt without its BOS token."""
     assert spec.prompt[0] == BOS
     return "".join(chr(token_id - 100) for token_id in spec.prompt[1:])
 
@@ -65,7 +65,7 @@ async def refused(service: Service, messages: Any = HI, **body: Any) -> dict[str
     return error
 
 
-async def test_an_answer(service: Service) -> None:
+async def test_a_whole_reply(service: Service) -> None:
     reply = await chat(service, max_tokens=2)
     assert reply.pop("id").startswith("chatcmpl-")
     assert reply.pop("created") > 0
@@ -91,14 +91,14 @@ async def test_an_answer(service: Service) -> None:
     assert text_of(service.engine.spec) == PROMPT
 
 
-async def test_a_whole_answer_has_the_timing_headers(service: Service) -> None:
+async def test_a_whole_reply_has_the_timing_headers(service: Service) -> None:
     response = await service.post("/v1/chat/completions", {"messages": HI, "max_tokens": 2})
     assert response.headers["x-prompt-tokens"] == str(len(PROMPT) + 1)
     assert response.headers["x-generated-tokens"] == "2"
     assert response.headers["x-compute-characters"] == "2"
 
 
-async def test_a_stream(service: Service) -> None:
+async def test_a_streamed_reply(service: Service) -> None:
     *chunks, usage, done = await stream(service, max_tokens=3, stream_options={"include_usage": True})
     assert done == "[DONE]"
     assert [chunk["choices"][0] for chunk in chunks] == [
@@ -112,7 +112,7 @@ async def test_a_stream(service: Service) -> None:
     assert usage["usage"]["completion_tokens"] == 3
 
 
-async def test_an_answer_without_a_word_is_an_empty_text(service: Service) -> None:
+async def test_a_reply_without_text_has_empty_content(service: Service) -> None:
     service.engine.script = lambda _: [EOS_TOKEN]
     [choice] = (await chat(service))["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
@@ -122,7 +122,7 @@ async def test_an_answer_without_a_word_is_an_empty_text(service: Service) -> No
     assert "usage" not in chunk
 
 
-async def test_choices_share_a_prompt_and_have_seeds_of_their_own(service: Service) -> None:
+async def test_choices_share_a_prompt_and_have_different_seeds(service: Service) -> None:
     reply = await chat(service, n=3, seed=5, max_tokens=1, choice_parameters=[{}, {"temperature": 0}, {"seed": 9}])
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     specs = [stream.spec for stream in service.engine.streams]
@@ -170,18 +170,18 @@ async def test_parameters_reach_the_engine(service: Service) -> None:
     assert (spec.priority, spec.timeout_s, spec.adapter) == (-3, 9, "pirate")
 
 
-async def test_an_adapter_answers_under_its_name(service: Service) -> None:
+async def test_the_reply_of_an_adapter_names_the_adapter(service: Service) -> None:
     assert (await chat(service, model="pirate", max_tokens=1))["model"] == "pirate"
     assert (await chat(service, model="dummy", max_tokens=1))["model"] == "scripted"
     assert service.engine.spec.adapter == ""
 
 
-async def test_left_out_max_tokens_is_what_the_context_leaves(service: Service) -> None:
+async def test_max_tokens_is_the_rest_of_the_context_by_default(service: Service) -> None:
     await chat(service)
     assert service.engine.spec.stopping.max_new_tokens == 256 - len(PROMPT) - 1
 
 
-async def test_what_clients_send_as_null_is_left_out(service: Service) -> None:
+async def test_null_means_the_default(service: Service) -> None:
     nulls = (
         *("repetition_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens", "n"),
         *("presence_penalty", "seed", "temperature", "top_p", "tools", "tool_choice", "stop", "stream_options", "user"),
@@ -215,14 +215,14 @@ async def test_logprobs_have_bytes_and_alternatives(service: Service) -> None:
     assert [entry["logprob"] for entry in streamed] == [-0.1, -0.3, -0.4]
 
 
-async def test_stop_strings_stay_out(service: Service) -> None:
+async def test_stop_strings_are_not_in_the_text(service: Service) -> None:
     service.engine.script = lambda _: [word("a.b"), EOS_TOKEN]
     for stop in (".", [".", "zz"]):
         [choice] = (await chat(service, stop=stop))["choices"]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("a", "stop")
 
 
-async def test_an_error_after_the_start_is_an_event(service: Service) -> None:
+async def test_an_error_in_a_started_stream_is_an_event(service: Service) -> None:
     service.engine.script = lambda _: [word("a"), GenerationError("lost")]
     first, error, done = await stream(service)
     assert first["choices"][0]["delta"]["content"] == "a"
@@ -244,21 +244,21 @@ async def test_messages_reach_the_template(service: Service, messages: Any, expe
     assert text_of(service.engine.spec) == f"{expected}[assistant]"
 
 
-async def test_an_answer_that_was_begun_goes_on(service: Service) -> None:
-    begun = [*HI, {"role": "assistant", "content": "Well, "}]
-    await chat(service, begun)
+async def test_the_last_assistant_message_is_continued(service: Service) -> None:
+    unfinished = [*HI, {"role": "assistant", "content": "Well, "}]
+    await chat(service, unfinished)
     assert text_of(service.engine.spec) == "[user]hi\n[assistant]Well, "
-    await chat(service, begun, continue_final_message=True, add_generation_prompt=False)
+    await chat(service, unfinished, continue_final_message=True, add_generation_prompt=False)
     assert text_of(service.engine.spec) == "[user]hi\n[assistant]Well, "
-    await chat(service, begun, continue_final_message=False)
+    await chat(service, unfinished, continue_final_message=False)
     assert text_of(service.engine.spec) == "[user]hi\n[assistant]Well, \n[assistant]"
-    await chat(service, begun, add_generation_prompt=True)
+    await chat(service, unfinished, add_generation_prompt=True)
     assert text_of(service.engine.spec) == "[user]hi\n[assistant]Well, \n[assistant]"
     await chat(service, HI, add_generation_prompt=False)
     assert text_of(service.engine.spec) == "[user]hi"
 
 
-async def test_the_begin_token_is_written_once(engine: ScriptedEngine) -> None:
+async def test_the_begin_token_is_added_once(engine: ScriptedEngine) -> None:
     engine.controls = {"<s>": BOS}
     engine.model = replace(MODEL, chat_template="{{ bos_token }}{{ messages[0].content }}")
     async with serving(engine) as service:
@@ -267,7 +267,7 @@ async def test_the_begin_token_is_written_once(engine: ScriptedEngine) -> None:
 
 
 @pytest.mark.parametrize("role", ["user", "system"])
-async def test_a_client_writes_no_control_tokens(engine: ScriptedEngine, role: str) -> None:
+async def test_control_tokens_in_a_message_stay_text(engine: ScriptedEngine, role: str) -> None:
     engine.controls = {"<|im_start|>": 900, "<|im_end|>": 901}
     engine.model = replace(
         MODEL, chat_template="{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}"
@@ -285,7 +285,7 @@ async def test_a_client_writes_no_control_tokens(engine: ScriptedEngine, role: s
     assert templated == shown
 
 
-async def test_template_options_are_a_short_list(engine: ScriptedEngine) -> None:
+async def test_clients_may_set_only_some_template_options(engine: ScriptedEngine) -> None:
     engine.model = replace(MODEL, chat_template="{{ enable_thinking }}{{ messages[0].content }}")
     async with serving(engine) as service:
         await chat(service, chat_template_kwargs={"enable_thinking": False})
@@ -297,7 +297,7 @@ async def test_template_options_are_a_short_list(engine: ScriptedEngine) -> None
         assert "chat_template" in (await refused(service, chat_template="{{ 1 }}"))["message"]
 
 
-async def test_without_a_template_the_refusal_says_what_to_do(engine: ScriptedEngine) -> None:
+async def test_the_error_for_a_missing_template_says_what_to_do(engine: ScriptedEngine) -> None:
     engine.model = MODEL
     async with serving(engine) as service:
         error = await refused(service)
@@ -309,14 +309,14 @@ async def test_without_a_template_the_refusal_says_what_to_do(engine: ScriptedEn
         assert (await response.json())["error_type"] == "template_error"
 
 
-async def test_what_the_template_says_is_told(engine: ScriptedEngine) -> None:
+async def test_the_client_gets_the_error_message_of_the_template(engine: ScriptedEngine) -> None:
     engine.model = replace(MODEL, chat_template="{{ raise_exception('roles must alternate') }}")
     async with serving(engine) as service:
         assert (await refused(service))["message"] == "Template error: roles must alternate"
 
 
 @pytest.mark.parametrize(
-    ("body", "field", "said"),
+    ("body", "field", "expected"),
     [
         ({"messages": []}, "messages", "cannot be empty"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
@@ -356,12 +356,14 @@ async def test_what_the_template_says_is_told(engine: ScriptedEngine) -> None:
         ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type", "retrieval"),
     ],
 )  # fmt: skip
-async def test_a_refusal_names_the_field(service: Service, body: dict[str, Any], field: str, said: str) -> None:
+async def test_a_validation_error_names_the_field(
+    service: Service, body: dict[str, Any], field: str, expected: str
+) -> None:
     error = await refused(service, **body)
     assert error["type"] == "invalid_request_error"
     assert (error["param"] or "").startswith(field.partition("[")[0]), error
     assert field in error["message"], error
-    assert said in error["message"], error
+    assert expected in error["message"], error
 
 
 @pytest.mark.parametrize(
@@ -383,7 +385,7 @@ async def test_response_formats(service: Service, response_format: Any, expected
     assert service.engine.spec.constraint == expected
 
 
-async def test_a_bad_schema_is_refused_by_name(service: Service) -> None:
+async def test_the_error_for_a_bad_schema_names_its_field(service: Service) -> None:
     service.engine.problem = lambda _: "no such type"
     error = await refused(service, response_format={"type": "json_object"})
     assert error["param"] == "response_format"
@@ -400,7 +402,7 @@ async def test_chat_tokenize(service: Service) -> None:
     assert reply["tokenize_response"][-1]["stop"] == len(PROMPT)
 
 
-async def test_arguments_nested_beyond_reading_stay_text(service: Service) -> None:
+async def test_arguments_that_are_nested_too_deeply_stay_text(service: Service) -> None:
     call = {"function": {"name": "f", "arguments": '{"a":' + "[" * 100_000}}
     response = await service.post("/chat_tokenize", {"messages": [{"role": "assistant", "tool_calls": [call]}]})
     assert response.status == 422

@@ -1,4 +1,4 @@
-"""Tools: what the model is shown and kept to, and what its calls become."""
+"""Tools: how the prompt describes them, how the output is constrained, and how calls are parsed."""
 
 import json
 from collections.abc import AsyncIterator
@@ -64,7 +64,7 @@ async def stream(service: Service, **body: Any) -> list[Any]:
     return events(await response.text())
 
 
-async def test_a_call(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_whole_call(service: Service, engine: ScriptedEngine) -> None:
     choice = await chat(service)
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
@@ -77,7 +77,7 @@ async def test_a_call(service: Service, engine: ScriptedEngine) -> None:
     assert engine.spec.constraint is None
 
 
-async def test_a_streamed_call_is_the_same_in_pieces(service: Service) -> None:
+async def test_a_streamed_call_equals_the_whole_one(service: Service) -> None:
     *chunks, done = await stream(service)
     assert done == "[DONE]"
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -94,7 +94,7 @@ async def test_a_streamed_call_is_the_same_in_pieces(service: Service) -> None:
 
 
 async def test_a_chunk_has_one_entry_for_each_call(service: Service, engine: ScriptedEngine) -> None:
-    # All is held back, since it may begin the stop string, and leaves at once.
+    # The stop string starts with both calls, so they are held back and sent together.
     engine.script = lambda _: letters(CALL + CALL)
     stop = CALL + CALL + "!"
     chunk, _ = await stream(service, stop=stop[:255])
@@ -115,14 +115,14 @@ async def test_text_before_a_call_streams_as_text(service: Service, engine: Scri
     assert "".join(delta.get("content", "") for delta in deltas) == "Let me look."
 
 
-async def test_no_call_is_an_answer(service: Service, engine: ScriptedEngine) -> None:
+async def test_an_output_without_a_call_is_text(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: letters("Just <tool talk.")
     choice = await chat(service)
     assert choice["message"] == {"role": "assistant", "content": "Just <tool talk."}
     assert choice["finish_reason"] == "stop"
 
 
-async def test_a_call_that_was_cut_off_ends_by_length(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_truncated_call_has_the_finish_reason_length(service: Service, engine: ScriptedEngine) -> None:
     tokens = letters(CALL[:55])[:-1]
     engine.script = lambda _: [*tokens, word("x", finish=FinishReason.LENGTH)]
     choice = await chat(service)
@@ -130,7 +130,7 @@ async def test_a_call_that_was_cut_off_ends_by_length(service: Service, engine: 
     assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"ci')
 
 
-async def test_a_marker_may_be_a_control_token(engine: ScriptedEngine) -> None:
+async def test_a_control_token_may_mark_calls(engine: ScriptedEngine) -> None:
     engine.model = replace(MODEL, chat_template=HERMES + "[TOOL_CALLS]", max_sequence_tokens=4096)
     engine.script = lambda _: [
         word("[TOOL_CALLS]", special=True),
@@ -141,13 +141,15 @@ async def test_a_marker_may_be_a_control_token(engine: ScriptedEngine) -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
 
 
-async def test_one_call_only_if_so_asked(service: Service, engine: ScriptedEngine) -> None:
+async def test_without_parallel_tool_calls_the_first_call_ends_the_output(
+    service: Service, engine: ScriptedEngine
+) -> None:
     engine.script = lambda _: letters(CALL + CALL)
     assert len((await chat(service))["message"]["tool_calls"]) == 2
     choice = await chat(service, parallel_tool_calls=False)
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["finish_reason"] == "tool_calls"
-    # It was ended there, not read to its end.
+    # The second call was not generated.
     assert engine.streams[-1].sent < len(letters(CALL + CALL)) - 10
     chunks = (await stream(service, parallel_tool_calls=False))[:-1]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
@@ -182,14 +184,16 @@ async def test_some_tool_must_be_called(service: Service, engine: ScriptedEngine
     assert engine.spec.constraint.source.startswith("start: tagged\n")
 
 
-async def test_control_tokens_are_named_by_number(service: Service, engine: ScriptedEngine) -> None:
+async def test_the_constraint_names_control_tokens_by_id(service: Service, engine: ScriptedEngine) -> None:
     engine.controls = {"<tool_call>": 900, "</tool_call>": 901}
     await chat(service, tool_choice="required")
     assert engine.spec.constraint is not None
     assert 'tagged: <[900]> "\\n" call "\\n" <[901]>' in engine.spec.constraint.source
 
 
-async def test_references_in_parameters_stay_whole(service: Service, engine: ScriptedEngine) -> None:
+async def test_definitions_of_a_parameter_schema_move_to_the_root_of_the_call_schema(
+    service: Service, engine: ScriptedEngine
+) -> None:
     parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     await chat(service, tools=[tool], tool_choice="required")
@@ -199,14 +203,14 @@ async def test_references_in_parameters_stay_whole(service: Service, engine: Scr
     assert "$defs" not in schema["properties"]["arguments"]
 
 
-async def test_none_shows_no_tools(service: Service, engine: ScriptedEngine) -> None:
+async def test_with_tool_choice_none_the_prompt_has_no_tools(service: Service, engine: ScriptedEngine) -> None:
     choice = await chat(service, tool_choice="none", response_format={"type": "json_object"})
     assert choice["message"]["content"] == CALL
     assert text_of(engine) == "[user]hi"
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"tool_choice": "g"}, "Tool error: Tool with name g not found"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "Tool error: Tool with name g not found"),
@@ -215,21 +219,23 @@ async def test_none_shows_no_tools(service: Service, engine: ScriptedEngine) -> 
          "Tool error: Grammar and tools are mutually exclusive. Given: `tools` and `response_format`"),
     ],
 )  # fmt: skip
-async def test_what_cannot_be(service: Service, engine: ScriptedEngine, body: dict[str, Any], said: str) -> None:
+async def test_impossible_tool_choices_are_refused(
+    service: Service, engine: ScriptedEngine, body: dict[str, Any], message: str
+) -> None:
     sent = {"messages": HI, "tools": [WEATHER], **body}
     response = await service.post("/v1/chat/completions", sent)
     assert response.status == 400
     error = (await response.json())["error"]
-    assert (error["message"], error["code"]) == (said, "tool_error")
+    assert (error["message"], error["code"]) == (message, "tool_error")
     assert not engine.streams
 
 
-async def test_no_tools_and_a_format_go_together(service: Service, engine: ScriptedEngine) -> None:
+async def test_an_empty_tool_list_allows_a_response_format(service: Service, engine: ScriptedEngine) -> None:
     await chat(service, tools=[], response_format={"type": "json_object"})
     assert engine.spec.constraint is not None
 
 
-async def test_a_schema_the_shards_cannot_keep_to_is_a_tool_error(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_schema_that_does_not_compile_is_a_tool_error(service: Service, engine: ScriptedEngine) -> None:
     engine.problem = lambda _: "too deep"
     response = await service.post(
         "/v1/chat/completions", {"messages": HI, "tools": [WEATHER], "tool_choice": "required"}
@@ -253,12 +259,12 @@ HISTORY = [
 ]
 
 
-async def test_earlier_calls_reach_a_template_that_knows_them(service: Service, engine: ScriptedEngine) -> None:
+async def test_earlier_calls_reach_a_template_that_supports_tools(service: Service, engine: ScriptedEngine) -> None:
     await chat(service, HISTORY)
     assert text_of(engine).endswith('[user]hi[assistant]weather({"city": "x"})clock("{\\"cut")[tool]rain[tool]noon')
 
 
-async def test_a_template_without_tools_is_told_in_words(engine: ScriptedEngine) -> None:
+async def test_the_router_describes_tools_to_a_template_without_them(engine: ScriptedEngine) -> None:
     engine.model = replace(MODEL, chat_template=PLAIN, max_sequence_tokens=4096)
     engine.script = lambda _: letters('{"name": "weather", "arguments": {"city": "x"}}')
     async with serving(engine) as service:
@@ -276,7 +282,7 @@ async def test_a_template_without_tools_is_told_in_words(engine: ScriptedEngine)
     assert with_system.endswith("\nDo it so:[user]hi")
 
 
-async def test_mistral_gets_ids_of_nine_characters(engine: ScriptedEngine) -> None:
+async def test_call_ids_for_mistral_have_nine_characters(engine: ScriptedEngine) -> None:
     template = (
         "{{ tools | length }}[TOOL_CALLS]"
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id }} {% endfor %}"
@@ -290,7 +296,7 @@ async def test_mistral_gets_ids_of_nine_characters(engine: ScriptedEngine) -> No
     assert len(one) == len(other) == 9
 
 
-async def test_the_template_for_tools_is_used_where_there_is_one(engine: ScriptedEngine) -> None:
+async def test_requests_with_tools_use_the_tool_template(engine: ScriptedEngine) -> None:
     engine.model = replace(MODEL, chat_template=PLAIN, tool_template="T" + HERMES, max_sequence_tokens=4096)
     async with serving(engine) as service:
         await chat(service)

@@ -1,4 +1,4 @@
-"""Several choices of a prompt: n, best_of, and what each may have of its own."""
+"""Several choices per prompt: ``n``, ``best_of`` and parameters for each choice."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from caravan_testing.scripted_engine import Step, word
 
 
 def one_by_one(service: Service, *texts: tuple[str, float]) -> Callable[[GenerationSpec], list[Step]]:
-    """The n-th candidate says the n-th text, two tokens long, with that mean logprob."""
+    """Return a script in which each candidate outputs the next of ``texts``: two tokens with the given mean logprob."""
 
     def script(_: GenerationSpec) -> list[Step]:
         text, mean = texts[len(service.engine.streams) % len(texts)]
@@ -32,7 +32,7 @@ async def complete(service: Service, **body: Any) -> dict[str, Any]:
     return reply
 
 
-async def test_choices_are_numbered_prompt_by_prompt_and_each_prompt_counts_once(service: Service) -> None:
+async def test_choices_are_numbered_by_prompt_and_usage_counts_each_prompt_once(service: Service) -> None:
     service.engine.script = one_by_one(service, ("a", -1), ("b", -1), ("c", -1), ("d", -1))
     response = await service.post("/v1/completions", {"prompt": ["x", "yz"], "n": 2})
     reply = await response.json()
@@ -48,30 +48,30 @@ async def test_choices_are_numbered_prompt_by_prompt_and_each_prompt_counts_once
     headers = response.headers
     assert (headers["x-prompt-tokens"], headers["x-generated-tokens"]) == ("5", "8")
     assert headers["x-compute-characters"] == "3"
-    # Nobody asked for logprobs, and nothing is ranked.
+    # Logprobs are computed only for clients that want them and for ranking.
     assert not service.engine.spec.sampling.logprobs
 
 
-async def test_the_best_by_mean_logprob_come_first(service: Service) -> None:
+async def test_candidates_are_ranked_by_mean_logprob(service: Service) -> None:
     service.engine.script = one_by_one(service, ("a", -3), ("b", -1), ("c", -2), ("d", -1))
     reply = await complete(service, prompt="x", n=2, best_of=4)
     assert [(choice["index"], choice["text"], choice["logprobs"]) for choice in reply["choices"]] == [
         (0, "b!", None),
         (1, "d!", None),
     ]
-    # Of all four.
+    # Usage counts all four candidates.
     assert reply["usage"]["completion_tokens"] == 8
     assert all(stream.spec.sampling.logprobs for stream in service.engine.streams)
 
 
-async def test_each_prompt_has_its_best(service: Service) -> None:
+async def test_candidates_are_ranked_within_their_prompt(service: Service) -> None:
     service.engine.script = one_by_one(service, ("a", -2), ("b", -1), ("c", -1), ("d", -2))
     reply = await complete(service, prompt=["x", "y"], best_of=2, logprobs=0)
     assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [(0, "b!"), (1, "c!")]
     assert reply["choices"][0]["logprobs"]["token_logprobs"] == [-1.5, -0.5]
 
 
-async def test_a_short_choice_is_not_preferred_for_being_short(service: Service) -> None:
+async def test_the_rank_does_not_depend_on_length(service: Service) -> None:
     def script(_: GenerationSpec) -> list[Step]:
         if not service.engine.streams:
             return [word("short", finish=FinishReason.LENGTH, logprob=-1.0)]
@@ -82,7 +82,7 @@ async def test_a_short_choice_is_not_preferred_for_being_short(service: Service)
     assert choice["text"] == "longer"
 
 
-async def test_streamed_choices_name_themselves(service: Service) -> None:
+async def test_streamed_chunks_have_the_index_of_their_choice(service: Service) -> None:
     body = {"prompt": ["x", "y"], "n": 2, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, usage, done = events(await (await service.post("/v1/completions", body)).text())
     texts = [""] * 4
@@ -99,18 +99,18 @@ async def test_best_of_equal_to_n_may_stream(service: Service) -> None:
     assert len(events(await (await service.post("/v1/completions", body)).text())) == 3
 
 
-async def test_choices_draw_from_seeds_of_their_own(service: Service) -> None:
+async def test_choices_have_different_seeds(service: Service) -> None:
     await complete(service, prompt="x", n=3, seed=7, max_tokens=1)
     seeds = [stream.spec.sampling.seed for stream in service.engine.streams]
     assert seeds == [7, choice_seed(7, 1), choice_seed(7, 2)]
 
 
-async def test_greedy_choices_are_allowed_and_draw_nothing(service: Service) -> None:
+async def test_greedy_choices_have_no_seed(service: Service) -> None:
     await complete(service, prompt="x", n=2, seed=7, temperature=0, max_tokens=1)
     assert [stream.spec.sampling.seed for stream in service.engine.streams] == [0, 0]
 
 
-async def test_a_choice_may_differ_from_the_request(service: Service) -> None:
+async def test_choice_parameters_override_the_request(service: Service) -> None:
     choices = [
         {},
         {"temperature": 0.5, "top_k": 5, "seed": -1},
@@ -129,13 +129,13 @@ async def test_a_choice_may_differ_from_the_request(service: Service) -> None:
     assert (samplings[3].frequency_penalty, samplings[3].presence_penalty) == (1.0, -1.0)
 
 
-async def test_every_candidate_has_its_parameters(service: Service) -> None:
+async def test_choice_parameters_apply_to_candidates(service: Service) -> None:
     choices = [{"top_k": rank} for rank in range(1, 4)]
     await complete(service, prompt=["x", "y"], best_of=3, choice_parameters=choices, logprobs=0, max_tokens=1)
     assert [stream.spec.sampling.top_k for stream in service.engine.streams] == [1, 2, 3] * 2
 
 
-async def test_cached_tokens_are_those_of_each_prompts_first_choice(service: Service) -> None:
+async def test_cached_tokens_count_the_first_choice_of_each_prompt(service: Service) -> None:
     def cached(spec: GenerationSpec) -> int:
         position = [id(stream.spec) for stream in service.engine.streams].index(id(spec))
         return 100 if position % 2 else 1
@@ -148,7 +148,7 @@ async def test_cached_tokens_are_those_of_each_prompts_first_choice(service: Ser
 TGI_BEST_OF = {"best_of": 3, "do_sample": True}
 
 
-async def test_tgis_best_of_returns_the_best_and_shows_the_others(service: Service) -> None:
+async def test_the_details_of_tgis_best_of_have_the_other_candidates(service: Service) -> None:
     service.engine.script = one_by_one(service, ("a", -2), ("b", -1), ("c", -3))
     service.engine.cached_tokens = lambda _: 1
     parameters = TGI_BEST_OF | {"details": True, "return_full_text": True}
@@ -183,12 +183,12 @@ async def test_tgis_best_of_without_details(service: Service, path: str) -> None
     assert (reply[0] if path == "/" else reply) == {"generated_text": "b!"}
 
 
-async def test_one_candidate_shows_no_others(service: Service) -> None:
+async def test_details_of_a_single_candidate_have_no_other_candidates(service: Service) -> None:
     parameters = {"best_of": 1, "details": True, "max_new_tokens": 1}
     reply = await (await service.post("/generate", {"inputs": "x", "parameters": parameters})).json()
     assert "best_of_sequences" not in reply["details"]
     assert "top_tokens" not in reply["details"]
 
 
-async def test_info_says_how_many_may_be_asked_for(service: Service) -> None:
+async def test_info_has_the_limit_of_best_of(service: Service) -> None:
     assert (await (await service.client.get("/info")).json())["max_best_of"] == service.limits.max_best_of == 16

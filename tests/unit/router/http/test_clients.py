@@ -1,4 +1,4 @@
-"""The clients people have, as they are, in threads: they block."""
+"""The unmodified clients of Hugging Face and OpenAI. They run in threads, since they block."""
 
 import asyncio
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ async def test_hub_stream(hub: InferenceClient, service: Service) -> None:
     def read() -> list[str]:
         return list(hub.text_generation("hi", stream=True))
 
-    # Control tokens are events of their own, as in TGI; this client shows them all.
+    # As in TGI, a control token is an event; this client returns the texts of all events.
     assert await asyncio.to_thread(read) == ["a", "b", "</s>"]
 
 
@@ -60,7 +60,7 @@ async def test_hub_stream_with_details(hub: InferenceClient) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_hub_names_a_validation_error(hub: InferenceClient, stream: bool) -> None:
+async def test_hub_raises_a_validation_error(hub: InferenceClient, stream: bool) -> None:
     def ask() -> None:
         list(hub.text_generation("hi", temperature=-1.0, stream=stream))
 
@@ -69,7 +69,7 @@ async def test_hub_names_a_validation_error(hub: InferenceClient, stream: bool) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_hub_names_an_overload(stream: bool) -> None:
+async def test_hub_raises_an_overload_error(stream: bool) -> None:
     engine = ScriptedEngine(script=lambda _: [Pause()])
     async with serving(engine, Limits(max_concurrent_requests=0)) as service:
         hub = InferenceClient(model=service.url, timeout=10)

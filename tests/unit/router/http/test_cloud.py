@@ -13,7 +13,7 @@ from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, Pause, word
 ONE_TOKEN = {"max_new_tokens": 1}
 
 
-async def test_sagemaker_with_inputs_is_as_the_root(service: Service) -> None:
+async def test_invocations_with_inputs_reply_like_the_root(service: Service) -> None:
     body: dict[str, Any] = {"inputs": "a", "parameters": ONE_TOKEN, "priority": 3}
     response = await service.post("/invocations", body)
     assert await response.json() == [{"generated_text": " w1"}]
@@ -23,7 +23,7 @@ async def test_sagemaker_with_inputs_is_as_the_root(service: Service) -> None:
     assert (token["index"], token["generated_text"]) == (1, " w1")
 
 
-async def test_sagemaker_with_a_prompt_is_a_completion(service: Service) -> None:
+async def test_invocations_with_a_prompt_reply_with_a_completion(service: Service) -> None:
     body: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
     reply = await (await service.post("/invocations", body)).json()
     assert (reply["object"], reply["choices"][0]["text"]) == ("text_completion", " w1")
@@ -75,14 +75,14 @@ async def test_sagemaker_with_a_prompt_is_a_completion(service: Service) -> None
         ),
     ],
 )
-async def test_rules(service: Service, path: str, body: Any, message: str) -> None:
+async def test_invalid_requests_are_refused(service: Service, path: str, body: Any, message: str) -> None:
     response = await service.post(path, body)
     assert response.status == 422
     assert await response.json() == {"error": f"Input validation error: {message}", "error_type": "validation"}
     assert not service.engine.streams
 
 
-async def test_vertex(service: Service) -> None:
+async def test_vertex_returns_a_prediction_for_each_instance(service: Service) -> None:
     instances = [
         {"inputs": "a", "parameters": {"max_new_tokens": 2}},
         {"inputs": "b", "parameters": {"max_new_tokens": 1, "return_full_text": True, "best_of": 2, "do_sample": True}},
@@ -90,7 +90,7 @@ async def test_vertex(service: Service) -> None:
     ]
     response = await service.post("/vertex", {"instances": instances})
     assert await response.json() == {"predictions": [" w1 w2", "b w1", " w1"]}
-    # All at once, each as it says.
+    # All instances are generated together, each with its own priority.
     assert [stream.spec.priority for stream in service.engine.streams] == [0, 0, 0, -5]
 
 
@@ -106,7 +106,7 @@ CHAT = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% en
 HI = [{"role": "user", "content": "hi"}]
 
 
-async def test_conversations(service: Service) -> None:
+async def test_both_routes_accept_conversations(service: Service) -> None:
     service.engine.model = CHAT
     body: dict[str, Any] = {"messages": HI, "max_tokens": 1}
     reply = await (await service.post("/invocations", body)).json()
@@ -117,7 +117,7 @@ async def test_conversations(service: Service) -> None:
     assert [stream.spec.priority for stream in service.engine.streams] == [0, 0, 9]
 
 
-async def test_a_prediction_of_calls_is_their_json(service: Service) -> None:
+async def test_a_prediction_with_tool_calls_is_their_json(service: Service) -> None:
     service.engine.model = CHAT
     call = '{"name": "f", "parameters": {"x": 1}}'
     service.engine.script = lambda _: [word(call), EOS_TOKEN]
@@ -128,7 +128,7 @@ async def test_a_prediction_of_calls_is_their_json(service: Service) -> None:
     assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("f", {"x": 1})
 
 
-async def test_one_that_fails_ends_the_others(service: Service) -> None:
+async def test_a_failed_instance_ends_the_others(service: Service) -> None:
     service.engine.script = lambda spec: [word("a"), GenerationError("gone") if len(spec.prompt) == 2 else Pause()]
     response = await service.post("/vertex", {"instances": [{"inputs": "long"}, {"inputs": "a"}]})
     assert response.status == 424

@@ -28,7 +28,7 @@ async def stream(service: Service, **body: Any) -> list[Any]:
     return events(await response.text())
 
 
-async def test_a_completion(service: Service) -> None:
+async def test_a_whole_reply(service: Service) -> None:
     reply = await complete(service, prompt="hi", max_tokens=2, user="me")
     assert reply.pop("id").startswith("cmpl-")
     assert reply.pop("created") > 0
@@ -41,7 +41,7 @@ async def test_a_completion(service: Service) -> None:
     }
 
 
-async def test_sixteen_tokens_unless_told_otherwise(service: Service) -> None:
+async def test_max_tokens_is_16_by_default(service: Service) -> None:
     await complete(service, prompt="hi", max_tokens=None)
     assert service.engine.spec.stopping.max_new_tokens == 16
 
@@ -96,7 +96,7 @@ async def test_prompts_are_texts_or_tokens(service: Service, prompt: Any, expect
     assert [choice["index"] for choice in reply["choices"]] == list(range(len(expected)))
 
 
-async def test_a_stream_ends_with_done_and_has_usage_if_asked_for(service: Service) -> None:
+async def test_a_stream_ends_with_usage_if_requested_and_done(service: Service) -> None:
     *chunks, usage, done = await stream(service, prompt="hi", max_tokens=2, stream_options={"include_usage": True})
     assert [chunk["choices"][0]["text"] for chunk in chunks] == [" w1", " w2"]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "length"]
@@ -106,23 +106,23 @@ async def test_a_stream_ends_with_done_and_has_usage_if_asked_for(service: Servi
     assert done == "[DONE]"
 
 
-async def test_without_being_asked_for_usage_is_absent(service: Service) -> None:
+async def test_a_stream_has_no_usage_by_default(service: Service) -> None:
     chunk, _ = await stream(service, prompt="hi", max_tokens=1)
     assert "usage" not in chunk
 
 
-async def test_chunks_of_several_prompts_name_their_choice(service: Service) -> None:
+async def test_chunks_of_several_prompts_have_the_index_of_their_choice(service: Service) -> None:
     chunks = (await stream(service, prompt=["a", "b", "c"], max_tokens=3))[:-1]
     texts = ["", "", ""]
     for chunk in chunks:
         [choice] = chunk["choices"]
         texts[choice["index"]] += choice["text"]
     assert texts == [" w1 w2 w3"] * 3
-    # Interleaved, not one after another.
+    # Chunks of different choices are interleaved.
     assert [chunk["choices"][0]["index"] for chunk in chunks[:3]] == [0, 1, 2]
 
 
-async def test_control_tokens_and_half_characters_add_no_chunk(service: Service) -> None:
+async def test_control_tokens_and_incomplete_characters_add_no_chunk(service: Service) -> None:
     smile = "🙂".encode()
     service.engine.script = lambda _: [word(smile[:2]), word(smile[2:]), word("<s>", special=True), EOS_TOKEN]
     *chunks, _ = await stream(service, prompt="x")
@@ -133,13 +133,13 @@ async def test_control_tokens_and_half_characters_add_no_chunk(service: Service)
 
 
 @pytest.mark.parametrize("stop", [".", [".", "zz"]])
-async def test_stop_is_a_string_or_a_list_and_stays_out_of_the_text(service: Service, stop: Any) -> None:
+async def test_stop_is_a_string_or_a_list_and_is_not_in_the_text(service: Service, stop: Any) -> None:
     service.engine.script = lambda _: [word("a.b"), EOS_TOKEN]
     [choice] = (await complete(service, prompt="x", stop=stop))["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("a", "stop")
 
 
-async def test_logprobs_are_columns_whose_tokens_make_the_text(service: Service) -> None:
+async def test_logprobs_are_columns_with_an_entry_per_token(service: Service) -> None:
     [choice] = (await complete(service, prompt="x", max_tokens=2, logprobs=1))["choices"]
     assert choice["logprobs"] == {
         "tokens": [" w1", " w2"],
@@ -149,13 +149,13 @@ async def test_logprobs_are_columns_whose_tokens_make_the_text(service: Service)
     }
 
 
-async def test_streamed_logprobs_go_on_where_the_text_does(service: Service) -> None:
+async def test_text_offsets_continue_across_chunks(service: Service) -> None:
     chunks = (await stream(service, prompt="x", max_tokens=2, logprobs=0))[:-1]
     assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks] == [[0], [3]]
     assert chunks[0]["choices"][0]["logprobs"]["top_logprobs"] is None
 
 
-async def test_an_error_in_the_middle_ends_all_choices(service: Service) -> None:
+async def test_an_error_in_a_started_stream_ends_all_choices(service: Service) -> None:
     def script(spec: GenerationSpec) -> list[Step]:
         return [word("a"), GenerationError("gone") if spec.prompt == (5,) else word("b"), EOS_TOKEN]
 
@@ -170,7 +170,7 @@ async def test_an_error_in_the_middle_ends_all_choices(service: Service) -> None
     assert done == "[DONE]"
 
 
-async def test_an_error_before_the_stream_is_a_status(service: Service) -> None:
+async def test_an_error_before_a_stream_starts_has_its_status(service: Service) -> None:
     response = await service.post("/v1/completions", {"prompt": "", "stream": True})
     assert response.status == 400
     assert await response.json() == {

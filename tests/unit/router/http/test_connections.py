@@ -1,4 +1,4 @@
-"""Connections that are of no use end, and cost nobody anything meanwhile."""
+"""Limits on connections: their number, and the time for headers, bodies and replies."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from caravan_testing.waiting import eventually
 ONE_TOKEN = b'{"inputs":"a","parameters":{"max_new_tokens":1}}'
 
 
-async def test_a_head_that_never_ends_is_waited_for_only_so_long() -> None:
+async def test_a_connection_without_a_complete_head_is_closed_in_time() -> None:
     async with serving(ScriptedEngine(), Limits(header_timeout_s=0.3)) as service:
         began = time.monotonic()
         slowly = chain([b"POST /generate HTTP/1.1\r\n"], repeat(b"X-A: b\r\n"))
@@ -25,7 +25,7 @@ async def test_a_head_that_never_ends_is_waited_for_only_so_long() -> None:
         assert await exchange(service.url, []) == b""
 
 
-async def test_a_connection_that_was_of_use_may_be_idle() -> None:
+async def test_a_connection_may_be_idle_between_requests() -> None:
     async with serving(ScriptedEngine(), Limits(header_timeout_s=0.1)) as service:
         reader, writer = await asyncio.open_connection(HOST, port_of(service.url))
         for _ in range(2):
@@ -35,7 +35,7 @@ async def test_a_connection_that_was_of_use_may_be_idle() -> None:
         writer.close()
 
 
-async def test_a_stream_outlives_the_time_for_headers() -> None:
+async def test_the_header_timeout_does_not_end_a_stream() -> None:
     engine = ScriptedEngine(script=lambda _: [word("a"), Pause()])
     async with serving(engine, Limits(header_timeout_s=0.1)) as service:
         response = await service.post("/generate_stream", {"inputs": "a"})
@@ -46,7 +46,7 @@ async def test_a_stream_outlives_the_time_for_headers() -> None:
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
-async def test_a_body_that_comes_too_slowly_is_408(path: str) -> None:
+async def test_a_body_that_arrives_too_slowly_is_408(path: str) -> None:
     async with serving(ScriptedEngine(), Limits(body_timeout_s=0.3)) as service:
         whole = post(path, ONE_TOKEN)
         parts = [whole[:-40], *(bytes([byte]) for byte in whole[-40:])]
@@ -56,13 +56,13 @@ async def test_a_body_that_comes_too_slowly_is_408(path: str) -> None:
         assert service.is_idle()
 
 
-async def test_a_body_byte_by_byte_in_time_is_read(service: Service) -> None:
+async def test_a_body_may_arrive_byte_by_byte(service: Service) -> None:
     whole = post("/generate", ONE_TOKEN, "Connection: close")
     (reply,) = replies_in(await exchange(service.url, (bytes([byte]) for byte in whole)))
     assert (reply.status, reply.json()) == (200, {"generated_text": " w1"})
 
 
-async def test_one_connection_too_many_is_told_so() -> None:
+async def test_a_connection_over_the_limit_gets_503() -> None:
     async with serving(ScriptedEngine(), Limits(max_connections=2)) as service:
         held = [await asyncio.open_connection(HOST, port_of(service.url)) for _ in range(2)]
         await asyncio.sleep(0.05)
@@ -76,13 +76,13 @@ async def test_one_connection_too_many_is_told_so() -> None:
         assert (await service.client.get("/health")).status == 200
 
 
-async def test_a_whole_reply_that_nobody_takes_is_dropped() -> None:
+async def test_a_whole_reply_that_is_not_read_is_dropped() -> None:
     engine = ScriptedEngine(script=lambda _: [word("x" * 20_000_000), word("", finish=FinishReason.LENGTH)])
     async with serving(engine, Limits(slow_client_timeout_s=0.3)) as service:
         reader, writer = await asyncio.open_connection(HOST, port_of(service.url))
         writer.write(post("/generate", b'{"inputs":"a"}'))
         await reader.readexactly(1)
-        # Neither a permit nor, in the end, memory.
+        # The permit is free at once, the reply's memory after the timeout.
         assert service.is_idle()
         await asyncio.sleep(1)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
@@ -90,7 +90,7 @@ async def test_a_whole_reply_that_nobody_takes_is_dropped() -> None:
         writer.close()
 
 
-async def test_what_is_no_http_is_told_so_in_json(service: Service) -> None:
+async def test_bytes_that_are_not_http_get_a_json_error(service: Service) -> None:
     for raw in (
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"HELLO\r\n\r\n",

@@ -1,4 +1,4 @@
-"""What the output must match: every way to say it, as it reaches the engine."""
+"""Constraints on the output: the engine gets the same constraint from every form of request."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ FORMATS: list[tuple[Any, ConstraintKind, str]] = [
     ({"type": "regex", "value": "a+"}, REGEX, "a+"),
 ]
 FIELDS: list[tuple[dict[str, Any], ConstraintKind, str]] = [
-    *(({"response_format": asked}, kind, source) for asked, kind, source in FORMATS),
+    *(({"response_format": given}, kind, source) for given, kind, source in FORMATS),
     ({"guided_json": SCHEMA}, JSON, TEXT),
     ({"guided_json": TEXT}, JSON, TEXT),
     ({"guided_regex": ""}, REGEX, ""),
@@ -41,36 +41,38 @@ FIELDS: list[tuple[dict[str, Any], ConstraintKind, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "kind", "source"), FIELDS)
-async def test_completions(service: Service, fields: dict[str, Any], kind: ConstraintKind, source: str) -> None:
+async def test_constraints_of_completions(
+    service: Service, fields: dict[str, Any], kind: ConstraintKind, source: str
+) -> None:
     response = await service.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, **fields})
     assert response.status == 200, await response.text()
     assert [stream.spec.constraint for stream in service.engine.streams] == [Constraint(kind, source)] * 4
 
 
-@pytest.mark.parametrize(("asked", "kind", "source"), FORMATS)
+@pytest.mark.parametrize(("given", "kind", "source"), FORMATS)
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
-async def test_tgi(service: Service, path: str, asked: Any, kind: ConstraintKind, source: str) -> None:
-    response = await service.post(path, {"inputs": "a", "parameters": {"grammar": asked}})
+async def test_constraints_of_tgi(service: Service, path: str, given: Any, kind: ConstraintKind, source: str) -> None:
+    response = await service.post(path, {"inputs": "a", "parameters": {"grammar": given}})
     assert response.status == 200, await response.text()
     await response.text()
     assert service.engine.spec.constraint == Constraint(kind, source)
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"grammar": ""}])
-async def test_anything_goes(service: Service, fields: dict[str, Any]) -> None:
+async def test_requests_without_a_constraint_compile_nothing(service: Service, fields: dict[str, Any]) -> None:
     service.engine.problem = lambda _: "nothing should be compiled"
     assert (await service.post("/v1/completions", {"prompt": "a", **fields})).status == 200
     assert (await service.post("/generate", {"inputs": "a", "parameters": {"grammar": None}})).status == 200
     assert {stream.spec.constraint for stream in service.engine.streams} == {None}
 
 
-async def test_what_the_shards_find_wrong_is_told_and_nothing_starts(service: Service) -> None:
+async def test_a_constraint_that_does_not_compile_is_refused_with_the_reason(service: Service) -> None:
     service.engine.problem = lambda constraint: f"bad {constraint.kind.value}" + "!" * 1000
     tgi = await service.post("/generate", {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "("}}})
     assert tgi.status == 422
-    told = await tgi.json()
-    assert told["error"].startswith("Input validation error: grammar is not valid: bad regex!!!")
-    assert len(told["error"]) < 400
+    reply = await tgi.json()
+    assert reply["error"].startswith("Input validation error: grammar is not valid: bad regex!!!")
+    assert len(reply["error"]) < 400
     openai = await service.post("/v1/completions", {"prompt": "a", "structured_outputs": {"json": {}}})
     assert openai.status == 400
     error = (await openai.json())["error"]
@@ -79,7 +81,7 @@ async def test_what_the_shards_find_wrong_is_told_and_nothing_starts(service: Se
     assert not service.engine.streams
 
 
-async def test_a_bad_prompt_costs_no_compiling(service: Service) -> None:
+async def test_the_prompt_is_checked_before_the_constraint_is_compiled(service: Service) -> None:
     service.engine.problem = lambda _: "it was compiled"
     response = await service.post("/v1/completions", {"prompt": [1] * 300, "guided_regex": "a"})
     assert (await response.json())["error"]["param"] == "prompt"

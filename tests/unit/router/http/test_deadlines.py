@@ -1,4 +1,4 @@
-"""A reply that is sent whole has the text that was generated before the deadline, where the dialect can say so."""
+"""A whole reply has the text that was generated before the deadline, if the dialect can mark it as incomplete."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,39 +22,39 @@ async def reply(path: str, body: dict[str, Any], *steps: Step) -> tuple[int, Any
         return response.status, await response.json()
 
 
-async def test_generate() -> None:
+async def test_generate_returns_the_text_so_far() -> None:
     body = {"inputs": "hi", "parameters": {"details": True}}
     status, answer = await reply("/generate", body, word("a", logprob=-1.0), word("b", logprob=-1.0), LATE)
     assert (status, answer["generated_text"]) == (200, "ab")
     assert (answer["details"]["finish_reason"], answer["details"]["generated_tokens"]) == ("length", 2)
 
 
-async def test_completions() -> None:
+async def test_completions_return_the_text_so_far() -> None:
     status, answer = await reply("/v1/completions", {"prompt": "hi", "stop": "bx"}, word("a"), word("b"), LATE)
     [choice] = answer["choices"]
     assert (status, choice["text"], choice["finish_reason"]) == (200, "ab", "length")
     assert answer["usage"]["completion_tokens"] == 2
 
 
-async def test_chat() -> None:
+async def test_chat_returns_the_text_so_far() -> None:
     status, answer = await reply("/v1/chat/completions", {"messages": MESSAGES}, word("a"), LATE)
     [choice] = answer["choices"]
     assert (status, choice["message"]["content"], choice["finish_reason"]) == (200, "a", "length")
 
 
 @pytest.mark.parametrize(("path", "body"), [("/api/generate", {"prompt": "hi"}), ("/api/chat", {"messages": MESSAGES})])
-async def test_ollama(path: str, body: dict[str, Any]) -> None:
+async def test_ollama_returns_the_text_so_far(path: str, body: dict[str, Any]) -> None:
     status, answer = await reply(path, {"model": "m", "stream": False, **body}, word("a"), LATE)
     assert (status, answer["done"], answer["done_reason"], answer["eval_count"]) == (200, True, "length", 1)
     assert (answer["response"] if "response" in answer else answer["message"]["content"]) == "a"
 
 
-async def test_a_prediction_of_vertex_cannot_say_that_it_is_incomplete() -> None:
+async def test_vertex_cannot_mark_a_prediction_as_incomplete_and_returns_an_error() -> None:
     status, answer = await reply("/vertex", {"instances": [{"inputs": "hi"}]}, word("a"), LATE)
     assert (status, answer["error_type"]) == (504, "deadline_exceeded")
 
 
-async def test_choices_without_a_token_are_empty_if_another_has_some(service: Service) -> None:
+async def test_choices_without_tokens_are_empty_if_another_choice_has_tokens(service: Service) -> None:
     def script(_: GenerationSpec) -> list[Step]:
         return [word("a"), LATE] if not service.engine.streams else [LATE]
 
@@ -66,7 +66,7 @@ async def test_choices_without_a_token_are_empty_if_another_has_some(service: Se
     ]
 
 
-async def test_prompt_logprobs_that_never_came_are_an_error() -> None:
+async def test_missing_prompt_logprobs_are_an_error() -> None:
     body = {"prompt": ["hi", "ho"], "echo": True, "logprobs": 1}
     status, answer = await reply("/v1/completions", body, LATE)
     assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")

@@ -1,4 +1,4 @@
-"""The prompt before the text, and its log probabilities: what scoring clients ask for."""
+"""``echo`` and ``prompt_logprobs``, which clients use to score prompts."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ async def complete(service: Service, **body: Any) -> dict[str, Any]:
     [
         ("hi é", ["hi é w1"]),
         (["a", "b"], ["a w1", "b w1"]),
-        # Tokens as they are, control tokens included.
+        # The echo of token ids includes control tokens.
         ([1, 204, 205], ["<s>hi w1"]),
     ],
 )
@@ -54,12 +54,12 @@ COLUMNS = {
 }
 
 
-async def test_its_logprobs_come_first(service: Service) -> None:
+async def test_prompt_logprobs_precede_those_of_the_text(service: Service) -> None:
     [choice] = (await complete(service, prompt="hi", max_tokens=2, echo=True, logprobs=1))["choices"]
     assert choice == {"index": 0, "text": "hi w1 w2", "logprobs": COLUMNS, "finish_reason": "length"}
 
 
-async def test_a_stream_says_the_same(service: Service) -> None:
+async def test_streamed_chunks_join_to_the_whole_reply(service: Service) -> None:
     body = {"prompt": "hi", "max_tokens": 2, "echo": True, "logprobs": 1, "stream": True}
     chunks = events(await (await service.post("/v1/completions", body)).text())[:-1]
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -69,7 +69,7 @@ async def test_a_stream_says_the_same(service: Service) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_tokens_but_the_prompts(service: Service, *, stream: bool) -> None:
+async def test_max_tokens_0_returns_only_the_prompt(service: Service, *, stream: bool) -> None:
     body = {"prompt": "hi", "max_tokens": 0, "echo": True, "logprobs": 0, "stream": stream}
     body |= {"stream_options": {"include_usage": True}} if stream else {}
     response = await service.post("/v1/completions", body)
@@ -90,19 +90,19 @@ async def test_no_tokens_but_the_prompts(service: Service, *, stream: bool) -> N
             "finish_reason": "length",
         }
     ]
-    # A pass ends with a token: the one that it takes is neither shown nor counted.
+    # A step over a prompt always yields a token, which is neither returned nor counted here.
     assert service.engine.spec.stopping.max_new_tokens == 1
     assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (3, 0)
 
 
-async def test_all_choices_have_it_and_it_is_scored_once(service: Service) -> None:
+async def test_choices_of_a_whole_reply_share_prompt_logprobs(service: Service) -> None:
     reply = await complete(service, prompt=["a", "b"], echo=True, logprobs=0, n=2, best_of=3)
     assert [choice["text"] for choice in reply["choices"]] == ["a w1", "a w1", "b w1", "b w1"]
     assert all(choice["logprobs"]["token_logprobs"] == [None, -0.25, -0.5] for choice in reply["choices"])
     assert [one.spec.prompt_logprobs for one in service.engine.streams] == [True, False, False] * 2
 
 
-async def test_each_choice_of_a_stream_scores_for_itself(service: Service) -> None:
+async def test_every_choice_of_a_stream_computes_prompt_logprobs(service: Service) -> None:
     body = {"prompt": "a", "max_tokens": 1, "echo": True, "logprobs": 0, "n": 2, "stream": True}
     chunks = events(await (await service.post("/v1/completions", body)).text())[:-1]
     assert sorted(chunk["choices"][0]["index"] for chunk in chunks) == [0, 1]
@@ -116,26 +116,26 @@ async def test_vllms_prompt_logprobs(service: Service) -> None:
         {
             "30": {"logprob": -2.0, "rank": 1, "decoded_token": " p0"},
             "31": {"logprob": -3.0, "rank": 2, "decoded_token": " p1"},
-            # Which it would have been among all is not known.
+            # The rank of a token beyond the likeliest ones is unknown.
             "204": {"logprob": -0.25, "rank": None, "decoded_token": "h"},
         },
     ]
     for choice in reply["choices"]:
         assert choice["prompt_logprobs"] == expected
-        # The text's own are as many as were asked for.
+        # The text has the number of alternatives that ``logprobs`` sets.
         assert choice["text"] == " w1"
         assert choice["logprobs"]["top_logprobs"] == [{" a0": -1.0, " w1": -0.5}]
     assert [one.spec.prompt_logprobs for one in service.engine.streams] == [True, False]
 
 
-async def test_with_fewer_alternatives_than_the_text_has(service: Service) -> None:
+async def test_prompt_logprobs_may_be_fewer_than_logprobs(service: Service) -> None:
     body = {"prompt": "h", "prompt_logprobs": 0, "echo": True, "logprobs": 2, "max_tokens": 1}
     [choice] = (await complete(service, **body))["choices"]
     assert choice["prompt_logprobs"] == [None, {"204": {"logprob": -0.25, "rank": None, "decoded_token": "h"}}]
     assert [len(top or ()) for top in choice["logprobs"]["top_logprobs"]] == [0, 3, 3]
 
 
-async def test_without_being_asked_for_it_is_absent(service: Service) -> None:
+async def test_prompt_logprobs_are_absent_by_default(service: Service) -> None:
     [choice] = (await complete(service, prompt="h", prompt_logprobs=None))["choices"]
     assert "prompt_logprobs" not in choice
     assert choice["logprobs"] is None

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings over an engine whose vectors tell a text's length."""
+"""OpenAI's embeddings, with an engine whose vectors encode the length of a text."""
 
 import asyncio
 import base64
@@ -55,7 +55,7 @@ async def test_base64_is_little_endian_float32(service: Service) -> None:
     assert list(struct.unpack("<8f", base64.b64decode(one["embedding"]))) == vector(3)
 
 
-async def test_openais_own_client(service: Service) -> None:
+async def test_openais_client(service: Service) -> None:
     def ask() -> openai.types.CreateEmbeddingResponse:
         with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
             return client.embeddings.create(model="any", input=["ab", "c"])
@@ -90,7 +90,9 @@ RULES: list[tuple[dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), RULES)
-async def test_rules(service: Service, fields: dict[str, Any], param: str | None, message: str) -> None:
+async def test_invalid_requests_are_refused(
+    service: Service, fields: dict[str, Any], param: str | None, message: str
+) -> None:
     response = await service.post("/v1/embeddings", {"input": "a"} | fields)
     assert response.status == 400
     assert await response.json() == {
@@ -103,7 +105,7 @@ async def test_rules(service: Service, fields: dict[str, Any], param: str | None
     }
 
 
-async def test_where_none_are_served(service: Service) -> None:
+async def test_a_router_without_embeddings_names_the_flag(service: Service) -> None:
     service.engine.model = dataclasses.replace(MODEL, embedding_size=0, max_embed_tokens=0)
     response = await service.post("/v1/embeddings", {"input": "a"})
     assert response.status == 400
@@ -112,14 +114,14 @@ async def test_where_none_are_served(service: Service) -> None:
 
 @dataclass
 class WaitingEngine(ScriptedEngine):
-    """Its vectors come when ``resume`` is set."""
+    """An engine that returns vectors once ``resume`` is set."""
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
         await self.resume.wait()
         return await super().embed(texts)
 
 
-async def test_it_holds_a_permit_and_is_no_generation() -> None:
+async def test_a_request_holds_a_permit_and_does_not_count_as_a_generation() -> None:
     engine = WaitingEngine()
     async with serving(engine, Limits(max_concurrent_requests=1)) as service:
         first = asyncio.create_task(service.post("/v1/embeddings", {"input": "a"}))
@@ -134,9 +136,9 @@ async def test_it_holds_a_permit_and_is_no_generation() -> None:
 
 async def test_a_client_that_leaves_gives_its_permit_back() -> None:
     async with serving(WaitingEngine()) as service:
-        asked = asyncio.create_task(service.post("/v1/embeddings", {"input": "a"}))
+        task = asyncio.create_task(service.post("/v1/embeddings", {"input": "a"}))
         await eventually(lambda: not service.is_idle())
-        asked.cancel()
+        task.cancel()
         await eventually(service.is_idle)
 
 
@@ -145,7 +147,7 @@ class FailingEngine(ScriptedEngine):
         raise GenerationError(f"no room for {len(texts)}")
 
 
-async def test_a_failure_is_told() -> None:
+async def test_a_failure_is_reported() -> None:
     async with serving(FailingEngine()) as service:
         response = await service.post("/v1/embeddings", {"input": "a"})
         assert response.status == 424

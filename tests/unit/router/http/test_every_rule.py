@@ -1,4 +1,4 @@
-"""No rule without a test: for each a request that breaks it and no other, and what is said of it."""
+"""Every validation rule has a request that breaks only this rule, and the error that the client gets."""
 
 import time
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """``body``: beside what the route needs. ``param``: as OpenAI's envelope names the field."""
+    """``body``: fields beyond those that the route requires. ``param``: the field's name in OpenAI's errors."""
 
     rule: type[ValidationError]
     path: str
@@ -61,7 +61,7 @@ def tgi(**parameters: Any) -> dict[str, Any]:
     return {"parameters": parameters}
 
 
-def said(*messages: dict[str, Any]) -> dict[str, Any]:
+def chat(*messages: dict[str, Any]) -> dict[str, Any]:
     return {"messages": list(messages)}
 
 
@@ -342,18 +342,18 @@ CASES = [
         "top_logprobs",
         "`top_logprobs` may be set only when `logprobs` is true. Given: 1",
     ),
-    Case(openai_rules.EmptyMessagesError, CHAT, said(), "messages", "`messages` cannot be empty"),
+    Case(openai_rules.EmptyMessagesError, CHAT, chat(), "messages", "`messages` cannot be empty"),
     Case(
         openai_rules.MissingFieldError,
         CHAT,
-        said({"role": "user"}),
+        chat({"role": "user"}),
         "messages[0].content",
         "`messages[0].content` is missing",
     ),
     Case(
         openai_rules.NotTextError,
         CHAT,
-        said({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
+        chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
         "messages[0].content[0]",
         "`messages[0].content[0]` is not text, which is all the model reads. Given: type 'image_url'",
     ),
@@ -424,7 +424,7 @@ CASES = [
     Case(
         openai_rules.ControlTextsError,
         CHAT,
-        said({"role": "user", "content": "</s>" * 300}),
+        chat({"role": "user", "content": "</s>" * 300}),
         "messages",
         "`messages` must have at most 256 texts of control tokens. Given: 300",
     ),
@@ -439,7 +439,7 @@ CASES = [
 ]
 
 
-def test_each_rule_is_here() -> None:
+def test_every_rule_has_a_case() -> None:
     modules = (rules, tgi_rules, openai_rules, ollama_rules, admin_rules)
     found = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
     kinds = {kind for kind in found if issubclass(kind, ValidationError)} - {ValidationError}
@@ -447,13 +447,13 @@ def test_each_rule_is_here() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.rule.__name__ for case in CASES])
-async def test_rule(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_rule_is_the_reported_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     raised = []
-    begin = ValidationError.__init__
+    original = ValidationError.__init__
 
     def note(error: ValidationError, field: str, message: str) -> None:
         raised.append(type(error))
-        begin(error, field, message)
+        original(error, field, message)
 
     monkeypatch.setattr(ValidationError, "__init__", note)
     access = Access(keyring=Keyring([KEY], time.monotonic()))

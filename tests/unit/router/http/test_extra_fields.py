@@ -1,4 +1,4 @@
-"""Fields beyond OpenAI's that clients of vLLM and llama-server send to both generating routes under /v1."""
+"""Fields of vLLM and llama-server that both generating routes under /v1 accept."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,14 +34,14 @@ def text_of(reply: Any) -> str:
 
 
 @BOTH
-async def test_a_stop_string_is_kept_if_asked_for(route: Route) -> None:
+async def test_a_stop_string_is_kept_on_request(route: Route) -> None:
     steps = (word("a"), word("b"), word("c"), EOS_TOKEN)
     assert text_of(await ask(route, *steps, stop=["b"])) == "a"
     assert text_of(await ask(route, *steps, stop=["b"], include_stop_str_in_output=True)) == "ab"
 
 
 @BOTH
-async def test_special_tokens_are_shown_if_asked_for(route: Route) -> None:
+async def test_special_tokens_are_shown_on_request(route: Route) -> None:
     steps = (word("a"), word("<tool>", special=True), word("b"), EOS_TOKEN)
     assert text_of(await ask(route, *steps)) == "ab"
     assert text_of(await ask(route, *steps, skip_special_tokens=False)).startswith("a<tool>b")
@@ -55,7 +55,7 @@ async def test_stop_strings_do_not_match_before_min_tokens(route: Route) -> None
 
 
 @BOTH
-async def test_n_has_the_name_that_llama_server_gives_it(route: Route) -> None:
+async def test_n_cmpl_means_n(route: Route) -> None:
     reply = await ask(route, word("a"), EOS_TOKEN, n_cmpl=3)
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     reply = await ask(route, word("a"), EOS_TOKEN, n_cmpl=2, n=2)
@@ -65,7 +65,7 @@ async def test_n_has_the_name_that_llama_server_gives_it(route: Route) -> None:
 PROMPT = [BOS, 100 + ord("h"), 100 + ord("i")]
 
 
-async def test_token_ids_of_completions() -> None:
+async def test_completions_return_token_ids() -> None:
     steps = (word("a", 11), word("b", 12), EOS_TOKEN)
     reply = await ask(COMPLETIONS, *steps, return_token_ids=True, n=2)
     for choice in reply["choices"]:
@@ -74,7 +74,7 @@ async def test_token_ids_of_completions() -> None:
     assert "token_ids" not in (await ask(COMPLETIONS, *steps))["choices"][0]
 
 
-async def test_token_ids_of_streamed_completions_come_with_their_text() -> None:
+async def test_streamed_completions_return_token_ids_with_their_text() -> None:
     steps = (word("a", 11), word(b"\xc3", 12), word(b"\xa9", 13), EOS_TOKEN)
     *chunks, done = await ask(COMPLETIONS, *steps, return_token_ids=True, stream=True)
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -88,7 +88,7 @@ async def test_token_ids_of_streamed_completions_come_with_their_text() -> None:
     ]
 
 
-async def test_token_ids_of_chat() -> None:
+async def test_chat_returns_token_ids() -> None:
     reply = await ask(CHAT, word("a", 11), EOS_TOKEN, return_token_ids=True)
     assert reply["prompt_token_ids"]
     assert reply["choices"][0]["token_ids"] == [11, EOS]
@@ -97,7 +97,7 @@ async def test_token_ids_of_chat() -> None:
     assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[11], [EOS]]
 
 
-async def test_a_chat_takes_its_whole_prompt_as_token_ids() -> None:
+async def test_chat_accepts_the_whole_prompt_as_token_ids() -> None:
     reply = await ask(CHAT, word("a"), EOS_TOKEN, messages=[], prompt_token_ids=PROMPT, return_token_ids=True)
     assert reply["prompt_token_ids"] == PROMPT
     assert reply["usage"]["prompt_tokens"] == 3
@@ -145,20 +145,20 @@ async def test_each_choice_may_have_its_own_sampling() -> None:
         ("stop_token_ids", [1000]),
     ],
 )
-async def test_what_is_out_of_range_is_refused_by_name(route: Route, field: str, value: object) -> None:
+async def test_the_error_for_a_value_out_of_range_names_the_field(route: Route, field: str, value: object) -> None:
     async with serving(ScriptedEngine(model=TALKS)) as service:
         response = await service.post(route[0], route[1] | {field: value})
         assert response.status == 400
         assert (await response.json())["error"]["param"] == field
 
 
-async def test_a_stop_token_ends_with_the_word_stop() -> None:
+async def test_a_stop_token_has_the_finish_reason_stop() -> None:
     end = word("!", 7, finish=FinishReason.STOP_TOKEN)
     reply = await ask(COMPLETIONS, word("a"), end, stop_token_ids=[7])
     assert (text_of(reply), reply["choices"][0]["finish_reason"]) == ("a!", "stop")
 
 
-async def test_tgi_takes_min_new_tokens() -> None:
+async def test_tgi_accepts_min_new_tokens() -> None:
     async with serving(ScriptedEngine(model=TALKS)) as service:
         parameters = {"min_new_tokens": 2, "max_new_tokens": 3}
         assert (await service.post("/generate", {"inputs": "hi", "parameters": parameters})).status == 200
@@ -169,7 +169,7 @@ async def test_tgi_takes_min_new_tokens() -> None:
         assert "`min_new_tokens`" in (await response.json())["error"]
 
 
-async def test_ollama_takes_repeat_last_n_and_refuses_mirostat() -> None:
+async def test_ollama_accepts_repeat_last_n_and_refuses_mirostat() -> None:
     async with serving(ScriptedEngine(model=TALKS)) as service:
         body = {"model": "m", "prompt": "hi", "stream": False}
         assert (
@@ -182,7 +182,7 @@ async def test_ollama_takes_repeat_last_n_and_refuses_mirostat() -> None:
 
 
 @BOTH
-async def test_min_tokens_is_at_most_the_new_tokens(route: Route) -> None:
+async def test_min_tokens_may_not_exceed_the_new_tokens(route: Route) -> None:
     async with serving(ScriptedEngine(model=TALKS)) as service:
         response = await service.post(route[0], route[1] | {"max_tokens": 4, "min_tokens": 5})
         assert response.status == 400

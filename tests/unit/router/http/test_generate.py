@@ -8,7 +8,7 @@ from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, ScriptedEngine, word
 
 
-async def test_generate_replies_with_one_object_and_where_the_time_went(service: Service) -> None:
+async def test_generate_returns_an_object_and_timing_headers(service: Service) -> None:
     response = await service.post("/generate", {"inputs": "hé", "parameters": {"max_new_tokens": 3}})
     assert response.status == 200
     assert await response.json() == {"generated_text": " w1 w2 w3"}
@@ -19,7 +19,7 @@ async def test_generate_replies_with_one_object_and_where_the_time_went(service:
     assert float(headers["x-compute-time"]) < 5
     for name in ("x-total-time", "x-validation-time", "x-queue-time", "x-inference-time", "x-time-per-token"):
         assert int(headers[name]) >= 0
-    # Nobody asked for logprobs.
+    # Logprobs are computed only on request.
     assert not service.engine.spec.sampling.logprobs
 
 
@@ -43,19 +43,19 @@ async def test_details_describe_each_token(service: Service) -> None:
     assert service.engine.spec.sampling.logprobs
 
 
-async def test_top_tokens_are_one_list_a_token(service: Service) -> None:
+async def test_top_tokens_have_a_list_for_each_token(service: Service) -> None:
     parameters = {"details": True, "top_n_tokens": 2, "max_new_tokens": 2}
     body = await (await service.post("/generate", {"inputs": "x", "parameters": parameters})).json()
     assert [[token["text"] for token in top] for top in body["details"]["top_tokens"]] == [[" a0", " a1"]] * 2
 
 
-async def test_the_root_replies_with_an_array_of_one(service: Service) -> None:
+async def test_the_root_returns_an_array_of_one(service: Service) -> None:
     response = await service.post("/", {"inputs": "x", "parameters": {"max_new_tokens": 1}})
     assert await response.json() == [{"generated_text": " w1"}]
 
 
 @pytest.mark.parametrize("path", ["/", "/generate"])
-async def test_the_prompt_is_echoed_only_if_asked_for(service: Service, path: str) -> None:
+async def test_return_full_text_prepends_the_prompt(service: Service, path: str) -> None:
     parameters = {"max_new_tokens": 1, "return_full_text": True}
     body = await (await service.post(path, {"inputs": "x", "parameters": parameters})).json()
     assert (body[0] if path == "/" else body) == {"generated_text": "x w1"}
@@ -70,7 +70,7 @@ async def test_a_stop_string_over_two_tokens_is_not_in_the_text(service: Service
     assert [token["text"] for token in body["details"]["tokens"]] == ["one ", ""]
 
 
-async def test_without_a_length_the_rest_of_the_context_is_filled(service: Service) -> None:
+async def test_max_new_tokens_is_the_rest_of_the_context_by_default(service: Service) -> None:
     await service.post("/generate", {"inputs": "abc"})
     assert service.engine.spec.stopping.max_new_tokens == 256 - 4
 
@@ -81,14 +81,14 @@ async def test_truncate_keeps_the_begin_token_and_the_last_tokens(service: Servi
     assert service.engine.spec.prompt == (BOS, *(100 + ord(letter) for letter in kept))
 
 
-async def test_truncate_cuts_a_begin_token_that_the_client_wrote(service: Service) -> None:
+async def test_truncate_removes_a_begin_token_that_the_client_wrote(service: Service) -> None:
     service.engine.controls = {"<s>": BOS}
     for truncate, kept in [(2, "b"), (3, "ab")]:
         await service.post("/generate", {"inputs": "<s>ab", "parameters": {"truncate": truncate, "max_new_tokens": 1}})
         assert service.engine.spec.prompt == (BOS, *(100 + ord(letter) for letter in kept))
 
 
-async def test_truncate_keeps_what_the_tokenizer_adds_at_the_end() -> None:
+async def test_truncate_keeps_the_tokens_that_the_tokenizer_adds_at_the_end() -> None:
     class EndingEngine(ScriptedEngine):
         async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
             tokens = await super().tokenize(text, add_special=add_special)
@@ -118,13 +118,13 @@ async def test_truncate_keeps_what_the_tokenizer_adds_at_the_end() -> None:
         ({"temperature": 1e-9}, False),
     ],
 )
-async def test_whether_it_samples_is_as_in_tgi(service: Service, parameters: Any, samples: bool) -> None:
+async def test_do_sample_defaults_as_in_tgi(service: Service, parameters: Any, samples: bool) -> None:
     body: dict[str, Any] = {"inputs": "x"} if parameters == "absent" else {"inputs": "x", "parameters": parameters}
     await service.post("/generate", body)
     assert (service.engine.spec.sampling.temperature > 0) == samples
 
 
-async def test_a_drawn_seed_is_reported_and_used(service: Service) -> None:
+async def test_a_random_seed_is_used_and_returned(service: Service) -> None:
     body = {"inputs": "x", "parameters": {"do_sample": True, "details": True, "max_new_tokens": 1}}
     seeds = set()
     for _ in range(2):
@@ -134,13 +134,13 @@ async def test_a_drawn_seed_is_reported_and_used(service: Service) -> None:
     assert len(seeds) == 2
 
 
-async def test_the_largest_seed_is_taken_as_it_is(service: Service) -> None:
+async def test_the_largest_seed_is_accepted(service: Service) -> None:
     parameters = {"do_sample": True, "seed": 2**64 - 1, "max_new_tokens": 1}
     await service.post("/generate", {"inputs": "x", "parameters": parameters})
     assert service.engine.spec.sampling.seed == 2**64 - 1
 
 
-async def test_a_broken_generation_is_424(service: Service) -> None:
+async def test_a_failed_generation_is_424(service: Service) -> None:
     service.engine.script = lambda _: [word("a"), GenerationError("Server error: cuda")]
     response = await service.post("/generate", {"inputs": "x"})
     assert response.status == 424
@@ -158,14 +158,14 @@ async def test_a_stream_without_an_end_is_500(service: Service) -> None:
     assert await service.sample('tgi_request_failure{err="incomplete"}') == 1
 
 
-async def test_no_shard_is_503_and_says_when_to_come_back(service: Service) -> None:
+async def test_no_shard_is_503_with_retry_after(service: Service) -> None:
     service.engine.script = lambda _: [NoShardError("none")]
     response = await service.post("/generate", {"inputs": "x"})
     assert (response.status, response.headers["Retry-After"]) == (503, "1")
     assert await response.json() == {"error": "No shard is up", "error_type": "no_shard"}
 
 
-async def test_what_breaks_unexpectedly_is_500_and_says_nothing_of_the_inside(service: Service) -> None:
+async def test_an_unexpected_error_is_500_without_its_text(service: Service) -> None:
     def broken(_: object) -> list[Any]:
         raise RuntimeError("/etc/secret")
 

@@ -29,7 +29,7 @@ async def test_a_stream_byte_by_byte(service: Service, path: str) -> None:
     assert await response.text() == GOLDEN
 
 
-async def test_details_are_null_unless_asked_for(service: Service) -> None:
+async def test_details_are_null_by_default(service: Service) -> None:
     response = await service.post("/generate_stream", {"inputs": "hi", "parameters": {"max_new_tokens": 1}})
     [event] = events(await response.text())
     assert event["details"] is None
@@ -43,7 +43,7 @@ async def test_line_breaks_in_text_cannot_end_an_event(service: Service) -> None
     assert last["token"] == {"id": 2, "text": "</s>", "logprob": None, "special": True}
 
 
-async def test_held_tokens_are_numbered_in_order_and_no_stop_text_leaves(service: Service) -> None:
+async def test_held_back_tokens_are_numbered_in_order_and_stop_strings_are_not_sent(service: Service) -> None:
     service.engine.script = lambda _: [word("a "), word("st"), word("ar st"), word("op b"), EOS_TOKEN]
     body = {"inputs": "x", "parameters": {"stop": ["stop"]}}
     got = events(await (await service.post("/generate_stream", body)).text())
@@ -66,14 +66,14 @@ async def test_invalid_requests_are_an_event_after_200(service: Service) -> None
     assert await service.sample('tgi_request_failure{err="validation"}') == 1
 
 
-async def test_an_error_in_the_middle_is_the_last_event(service: Service) -> None:
+async def test_an_error_in_a_started_stream_is_the_last_event(service: Service) -> None:
     service.engine.script = lambda _: [word("a"), GenerationError("gone")]
     first, last = events(await (await service.post("/generate_stream", {"inputs": "x"})).text())
     assert first["token"]["text"] == "a"
     assert last == {"error": "Request failed during generation: gone", "error_type": "generation"}
 
 
-async def test_what_breaks_in_the_middle_breaks_the_stream_and_is_logged(
+async def test_an_unexpected_error_breaks_the_stream_and_is_logged(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.engine.script = lambda _: [word("a"), cast("Any", "no token")]
@@ -84,7 +84,7 @@ async def test_what_breaks_in_the_middle_breaks_the_stream_and_is_logged(
     assert service.is_idle()
 
 
-async def test_no_shard_before_the_stream_is_a_status(service: Service) -> None:
+async def test_no_shard_before_a_stream_starts_is_503(service: Service) -> None:
     service.engine.model = None
     response = await service.post("/generate_stream", {"inputs": "x"})
     assert (response.status, (await response.json())["error_type"]) == (503, "no_shard")

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is JSON, a 4xx, and quick."""
+"""Malformed and oversized requests get a 4xx with a JSON error, quickly."""
 
 import gzip
 import io
@@ -43,7 +43,7 @@ DEEP = b"[" * 500_000
 async def test_bad_bodies_of_tgi_routes(service: Service, path: str, body: bytes, status: int) -> None:
     response = await service.client.post(path, data=body, headers=JSON)
     text = await response.text()
-    # A rule of content on a streaming route is an event; what is no request at all has its status everywhere.
+    # A streaming route reports invalid content as an event, and a malformed body by status.
     assert response.status == status or (path == "/generate_stream" and response.status == 200), text
     assert '"error_type":"validation"' in text
     assert len(text) < 500
@@ -108,14 +108,14 @@ async def test_bad_bodies_of_other_routes(service: Service, path: str, body: byt
     assert not service.engine.streams
 
 
-async def test_a_zero_byte_is_a_character_like_others(service: Service) -> None:
+async def test_a_zero_byte_is_an_ordinary_character(service: Service) -> None:
     response = await service.client.post("/generate", data=b'{"inputs":"a\\u0000b"}', headers=JSON)
     assert response.status == 200
     assert len(service.engine.spec.prompt) == 4
 
 
 @pytest.mark.parametrize(("path", "key"), [("/generate", "error_type"), ("/v1/completions", "error")])
-async def test_too_large_a_body_is_413(service: Service, path: str, key: str) -> None:
+async def test_a_body_over_the_limit_is_413(service: Service, path: str, key: str) -> None:
     body = io.BytesIO(b'{"inputs":"' + b"a" * 10_000_000 + b'"}')
     response = await service.client.post(path, data=body, headers=JSON)
     assert response.status == 413
@@ -136,7 +136,7 @@ async def test_a_small_compressed_body_is_read(service: Service) -> None:
     assert response.status == 200
 
 
-async def test_what_is_not_compressed_as_said_is_400(service: Service) -> None:
+async def test_a_body_that_contradicts_its_content_coding_is_400(service: Service) -> None:
     response = await service.client.post("/generate", data=b"{}", headers=JSON | {"Content-Encoding": "gzip"})
     assert response.status == 400
     assert (await response.json())["error_type"] == "validation"

@@ -1,4 +1,4 @@
-"""Ollama's routes: what reaches the engine, and the lines that come back."""
+"""Ollama's routes: the generations that the engine gets, and the replies."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -53,7 +53,7 @@ async def lines(service: Service, path: str, **body: Any) -> list[dict[str, Any]
     return [msgspec.json.decode(line) for line in text.splitlines()]
 
 
-async def test_generate(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_whole_reply_of_generate(service: Service, engine: ScriptedEngine) -> None:
     reply = await whole(service, "/api/generate", prompt="hi", system="S", options={"num_predict": 2})
     assert text_of(engine) == "[system]S[user]hi"
     assert (reply["model"], reply["response"], reply["done"], reply["done_reason"]) == (
@@ -63,7 +63,7 @@ async def test_generate(service: Service, engine: ScriptedEngine) -> None:
     assert reply["created_at"].endswith("Z")
 
 
-async def test_chat(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_whole_reply_of_chat(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [word("Yes."), EOS_TOKEN]
     reply = await whole(service, "/api/chat", messages=HI)
     assert reply["message"] == {"role": "assistant", "content": "Yes."}
@@ -71,7 +71,7 @@ async def test_chat(service: Service, engine: ScriptedEngine) -> None:
     assert engine.spec.stopping.max_new_tokens == 1024 - len("[user]hi") - 1
 
 
-async def test_lines(service: Service) -> None:
+async def test_a_stream_is_lines_of_json(service: Service) -> None:
     *parts, last = await lines(service, "/api/generate", prompt="hi", options={"num_predict": 2})
     assert [(part["response"], part["done"]) for part in parts] == [(" w1", False), (" w2", False)]
     assert (last["response"], last["done"], last["eval_count"]) == ("", True, 2)
@@ -81,7 +81,7 @@ async def test_lines(service: Service) -> None:
     assert last["message"] == {"role": "assistant", "content": ""}
 
 
-async def test_raw_is_the_prompt_itself(engine: ScriptedEngine) -> None:
+async def test_a_raw_prompt_is_not_templated(engine: ScriptedEngine) -> None:
     engine.model = MODEL
     async with serving(engine) as service:
         await whole(service, "/api/generate", prompt="as it is", raw=True)
@@ -92,14 +92,14 @@ async def test_raw_is_the_prompt_itself(engine: ScriptedEngine) -> None:
         assert (await response.json())["error"].startswith("Template error: the model has no chat template")
 
 
-async def test_a_context_carries_a_conversation_on(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_context_continues_a_conversation(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [word("Yes", 50), word(".", 51), EOS_TOKEN]
     reply = await whole(service, "/api/generate", prompt="hi")
     first = engine.spec.prompt
     assert reply["context"] == [*first, 50, 51, EOS]
     *parts, last = await lines(service, "/api/generate", prompt="more", system="S", context=reply["context"])
     assert not any("context" in part for part in parts)
-    # The begin token stands at the start only.
+    # Only the start of the prompt has a begin token.
     assert engine.spec.prompt[: len(first) + 3] == tuple(reply["context"])
     assert "".join(chr(token_id - 100) for token_id in engine.spec.prompt[len(first) + 3 :]) == "[system]S[user]more"
     assert last["context"] == [*engine.spec.prompt, 50, 51, EOS]
@@ -113,7 +113,7 @@ async def test_a_context_without_a_begin_token_gets_one(service: Service, engine
     assert text_of(engine) == "[user]x"
 
 
-async def test_a_template_that_writes_the_begin_token_writes_one(engine: ScriptedEngine) -> None:
+async def test_the_begin_token_of_a_template_is_not_doubled(engine: ScriptedEngine) -> None:
     assert engine.model is not None
     engine.model = replace(engine.model, chat_template="{{ bos_token }}" + TEMPLATE)
     engine.controls = {"<s>": BOS}
@@ -122,7 +122,7 @@ async def test_a_template_that_writes_the_begin_token_writes_one(engine: Scripte
         assert engine.spec.prompt[:3] == (BOS, 60, 100 + ord("["))
 
 
-async def test_raw_has_no_context(service: Service) -> None:
+async def test_a_raw_reply_has_no_context(service: Service) -> None:
     assert "context" not in await whole(service, "/api/generate", prompt="hi", raw=True)
     assert "context" not in (await lines(service, "/api/generate", prompt="hi", raw=True))[-1]
     assert "context" not in await whole(service, "/api/chat", messages=HI)
@@ -171,7 +171,7 @@ async def test_defaults_are_ollamas(service: Service, engine: ScriptedEngine) ->
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("given", "expected"),
     [
         (None, None),
         ("", None),
@@ -179,12 +179,14 @@ async def test_defaults_are_ollamas(service: Service, engine: ScriptedEngine) ->
         ({"type": "array"}, '{"type":"array"}'),
     ],
 )
-async def test_formats(service: Service, engine: ScriptedEngine, asked: Any, expected: str | None) -> None:
-    await whole(service, "/api/chat", messages=HI, format=asked)
+async def test_format_constrains_the_output(
+    service: Service, engine: ScriptedEngine, given: Any, expected: str | None
+) -> None:
+    await whole(service, "/api/chat", messages=HI, format=given)
     assert engine.spec.constraint == (None if expected is None else Constraint(ConstraintKind.JSON_SCHEMA, expected))
 
 
-async def test_calls_come_whole_with_arguments_as_an_object(service: Service, engine: ScriptedEngine) -> None:
+async def test_calls_are_sent_whole_with_arguments_as_an_object(service: Service, engine: ScriptedEngine) -> None:
     call = '{"name": "f", "arguments": {"a": 1}}'
     engine.script = lambda _: [*(word(letter) for letter in call), EOS_TOKEN]
     expected = [{"function": {"name": "f", "arguments": {"a": 1}}}]
@@ -199,14 +201,14 @@ async def test_calls_come_whole_with_arguments_as_an_object(service: Service, en
     assert text_of(engine).endswith('[assistant]{"name":"f","arguments":{"a":1}}[user]Result of f: 2')
 
 
-async def test_a_call_that_was_cut_off_is_none(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_truncated_call_is_left_out(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [word('{"name": "f", "arguments": {"a"', finish=FinishReason.LENGTH)]
     reply = await whole(service, "/api/chat", messages=HI, tools=[TOOL])
     assert reply["message"] == {"role": "assistant", "content": ""}
     assert reply["done_reason"] == "length"
 
 
-async def test_an_error_after_the_start_is_a_line(service: Service, engine: ScriptedEngine) -> None:
+async def test_an_error_in_a_started_stream_is_a_line(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [word("a"), GenerationError("lost")]
     first, error = await lines(service, "/api/chat", messages=HI)
     assert first["message"]["content"] == "a"
@@ -215,7 +217,7 @@ async def test_an_error_after_the_start_is_a_line(service: Service, engine: Scri
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "said"),
+    ("path", "body", "message"),
     [
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
@@ -243,16 +245,16 @@ async def test_an_error_after_the_start_is_a_line(service: Service, engine: Scri
         ("/api/chat", {"messages": HI, "format": "json", "tools": [TOOL]}, "mutually exclusive"),
     ],
 )  # fmt: skip
-async def test_a_refusal_names_the_field(
-    service: Service, engine: ScriptedEngine, path: str, body: dict[str, Any], said: str
+async def test_a_validation_error_names_the_field(
+    service: Service, engine: ScriptedEngine, path: str, body: dict[str, Any], message: str
 ) -> None:
     response = await service.post(path, {"model": "any", **body})
     assert response.status == 400
-    assert said in (await response.json())["error"]
+    assert message in (await response.json())["error"]
     assert not engine.streams
 
 
-async def test_an_empty_request_loads_what_is_loaded(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_request_without_a_prompt_reports_the_model_as_loaded(service: Service, engine: ScriptedEngine) -> None:
     assert (await whole(service, "/api/generate", keep_alive="5m"))["done_reason"] == "load"
     assert (await whole(service, "/api/generate", prompt="", keep_alive=0))["done_reason"] == "unload"
     reply = await whole(service, "/api/chat", messages=[])
@@ -294,7 +296,7 @@ async def get(service: Service, path: str) -> Any:
     return await (await service.client.get(path)).json()
 
 
-async def test_what_is_served(service: Service, engine: ScriptedEngine) -> None:
+async def test_tags_and_ps_list_the_model_and_its_adapters(service: Service, engine: ScriptedEngine) -> None:
     engine.model = with_facts(engine.model)
     tag = {
         "name": "scripted",
@@ -311,7 +313,7 @@ async def test_what_is_served(service: Service, engine: ScriptedEngine) -> None:
     assert await get(service, "/api/ps") == {"models": running}
 
 
-async def test_the_model_is_described(service: Service, engine: ScriptedEngine) -> None:
+async def test_show_describes_the_model(service: Service, engine: ScriptedEngine) -> None:
     engine.model = with_facts(engine.model)
     assert await (await service.post("/api/show", {"model": "any"})).json() == {
         "modified_at": "2023-11-14T22:13:20Z",
@@ -329,13 +331,13 @@ async def test_the_model_is_described(service: Service, engine: ScriptedEngine) 
         },
         "capabilities": ["completion", "tools", "embedding"],
     }
-    for asked in ({"model": "pirate"}, {"name": "pirate", "verbose": True}):
-        shown = await (await service.post("/api/show", asked)).json()
+    for given in ({"model": "pirate"}, {"name": "pirate", "verbose": True}):
+        shown = await (await service.post("/api/show", given)).json()
         assert shown["details"] == DETAILS | {"parent_model": "scripted"}
     assert (await get(service, "/api/version"))["version"]
 
 
-async def test_what_is_unknown_is_left_out(service: Service) -> None:
+async def test_unknown_facts_are_left_out(service: Service) -> None:
     details = {"parent_model": "", "format": "gguf"}
     tag = {"name": "scripted", "model": "scripted", "digest": "f" * 16, "details": details}
     assert (await get(service, "/api/tags"))["models"][0] == tag
@@ -356,5 +358,5 @@ async def test_what_is_unknown_is_left_out(service: Service) -> None:
     [(999, "999"), (1000, "1K"), (1_499, "1K"), (70 * 10**6, "70M"), (134_515_008, "134.52M"), (8 * 10**9, "8B"),
      (8_030_261_312, "8.0B"), (70_553_706_496, "70.6B")],
 )  # fmt: skip
-def test_numbers_of_parameters_have_ollamas_form(count: int, text: str) -> None:
+def test_parameter_counts_have_ollamas_format(count: int, text: str) -> None:
     assert human_number(count) == text

@@ -1,4 +1,4 @@
-"""Ollama's embeddings over an engine whose vectors tell a text's length."""
+"""Ollama's embeddings, with an engine whose vectors encode the length of a text."""
 
 import dataclasses
 import math
@@ -45,8 +45,8 @@ async def test_the_older_route_returns_one_vector(service: Service) -> None:
         assert await ask(service, OLDER, prompt=nothing) == {"embedding": []}
 
 
-class NotingEngine(ScriptedEngine):
-    """Keeps the tokens of each text that was embedded; its vectors have no zero."""
+class RecordingEngine(ScriptedEngine):
+    """An engine that records the tokens of the texts; the first numbers of its vectors are not 0."""
 
     embedded: list[tuple[int, ...]]
 
@@ -67,8 +67,8 @@ class NotingEngine(ScriptedEngine):
         ("é" * 20_000, {"num_ctx": 1}, ""),
     ],
 )
-async def test_a_text_that_is_too_long_loses_its_end(truncate: Any, text: str, options: Any, kept: str) -> None:
-    engine = NotingEngine()
+async def test_the_end_of_a_text_that_is_too_long_is_cut_off(truncate: Any, text: str, options: Any, kept: str) -> None:
+    engine = RecordingEngine()
     async with serving(engine) as service:
         reply = await ask(service, EMBED, input=["x", text], truncate=truncate, options=options)
         expected = (BOS, *(100 + ord(letter) for letter in kept))
@@ -77,7 +77,7 @@ async def test_a_text_that_is_too_long_loses_its_end(truncate: Any, text: str, o
 
 
 async def test_fewer_dimensions_are_scaled_to_length_one() -> None:
-    async with serving(NotingEngine()) as service:
+    async with serving(RecordingEngine()) as service:
         for dimensions, expected in [(1, [1.0]), (2, [math.sqrt(0.5)] * 2), (8, [0.5] * 4 + [0.0] * 4)]:
             [made] = (await ask(service, EMBED, input="a", dimensions=dimensions))["embeddings"]
             assert made == pytest.approx(expected)
@@ -111,21 +111,21 @@ RULES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "fields", "message"), RULES)
-async def test_rules(service: Service, path: str, fields: dict[str, Any], message: str) -> None:
+async def test_invalid_requests_are_refused(service: Service, path: str, fields: dict[str, Any], message: str) -> None:
     response = await service.post(path, {"model": "any"} | fields)
     assert response.status == 400
     assert await response.json() == {"error": f"Input validation error: {message}", "error_type": "validation"}
 
 
 @pytest.mark.parametrize("path", [EMBED, OLDER])
-async def test_where_none_are_served(service: Service, path: str) -> None:
+async def test_a_router_without_embeddings_names_the_flag(service: Service, path: str) -> None:
     service.engine.model = dataclasses.replace(MODEL, embedding_size=0, max_embed_tokens=0)
     response = await service.post(path, {"model": "any"})
     assert response.status == 400
     assert "--embeddings" in (await response.json())["error"]
 
 
-async def test_it_needs_a_permit() -> None:
+async def test_a_request_needs_a_permit() -> None:
     async with serving(ScriptedEngine(), Limits(max_concurrent_requests=0)) as service:
         response = await service.post(EMBED, {"model": "any", "input": "a"})
         assert (response.status, response.headers["Retry-After"]) == (429, "1")

@@ -33,7 +33,7 @@ async def test_info(service: Service) -> None:
 
 
 @pytest.mark.parametrize("path", ["/info", "/v1/models"])
-async def test_before_a_shard_was_seen_there_is_no_model(service: Service, path: str) -> None:
+async def test_there_is_no_model_before_the_first_shard_joins(service: Service, path: str) -> None:
     service.engine.model = None
     assert (await service.client.get(path)).status == 503
 
@@ -81,8 +81,8 @@ async def test_detokenize(service: Service) -> None:
         assert await response.json() == {"content": text, "prompt": text}
 
 
-async def test_detokenize_refuses_what_is_no_token(service: Service) -> None:
-    for tokens, said in [
+async def test_detokenize_refuses_invalid_token_ids(service: Service) -> None:
+    for tokens, message in [
         ([-1], "`tokens` token ids must be >= 0 and < 1000. Given: -1"),
         ([5, 1000], "`tokens` token ids must be >= 0 and < 1000. Given: 1000"),
         ([5] * 8193, "`tokens` must have less than 8192 tokens. Given: 8193"),
@@ -91,10 +91,10 @@ async def test_detokenize_refuses_what_is_no_token(service: Service) -> None:
     ]:
         response = await service.post("/detokenize", {"tokens": tokens})
         assert response.status == 422
-        assert (await response.json())["error"] == f"Input validation error: {said}"
+        assert (await response.json())["error"] == f"Input validation error: {message}"
 
 
-async def test_detokenize_shows_bytes_that_are_no_text(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_detokenize_replaces_incomplete_characters(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     async def detokenize(token_ids: Sequence[int]) -> TokenizedText:
         return TokenizedText(tuple(token_ids), (b"\xc3", b"\xa9", b"\xf0\x9f"), (False,) * 3)
 
@@ -103,7 +103,7 @@ async def test_detokenize_shows_bytes_that_are_no_text(service: Service, monkeyp
     assert (await response.json())["content"] == "é\ufffd"
 
 
-async def test_the_description_is_served(service: Service) -> None:
+async def test_the_served_description_matches_the_routes(service: Service) -> None:
     assert await (await service.client.get("/openapi.json")).json() == document()
 
 
@@ -129,7 +129,7 @@ async def test_metrics_count_a_request(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("given", "kept"), [("abc-1:2", True), ("a b", False), ("a" * 129, False), ("é", False)])
-async def test_a_request_id_is_kept_if_it_is_fit_for_a_log(service: Service, given: str, kept: bool) -> None:
+async def test_a_request_id_is_kept_if_it_is_safe_to_log(service: Service, given: str, kept: bool) -> None:
     response = await service.client.get("/health", headers={"X-Request-Id": given})
     assert (response.headers["X-Request-Id"] == given) == kept
     assert len(response.headers["X-Request-Id"]) <= 128
@@ -153,7 +153,7 @@ async def test_each_request_is_logged_once(service: Service, caplog: pytest.LogC
 PREFLIGHT = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
 
 
-async def test_any_origin_may_unless_some_are_named(service: Service) -> None:
+async def test_any_origin_is_allowed_by_default(service: Service) -> None:
     response = await service.client.options("/generate", headers=PREFLIGHT)
     assert response.status == 200
     assert response.headers["Access-Control-Allow-Origin"] == "*"
@@ -163,7 +163,7 @@ async def test_any_origin_may_unless_some_are_named(service: Service) -> None:
 @pytest.mark.parametrize(
     ("origin", "allowed"), [("https://a.example", "https://a.example"), ("https://b.example", None)]
 )
-async def test_named_origins(origin: str, allowed: str | None) -> None:
+async def test_only_the_configured_origins_are_allowed(origin: str, allowed: str | None) -> None:
     async with (
         serving(ScriptedEngine(), access=Access(cors_allow_origin=("https://a.example",))) as service,
         ClientSession(service.url) as client,
@@ -178,14 +178,14 @@ async def test_the_description_has_two_addresses(service: Service, path: str) ->
     assert await (await service.client.get(path)).read() == openapi_document()
 
 
-async def test_the_description_as_a_page(service: Service) -> None:
+async def test_the_description_is_also_a_page(service: Service) -> None:
     response = await service.client.get("/docs")
     assert response.content_type == "text/html"
     page = await response.text()
     for path, methods in json.loads(openapi_document())["paths"].items():
         for method in methods:
             assert f"<code>{method.upper()} {path}</code>" in page
-    # Nothing from elsewhere, and nothing that runs; each link within the page leads somewhere.
+    # The page loads nothing and runs no script, and every link within it has a target.
     assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert not re.findall(r"<script|https?://|src=|@import", page)
     assert set(re.findall(r"href=#(\w+)", page)) <= set(re.findall(r"<h2 id=(\w+)", page))

@@ -23,33 +23,33 @@ PREFILL = [
 
 
 @pytest.mark.parametrize("path", ["/generate", "/"])
-async def test_details_come_with_them(service: Service, path: str) -> None:
+async def test_details_include_prompt_tokens(service: Service, path: str) -> None:
     details = (await generate(service, path))["details"]
     assert details["prefill"] == PREFILL
     assert [token["logprob"] for token in details["tokens"]] == [-0.5]
 
 
-async def test_what_was_cut_off_is_not_among_them_but_in_the_full_text(service: Service) -> None:
+async def test_truncated_tokens_are_in_the_full_text_but_not_in_the_details(service: Service) -> None:
     reply = await generate(service, truncate=2, return_full_text=True)
     assert reply["generated_text"] == "hi w1"
     assert reply["details"]["prefill"] == [PREFILL[0], PREFILL[2]]
 
 
-async def test_candidates_share_them(service: Service) -> None:
+async def test_candidates_share_prompt_tokens(service: Service) -> None:
     details = (await generate(service, best_of=3, do_sample=True))["details"]
     assert [details["prefill"], *(other["prefill"] for other in details["best_of_sequences"])] == [PREFILL] * 3
     assert [stream.spec.prompt_logprobs for stream in service.engine.streams] == [True, False, False]
 
 
-async def test_only_if_asked_for(service: Service) -> None:
+async def test_prompt_tokens_are_absent_by_default(service: Service) -> None:
     reply = await generate(service, decoder_input_details=False, details=True)
     assert reply["details"]["prefill"] == []
     assert not service.engine.spec.prompt_logprobs
 
 
 @pytest.mark.parametrize("path", ["/generate_stream", "/"])
-async def test_not_in_a_stream(service: Service, path: str) -> None:
-    # Before anything else that is wrong, as in TGI.
+async def test_a_stream_refuses_decoder_input_details(service: Service, path: str) -> None:
+    # As in TGI, this error precedes all others.
     parameters = {"decoder_input_details": True, "temperature": 0}
     body = {"inputs": "hi", "parameters": parameters} | ({"stream": True} if path == "/" else {})
     [error] = events(await (await service.post(path, body)).text())

@@ -1,4 +1,4 @@
-"""Whoever leaves, and whenever: the stream is closed, the permit is back, it is counted."""
+"""However a request ends, its streams are closed, its permits are released, and metrics count it."""
 
 import asyncio
 from typing import Any
@@ -35,7 +35,7 @@ def generations_of(body: dict[str, Any]) -> int:
 
 
 async def send(service: Service, path: str, body: dict[str, Any]) -> asyncio.StreamWriter:
-    """A request on a connection of its own, whose answer nobody reads."""
+    """Send a request on a new connection whose reply is never read."""
     data = msgspec.json.encode(body)
     _, writer = await asyncio.open_connection("127.0.0.1", int(service.url.rpartition(":")[2]))
     writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
@@ -44,7 +44,7 @@ async def send(service: Service, path: str, body: dict[str, Any]) -> asyncio.Str
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 @pytest.mark.parametrize("tokens_before", [0, 2], ids=["before the first token", "between tokens"])
-async def test_a_client_that_leaves_a_generation(
+async def test_a_client_disconnects_during_generation(
     service: Service, path: str, body: dict[str, Any], tokens_before: int
 ) -> None:
     engine = service.engine
@@ -62,9 +62,7 @@ async def test_a_client_that_leaves_a_generation(
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-async def test_a_client_that_leaves_while_its_prompt_is_tokenized(
-    service: Service, path: str, body: dict[str, Any]
-) -> None:
+async def test_a_client_disconnects_during_tokenization(service: Service, path: str, body: dict[str, Any]) -> None:
     service.engine.tokenizing = asyncio.Event()
     writer = await send(service, path, body)
     await eventually(lambda: service.free_permits == service.limits.max_concurrent_requests - generations_of(body))
@@ -74,7 +72,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized(
 
 
 @pytest.mark.parametrize(("path", "status"), [("/generate", 429), ("/generate_stream", 429), ("/", 429)])
-async def test_one_more_than_allowed_is_refused_before_it_is_looked_at(path: str, status: int) -> None:
+async def test_a_request_over_the_limit_is_refused_before_validation(path: str, status: int) -> None:
     engine = ScriptedEngine(script=lambda _: [Pause()])
     async with serving(engine, Limits(max_concurrent_requests=1)) as service:
         writer = await send(service, "/generate", {"inputs": "a"})
@@ -88,7 +86,7 @@ async def test_one_more_than_allowed_is_refused_before_it_is_looked_at(path: str
         await eventually(service.is_idle)
 
 
-async def test_a_list_of_prompts_takes_all_its_permits_or_none() -> None:
+async def test_a_list_of_prompts_takes_all_of_its_permits_or_none() -> None:
     async with serving(ScriptedEngine(), Limits(max_concurrent_requests=2)) as service:
         response = await service.post("/v1/completions", {"prompt": ["a", "b", "c"]})
         assert response.status == 429
@@ -105,11 +103,11 @@ async def test_a_list_of_prompts_takes_all_its_permits_or_none() -> None:
         ("/generate", {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}}),
     ],
 )
-async def test_an_error_of_one_candidate_ends_all(service: Service, path: str, body: dict[str, Any]) -> None:
+async def test_an_error_of_one_candidate_ends_all_candidates(service: Service, path: str, body: dict[str, Any]) -> None:
     engine = service.engine
 
     def script(_: GenerationSpec) -> list[Step]:
-        # The second breaks; the others would wait for ever.
+        # The second candidate fails; the others would never end.
         return [word("a", logprob=-1.0), GenerationError("gone") if len(engine.streams) == 1 else Pause()]
 
     engine.script = script
@@ -120,20 +118,20 @@ async def test_an_error_of_one_candidate_ends_all(service: Service, path: str, b
     assert await service.sample('tgi_request_failure{err="generation"}') == 3
 
 
-async def test_candidates_take_a_permit_each() -> None:
+async def test_each_candidate_takes_a_permit() -> None:
     async with serving(ScriptedEngine(), Limits(max_concurrent_requests=3)) as service:
         assert (await service.post("/v1/completions", {"prompt": ["a", "b"], "n": 2})).status == 429
         assert (await service.post("/v1/completions", {"prompt": "a", "best_of": 4})).status == 429
         assert (await service.post("/v1/completions", {"prompt": "a", "n": 3})).status == 200
         four = {"inputs": "a", "parameters": {"best_of": 4, "do_sample": True}}
         assert (await service.post("/generate", four)).status == 429
-        # One that will be refused is refused for what it is.
+        # An invalid ``best_of`` is a validation error and takes one permit.
         far = {"inputs": "a", "parameters": {"best_of": 10**9, "do_sample": True}}
         assert (await service.post("/generate", far)).status == 422
         assert service.is_idle()
 
 
-async def test_a_reader_that_takes_nothing_is_cut_and_blocks_nobody() -> None:
+async def test_a_client_that_does_not_read_is_disconnected_and_blocks_no_other() -> None:
     engine = ScriptedEngine(script=lambda _: [word("x" * 100_000)] * 1000)
     async with serving(engine, Limits(slow_client_timeout_s=0.2)) as service:
         writer = await send(service, "/generate_stream", {"inputs": "a"})
@@ -157,7 +155,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
         await eventually(service.is_idle)
 
 
-async def test_headers_leave_before_the_first_token(service: Service) -> None:
+async def test_headers_are_sent_before_the_first_token(service: Service) -> None:
     service.engine.script = lambda _: [Pause()]
     async with asyncio.timeout(5):
         response = await service.post("/generate_stream", {"inputs": "a"})

@@ -1,4 +1,4 @@
-"""``/v1/requests``: a key sees what it has in progress, and may end it."""
+"""``/v1/requests``: a key lists its requests in progress and may abort them."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ MESSAGE = "The request was aborted by `DELETE /v1/requests/{id}`"
 TGIS = {"error": MESSAGE, "error_type": "aborted"}
 OPENAIS = {"error": {"message": MESSAGE, "type": "invalid_request_error", "param": None, "code": "aborted"}}
 
-# Route, body, and what its client is told when the request is aborted.
+# Route, body, and the error that the client gets when the request is aborted.
 WHOLE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("/generate", {"inputs": "a"}, TGIS),
     ("/", {"inputs": "a"}, TGIS),
@@ -72,7 +72,7 @@ async def delete(service: Service, request_id: str, **headers: str) -> ClientRes
 
 @asynccontextmanager
 async def posted(service: Service, path: str, body: Any, **headers: str) -> AsyncIterator[asyncio.Task[ClientResponse]]:
-    """A request whose client waits for it."""
+    """Run a request in a task for the duration of the block."""
     task = asyncio.create_task(service.post(path, body, **headers))
     try:
         yield task
@@ -81,11 +81,11 @@ async def posted(service: Service, path: str, body: Any, **headers: str) -> Asyn
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_nothing_is_in_progress(service: Service) -> None:
+async def test_an_idle_router_lists_no_requests(service: Service) -> None:
     assert await listed(service) == []
 
 
-async def test_a_request_from_arrival_to_end(service: Service) -> None:
+async def test_a_request_is_listed_from_arrival_to_end(service: Service) -> None:
     engine = service.engine
     engine.tokenizing = asyncio.Event()
     before = time.time()
@@ -147,7 +147,7 @@ async def test_every_generating_route_is_listed(
     await eventually(service.is_idle)
 
 
-async def test_generations_of_one_request(service: Service) -> None:
+async def test_a_request_lists_its_generations(service: Service) -> None:
     engine = service.engine
 
     def script(_: GenerationSpec) -> list[Step]:
@@ -168,7 +168,7 @@ async def test_generations_of_one_request(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("path", "body", "error"), WHOLE)
-async def test_an_aborted_request_has_an_error_of_its_dialect(
+async def test_an_aborted_request_gets_an_error_of_its_dialect(
     service: Service, path: str, body: dict[str, Any], error: dict[str, Any]
 ) -> None:
     engine = service.engine
@@ -213,7 +213,7 @@ async def test_an_aborted_stream_of_lines_ends_with_an_error_line(
 
 
 @pytest.mark.parametrize(("path", "body", "error"), WHOLE)
-async def test_an_abort_while_the_prompt_is_tokenized(
+async def test_an_abort_interrupts_tokenization(
     service: Service, path: str, body: dict[str, Any], error: dict[str, Any]
 ) -> None:
     service.engine.tokenizing = asyncio.Event()
@@ -226,7 +226,7 @@ async def test_an_abort_while_the_prompt_is_tokenized(
     assert not service.engine.streams
 
 
-async def test_an_abort_frees_what_a_reader_that_takes_nothing_holds(service: Service) -> None:
+async def test_an_abort_releases_the_permit_of_a_client_that_does_not_read(service: Service) -> None:
     service.engine.script = lambda _: [word("x" * 100_000)] * 1000
     reply = await service.post("/generate_stream", {"inputs": "a"}, X_Request_Id="me")
     [stream] = service.engine.streams
@@ -236,7 +236,7 @@ async def test_an_abort_frees_what_a_reader_that_takes_nothing_holds(service: Se
         await asyncio.sleep(0.05)
     assert 0 < sent < 1000
     assert (await delete(service, "me")).status == 200
-    # Before it was cut, which would break its reply.
+    # The slow client is not disconnected yet, which would break its reply.
     await eventually(service.is_idle)
     assert await listed(service) == []
     assert events(await reply.text())[-1] == TGIS
@@ -257,7 +257,7 @@ async def test_requests_of_one_id_are_aborted_together(service: Service) -> None
     await eventually(service.is_idle)
 
 
-async def test_what_is_not_in_progress_is_unknown(service: Service) -> None:
+async def test_aborting_an_unknown_request_is_404(service: Service) -> None:
     response = await delete(service, "nobody")
     assert (response.status, (await response.json())["error"]) == (
         404,
@@ -271,14 +271,14 @@ async def test_what_is_not_in_progress_is_unknown(service: Service) -> None:
 
 
 @pytest.mark.parametrize("body", [{"inputs": ""}, {"inputs": "a"}])
-async def test_a_request_that_fails_is_listed_no_more(service: Service, body: dict[str, Any]) -> None:
+async def test_a_failed_request_is_no_longer_listed(service: Service, body: dict[str, Any]) -> None:
     service.engine.script = lambda _: [GenerationError("gone")]
     assert (await service.post("/generate", body)).status in {422, 424}
     assert await listed(service) == []
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
-async def test_a_request_whose_client_leaves_is_listed_no_more(service: Service, path: str) -> None:
+async def test_a_request_whose_client_disconnects_is_no_longer_listed(service: Service, path: str) -> None:
     async with posted(service, path, {"inputs": "a"}) as reply:
         await eventually(lambda: bool(service.engine.streams))
         assert len(await listed(service)) == 1
@@ -288,7 +288,7 @@ async def test_a_request_whose_client_leaves_is_listed_no_more(service: Service,
     assert await listed(service) == []
 
 
-async def test_a_request_that_is_refused_is_not_listed() -> None:
+async def test_a_refused_request_is_not_listed() -> None:
     async with serving(ScriptedEngine(), Limits(max_concurrent_requests=1)) as service:
         assert (await service.post("/v1/completions", {"prompt": "a", "n": 2})).status == 429
         assert await listed(service) == []
@@ -298,7 +298,7 @@ KEYS = [ApiKey(digest=digest_of(f"{name}-key"), tenant=Tenant(name=name)) for na
 AS_ALICE, AS_BOB = "Bearer alice-key", "Bearer bob-key"
 
 
-async def test_a_key_knows_nothing_of_others(engine: ScriptedEngine) -> None:
+async def test_a_key_cannot_see_or_abort_requests_of_others(engine: ScriptedEngine) -> None:
     async with serving(engine, access=Access(keyring=Keyring(KEYS, time.monotonic()))) as service:
         body = {"inputs": "a"}
         async with posted(service, "/generate", body, X_Request_Id="me", Authorization=AS_ALICE) as hers:
@@ -316,9 +316,9 @@ async def test_a_key_knows_nothing_of_others(engine: ScriptedEngine) -> None:
         await eventually(service.is_idle)
 
 
-async def test_openais_client_does_not_retry_what_was_aborted(service: Service) -> None:
+async def test_openais_client_does_not_retry_an_aborted_request(service: Service) -> None:
     connect = partial(openai.OpenAI, base_url=f"{service.url}/v1", api_key="-", default_headers={"X-Request-Id": "me"})
-    # In a thread, since it reads files.
+    # The constructor reads files, which would block the loop.
     with await asyncio.to_thread(connect) as client:
         call = asyncio.create_task(asyncio.to_thread(client.completions.create, model="any", prompt="a"))
         await eventually(lambda: bool(service.engine.streams))
@@ -333,7 +333,7 @@ def in_progress() -> RequestInProgress:
     return RequestInProgress(request_id="me", owner="", route="/generate", arrived=0.0)
 
 
-async def test_an_abort_between_two_blocks_ends_the_next() -> None:
+async def test_an_abort_between_two_blocks_interrupts_the_second() -> None:
     request = in_progress()
     async with request.abortable():
         pass
@@ -350,7 +350,7 @@ async def test_a_timeout_within_the_block_is_not_an_abort() -> None:
             await asyncio.sleep(1)
 
 
-async def test_a_client_that_leaves_as_its_request_is_aborted_has_left() -> None:
+async def test_cancellation_takes_precedence_over_an_abort() -> None:
     request = in_progress()
 
     async def handler() -> None:

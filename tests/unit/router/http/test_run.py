@@ -1,4 +1,4 @@
-"""One generation from submission to its end."""
+"""A generation from its submission to its end."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def run_of(service: Service, stops: tuple[str, ...], *steps: Step) -> Run:
     return Run(service.app[STATE], SPEC, TextOptions(stops=stops), arrived=0.0)
 
 
-async def test_pieces_come_as_they_are_released_and_every_token_counts(service: Service) -> None:
+async def test_held_back_pieces_are_yielded_together_and_every_token_counts(service: Service) -> None:
     with run_of(service, ("bx",), word("a"), word("b"), word("c"), EOS_TOKEN) as run:
         texts = [[piece.text for piece in pieces] async for pieces in run]
     assert texts == [["a"], ["b", "c"], [""]]
@@ -28,7 +28,7 @@ async def test_pieces_come_as_they_are_released_and_every_token_counts(service: 
     assert service.engine.all_closed
 
 
-async def test_a_stop_string_closes_the_stream_before_it_is_read_again(service: Service) -> None:
+async def test_a_stop_string_closes_the_stream_without_another_token(service: Service) -> None:
     with run_of(service, ("b",), word("a"), word("b"), word("c"), EOS_TOKEN) as run:
         texts = ["".join(piece.text for piece in pieces) async for pieces in run]
         assert service.engine.all_closed
@@ -47,7 +47,7 @@ async def test_an_error_is_raised_and_the_stream_is_closed(service: Service) -> 
     assert await service.sample('tgi_request_failure{err="generation"}') == 1
 
 
-async def test_a_stream_that_ends_without_a_reason_is_an_error(service: Service) -> None:
+async def test_a_stream_that_ends_without_a_finish_reason_is_an_error(service: Service) -> None:
     with pytest.raises(IncompleteGenerationError), run_of(service, (), word("a")) as run:
         async for _ in run:
             pass
@@ -61,7 +61,7 @@ async def test_a_reader_may_end_a_run_early(service: Service) -> None:
     assert service.engine.all_closed
 
 
-async def test_a_deadline_ends_a_whole_reply_with_what_was_generated_and_what_was_held_back(service: Service) -> None:
+async def test_a_deadline_ends_a_whole_reply_with_the_text_so_far(service: Service) -> None:
     texts: list[str] = []
     with run_of(service, ("bx",), word("a"), word("b"), DeadlineError("late")) as run:
         await run.read(lambda pieces: texts.extend(piece.text for piece in pieces))

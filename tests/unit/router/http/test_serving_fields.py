@@ -1,4 +1,4 @@
-"""Priority, timeout and cache salt: fields of every generating route, and their headers."""
+"""Priority, timeout and cache salt, which every generating route accepts as fields or headers."""
 
 import math
 from typing import Any
@@ -32,14 +32,14 @@ async def test_fields_reach_the_engine(service: Service, path: str, body: dict[s
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-async def test_without_them(service: Service, path: str, body: dict[str, Any]) -> None:
+async def test_defaults_reach_the_engine(service: Service, path: str, body: dict[str, Any]) -> None:
     await (await service.post(path, body)).text()
     spec = service.engine.spec
     assert (spec.priority, spec.timeout_s, spec.namespace, spec.tenant) == (0, math.inf, "\0", ANYONE)
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-async def test_headers_say_the_same_and_fields_win(service: Service, path: str, body: dict[str, Any]) -> None:
+async def test_headers_replace_fields_and_fields_win(service: Service, path: str, body: dict[str, Any]) -> None:
     await (await service.post(path, body, X_Priority="-3", X_Request_Timeout="1.5")).text()
     assert (service.engine.spec.priority, service.engine.spec.timeout_s) == (-3, 1.5)
     both = body | {"priority": 0, "timeout": 9}
@@ -78,7 +78,7 @@ async def test_headers_say_the_same_and_fields_win(service: Service, path: str, 
         ),
     ],
 )
-async def test_rules(
+async def test_values_out_of_range_are_refused(
     service: Service, fields: dict[str, Any], headers: dict[str, str], param: str, message: str
 ) -> None:
     response = await service.post("/v1/completions", {"prompt": "a"} | fields, **headers)
@@ -97,31 +97,31 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "word_for_it", "metric"), FAILURES)
-async def test_running_out_of_time(
-    service: Service, error: QueueTimeoutError | DeadlineError, status: int, word_for_it: str, metric: str
+@pytest.mark.parametrize(("error", "status", "code", "metric"), FAILURES)
+async def test_a_timeout_has_a_status(
+    service: Service, error: QueueTimeoutError | DeadlineError, status: int, code: str, metric: str
 ) -> None:
     service.engine.script = lambda _: [error]
     tgi = await service.post("/generate", {"inputs": "a"})
     openai = await service.post("/v1/completions", {"prompt": "a"})
     assert tgi.status == openai.status == status
-    assert (await tgi.json())["error_type"] == (await openai.json())["error"]["code"] == word_for_it
+    assert (await tgi.json())["error_type"] == (await openai.json())["error"]["code"] == code
     assert str(error) in (await tgi.json())["error"]
     assert tgi.headers.get("Retry-After") == ("1" if status == 429 else None)
     assert await service.sample(f'tgi_request_failure{{err="{metric}"}}') == 2
 
 
-@pytest.mark.parametrize(("error", "status", "word_for_it", "metric"), FAILURES)
-async def test_running_out_of_time_in_a_stream_is_an_event(
-    service: Service, error: QueueTimeoutError | DeadlineError, status: int, word_for_it: str, metric: str
+@pytest.mark.parametrize(("error", "status", "code", "metric"), FAILURES)
+async def test_a_timeout_in_a_started_stream_is_an_event(
+    service: Service, error: QueueTimeoutError | DeadlineError, status: int, code: str, metric: str
 ) -> None:
     def script(_: GenerationSpec) -> list[Step]:
         return [word("a"), error]
 
     service.engine.script = script
     *_, last = events(await (await service.post("/generate_stream", {"inputs": "a"})).text())
-    assert last["error_type"] == word_for_it
+    assert last["error_type"] == code
     body = {"prompt": "a", "n": 2, "stream": True}
     *_, last, done = events(await (await service.post("/v1/completions", body)).text())
-    assert (last["error"]["code"], done) == (word_for_it, "[DONE]")
+    assert (last["error"]["code"], done) == (code, "[DONE]")
     assert await service.sample(f'tgi_request_failure{{err="{metric}"}}') == 3

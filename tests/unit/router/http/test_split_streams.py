@@ -1,4 +1,4 @@
-"""Streams that arrive in pieces, of characters that arrive in pieces, are what they are whole."""
+"""Clients read the right text when tokens split characters and the network splits events."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from caravan_testing.raw_http import exchange, post
 from caravan_testing.scripted_engine import MODEL, ScriptedEngine, Step, word
 from caravan_testing.splitting_proxy import splitting
 
-# A flag and a family are several code points, which are one to a reader; "é" is two here; NUL and line breaks are text.
+# The family, the flag and "é" have several code points each; NUL and line breaks are part of the text.
 TEXT = (
     'Zoë e\u0301 👩\u200d👩\u200d👧 🏳️\u200d🌈 日本語 \u202eRTL\u202c "quoted" \\ \n\ndata: x\r\n\0\x85\u2028\u2029 end'
 )
@@ -22,7 +22,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def tokens(size: int) -> list[Step]:
-    """The text in tokens of so many bytes, wherever characters begin."""
+    """Return TEXT as tokens of ``size`` bytes, which may split characters."""
     data = TEXT.encode()
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     return [
@@ -64,8 +64,8 @@ async def test_whole_replies_have_the_same_text(service: Service, path: str, fie
     assert (reply["generated_text"] if field == "inputs" else reply["choices"][0]["text"]) == TEXT
 
 
-async def test_the_bytes_of_a_stream_pass_unchanged(service: Service) -> None:
-    """That the proxy is what it should be: the same bytes, in more pieces."""
+async def test_the_splitting_proxy_changes_no_byte(service: Service) -> None:
+    """The proxy of the other tests splits the stream and changes no byte."""
     request = post("/generate_stream", b'{"inputs":"a"}', "Connection: close", "X-Request-Id: same")
     async with splitting(service.url, 1) as url:
         split, direct = await exchange(url, [request]), await exchange(service.url, [request])

@@ -1,4 +1,4 @@
-"""HTTPS as the program serves it: a certificate, its reload, and clients that must show one."""
+"""HTTPS: serving with a certificate, reloading it, and requiring client certificates."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ def write_certificate(authority: trustme.CA, folder: Path) -> tuple[str, str]:
 
 @asynccontextmanager
 async def router(config: RouterConfig) -> AsyncIterator[str]:
-    """As the program runs it; its shard is away."""
+    """Run the router as the program does, with a shard that cannot be reached; yield its URL."""
     stop, urls = asyncio.Event(), asyncio.Queue[str]()
     running = asyncio.create_task(run_router(config, stop, lambda _engine, url: urls.put_nowait(url)))
     try:
@@ -58,7 +58,7 @@ async def router(config: RouterConfig) -> AsyncIterator[str]:
 
 
 async def serial_of(url: str, context: ssl.SSLContext) -> str:
-    """Of the certificate that the server shows."""
+    """Return the serial number of the server's certificate."""
     _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=context)
     certificate = writer.get_extra_info("peercert")
     writer.close()
@@ -90,7 +90,7 @@ async def test_sighup_reloads_the_certificate_and_a_broken_one_changes_nothing(
         first = await serial_of(url, trust)
         await asyncio.to_thread(Path(key).write_bytes, b"no key")
         os.kill(os.getpid(), signal.SIGHUP)
-        while "certificate not reloaded" not in caplog.text:  # noqa: ASYNC110 - it sets no event
+        while "certificate not reloaded" not in caplog.text:  # noqa: ASYNC110 - the log sets no event
             await asyncio.sleep(0.01)
         assert await serial_of(url, trust) == first
         await asyncio.to_thread(write_certificate, authority, tmp_path)
@@ -99,7 +99,7 @@ async def test_sighup_reloads_the_certificate_and_a_broken_one_changes_nothing(
             await asyncio.sleep(0.01)
 
 
-async def test_clients_must_show_a_certificate_if_authorities_are_named(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_ssl_ca_certs_requires_client_certificates(authority: trustme.CA, tmp_path: Path) -> None:
     chain, key = await asyncio.to_thread(write_certificate, authority, tmp_path)
     named = tmp_path / "authorities.pem"
     await asyncio.to_thread(authority.cert_pem.write_to_path, named)
@@ -113,7 +113,7 @@ async def test_clients_must_show_a_certificate_if_authorities_are_named(authorit
             await client.get("/health", ssl=unknown)
 
 
-def test_a_router_does_not_start_without_its_certificate(tmp_path: Path) -> None:
+def test_a_missing_certificate_is_a_startup_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "caravan_router", "router", "--shard", "127.0.0.1:1", "--port", "0"]
     missing = tmp_path / "none.pem"
     done = subprocess.run([*command, "--ssl-certfile", missing], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Each rule, its words, and what it leaves alone."""
+"""Invalid requests with their error messages, and valid ones that are close to a limit."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 
-# Parameters of /generate, and what is said of them; the prompt has 3 tokens, the model 256.
+# Parameters of /generate with their error messages. The prompt has 3 tokens, the context 256.
 TGI_RULES = [
     ({"best_of": 0}, "`best_of` must be > 0 and <= 16. Given: 0"),
     ({"best_of": 17, "do_sample": True}, "`best_of` must be > 0 and <= 16. Given: 17"),
@@ -58,7 +58,7 @@ TGI_RULES = [
         "grammar is not valid: it must have either `json_schema` or `value`",
     ),
     ({"grammar": {"type": "regex", "value": "é" * 32769}}, "`grammar` must have at most 65536 bytes. Given: 65538"),
-    # The grammar is the last that is looked at.
+    # The grammar is checked last.
     (
         {"grammar": {"type": "json", "value": "{"}, "max_new_tokens": 254},
         "`inputs` tokens + `max_new_tokens` must be <= 256. Given: 3 `inputs` tokens and 254 `max_new_tokens`",
@@ -67,7 +67,7 @@ TGI_RULES = [
     ({"top_k": 1.5}, "Expected `int | null`, got `float` - at `$.parameters.top_k`"),
     ({"top_k": True}, "Expected `int | null`, got `bool` - at `$.parameters.top_k`"),
     ({"stop": "a"}, "Expected `array | null`, got `str` - at `$.parameters.stop`"),
-    # TGI's order: the first rule broken is the one named.
+    # Parameters are checked in TGI's order, and the first error is reported.
     ({"temperature": 0, "top_k": 0}, "`temperature` must be strictly positive. Given: 0.0"),
     ({"top_p": 2.0, "top_k": 0}, "`top_p` must be > 0.0 and < 1.0. Given: 2.0"),
 ]
@@ -90,8 +90,8 @@ async def test_tgi_rules(service: Service, parameters: dict[str, Any], message: 
     assert not service.engine.streams
 
 
-# What a stream cannot have is looked at first: of these parameters something else is said there.
-_SAID_FIRST = {
+# Streams refuse these parameters before all others are checked.
+_STREAM_RULES = {
     "best_of": "`best_of` != 1 is not supported when streaming tokens. Given: {}",
     "decoder_input_details": "`decoder_input_details` == true is not supported when streaming tokens",
 }
@@ -106,16 +106,16 @@ _SAID_FIRST = {
 async def test_tgi_rules_in_a_stream(
     service: Service, path: str, extra: dict[str, Any], parameters: dict[str, Any], message: str
 ) -> None:
-    """A request that is none has its status; what is wrong with its content is an event."""
+    """A body of the wrong type is refused by status, invalid content by an event."""
     response = await service.post(path, {"inputs": "hi", "parameters": parameters, **extra})
     if "at `$." in message:
         assert response.status == 422
         assert await response.json() == _error(message)
     else:
-        first = next((field for field in _SAID_FIRST if parameters.get(field) is not None), None)
-        said = message if first is None else _SAID_FIRST[first].format(parameters[first])
+        first = next((field for field in _STREAM_RULES if parameters.get(field) is not None), None)
+        expected = message if first is None else _STREAM_RULES[first].format(parameters[first])
         assert response.status == 200
-        assert events(await response.text()) == [_error(said)]
+        assert events(await response.text()) == [_error(expected)]
     assert not service.engine.streams
 
 
@@ -123,7 +123,7 @@ PROMPT_RULES = [
     ("", {}, "`inputs` cannot be empty"),
     ("a" * 256, {}, "`inputs` must have less than 255 tokens. Given: 257"),
     ("é" * 5001, {}, "`inputs` must have at most 8192 bytes. Given: 10002"),
-    # The prompt comes after the parameters, and its emptiness before what is cut off of it.
+    # The parameters are checked before the prompt, and an empty prompt is refused before ``truncate`` applies.
     ("", {"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
     ("", {"truncate": 0}, "`inputs` cannot be empty"),
     ("a" * 256, {"truncate": 256}, "`truncate` must be strictly positive and less than 255. Given: 256"),
@@ -150,7 +150,7 @@ async def test_tokenize_rules(service: Service, inputs: str, message: str) -> No
     assert await response.json() == _error(message)
 
 
-async def test_where_best_of_is_one_alone(engine: ScriptedEngine) -> None:
+async def test_a_router_whose_limit_of_best_of_is_1(engine: ScriptedEngine) -> None:
     async with serving(engine, Limits(max_best_of=1)) as service:
         body = {"inputs": "a", "parameters": {"best_of": 2, "do_sample": True}}
         response = await service.post("/generate", body)
@@ -316,7 +316,7 @@ OPENAI_RULES = [
 
 @pytest.mark.parametrize(("fields", "param", "message"), OPENAI_RULES)
 async def test_openai_rules(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
-    """In a stream alike: nothing was begun."""
+    """A streamed request is refused by status too, since the stream has not started."""
     body = {"prompt": "hi", "model": "m", **fields}
     streamed = {"stream": True, "stream_options": {}} | body
     for request in (body, streamed) if param != "stream_options" else (body,):
@@ -334,7 +334,7 @@ async def test_openai_rules(service: Service, fields: dict[str, Any], param: str
     assert not service.engine.streams
 
 
-async def test_neutral_values_of_what_is_not_built_are_accepted(service: Service) -> None:
+async def test_neutral_values_are_accepted(service: Service) -> None:
     neutral = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "logit_bias": {}, "stream_options": None}
     assert (await service.post("/v1/completions", {"prompt": "hi", **neutral})).status == 200
 
@@ -346,7 +346,7 @@ async def test_neutral_values_of_what_is_not_built_are_accepted(service: Service
         ("/generate", {"inputs": "a", "parameters": {"best_of": 4, "do_sample": True, "max_new_tokens": 11}}),
     ],
 )
-async def test_new_tokens_of_all_generations_are_bounded_together(path: str, body: dict[str, Any]) -> None:
+async def test_the_new_tokens_of_all_generations_have_a_common_limit(path: str, body: dict[str, Any]) -> None:
     async with serving(ScriptedEngine(), Limits(max_request_new_tokens=43)) as service:
         response = await service.post(path, body)
         assert response.status in {400, 422}
