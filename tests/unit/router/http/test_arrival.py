@@ -9,6 +9,8 @@ import pytest
 from caravan_testing.http_server import Service
 
 UPLOAD_S = 0.3
+# Timers may fire a few milliseconds early.
+LEAST_S = 0.9 * UPLOAD_S
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ async def test_times_include_the_upload(service: Service, path: str, body: dict[
     response = await service.client.post(path, data=slowly(), headers=headers, expect100=True)
     assert response.status == 200, await response.text()
     reply = await response.json()
-    assert int(response.headers["x-total-time"]) >= UPLOAD_S * 1000
-    assert await service.sample("caravan_time_to_first_token_seconds_sum") >= UPLOAD_S
+    assert int(response.headers["x-total-time"]) >= LEAST_S * 1000
+    assert await service.sample("caravan_time_to_first_token_seconds_sum") >= LEAST_S
     if path.startswith("/api/"):
-        assert reply["total_duration"] >= UPLOAD_S * 1e9
+        assert reply["total_duration"] >= LEAST_S * 1e9
