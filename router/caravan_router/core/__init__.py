@@ -1,1 +1,1 @@
-"""The domain types that every room of the router uses. Imports nothing of ours."""
+"""The domain types that all packages of the router use. Imports no other package of Caravan."""

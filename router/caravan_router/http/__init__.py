@@ -1,1 +1,1 @@
-"""HTTP in and out: TGI's routes and OpenAI's, over the engine of ``caravan_router.core.engine``."""
+"""The HTTP layer over the engine: what all routes share, and one package for each dialect."""

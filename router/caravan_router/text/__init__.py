@@ -1,1 +1,1 @@
-"""From the bytes of tokens to the text a client sees: UTF-8 decoding, stop strings, and the owner of a token stream."""
+"""Turns the bytes of tokens into the text that a client sees: UTF-8 decoding and stop strings."""

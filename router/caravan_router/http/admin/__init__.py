@@ -1,1 +1,1 @@
-"""Routes that manage what shards hold. Where there are API keys, they need an operator's."""
+"""Routes that manage what shards hold; with API keys in force, they need an operator's key."""

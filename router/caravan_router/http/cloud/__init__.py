@@ -1,1 +1,1 @@
-"""The routes that SageMaker and Vertex AI call."""
+"""The routes that SageMaker and Vertex AI call, over the other dialects."""

@@ -1,1 +1,1 @@
-"""What all generating routes share, from permits to the tokens of a run."""
+"""The way of every generating request, for all dialects: permits, checks, prompt, constraint, runs, answer."""

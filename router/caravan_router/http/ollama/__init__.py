@@ -1,1 +1,1 @@
-"""Ollama's routes."""
+"""Ollama's routes under `/api`."""

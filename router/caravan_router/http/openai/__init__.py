@@ -1,1 +1,1 @@
-"""OpenAI's routes, with vLLM's extra fields."""
+"""OpenAI's routes under `/v1`, with the extra fields of vLLM and llama-server."""

@@ -1,1 +1,1 @@
-"""Routes for operators: health, metrics, the API's description."""
+"""Routes for monitoring and discovery: health, metrics, the API's description."""

@@ -1,1 +1,1 @@
-"""HTTP without any dialect: port, connections, middleware, bodies, streams, errors."""
+"""HTTP without any dialect: port, TLS, connections, middleware, bodies, streams, errors."""

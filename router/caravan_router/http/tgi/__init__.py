@@ -1,1 +1,1 @@
-"""TGI's routes."""
+"""TGI's routes: generation, tokens and `/info`."""

@@ -1,1 +1,1 @@
-"""``/v1/chat/completions``."""
+"""Chat completions: messages to a prompt, outputs to text and tool calls."""

@@ -1,1 +1,1 @@
-"""``/v1/completions``."""
+"""Completions of one or several prompts."""

@@ -1,1 +1,1 @@
-"""``/v1/embeddings``."""
+"""Vectors of texts."""
