@@ -40,6 +40,18 @@ class Service:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.client.post(path, json=body, headers=named)
 
+    async def reply(self, path: str, body: Any) -> Any:
+        """POST ``body`` and return the JSON of the reply, whose status must be 200."""
+        response = await self.post(path, body)
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+    async def events(self, path: str, body: Any) -> list[Any]:
+        """POST ``body`` and return the `events` of the reply, whose status must be 200."""
+        response = await self.post(path, body)
+        assert response.status == 200, await response.text()
+        return events(await response.text())
+
     async def sample(self, name: str) -> float:
         """Return the value of a metric; ``name`` includes its labels."""
         return await sample_of(self.metrics, name)

@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import ModelFacts, StreamTimes, TokenizedText
-from caravan_router.core.errors import EngineError, NoShardError, TextTooLongError
+from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.sampling import FinishReason
@@ -31,6 +31,9 @@ MODEL = ModelFacts(
     max_embed_tokens=64,
 )
 
+CHAT_MODEL = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+"""A model whose template joins the contents of the messages."""
+
 
 def word(
     piece: str | bytes,
@@ -47,6 +50,11 @@ def word(
 
 
 EOS_TOKEN = word("</s>", EOS, finish=FinishReason.EOS_TOKEN, special=True)
+
+
+def length_vector(length: int, size: int = MODEL.embedding_size) -> list[float]:
+    """Return the vector that a scripted engine has for a text of ``length`` tokens."""
+    return [1.0 if index == length % size else 0.0 for index in range(size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +210,10 @@ class ScriptedEngine:
         return self.problem(constraint)
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        """Return vectors that depend only on the lengths of the texts."""
+        """Return the `length_vector` of each text."""
         if self.model is None:
             raise NoShardError("none")
-        size = self.model.embedding_size
-        return [tuple(1.0 if index == len(text) % size else 0.0 for index in range(size)) for text in texts]
+        return [tuple(length_vector(len(text), self.model.embedding_size)) for text in texts]
 
     def cached_prefixes(self) -> list[ShardPrefixes]:
         return list(self.prefixes.values())
@@ -224,3 +231,10 @@ class ScriptedEngine:
     @property
     def all_closed(self) -> bool:
         return all(stream.closed for stream in self.streams)
+
+
+class FailingEmbedEngine(ScriptedEngine):
+    """An engine that fails to embed texts."""
+
+    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        raise GenerationError(f"no room for {len(texts)}")

@@ -143,6 +143,12 @@ class EngineDriver:
             results.append(self._collect(result))
         return results
 
+    def checked_free_cells(self) -> int:
+        """Return the number of free cells. The engine and the toy cache must agree on it."""
+        free = self.engine.free_cells
+        assert free == self.backend.capacity.cells - self.backend.cache.used
+        return free
+
     def keep(self, *sequence_ids: int) -> Holdings:
         """Execute FilterBatch."""
         holdings = self.engine.filter_batch(FilterBatch(keep_ids=sequence_ids))

@@ -23,7 +23,7 @@ ADAPTERS = {"one": 1.0, "half": 0.5, "other": 1.0}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The files by name; two names share a file."""
+    """Adapter files by name; two names have the same file."""
     folder = tmp_path_factory.mktemp("adapters")
     one = write_tiny_lora(folder / "one.gguf", seed=1)
     return {"one": one, "half": one, "other": write_tiny_lora(folder / "other.gguf", seed=2)}
@@ -74,7 +74,7 @@ def chunk(sequence_id: int, tokens: list[int], adapter: str, copy: Prefix | None
     return with_parameters(whole, adapter=adapter)
 
 
-def test_outputs_with_an_adapter_are_those_of_llama(driver: ModelDriver, expected: dict[str, list[int]]) -> None:
+def test_outputs_with_an_adapter_equal_llamas(driver: ModelDriver, expected: dict[str, list[int]]) -> None:
     assert driver.backend.facts.adapters == tuple(ADAPTERS)
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected), "the adapters change nothing"
     tokens = driver.tokens(TEXT)

@@ -1,6 +1,6 @@
 """Constrained outputs of the real models: every output parses, matches and ends.
 
-CARAVAN_TEST_SCHEMAS is how many random schemas are tried (500 take some minutes).
+The environment variable CARAVAN_TEST_SCHEMAS sets the number of random schemas (500 take some minutes).
 """
 
 import json
@@ -56,7 +56,7 @@ class ConstrainedModel:
 
 @pytest.fixture(scope="module", params=[DEMO_MODEL, WINDOW_MODEL], ids=["demo", "large-vocabulary"])
 def model(request: pytest.FixtureRequest) -> Iterator[ConstrainedModel]:
-    """Each model in turn. Gemma's vocabulary has 262,144 tokens."""
+    """The demo model, then Gemma, whose vocabulary has 262,144 tokens."""
     config = ShardConfig(model=str(fetched(request.param)), ctx_size=8192, parallel=SLOTS, threads=2, flash_attn="on")
     engine = Engine(LlamaCppBackend(config), 1, SwapSpace())
     yield ConstrainedModel(engine)

@@ -1,7 +1,7 @@
-"""Draws on the demo model with every sampler that looks at the history.
+"""Sampling on the demo model with every sampler that depends on earlier tokens.
 
-Each token is what (seed, position) and the tokens before it select, whatever happened in between: another batch, a
-swap, or a resumption from prompt and output.
+Each token depends only on (seed, position) and the tokens before it: a different batch, a swap, or a resumption from
+prompt and output changes nothing.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ SAMPLING = SamplingParameters(
     xtc_threshold=0.1,
     seed=17,
 )
-# Batch shapes change the rounding. Seen: below 0.1.
+# Logits differ by less than this between batches of different shapes (observed).
 ROUNDING_LOGITS = 0.1
 
 
@@ -55,7 +55,7 @@ def driver(shard: ModelDriver) -> ModelDriver:
 
 
 def check(driver: ModelDriver, prompt: list[int], output: list[int], sampling: SamplingParameters = SAMPLING) -> None:
-    """Check that each token of ``output`` is drawn from its logits, give or take their rounding."""
+    """Check that each token of ``output`` is sampled from its logits, with a tolerance for their rounding."""
     driver.engine.release_all()
     tokens = [*prompt, *output]
     driver.prefill(with_parameters(first_chunk(0, tokens, max_new=1), prompt_logprobs=True))
@@ -80,31 +80,31 @@ def check(driver: ModelDriver, prompt: list[int], output: list[int], sampling: S
     assert not wrong, f"tokens {wrong} of {output}"
 
 
-def test_a_resumed_sequence_draws_what_it_would_have_drawn(driver: ModelDriver) -> None:
+def test_a_resumed_sequence_samples_the_same_tokens(driver: ModelDriver) -> None:
     prompt = driver.tokens(TEXT)
     driver.prefill(first_chunk(1, prompt, sampling=SAMPLING, max_new=NEW_TOKENS, ignore_eos=True))
     driver.decode([1], steps=8)
-    begun = driver.output[1]
+    earlier = driver.output[1]
     driver.engine.release_all()
-    # Beside another sequence, under another id.
+    # The sequence resumes in a batch with another one, under another id.
     driver.prefill(
         first_chunk(0, driver.tokens("Once upon a time"), temperature=1.0, ignore_eos=True),
         first_chunk(
             3,
-            [*prompt, *begun],
+            [*prompt, *earlier],
             prompt_length=len(prompt),
             sampling=SAMPLING,
-            max_new=NEW_TOKENS - len(begun),
+            max_new=NEW_TOKENS - len(earlier),
             ignore_eos=True,
         ),
     )
     driver.decode([0, 3], steps=NEW_TOKENS)
-    output = [*begun, *driver.output[3]]
+    output = [*earlier, *driver.output[3]]
     assert len(output) == NEW_TOKENS
     check(driver, prompt, output)
 
 
-def test_a_swapped_sequence_draws_what_it_would_have_drawn(driver: ModelDriver) -> None:
+def test_a_swapped_sequence_samples_the_same_tokens(driver: ModelDriver) -> None:
     prompt = driver.tokens(TEXT)
     chunk = first_chunk(0, prompt, sampling=SAMPLING, max_new=NEW_TOKENS, ignore_eos=True)
     driver.prefill(chunk)
@@ -113,15 +113,15 @@ def test_a_swapped_sequence_draws_what_it_would_have_drawn(driver: ModelDriver) 
     driver.engine.release_all()
     driver.prefill(chunk)
     driver.decode([0], steps=9)
-    begun = list(driver.output[0])
+    earlier = list(driver.output[0])
     assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=5)).saved == [True]
     assert driver.swap_in(SwapInEntry(handle=5, sequence_id=0)) == [True]
     driver.decode([0])
-    assert driver.output[0][: len(begun)] == expected[: len(begun)]
+    assert driver.output[0][: len(earlier)] == expected[: len(earlier)]
     check(driver, prompt, driver.output[0])
 
 
-def test_the_check_notices_other_numbers_and_other_histories(driver: ModelDriver) -> None:
+def test_the_check_detects_other_seeds_and_other_histories(driver: ModelDriver) -> None:
     prompt = driver.tokens(TEXT)
     driver.prefill(first_chunk(0, prompt, sampling=SAMPLING, max_new=NEW_TOKENS, ignore_eos=True))
     driver.decode([0])

@@ -1,4 +1,4 @@
-"""Embeddings of real models, compared with llama-cpp-python's Llama, beside running sequences."""
+"""Embeddings of real models, compared with llama-cpp-python's Llama, also while sequences run."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 pytestmark = pytest.mark.model
 
 TEXTS = ("The capital of France is Paris.", "Paris is the capital city of France.", "def f(x): return x", "x")
-# enum llama_pooling_type
+# The values of llama.cpp's enum llama_pooling_type.
 POOLINGS = {"mean": 1, "cls": 2, "last": 3, "model": 1}
 
 
@@ -27,7 +27,7 @@ def embed(driver: ModelDriver, text: str) -> Any:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_embeddings_are_those_of_llama(pooling: str) -> None:
+def test_embeddings_equal_llamas(pooling: str) -> None:
     from llama_cpp import Llama
 
     driver = ModelDriver(DEMO_MODEL, ctx_size=512, ubatch_size=64, embeddings=True, pooling=pooling)
@@ -58,7 +58,7 @@ def test_sequences_continue_between_texts() -> None:
     alone = embed(driver, TEXTS[0])
     driver.prefill(first_chunk(1, tokens, max_new=10, ignore_eos=True))
     while driver.decode([1], steps=2):
-        # The longest allowed text, then one whose embedding is known.
+        # Embed the longest allowed text, then one whose embedding is known.
         assert isinstance(driver.engine.embed(Embed([5] * 64)), Embedding)
         np.testing.assert_allclose(embed(driver, TEXTS[0]), alone, atol=1e-5)
     assert driver.output[1] == expected

@@ -77,7 +77,7 @@ def alone(driver: EngineDriver, tokens: list[int], **fields: Any) -> list[int]:
     return driver.output.pop(0)
 
 
-def test_a_single_sequence_has_the_output_of_llama(driver: EngineDriver, oracle: Any) -> None:
+def test_the_output_of_a_single_sequence_equals_llamas(driver: EngineDriver, oracle: Any) -> None:
     for text in TEXTS:
         tokens = tokens_of(driver, text)
         assert tokens == oracle.tokenize(text.encode(), add_bos=True, special=True)
@@ -92,7 +92,7 @@ def test_a_single_sequence_has_the_output_of_llama(driver: EngineDriver, oracle:
 def test_a_batch_has_the_outputs_that_its_sequences_have_alone(driver: EngineDriver) -> None:
     prompts = [tokens_of(driver, text) for text in TEXTS]
     expected = [alone(driver, prompt) for prompt in prompts]
-    # Two together, one in chunks beside them, and a late one: every kind of step.
+    # Two sequences together, one in chunks with them, and a late one make every kind of step.
     options: Any = {"max_new": NEW_TOKENS, "ignore_eos": True}
     driver.prefill(first_chunk(0, prompts[0], **options), first_chunk(3, prompts[3], **options))
     driver.prefill(first_chunk(1, prompts[1][:4], total=len(prompts[1]), last=False, **options), riders=[3, 0])
@@ -127,7 +127,7 @@ def test_eos_ends_a_sequence(driver: EngineDriver) -> None:
     assert b"Paris" in data
 
 
-def test_logprobs_are_those_of_the_logits(driver: EngineDriver) -> None:
+def test_logprobs_match_the_logits(driver: EngineDriver) -> None:
     result = driver.prefill(first_chunk(1, tokens_of(driver, TEXTS[0]), logprobs=True, top_n_tokens=5))
     logits = driver.backend.logits(1)[0].astype(np.float64)
     exact = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())

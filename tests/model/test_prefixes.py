@@ -1,4 +1,4 @@
-"""Copying, parking, taking over and swapping on real models: every output is the undisturbed one."""
+"""Copying, parking, taking over and swapping on real models, compared with a sequence that runs alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from caravan_shard.protocol.commands import SwapInEntry, SwapOutEntry
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
 
-# Fetching a model takes longer than a test may.
+# The default time limit is too short for fetching a model.
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
 NEW_TOKENS = 10
@@ -21,7 +21,7 @@ CELLS = 3072
 
 @dataclass
 class Shard:
-    """A driver, a prompt, its undisturbed output, and where to cut the prompt."""
+    """A driver, a prompt, the output that it has alone, and the position at which tests cut the prompt."""
 
     driver: ModelDriver
     prompt: list[int]
@@ -32,7 +32,7 @@ class Shard:
     def check(self, sequence_id: int) -> None:
         self.driver.check_same(self.prompt, self.expected, self.driver.output[sequence_id])
 
-    def say_all(self, sequence_id: int) -> None:
+    def finish(self, sequence_id: int) -> None:
         self.driver.decode([sequence_id])
         self.check(sequence_id)
 
@@ -60,7 +60,7 @@ UNIFIED = pytest.mark.parametrize("loaded", [name for name in CASES if name.ends
 
 @pytest.fixture(scope="module", params=CASES)
 def loaded(request: pytest.FixtureRequest) -> Iterator[Shard]:
-    """A model in a layout, and its undisturbed output."""
+    """A model in a layout, with the output of the prompt when it runs alone."""
     model, layout, length = CASES[request.param]
     driver = ModelDriver(fetched(model), ctx_size=CELLS, kv_layout=layout.value)
     prompt = driver.tokens(" ".join(f"Number {number} is followed by {number + 1}." for number in range(200)))[:length]
@@ -83,7 +83,7 @@ def test_a_copied_part_continues_like_a_computed_one(shard: Shard) -> None:
     shard.start_behind(Prefix(source_id=1, length=shard.cut), 0)
     shard.driver.keep(0)
     shard.neighbours(2)
-    shard.say_all(0)
+    shard.finish(0)
 
 
 def test_a_parked_prefix_serves_several(shard: Shard) -> None:
@@ -103,7 +103,7 @@ def test_a_sequence_is_taken_over_in_place(shard: Shard) -> None:
     shard.driver.prefill_long(0, shard.prompt[: shard.cut] + shard.other[:50], max_new=NEW_TOKENS)
     shard.neighbours(1)
     shard.driver.decode([0], steps=4)
-    # Another continues from before the cut, in the same step.
+    # Another sequence copies a shorter prefix in the same step.
     short = Prefix(source_id=0, length=shard.cut - 7)
     rest = shard.prompt[shard.cut - 7 :]
     shard.driver.prefill(
@@ -145,7 +145,7 @@ def test_a_swapped_sequence_continues_and_can_be_cut_back(shard: Shard) -> None:
     driver.prefill(park={3: shard.cut}, release=[1, 2])
     output = driver.output.pop(3)
     shard.start_behind(Prefix(source_id=3, length=shard.cut), 3)
-    shard.say_all(3)
+    shard.finish(3)
     driver.check_same(shard.prompt, shard.expected, output)
 
 
@@ -166,12 +166,12 @@ def test_a_suffix_is_restored_behind_a_prefix(shard: Shard) -> None:
     assert driver.engine.free_cells == before + len(shard.prompt) - shard.cut
     driver.decode([3])
     output = driver.output.pop(3)
-    # Cut back within the prefix and within the suffix: all cells are there.
+    # The sequence is cut back within the prefix and within the suffix, so the cells of both must be restored.
     for length in (shard.cut + 11, shard.cut - 11):
         shard.start_behind(Prefix(source_id=3, length=length), 0)
         driver.prefill(release=[0])
     shard.start_behind(Prefix(source_id=3, length=shard.cut + 11), 3)
-    shard.say_all(3)
+    shard.finish(3)
     driver.check_same(shard.prompt, shard.expected, output)
 
 
@@ -197,7 +197,7 @@ def test_a_state_that_does_not_fit_is_neither_saved_nor_restored(model: Path, ce
 @pytest.mark.parametrize("loaded", ["window-unified"], indirect=True)
 def test_neighbours_take_no_cell_of_a_window(shard: Shard) -> None:
     driver = shard.driver
-    # The cells of the next sequence follow the gap that one leaves: llama.cpp looks there when the gap is full.
+    # Releasing a sequence leaves a gap in front of the next one's cells, where llama.cpp searches once the gap is full.
     for sequence_id in range(3):
         driver.prefill_long(sequence_id, shard.prompt + shard.other[:60], max_new=NEW_TOKENS)
     driver.prefill(release=[0])
@@ -206,4 +206,4 @@ def test_neighbours_take_no_cell_of_a_window(shard: Shard) -> None:
     assert [driver.first_position(key) for key in range(3)] == [0, 0, 0]
     driver.prefill(park={1: shard.cut}, release=[0])
     shard.start_behind(Prefix(source_id=1, length=shard.cut), 3)
-    shard.say_all(3)
+    shard.finish(3)

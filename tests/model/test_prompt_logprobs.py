@@ -21,7 +21,7 @@ LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: l
 def prompt_logprobs_of(
     driver: ModelDriver, tokens: Sequence[int], size: int, **sampling: Any
 ) -> tuple[list[float], list[int]]:
-    """Return prompt logprobs and top ids of ``tokens``, in chunks of ``size`` beside a sequence that decodes."""
+    """Return prompt logprobs and top ids of ``tokens``, in chunks of ``size`` while another sequence decodes."""
     driver.engine.release_all()
     driver.prefill(first_chunk(0, driver.tokens("A neighbour says"), ignore_eos=True))
     logprobs: list[float] = []
@@ -69,7 +69,7 @@ def model(request: pytest.FixtureRequest, mamba: Path) -> Path:
 
 
 @LAYOUTS
-def test_prompt_logprobs_are_those_of_llama(model: Path, layout: KvLayout) -> None:
+def test_prompt_logprobs_equal_llamas(model: Path, layout: KvLayout) -> None:
     driver = ModelDriver(model, ctx_size=1024, kv_layout=layout.value)
     tokens = driver.tokens(TEXT)
     exact = exact_logprobs(model, tokens)
@@ -77,7 +77,7 @@ def test_prompt_logprobs_are_those_of_llama(model: Path, layout: KvLayout) -> No
     for size in (len(tokens), 5):
         logprobs, top_ids = prompt_logprobs_of(driver, tokens, size, top_n_tokens=1)
         assert np.isnan(logprobs[0])
-        # Batch shapes change the rounding.
+        # Batches of different shapes round differently.
         np.testing.assert_allclose(logprobs[1:], expected, atol=0.25)
         assert np.abs(np.array(logprobs[1:]) - expected).mean() < 0.05
         ties = exact.max(axis=1) - exact[np.arange(len(top_ids)), top_ids]

@@ -44,7 +44,7 @@ def test_capacity_says_that_only_whole_sequences_are_shared_and_saved(driver: Mo
     assert driver.backend.facts.architecture == "mamba"
     assert driver.backend.capacity.sharing is PrefixSharing.WHOLE_ONLY
     assert driver.backend.capacity.saving is Saving.WHOLE_ONLY
-    # The output depends on tokens of long ago, or the tests below would prove nothing.
+    # The other tests need a model whose output depends on early tokens.
     tokens = prompt(driver)
     assert driver.alone(tokens, NEW_TOKENS) != driver.alone([tokens[0], tokens[1] + 1, *tokens[2:]], NEW_TOKENS)
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout
 
 WORDS = ("sun", "moon", "star", "sea", "tree", "house", "red", "blue", "one", "two", "king", "queen", "river", "road")
-_LEAVING = 1 / 3
+_LEAVING_SHARE = 1 / 3
 _LONGEST_STAY_S = 4.0
 _BURST = 14
 
@@ -28,10 +28,10 @@ class Tally:
 
 
 class RandomLoad:
-    """Each of ``clients`` sends one request after another until ``stop`` is set.
+    """Runs ``clients`` clients, each of which sends one request after another until ``stop`` is set.
 
-    Every ``burst_every_s`` seconds, or when the last one has ended if that is later, a burst of requests with long
-    prompts and ``burst_tokens`` output tokens is added, which do not fit the KV cache together.
+    Every ``burst_every_s`` seconds, but not before the previous burst has ended, a burst adds requests with long
+    prompts and ``burst_tokens`` output tokens. The requests of a burst do not fit the KV cache together.
     """
 
     def __init__(self, url: str, *, clients: int, burst_every_s: float, burst_tokens: int, seed: int) -> None:
@@ -76,7 +76,7 @@ class RandomLoad:
 
     async def _exchange(self, session: ClientSession, body: dict[str, Any]) -> None:
         chance = self._chance
-        stays_s = chance.random() * _LONGEST_STAY_S if chance.random() < _LEAVING else None
+        stays_s = chance.random() * _LONGEST_STAY_S if chance.random() < _LEAVING_SHARE else None
         try:
             async with asyncio.timeout(stays_s), session.post(f"{self._url}/v1/completions", json=body) as response:
                 text = await response.text()

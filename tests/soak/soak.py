@@ -1,4 +1,4 @@
-"""Sends random load to the demo model with too few KV cells, and checks that there is no error and nothing grows.
+"""Send random load to the demo model with too few KV cells; check that no request fails and resource use does not grow.
 
 PYTHONPATH=tests python -m soak.soak --minutes 20
 """
@@ -19,7 +19,7 @@ FLAGS = ("-np", "160", "-c", "3072", "-t", "2", "--swap-space", "0.1")
 CLIENTS = 5
 BURST_EVERY_S = 150.0
 BURST_TOKENS = 256
-LEAST_CACHE_USE = 0.95
+MIN_CACHE_USE = 0.95
 _SAMPLES = 240
 _REST_S = 60.0
 
@@ -32,7 +32,7 @@ def _say(text: str) -> None:
 async def _watch(
     served: Served, load: RandomLoad, seconds: float, report_s: float, enough: Callable[[Sample], bool]
 ) -> list[Sample]:
-    """Take samples for ``seconds`` and then until one is ``enough``; print one every ``report_s``."""
+    """Take samples for at least ``seconds``, until ``enough`` accepts the last one; print one every ``report_s``."""
     samples: list[Sample] = []
     began = time.monotonic()
     reported = began
@@ -50,7 +50,10 @@ async def _watch(
 
 
 async def _at_rest(served: Served, descriptors: int | None = None) -> Sample:
-    """Wait until nothing runs or waits and at most ``descriptors`` are open, or time is up. Return the last sample."""
+    """Wait until no request runs or waits and at most ``descriptors`` are open. Return the last sample.
+
+    After `_REST_S` seconds, return the last sample all the same.
+    """
     ends = time.monotonic() + _REST_S
     while True:
         sample = await asyncio.to_thread(take, served)
@@ -68,9 +71,9 @@ async def soak(
     report_s: float,
     enough: Callable[[Sample], bool] = lambda _: True,
 ) -> tuple[list[str], list[Sample]]:
-    """Load ``served`` for ``seconds``, and longer if no sample is ``enough`` by then.
+    """Load ``served`` for at least ``seconds``, until ``enough`` accepts the last sample.
 
-    Return what was wrong and all samples, the last of which was taken at rest.
+    Return all problems and all samples, the last of which was taken at rest.
     """
     before = await _at_rest(served)
     loading = asyncio.create_task(load.run())
@@ -90,11 +93,11 @@ async def soak(
 
 
 def judge(samples: Sequence[Sample]) -> list[str]:
-    """Return what was wrong over the whole time: growth, too little use of the cache, no preemption."""
+    """Return the problems of the whole run: growth, too little use of the cache, no preemption."""
     complaints = growth(samples)
     use = statistics.median(sample.cache_use for sample in samples[len(samples) // 4 :])
     _say(f"cache use after the first quarter: {use:.1%}")
-    if use < LEAST_CACHE_USE:
+    if use < MIN_CACHE_USE:
         complaints.append(f"only {use:.1%} of the cache was in use")
     if samples[-1].swaps + samples[-1].recomputes == 0:
         complaints.append("no sequence was preempted")

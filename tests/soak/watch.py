@@ -1,4 +1,4 @@
-"""Samples what a running server uses, and tells whether it grew."""
+"""Samples the resources that a running server uses, and detects growth."""
 
 import os
 import re
@@ -32,7 +32,7 @@ class Sample:
 
     @property
     def cache_use(self) -> float:
-        """The share of KV cells that are not empty."""
+        """Share of KV cells that are not empty."""
         return (self.used_cells + self.cached_cells) / self.total_cells
 
 
@@ -78,7 +78,7 @@ def line(sample: Sample) -> str:
     )
 
 
-# How much each value may grow: by a share of itself and by an amount. Descriptors come and go with the clients.
+# Allowed growth of each value: a share of the value plus an amount. Descriptors vary with the number of clients.
 _LIMITS: tuple[tuple[str, Callable[[Sample], float], float, float], ...] = (
     ("memory of the router", lambda sample: sample.router_bytes, 0.03, 10 * _MIB),
     ("memory of the shards", lambda sample: sample.shard_bytes, 0.03, 10 * _MIB),
@@ -88,7 +88,7 @@ _LIMITS: tuple[tuple[str, Callable[[Sample], float], float, float], ...] = (
 
 
 def growth(samples: Sequence[Sample]) -> list[str]:
-    """Return what grew from the second quarter to the last, by their medians. The first quarter is for warming up."""
+    """Return the values whose median grew from the second quarter to the last. The first quarter is the warm-up."""
     quarter = len(samples) // 4
     complaints = []
     for name, value, part, amount in _LIMITS:

@@ -1,4 +1,4 @@
-"""Nothing in the router may block its loop."""
+"""Fixtures that make a test fail when the router blocks its event loop."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,18 +12,18 @@ from caravan_router.http.ops.routes import openapi_document
 
 @pytest.fixture(autouse=True, scope="session")
 def grpc_stays_up() -> None:
-    """Else the last channel to be collected, whenever that is, has gRPC wait for its poller's thread."""
+    """Keep gRPC initialized: otherwise the garbage collection of the last channel waits for gRPC's poller thread."""
 
     async def start() -> None:
         grpc.aio.init_grpc_aio()
 
-    # It wants a loop, whatever the tests before have left.
+    # Initialization needs an event loop.
     asyncio.run(start())
 
 
 @pytest.fixture(autouse=True)
 def loop_is_never_blocked() -> Iterator[BlockBuster]:
-    # Read where the program reads it: before there is a loop.
+    # The program also reads this file before its event loop runs.
     openapi_document()
     with blockbuster_ctx() as blockbuster:
         yield blockbuster

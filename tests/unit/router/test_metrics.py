@@ -24,7 +24,7 @@ async def test_every_metric_of_the_table_is_exposed_under_its_exact_name() -> No
         assert f"# TYPE {spec.name} {spec.kind.value}" in exposed
 
 
-async def test_prometheus_reads_what_is_exposed() -> None:
+async def test_prometheus_can_parse_the_metrics() -> None:
     metrics = Metrics()
     metrics.shard_use(use('odd "name"\\\n', 1, 1))
     families = list(text_string_to_metric_families((await metrics.render()).decode()))
@@ -66,7 +66,7 @@ async def test_cached_prompt_tokens_are_not_counted_as_speculated() -> None:
     assert "caravan_request_cached_tokens_sum 4" in exposed
 
 
-async def test_a_shard_that_left_leaves_no_series() -> None:
+async def test_the_series_of_a_lost_shard_are_removed() -> None:
     metrics = Metrics()
     metrics.shard_use(use("a", 10, 2))
     metrics.shard_use(use("b", 5, 1))
@@ -78,7 +78,7 @@ async def test_a_shard_that_left_leaves_no_series() -> None:
 
 
 @pytest.mark.parametrize(("value", "bucket"), [(0.5, 0), (1.0, 0), (1.1, 1), (2.0, 1), (2.1, 2)])
-def test_a_bucket_holds_its_upper_bound(value: float, bucket: int) -> None:
+def test_a_bucket_includes_its_upper_bound(value: float, bucket: int) -> None:
     histogram = Histogram([1.0, 2.0])
     histogram.observe(value)
     counts = [line.split()[-1] for line in histogram.samples("h", "")]

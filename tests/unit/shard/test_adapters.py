@@ -1,4 +1,4 @@
-"""Sequences with different adapters in turn on the toy model: each has the output of its adapter."""
+"""Sequences with different adapters on the toy model, whose output depends on the adapter."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def driver(request: pytest.FixtureRequest) -> EngineDriver:
     return EngineDriver(ToyBackend(layout=request.param, adapters=ADAPTERS[1:]))
 
 
-def test_each_adapter_gives_another_output(driver: EngineDriver) -> None:
+def test_each_adapter_has_its_own_output(driver: EngineDriver) -> None:
     assert len({tuple(expected(adapter)) for adapter in ADAPTERS}) == 3
     for key, adapter in enumerate(ADAPTERS):
         driver.prefill(chunk(key, adapter))
@@ -70,7 +70,7 @@ def test_prefixes_are_shared_within_an_adapter(driver: EngineDriver) -> None:
     assert driver.output[0] == expected("one", PROMPT[:5] + tail)
 
 
-def test_a_decode_of_two_adapters_is_refused(driver: EngineDriver) -> None:
+def test_a_decode_with_two_adapters_is_refused(driver: EngineDriver) -> None:
     for key, adapter in enumerate(ADAPTERS):
         driver.prefill(chunk(key, adapter))
     refusal = driver.engine.begin_decode(Decode(sequence_ids=[0, 2], max_steps=1))
@@ -93,7 +93,7 @@ def test_swapped_sequences_keep_their_adapter(driver: EngineDriver) -> None:
     assert driver.output == {0: expected(""), 1: expected("one")}
 
 
-def test_a_swapped_suffix_goes_behind_a_prefix_of_its_adapter() -> None:
+def test_a_swapped_suffix_is_restored_only_behind_a_prefix_of_its_adapter() -> None:
     driver = EngineDriver(ToyBackend(adapters=ADAPTERS[1:]))
     for key, adapter in enumerate(["one", "one", ""]):
         driver.prefill(chunk(key, adapter))

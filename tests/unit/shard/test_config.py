@@ -1,4 +1,4 @@
-"""The rules between flags."""
+"""Combinations of flags that are refused, and their defaults."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def test_an_impossible_configuration_is_refused_with_advice(fields: dict[str, An
         ShardConfig(**{"backend": "fake", **fields})
 
 
-def test_threads_default_to_what_the_host_has() -> None:
+def test_threads_default_to_the_physical_cores() -> None:
     config = ShardConfig(backend="fake")
     assert config.decode_threads == config.batch_threads == physical_cores() >= 1
     config = ShardConfig(backend="fake", threads=3)

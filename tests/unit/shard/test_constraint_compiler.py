@@ -1,4 +1,4 @@
-"""Compiling constraints: sources that can be compiled, the sentences of refusals, and hostile sources."""
+"""Compiling constraints: valid sources, the error messages for invalid ones, and hostile sources."""
 
 import asyncio
 import json
@@ -192,7 +192,7 @@ async def test_a_compilation_that_takes_too_long_is_stopped_and_the_next_one_run
     monkeypatch.undo()
     assert slow == Problem("regex takes too long to compile")
     assert isinstance(await made.compile(Constraint(REGEX, "b")), Grammar)
-    # The outcome is remembered, or it would take as long again.
+    # The outcome is cached: without the cache this would take as long again.
     assert await made.compile(Constraint(REGEX, "a")) == slow
     await made.close()
 
@@ -208,7 +208,7 @@ async def test_a_failed_check_process_is_not_blamed_on_the_constraint(monkeypatc
     await made.close()
 
 
-async def test_a_bounded_number_of_grammars_is_remembered_and_shared(
+async def test_a_bounded_number_of_grammars_is_cached_and_shared(
     shared: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "MAX_REMEMBERED", 2)
@@ -222,7 +222,7 @@ async def test_a_bounded_number_of_grammars_is_remembered_and_shared(
     assert await shared.compile(Constraint(REGEX, "first")) is not first
 
 
-async def test_a_cancelled_compilation_is_done_by_another_who_waits() -> None:
+async def test_another_waiting_caller_takes_over_a_cancelled_compilation() -> None:
     made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
     constraint = Constraint(SCHEMA, "{}")
     leaving = asyncio.create_task(made.compile(constraint))

@@ -28,7 +28,7 @@ PROMPT = toy_prompt("a prompt")
 
 
 def biased(**by_token: float) -> Biases:
-    """The characters of the tokens."""
+    """Return biases for tokens that are given as characters."""
     return Biases(np.array([ord(key) for key in by_token], np.intp), np.array([*by_token.values()], np.float32))
 
 
@@ -114,7 +114,7 @@ def test_log_probabilities_are_the_models_own() -> None:
     assert bound.rows.logprobs[0] < free.rows.logprobs[0]
 
 
-def test_a_bias_decides_where_the_grammar_leaves_a_choice() -> None:
+def test_a_bias_decides_between_tokens_that_the_grammar_allows() -> None:
     driver = EngineDriver()
     sampling = SamplingParameters(biases=biased(b=60.0, c=90.0, d=30.0))
     driver.prefill(first_chunk(0, PROMPT, sampling=sampling, grammar=toy_grammar("[a-b]{5}")))
@@ -160,7 +160,7 @@ def test_ignored_end_tokens_are_sampled_only_when_nothing_else_is_allowed() -> N
     assert driver.output[1] == [EOS]
 
 
-def test_max_length_ends_a_constrained_output_anywhere() -> None:
+def test_max_length_ends_an_output_whose_grammar_is_not_complete() -> None:
     driver = EngineDriver()
     driver.prefill(first_chunk(0, PROMPT, grammar=toy_grammar("[a-z]{100}"), max_new=4))
     assert finish(driver.decode([0]))[-1] is FinishReason.LENGTH
@@ -254,7 +254,7 @@ def test_a_grammar_survives_swaps_failed_steps_and_a_shared_prompt(grammar: Gram
         grammar=grammar,
         max_new=40,
     )
-    # Steps that fail, then the same again.
+    # The step fails twice, then succeeds when repeated.
     for expected in (StepOutcome.NO_KV, StepOutcome.ABORTED):
         result = driver.try_prefill(chunk)
         assert isinstance(result, StepResult)
@@ -291,7 +291,7 @@ def test_a_last_chunk_that_failed_may_be_sent_again_with_other_tokens() -> None:
     assert text(driver.output[0]) == "o!"
 
 
-def test_ended_and_parked_sequences_keep_no_matching() -> None:
+def test_ended_and_parked_sequences_release_the_state_of_their_grammar() -> None:
     driver = EngineDriver()
     driver.prefill(first_chunk(0, PROMPT, grammar=toy_grammar("ab")), first_chunk(1, PROMPT, grammar=toy_grammar("a+")))
     driver.decode([0])

@@ -1,4 +1,4 @@
-"""Outputs of sequences on the toy model, whose right outputs are known, in every way to run them."""
+"""Outputs on the toy model, whose correct outputs are known: batches, chunks, copies, resumption and failed steps."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_sequences_in_one_batch_have_the_output_that_each_has_alone(layout: KvLa
     assert driver.output == {key: expected_output(prompt, 50) for key, prompt in prompts.items()}
 
 
-def test_drawn_tokens_do_not_depend_on_batch_mates() -> None:
+def test_sampled_tokens_do_not_depend_on_other_sequences_in_the_batch() -> None:
     prompt = toy_prompt("once upon a time")
     driver = EngineDriver(sampling_threads=3)
     driver.prefill(first_chunk(3, prompt, sampling=SAMPLED), first_chunk(1, toy_prompt("other"), temperature=1.0))
@@ -66,7 +66,7 @@ def test_a_prompt_in_chunks_with_riders_has_the_same_output(layout: KvLayout) ->
     assert driver.output[0] == expected_output(toy_prompt("rider"), 50, ignore_eos=True)
 
 
-def test_a_copied_prefix_is_as_good_as_a_computed_one(layout: KvLayout) -> None:
+def test_a_copied_prefix_continues_like_a_computed_one(layout: KvLayout) -> None:
     driver = EngineDriver(ToyBackend(layout=layout))
     prefix, tails = toy_prompt("you are a helpful assistant. "), [toy_prompt("first"), toy_prompt("second")]
     driver.prefill(first_chunk(0, prefix + tails[0], sampling=SAMPLED))
@@ -124,7 +124,7 @@ def test_the_end_token_ends_a_sequence_which_keeps_its_cells_until_released() ->
     assert results[-1].rows.specials == [True]
     assert all(result.rows.finish_reasons == [None] for result in results[:-1])
     held = driver.engine.free_cells
-    # An ended sequence may be listed: it does not advance.
+    # A command may list an ended sequence, which does not advance.
     assert driver.decode([4]) == []
     result = driver.prefill(first_chunk(5, toy_prompt("new")), riders=[4])
     assert result.rows.sequence_ids == [5]
@@ -225,7 +225,7 @@ def test_timings_show_where_a_step_spent_its_time() -> None:
     assert timings.total_ns >= timings.forward_ns + timings.sample_ns
 
 
-def test_decode_checks_before_it_releases() -> None:
+def test_a_refused_decode_releases_nothing() -> None:
     driver = EngineDriver()
     driver.prefill(first_chunk(0, toy_prompt("abc")))
     refusal = driver.engine.begin_decode(Decode(sequence_ids=[0], max_steps=5, header=Header(release_ids=[0])))

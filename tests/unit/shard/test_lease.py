@@ -11,7 +11,7 @@ def refusal_of(answer: object) -> ShardError | None:
     return answer.error if isinstance(answer, Refusal) else None
 
 
-def test_nobody_commands_before_the_first_lease() -> None:
+def test_commands_before_the_first_lease_are_refused() -> None:
     book = LeaseBook()
     assert refusal_of(book.check(0)) is ShardError.NOT_LEASED
     assert book.epoch == 0
@@ -36,7 +36,7 @@ def test_only_the_holder_renews_its_epoch() -> None:
     assert not book.expire(now=1.8)
 
 
-def test_an_expired_lease_ends_for_good() -> None:
+def test_an_expired_lease_cannot_be_renewed() -> None:
     book = LeaseBook()
     book.request("a", 3, 1.0, now=0.0)
     assert not book.expire(now=0.99)

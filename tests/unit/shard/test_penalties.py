@@ -57,7 +57,7 @@ def test_penalties_follow_their_formula(last: int | None) -> None:
     np.testing.assert_allclose(logits, expected_penalties(parameters, prompt, output), rtol=1e-5)
 
 
-def test_occurrences_grow_beyond_their_first_size() -> None:
+def test_occurrences_grow_beyond_their_initial_size() -> None:
     penalty = OccurrencePenalty(SamplingParameters(frequency_penalty=1.0))
     penalty.add(range(2_000), output=True)
     penalty.add(range(1_000, 2_000), output=True)
@@ -66,7 +66,7 @@ def test_occurrences_grow_beyond_their_first_size() -> None:
     assert logits.tolist() == [-1.0] * 1_000 + [-2.0] * 1_000 + [0.0]
 
 
-def test_only_penalties_that_are_on_are_made() -> None:
+def test_only_active_penalties_are_built() -> None:
     assert make_penalties(SamplingParameters(), piece) == ()
     assert make_penalties(SamplingParameters(repetition_penalty=1.1, repeat_last_n=0), piece) == ()
     assert make_penalties(SamplingParameters(dry_multiplier=1.0, dry_penalty_last_n=0), piece) == ()

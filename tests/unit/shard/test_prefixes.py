@@ -21,18 +21,12 @@ def driver(request: pytest.FixtureRequest) -> EngineDriver:
     return EngineDriver(ToyBackend(cells=1024, layout=request.param))
 
 
-def free_as_the_cache_says(driver: EngineDriver) -> int:
-    free = driver.engine.free_cells
-    assert free == driver.backend.capacity.cells - driver.backend.cache.used
-    return free
-
-
-def test_a_parked_sequence_gives_cells_back_and_has_ended(driver: EngineDriver) -> None:
+def test_a_parked_sequence_has_ended_and_frees_cells(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.decode([0], steps=5)
     result = driver.prefill(park={0: 10})
     assert result.outcome is StepOutcome.OK
-    assert free_as_the_cache_says(driver) == 1024 - 10
+    assert driver.checked_free_cells() == 1024 - 10
     assert driver.decode([0]) == []
     assert driver.prefill(first_chunk(1, [65]), riders=[0]).rows.sequence_ids == [1]
 
@@ -46,7 +40,7 @@ def test_sequences_in_every_phase_can_be_parked_and_parked_again(driver: EngineD
     driver.prefill(park={0: len(PROMPT), 1: 8, 2: 3})
     driver.prefill(park={0: 5, 1: 1})
     assert [driver.backend.length(key) for key in range(3)] == [5, 1, 3]
-    assert free_as_the_cache_says(driver) == 1024 - 9
+    assert driver.checked_free_cells() == 1024 - 9
     assert driver.engine.unfinished_count == 0
 
 
@@ -73,7 +67,7 @@ def test_a_new_sequence_takes_over_its_id_without_a_copy(driver: EngineDriver) -
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.decode([0], steps=7)
     driver.prefill(first_chunk(0, TAIL, copy=Prefix(source_id=0, length=9), sampling=PENALIZED))
-    assert free_as_the_cache_says(driver) == 1024 - 9 - len(TAIL)
+    assert driver.checked_free_cells() == 1024 - 9 - len(TAIL)
     assert driver.engine.sequence_count == 1
     driver.decode([0])
     assert driver.output[0] == expected_output(PROMPT[:9] + TAIL, 50, sampling=PENALIZED)
@@ -110,7 +104,7 @@ def test_copies_see_a_taken_over_sequence_as_it_was_before_the_step(driver: Engi
         next_chunk(2, 9, PROMPT[9:12], last=False),
         first_chunk(4, TAIL, copy=Prefix(source_id=2, length=9)),
     )
-    free_as_the_cache_says(driver)
+    driver.checked_free_cells()
     driver.decode([0, 1, 3, 4])
     assert driver.output[0] == expected_output(known + TAIL, 50)
     assert driver.output[1] == driver.output[3] == expected_output(PROMPT[:5] + TAIL, 50)
@@ -124,11 +118,11 @@ def test_a_taken_over_sequence_keeps_its_shared_cells() -> None:
     # Cut back within its shared cells, then within its own cells, then grown again.
     driver.prefill(first_chunk(2, toy_prompt("z"), copy=Prefix(source_id=1, length=45)))
     driver.prefill(first_chunk(1, toy_prompt("w" * 10), copy=Prefix(source_id=1, length=20)))
-    assert free_as_the_cache_says(driver) == 200 - 40 - 10 - 15 - 1
+    assert driver.checked_free_cells() == 200 - 40 - 10 - 15 - 1
     driver.prefill(park={1: 25, 0: 5})
-    assert free_as_the_cache_says(driver) == 200 - 30 - 5 - 15 - 1
+    assert driver.checked_free_cells() == 200 - 30 - 5 - 15 - 1
     driver.keep(1)
-    assert free_as_the_cache_says(driver) == 200 - 25
+    assert driver.checked_free_cells() == 200 - 25
 
 
 def test_a_step_that_does_not_fit_cuts_nothing_back() -> None:
@@ -155,7 +149,7 @@ def test_after_a_failed_step_the_id_holds_the_parked_prefix(driver: EngineDriver
     assert isinstance(result, Refusal) or result.outcome is not StepOutcome.OK
     driver.backend.hook = None
     assert [driver.backend.length(key) for key in range(3)] == [12, len(TAIL), 0]
-    free_as_the_cache_says(driver)
+    driver.checked_free_cells()
     assert driver.decode([0]) == []
     driver.prefill(taking, riders=[1])
     driver.decode([0, 1])

@@ -1,4 +1,4 @@
-"""Prompt logprobs on the toy model, however the prompts are cut and whatever runs beside them."""
+"""Prompt logprobs on the toy model, with prompts in chunks and other sequences in the same steps."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_prompt_logprobs_of_one_step_go_to_their_sequences() -> None:
     assert driver.output[4] == driver.output[2] == expected_output(other, 50, ignore_eos=True)
 
 
-def test_there_are_no_prompt_logprobs_without_a_request() -> None:
+def test_prompt_logprobs_are_computed_only_on_request() -> None:
     driver = EngineDriver()
     assert driver.prefill(first_chunk(0, PROMPT, logprobs=True)).prompt_logprobs is None
 

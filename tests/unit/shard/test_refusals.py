@@ -1,4 +1,4 @@
-"""Each refused command has its code and changes nothing."""
+"""A refused command returns the right error code and changes nothing."""
 
 import math
 from collections.abc import Callable
@@ -116,8 +116,8 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "token outside the vocabulary": (new(tokens=[1, 260]), ShardError.BAD_REQUEST),
     "no parameters": (new(parameters=None), ShardError.UNKNOWN_SEQUENCE),
     "first chunk not at 0": (new(start=1), ShardError.WRONG_POSITION),
-    "begun already": (Prefill(chunks=[first_chunk(PARTIAL, [1])]), ShardError.SEQUENCE_EXISTS),
-    "copy into a sequence that began": (
+    "sequence already started": (Prefill(chunks=[first_chunk(PARTIAL, [1])]), ShardError.SEQUENCE_EXISTS),
+    "copy into a started sequence": (
         Prefill(chunks=[replace(next_chunk(PARTIAL, 4, [1]), copy=Prefix(source_id=RUNNING, length=4))]),
         ShardError.SEQUENCE_EXISTS,
     ),
@@ -287,7 +287,7 @@ CASES: dict[str, tuple[Command, ShardError]] = {
 
 @pytest.fixture
 def driver() -> EngineDriver:
-    """A shard with a running, a half prefilled and a swapped sequence."""
+    """A shard with a running, a partly prefilled and a swapped sequence."""
     driver = EngineDriver(
         ToyBackend(cells=200, max_batch_tokens=64, max_prompt_logprob_tokens=20, adapters=["one", "other"])
     )
@@ -314,7 +314,7 @@ def test_a_refused_command_changes_nothing(driver: EngineDriver, name: str) -> N
     driver.decode([RUNNING, PARTIAL])
     assert driver.output[RUNNING] == expected_output(PROMPT, 50, ignore_eos=True)
     assert driver.output[PARTIAL] == expected_output(toy_prompt("partial ok"), 50)
-    # The swapped sequence is still there.
+    # The swapped sequence can still be restored.
     again = swap_in(2, RUNNING, SUFFIX_START)
     assert driver.swap_in(*again.entries) == [True]
     driver.decode([2])

@@ -26,7 +26,7 @@ def kept(logits: Floats, **fields: float) -> list[int]:
     return sorted(filter_candidates(logits, SamplingParameters(**fields)).tolist())  # type: ignore[arg-type]
 
 
-def test_each_filter_keeps_what_its_definition_says() -> None:
+def test_each_filter_keeps_the_candidates_of_its_definition() -> None:
     logits = from_probabilities(0.1, 0.5, 0.05, 0.3, 0.05)
     assert kept(logits, top_k=2) == [1, 3]
     assert kept(logits, top_p=0.5) == [1]
@@ -60,7 +60,9 @@ def test_each_filter_keeps_what_its_definition_says() -> None:
     ],
     ids=str,
 )
-def test_filtering_few_candidates_keeps_what_filtering_all_would(parameters: SamplingParameters) -> None:
+def test_filtering_the_likeliest_candidates_equals_filtering_all(
+    parameters: SamplingParameters,
+) -> None:
     for seed in range(5):
         logits = random_logits(seed=seed)
         scaled = (logits - logits.max()) / np.float32(parameters.temperature)
@@ -71,7 +73,7 @@ def test_filtering_few_candidates_keeps_what_filtering_all_would(parameters: Sam
         assert sorted(few.tolist()) == sorted(whole.tolist())
 
 
-def test_the_draw_follows_the_distribution() -> None:
+def test_sampled_tokens_follow_the_distribution() -> None:
     logits = from_probabilities(0.2, 0.5, 0.3) - np.float32(np.log(0.5))
     drawn = Counter(draw_index(logits, uniform(5, position)) for position in range(4_000))
     assert [round(drawn[index] / 4_000, 1) for index in range(3)] == [0.2, 0.5, 0.3]
@@ -88,7 +90,7 @@ def test_a_draw_over_a_large_vocabulary_inverts_the_running_sum() -> None:
     assert 40_000 < draw_index(logits, 1 - 2**-53) < 40_123
 
 
-def test_the_number_depends_on_seed_and_position_alone() -> None:
+def test_the_random_number_depends_only_on_seed_and_position() -> None:
     numbers = {uniform(seed, position) for seed in (0, 1, 2**64 - 1) for position in range(50)}
     assert len(numbers) == 150
     assert all(0 <= number < 1 for number in numbers)
@@ -97,7 +99,7 @@ def test_the_number_depends_on_seed_and_position_alone() -> None:
     assert uniform(7, 100, Purpose.XTC) == 0.13037417699432385
 
 
-def test_xtc_is_drawn_apart_from_the_token() -> None:
+def test_xtc_and_the_token_use_different_random_numbers() -> None:
     numbers = {uniform(3, position, purpose) for position in range(500) for purpose in Purpose}
     assert len(numbers) == 1_000
     logits = from_probabilities(0.4, 0.35, 0.25)
@@ -149,7 +151,7 @@ def test_nan_logits_still_give_a_token() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_rows_of_a_batch_are_chosen_each_by_its_own_parameters(threads: int) -> None:
+def test_each_row_of_a_batch_is_sampled_with_its_own_parameters(threads: int) -> None:
     logits = np.stack([random_logits(seed=seed) for seed in range(12)])
     choices = [
         Choice(SamplingParameters(temperature=row % 3 * 0.5, top_k=row * 7, seed=row), 100 + row) for row in range(12)

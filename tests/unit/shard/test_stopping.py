@@ -1,4 +1,4 @@
-"""How sequences end on the toy model: stop tokens, min_tokens, and both with a grammar."""
+"""Stop tokens and ``min_tokens`` on the toy model, with and without a grammar."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ DRAWN = SamplingParameters(temperature=0.9, top_k=60, seed=4)
 
 
 def run(prompt: list[int] = PROMPT, **fields: Any) -> tuple[list[int], FinishReason | None]:
-    """Run one sequence to its end; return its output and the reason of its end."""
+    """Run one sequence to its end; return its output and finish reason."""
     driver = EngineDriver()
     result = driver.prefill(first_chunk(2, prompt, **fields))
     results = [result, *driver.decode([2])]
@@ -76,7 +76,7 @@ def test_a_forced_stop_token_before_min_tokens_does_not_end_the_output() -> None
     assert reason is FinishReason.EOS
 
 
-def test_min_tokens_decides_where_a_grammar_leaves_a_choice() -> None:
+def test_stop_tokens_are_not_sampled_before_min_tokens_if_the_grammar_allows_others() -> None:
     grammar = toy_grammar("[a-z]+")
     output, _ = run(grammar=grammar, sampling=DRAWN, min_tokens=30, stop_token_ids=frozenset(b"aeiou"))
     assert len(output) > 30

@@ -1,4 +1,4 @@
-"""The swap space: its bounds, the order of its stores, and what a process leaves behind."""
+"""The swap space: its limits, the order of its stores, and the absence of leftover files."""
 
 import errno
 import os
@@ -125,7 +125,7 @@ def give(monkeypatch: pytest.MonkeyPatch, file: BrokenFile) -> BrokenFile:
     return file
 
 
-def test_a_full_disk_keeps_nothing(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_saved_on_a_full_disk(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     file = give(monkeypatch, BrokenFile(writes=2))
     assert not store.put(1, state(30))
     assert file.closed
@@ -140,7 +140,7 @@ def test_a_state_survives_partial_reads_and_writes(store: DiskStore, monkeypatch
     assert np.array_equal(read, state(95))
 
 
-def test_a_truncated_file_is_no_state(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_file_is_not_restored(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     file = give(monkeypatch, BrokenFile(writes=10))
     assert store.put(1, state(50))
     file.data = file.data[:-1]
@@ -148,7 +148,7 @@ def test_a_truncated_file_is_no_state(store: DiskStore, monkeypatch: pytest.Monk
     assert store.used_bytes == 0
 
 
-def test_too_many_open_files_keep_nothing(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_saved_when_no_file_can_be_opened(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_self: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -156,7 +156,7 @@ def test_too_many_open_files_keep_nothing(store: DiskStore, monkeypatch: pytest.
     assert not store.put(1, state(5))
 
 
-def test_the_swap_space_has_the_stores_of_the_flags(tmp_path: Path) -> None:
+def test_the_flags_select_the_stores(tmp_path: Path) -> None:
     gib = 1 << 30
     assert make_swap_space(ShardConfig(backend="fake")).capacity_bytes == gib
     assert make_swap_space(ShardConfig(backend="fake", swap_space=0)).capacity_bytes == 0
@@ -169,7 +169,7 @@ def test_the_swap_space_has_the_stores_of_the_flags(tmp_path: Path) -> None:
     assert make_swap_space(config).capacity_bytes == gib
 
 
-def test_a_folder_that_takes_no_files_is_a_startup_error(tmp_path: Path) -> None:
+def test_a_swap_dir_that_is_a_file_is_a_startup_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = ShardConfig(backend="fake", swap_dir=str(tmp_path / "file"))
     with pytest.raises(StartupError, match=r"--swap-dir .*file: File exists"):

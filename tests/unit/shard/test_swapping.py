@@ -46,14 +46,8 @@ def driver(request: pytest.FixtureRequest) -> EngineDriver:
 
 @pytest.fixture
 def unified() -> EngineDriver:
-    """The layout that saves suffixes."""
+    """A shard with the unified layout, the only one that saves suffixes."""
     return EngineDriver(ToyBackend(cells=200))
-
-
-def free_as_the_cache_says(driver: EngineDriver) -> int:
-    free = driver.engine.free_cells
-    assert free == driver.backend.capacity.cells - driver.backend.cache.used
-    return free
 
 
 def test_a_running_sequence_continues_under_another_id(driver: EngineDriver) -> None:
@@ -62,19 +56,19 @@ def test_a_running_sequence_continues_under_another_id(driver: EngineDriver) -> 
     result = driver.swap_out(out(0, 77))
     assert result.saved == [True]
     assert result.written_bytes == result.used_bytes == CELL_BYTES * (len(PROMPT) + 6)
-    assert free_as_the_cache_says(driver) == 1024
+    assert driver.checked_free_cells() == 1024
     assert driver.engine.sequence_count == 0
     assert driver.engine.unfinished_count == 1
     driver.prefill(first_chunk(0, toy_prompt("meanwhile")))
     assert driver.swap_in(back(77, 5)) == [True]
-    free_as_the_cache_says(driver)
+    driver.checked_free_cells()
     driver.output[5] = expected_output(PROMPT, 50, sampling=SAMPLED, ignore_eos=True)[:7]
     driver.decode([0, 5])
     assert driver.output[5] == expected_output(PROMPT, 50, sampling=SAMPLED, ignore_eos=True)
     assert driver.output[0] == expected_output(toy_prompt("meanwhile"), 50)
 
 
-def test_a_half_prefilled_sequence_continues_with_its_next_chunk(driver: EngineDriver) -> None:
+def test_a_partly_prefilled_sequence_continues_with_its_next_chunk(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT[:9], total=len(PROMPT), last=False))
     assert driver.swap_out(out(0, 1)).saved == [True]
     assert driver.swap_in(back(1, 0)) == [True]
@@ -89,9 +83,9 @@ def test_a_suffix_is_restored_behind_a_shared_prefix(unified: EngineDriver) -> N
     unified.prefill(first_chunk(1, tail, copy=Prefix(source_id=0, length=12), ignore_eos=True), park={0: 12})
     unified.decode([1], steps=4)
     assert unified.swap_out(out(1, 5, start=12)).written_bytes == CELL_BYTES * (len(tail) + 4)
-    assert free_as_the_cache_says(unified) == 200 - 12
+    assert unified.checked_free_cells() == 200 - 12
     assert unified.swap_in(back(5, 2, source_id=0, length=12)) == [True]
-    assert free_as_the_cache_says(unified) == 200 - 12 - len(tail) - 4
+    assert unified.checked_free_cells() == 200 - 12 - len(tail) - 4
     # The prefix is shared again: it outlives its source, and the sequence can be cut back to it.
     unified.output[2] = unified.output[1]
     unified.keep(2)
@@ -102,7 +96,7 @@ def test_a_suffix_is_restored_behind_a_shared_prefix(unified: EngineDriver) -> N
     assert unified.output[2] == expected_output(PROMPT[:9] + tail, 50)
 
 
-def test_the_source_of_a_prefix_need_not_be_the_one_it_was_copied_from(unified: EngineDriver) -> None:
+def test_a_suffix_may_be_restored_behind_a_prefix_of_another_sequence(unified: EngineDriver) -> None:
     unified.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(3, PROMPT + toy_prompt("more")))
     unified.decode([0], steps=2)
     unified.swap_out(out(0, 5, start=20))
@@ -110,7 +104,7 @@ def test_the_source_of_a_prefix_need_not_be_the_one_it_was_copied_from(unified: 
     unified.output[1] = unified.output[0]
     unified.decode([1])
     assert unified.output[1] == expected_output(PROMPT, 50, ignore_eos=True)
-    free_as_the_cache_says(unified)
+    unified.checked_free_cells()
 
 
 def test_an_empty_suffix_is_saved_when_others_hold_all_cells(unified: EngineDriver) -> None:
@@ -134,7 +128,7 @@ def test_an_ended_sequence_is_released_and_not_saved(driver: EngineDriver) -> No
     assert driver.swap_in(back(1, 0)) == [False]
 
 
-def test_a_sequence_that_cannot_be_saved_is_released_nevertheless() -> None:
+def test_a_sequence_that_cannot_be_saved_is_released() -> None:
     driver = EngineDriver(swap=memory_swap(CELL_BYTES * 12))
     for key in range(3):
         driver.prefill(first_chunk(key, toy_prompt("0123456789"), ignore_eos=True))
@@ -151,13 +145,13 @@ def test_without_swap_space_nothing_is_saved() -> None:
     assert driver.engine.free_cells == 8192
 
 
-def test_without_room_in_the_cache_a_sequence_is_not_restored_and_its_handle_is_gone(unified: EngineDriver) -> None:
+def test_a_sequence_that_does_not_fit_the_cache_is_not_restored_and_loses_its_handle(unified: EngineDriver) -> None:
     unified.prefill(first_chunk(0, toy_prompt("x" * 60), ignore_eos=True))
     unified.swap_out(out(0, 1))
     unified.prefill(first_chunk(3, toy_prompt("y" * 141), ignore_eos=True, max_new=5))
     assert unified.swap_in(back(1, 0)) == [False]
     assert unified.backend.length(0) == 0
-    assert free_as_the_cache_says(unified) == 200 - 141
+    assert unified.checked_free_cells() == 200 - 141
     unified.keep()
     assert unified.swap_in(back(1, 0)) == [False]
     assert unified.engine.unfinished_count == 0

@@ -36,7 +36,7 @@ DECODE = Decode(sequence_ids=[0, 1], max_steps=4_000)
 
 
 class Gate:
-    """Holds forward passes until it is opened."""
+    """Blocks steps until it is opened."""
 
     def __init__(self) -> None:
         self._allowed = threading.Semaphore(0)
@@ -49,7 +49,7 @@ class Gate:
             self._allowed.acquire()
         return None
 
-    def pass_one(self) -> None:
+    def allow_one(self) -> None:
         self._allowed.release()
 
     def open(self) -> None:
@@ -57,7 +57,7 @@ class Gate:
         self._allowed.release()
 
     async def next_step(self) -> None:
-        """Wait until the next forward pass has begun."""
+        """Wait until the next step has started."""
         assert await asyncio.to_thread(self.entered.acquire, timeout=5)
 
 
@@ -82,7 +82,7 @@ async def all_of(replies: Replies) -> list[Result]:
 async def until(condition: Callable[[], bool]) -> None:
     deadline = monotonic() + 5
     while not condition():
-        assert monotonic() < deadline, "waited in vain"
+        assert monotonic() < deadline, "the condition did not become true within 5 s"
         await asyncio.sleep(0.001)
 
 
@@ -108,7 +108,7 @@ async def test_a_decode_yields_to_the_next_command_after_the_running_step() -> N
         backend.hook = gate
         decode = worker.submit(DECODE)
         await gate.next_step()
-        gate.pass_one()
+        gate.allow_one()
         await gate.next_step()
         filtered = worker.submit(FilterBatch(keep_ids=[0, 1]))
         gate.open()
@@ -158,7 +158,7 @@ async def test_a_router_that_stops_reading_stops_the_decode_without_a_stall() ->
         for _ in range(3):
             await decode.next()
         await until(lambda: engine.step_count == 1 + RUN_AHEAD + 3 and not worker.is_busy)
-        # While it waits to be read, it yields all the same.
+        # A Decode whose results are not read still yields to other commands.
         assert len(await all_of(worker.submit(FilterBatch(keep_ids=[])))) == 1
         assert len(await all_of(decode)) == RUN_AHEAD
 
@@ -177,7 +177,7 @@ async def test_a_cancelled_decode_stops_at_the_next_boundary() -> None:
         assert engine.step_count == 2
 
 
-async def test_a_command_cancelled_before_it_began_does_nothing() -> None:
+async def test_a_command_that_is_cancelled_before_it_starts_does_nothing() -> None:
     gate = Gate()
     async with worker_on(ToyBackend(hook=gate)) as (worker, engine):
         started = worker.submit(START)
@@ -234,7 +234,7 @@ async def test_stopping_refuses_queued_commands() -> None:
         assert await all_of(worker.submit(DECODE)) == [ENDING]
 
 
-async def test_start_raises_what_loading_raised() -> None:
+async def test_start_raises_the_error_of_loading() -> None:
     def load() -> ToyBackend:
         raise OSError("no such model")
 
@@ -257,7 +257,7 @@ async def test_an_exception_ends_the_worker_and_answers_every_command() -> None:
 
 
 class TracedBackend(ToyBackend):
-    """Records what it computes: "s" for a step, "t" for a text, which takes as long as some ten steps."""
+    """Records "s" for every step and "t" for every embedded text. A text takes as long as about ten steps."""
 
     def __init__(self) -> None:
         super().__init__(embedding_size=8, token_s=0.001)
@@ -272,7 +272,7 @@ class TracedBackend(ToyBackend):
         return super().embed(tokens)
 
 
-async def test_texts_run_between_steps_and_take_at_most_half_of_the_time() -> None:
+async def test_texts_are_embedded_between_steps_and_take_at_most_half_of_the_time() -> None:
     backend = TracedBackend()
     async with worker_on(backend) as (worker, _engine):
         await all_of(worker.submit(START))
@@ -281,7 +281,7 @@ async def test_texts_run_between_steps_and_take_at_most_half_of_the_time() -> No
         texts = [worker.submit(Embed([65, key] * 10)) for key in range(4)]
         steps = await all_of(decoding)
         assert len(steps) == 60
-        # The 20 ms of a text belong to no step.
+        # The 20 ms of a text are not part of the time of any step.
         assert sorted(step.timings.total_ns for step in steps if isinstance(step, StepResult))[-3] < 20_000_000
         for replies in texts:
             assert [type(result) for result in await all_of(replies)] == [Embedding]
@@ -290,7 +290,7 @@ async def test_texts_run_between_steps_and_take_at_most_half_of_the_time() -> No
         assert all(len(run) >= 3 for run in between), backend.trace
 
 
-async def test_texts_run_between_commands() -> None:
+async def test_texts_are_embedded_between_commands() -> None:
     gate = Gate()
     async with worker_on(ToyBackend(embedding_size=8, hook=gate)) as (worker, engine):
         worker.submit(START)
@@ -303,7 +303,7 @@ async def test_texts_run_between_commands() -> None:
         assert engine.sequence_count == 2
 
 
-async def test_texts_run_while_a_decode_waits_to_be_read() -> None:
+async def test_texts_are_embedded_while_the_results_of_a_decode_are_not_read() -> None:
     async with worker_on(ToyBackend(embedding_size=8)) as (worker, engine):
         await all_of(worker.submit(START))
         decoding = worker.submit(DECODE)

@@ -10,7 +10,7 @@ from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tokens import Alternative
-from caravan_testing.http_server import Service, events, serving
+from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 
 TEMPLATE = (
@@ -44,17 +44,13 @@ def text_of(spec: GenerationSpec) -> str:
 
 
 async def chat(service: Service, messages: Any = HI, **body: Any) -> dict[str, Any]:
-    response = await service.post("/v1/chat/completions", {"model": "any", "messages": messages, **body})
-    assert response.status == 200, await response.text()
-    reply: dict[str, Any] = await response.json()
+    reply: dict[str, Any] = await service.reply("/v1/chat/completions", {"model": "any", "messages": messages, **body})
     return reply
 
 
 async def stream(service: Service, messages: Any = HI, **body: Any) -> list[Any]:
     sent = {"model": "any", "messages": messages, "stream": True, **body}
-    response = await service.post("/v1/chat/completions", sent)
-    assert response.status == 200, await response.text()
-    return events(await response.text())
+    return await service.events("/v1/chat/completions", sent)
 
 
 async def refused(service: Service, messages: Any = HI, **body: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from caravan_router.core.constraint import ConstraintKind
 from caravan_router.core.sampling import FinishReason
-from caravan_testing.http_server import Service, events, serving
+from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 
 HERMES = (
@@ -49,19 +49,15 @@ def text_of(engine: ScriptedEngine) -> str:
 
 async def chat(service: Service, messages: Any = HI, **body: Any) -> dict[str, Any]:
     body = {"messages": messages, "tools": [WEATHER, CLOCK], **body}
-    response = await service.post("/v1/chat/completions", body)
-    assert response.status == 200, await response.text()
-    [choice] = (await response.json())["choices"]
+    [choice] = (await service.reply("/v1/chat/completions", body))["choices"]
     assert isinstance(choice, dict)
     return choice
 
 
 async def stream(service: Service, **body: Any) -> list[Any]:
-    response = await service.post(
+    return await service.events(
         "/v1/chat/completions", {"messages": HI, "tools": [WEATHER, CLOCK], "stream": True, **body}
     )
-    assert response.status == 200, await response.text()
-    return events(await response.text())
 
 
 async def test_a_whole_call(service: Service, engine: ScriptedEngine) -> None:

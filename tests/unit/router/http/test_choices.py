@@ -26,9 +26,7 @@ def one_by_one(service: Service, *texts: tuple[str, float]) -> Callable[[Generat
 
 
 async def complete(service: Service, **body: Any) -> dict[str, Any]:
-    response = await service.post("/v1/completions", body)
-    assert response.status == 200, await response.text()
-    reply: dict[str, Any] = await response.json()
+    reply: dict[str, Any] = await service.reply("/v1/completions", body)
     return reply
 
 

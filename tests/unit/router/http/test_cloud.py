@@ -1,14 +1,13 @@
 """The routes of SageMaker and of Vertex AI."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from caravan_router.core.errors import GenerationError
 from caravan_testing.http_server import Service, events
-from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, Pause, word
+from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, word
 
 ONE_TOKEN = {"max_new_tokens": 1}
 
@@ -102,12 +101,11 @@ async def test_vertex_takes_a_permit_for_each_candidate(service: Service) -> Non
     assert (await response.json())["error_type"] == "overloaded"
 
 
-CHAT = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 HI = [{"role": "user", "content": "hi"}]
 
 
 async def test_both_routes_accept_conversations(service: Service) -> None:
-    service.engine.model = CHAT
+    service.engine.model = CHAT_MODEL
     body: dict[str, Any] = {"messages": HI, "max_tokens": 1}
     reply = await (await service.post("/invocations", body)).json()
     assert (reply["object"], reply["choices"][0]["message"]["content"]) == ("chat.completion", " w1")
@@ -118,7 +116,7 @@ async def test_both_routes_accept_conversations(service: Service) -> None:
 
 
 async def test_a_prediction_with_tool_calls_is_their_json(service: Service) -> None:
-    service.engine.model = CHAT
+    service.engine.model = CHAT_MODEL
     call = '{"name": "f", "parameters": {"x": 1}}'
     service.engine.script = lambda _: [word(call), EOS_TOKEN]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

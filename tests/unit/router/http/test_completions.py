@@ -4,7 +4,7 @@ import pytest
 
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
-from caravan_testing.http_server import Service, events
+from caravan_testing.http_server import Service
 from caravan_testing.scripted_engine import EOS_TOKEN, Step, word
 
 USAGE = {
@@ -16,16 +16,12 @@ USAGE = {
 
 
 async def complete(service: Service, **body: Any) -> dict[str, Any]:
-    response = await service.post("/v1/completions", {"model": "any", **body})
-    assert response.status == 200, await response.text()
-    reply: dict[str, Any] = await response.json()
+    reply: dict[str, Any] = await service.reply("/v1/completions", {"model": "any", **body})
     return reply
 
 
 async def stream(service: Service, **body: Any) -> list[Any]:
-    response = await service.post("/v1/completions", {"model": "any", "stream": True, **body})
-    assert response.status == 200, await response.text()
-    return events(await response.text())
+    return await service.events("/v1/completions", {"model": "any", "stream": True, **body})
 
 
 async def test_a_whole_reply(service: Service) -> None:

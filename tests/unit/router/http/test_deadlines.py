@@ -1,6 +1,5 @@
 """A whole reply has the text that was generated before the deadline, if the dialect can mark it as incomplete."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,15 +7,14 @@ import pytest
 from caravan_router.core.errors import DeadlineError
 from caravan_router.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import MODEL, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, Step, word
 
-TALKS = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 MESSAGES = [{"role": "user", "content": "hi"}]
 LATE = DeadlineError("it did not end within its timeout")
 
 
 async def reply(path: str, body: dict[str, Any], *steps: Step) -> tuple[int, Any]:
-    async with serving(ScriptedEngine(script=lambda _: steps, model=TALKS)) as service:
+    async with serving(ScriptedEngine(script=lambda _: steps, model=CHAT_MODEL)) as service:
         response = await service.post(path, body)
         assert service.is_idle()
         return response.status, await response.json()

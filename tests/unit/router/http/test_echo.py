@@ -8,9 +8,7 @@ from caravan_testing.http_server import Service, events
 
 
 async def complete(service: Service, **body: Any) -> dict[str, Any]:
-    response = await service.post("/v1/completions", {"max_tokens": 1, **body})
-    assert response.status == 200, await response.text()
-    reply: dict[str, Any] = await response.json()
+    reply: dict[str, Any] = await service.reply("/v1/completions", {"max_tokens": 1, **body})
     return reply
 
 

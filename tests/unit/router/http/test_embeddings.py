@@ -11,22 +11,15 @@ from typing import Any
 import openai
 import pytest
 
-from caravan_router.core.errors import GenerationError
 from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import MODEL, ScriptedEngine
+from caravan_testing.scripted_engine import MODEL, FailingEmbedEngine, ScriptedEngine, length_vector
 from caravan_testing.waiting import eventually
 
 
 async def embed(service: Service, **body: Any) -> dict[str, Any]:
-    response = await service.post("/v1/embeddings", {"model": "any", **body})
-    assert response.status == 200, await response.text()
-    reply: dict[str, Any] = await response.json()
+    reply: dict[str, Any] = await service.reply("/v1/embeddings", {"model": "any", **body})
     return reply
-
-
-def vector(length: int) -> list[float]:
-    return [1.0 if index == length % 8 else 0.0 for index in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +36,8 @@ async def test_a_vector_for_each_text(service: Service, given: Any, lengths: lis
     assert reply == {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": vector(length)} for index, length in enumerate(lengths)
+            {"object": "embedding", "index": index, "embedding": length_vector(length)}
+            for index, length in enumerate(lengths)
         ],
         "model": "scripted",
         "usage": {"prompt_tokens": sum(lengths), "total_tokens": sum(lengths)},
@@ -52,7 +46,7 @@ async def test_a_vector_for_each_text(service: Service, given: Any, lengths: lis
 
 async def test_base64_is_little_endian_float32(service: Service) -> None:
     [one] = (await embed(service, input="ab", encoding_format="base64"))["data"]
-    assert list(struct.unpack("<8f", base64.b64decode(one["embedding"]))) == vector(3)
+    assert list(struct.unpack("<8f", base64.b64decode(one["embedding"]))) == length_vector(3)
 
 
 async def test_openais_client(service: Service) -> None:
@@ -61,7 +55,7 @@ async def test_openais_client(service: Service) -> None:
             return client.embeddings.create(model="any", input=["ab", "c"])
 
     reply = await asyncio.to_thread(ask)
-    assert [one.embedding for one in reply.data] == [vector(3), vector(2)]
+    assert [one.embedding for one in reply.data] == [length_vector(3), length_vector(2)]
     assert reply.usage.total_tokens == 5
 
 
@@ -142,13 +136,8 @@ async def test_a_client_that_leaves_gives_its_permit_back() -> None:
         await eventually(service.is_idle)
 
 
-class FailingEngine(ScriptedEngine):
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        raise GenerationError(f"no room for {len(texts)}")
-
-
 async def test_a_failure_is_reported() -> None:
-    async with serving(FailingEngine()) as service:
+    async with serving(FailingEmbedEngine()) as service:
         response = await service.post("/v1/embeddings", {"input": "a"})
         assert response.status == 424
         assert (await response.json())["error"]["message"] == "Request failed during generation: no room for 1"

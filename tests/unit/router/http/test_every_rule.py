@@ -21,7 +21,7 @@ from caravan_router.http.tgi import rules as tgi_rules
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import EOS, MODEL, ScriptedEngine
 
-TALKS = replace(MODEL, chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+ROLES_MODEL = replace(MODEL, chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
 KEY = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice"), max_priority=5, operator=True)
 
 DEFAULT_LIMITS = Limits()
@@ -52,7 +52,7 @@ class Case:
     param: str | None
     message: str
     limits: Limits = DEFAULT_LIMITS
-    model: ModelFacts = TALKS
+    model: ModelFacts = ROLES_MODEL
     header: tuple[str, str] = ("X-Request-Id", "a")
     method: str = "POST"
 

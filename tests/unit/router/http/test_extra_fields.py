@@ -1,6 +1,5 @@
 """Fields of vLLM and llama-server that both generating routes under /v1 accept."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,9 +7,8 @@ import pytest
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import events, serving
-from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, MODEL, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import BOS, CHAT_MODEL, EOS, EOS_TOKEN, ScriptedEngine, Step, word
 
-TALKS = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 COMPLETIONS: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "hi"})
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
 BOTH = pytest.mark.parametrize("route", [COMPLETIONS, CHAT], ids=["completions", "chat"])
@@ -21,7 +19,7 @@ async def ask(route: Route, *steps: Step, **fields: Any) -> Any:
     def script(_: GenerationSpec) -> list[Step]:
         return list(steps)
 
-    async with serving(ScriptedEngine(script=script, model=TALKS)) as service:
+    async with serving(ScriptedEngine(script=script, model=CHAT_MODEL)) as service:
         response = await service.post(route[0], route[1] | fields)
         assert response.status == 200, await response.text()
         return events(await response.text()) if fields.get("stream") else await response.json()
@@ -111,7 +109,7 @@ SAMPLING = {
 
 @BOTH
 async def test_sampling_and_stopping_fields_reach_the_engine(route: Route) -> None:
-    async with serving(ScriptedEngine(model=TALKS)) as service:
+    async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         fields = {**SAMPLING, "mirostat": 0, "stop_token_ids": [7, 8], "min_tokens": 2, "max_tokens": 3}
         response = await service.post(route[0], route[1] | fields)
         assert response.status == 200, await response.text()
@@ -122,7 +120,7 @@ async def test_sampling_and_stopping_fields_reach_the_engine(route: Route) -> No
 
 
 async def test_each_choice_may_have_its_own_sampling() -> None:
-    async with serving(ScriptedEngine(model=TALKS)) as service:
+    async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         choices = [{}, {"xtc_probability": 0.1}]
         body = {"prompt": "hi", "n": 2, "xtc_probability": 0.4, "choice_parameters": choices}
         assert (await service.post("/v1/completions", body)).status == 200
@@ -146,7 +144,7 @@ async def test_each_choice_may_have_its_own_sampling() -> None:
     ],
 )
 async def test_the_error_for_a_value_out_of_range_names_the_field(route: Route, field: str, value: object) -> None:
-    async with serving(ScriptedEngine(model=TALKS)) as service:
+    async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         response = await service.post(route[0], route[1] | {field: value})
         assert response.status == 400
         assert (await response.json())["error"]["param"] == field
@@ -159,7 +157,7 @@ async def test_a_stop_token_has_the_finish_reason_stop() -> None:
 
 
 async def test_tgi_accepts_min_new_tokens() -> None:
-    async with serving(ScriptedEngine(model=TALKS)) as service:
+    async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         parameters = {"min_new_tokens": 2, "max_new_tokens": 3}
         assert (await service.post("/generate", {"inputs": "hi", "parameters": parameters})).status == 200
         assert service.engine.spec.stopping.min_tokens == 2
@@ -170,7 +168,7 @@ async def test_tgi_accepts_min_new_tokens() -> None:
 
 
 async def test_ollama_accepts_repeat_last_n_and_refuses_mirostat() -> None:
-    async with serving(ScriptedEngine(model=TALKS)) as service:
+    async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         body = {"model": "m", "prompt": "hi", "stream": False}
         assert (
             await service.post("/api/generate", body | {"options": {"repeat_last_n": 64, "mirostat": 0}})
@@ -183,7 +181,7 @@ async def test_ollama_accepts_repeat_last_n_and_refuses_mirostat() -> None:
 
 @BOTH
 async def test_min_tokens_may_not_exceed_the_new_tokens(route: Route) -> None:
-    async with serving(ScriptedEngine(model=TALKS)) as service:
+    async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         response = await service.post(route[0], route[1] | {"max_tokens": 4, "min_tokens": 5})
         assert response.status == 400
         assert (await response.json())["error"]["param"] == "min_tokens"

@@ -7,23 +7,16 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.errors import GenerationError
 from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import BOS, MODEL, ScriptedEngine
+from caravan_testing.scripted_engine import BOS, MODEL, FailingEmbedEngine, ScriptedEngine, length_vector
 
 EMBED, OLDER = "/api/embed", "/api/embeddings"
 
 
 async def ask(service: Service, path: str, **body: Any) -> dict[str, Any]:
-    response = await service.post(path, {"model": "any", **body})
-    assert response.status == 200, await response.text()
-    reply: dict[str, Any] = await response.json()
+    reply: dict[str, Any] = await service.reply(path, {"model": "any", **body})
     return reply
-
-
-def vector(length: int) -> list[float]:
-    return [1.0 if index == length % 8 else 0.0 for index in range(8)]
 
 
 @pytest.mark.parametrize(("given", "lengths"), [("ab", [3]), (["ab", "c"], [3, 2]), ("", []), ([], []), (None, [])])
@@ -32,7 +25,7 @@ async def test_a_vector_for_each_text(service: Service, given: Any, lengths: lis
     assert reply.pop("total_duration") > 0
     assert reply == {
         "model": "scripted",
-        "embeddings": [vector(length) for length in lengths],
+        "embeddings": [length_vector(length) for length in lengths],
         "load_duration": 0,
         "prompt_eval_count": sum(lengths),
     }
@@ -40,7 +33,7 @@ async def test_a_vector_for_each_text(service: Service, given: Any, lengths: lis
 
 
 async def test_the_older_route_returns_one_vector(service: Service) -> None:
-    assert await ask(service, OLDER, prompt="ab", keep_alive=0, options={}) == {"embedding": vector(3)}
+    assert await ask(service, OLDER, prompt="ab", keep_alive=0, options={}) == {"embedding": length_vector(3)}
     for nothing in ("", None):
         assert await ask(service, OLDER, prompt=nothing) == {"embedding": []}
 
@@ -131,13 +124,8 @@ async def test_a_request_needs_a_permit() -> None:
         assert (response.status, response.headers["Retry-After"]) == (429, "1")
 
 
-class FailingEngine(ScriptedEngine):
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        raise GenerationError(f"no room for {len(texts)}")
-
-
 async def test_a_failure_is_reported() -> None:
-    async with serving(FailingEngine()) as service:
+    async with serving(FailingEmbedEngine()) as service:
         response = await service.post(EMBED, {"model": "any", "input": "a"})
         assert response.status == 424
         assert (await response.json())["error"] == "Request failed during generation: no room for 1"

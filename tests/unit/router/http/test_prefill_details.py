@@ -9,9 +9,7 @@ from caravan_testing.http_server import Service, events
 
 async def generate(service: Service, path: str = "/generate", **parameters: Any) -> dict[str, Any]:
     parameters = {"decoder_input_details": True, "max_new_tokens": 1, **parameters}
-    response = await service.post(path, {"inputs": "hi", "parameters": parameters})
-    assert response.status == 200, await response.text()
-    reply = await response.json()
+    reply = await service.reply(path, {"inputs": "hi", "parameters": parameters})
     return dict(reply[0] if path == "/" else reply)
 
 

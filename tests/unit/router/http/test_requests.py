@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +22,9 @@ from caravan_router.http.generation.in_progress import RequestInProgress
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.errors import AbortedError
 from caravan_testing.http_server import Service, events, serving
-from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, Pause, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually
 
-TALKS = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 MESSAGES = [{"role": "user", "content": "hi"}]
 MESSAGE = "The request was aborted by `DELETE /v1/requests/{id}`"
 TGIS = {"error": MESSAGE, "error_type": "aborted"}
@@ -54,7 +52,7 @@ STREAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(script=lambda _: [word("a", logprob=-1.0), Pause()], model=TALKS)
+    return ScriptedEngine(script=lambda _: [word("a", logprob=-1.0), Pause()], model=CHAT_MODEL)
 
 
 async def listed(service: Service, **headers: str) -> list[dict[str, Any]]:

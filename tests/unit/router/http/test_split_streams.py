@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 from huggingface_hub import InferenceClient
@@ -11,14 +10,13 @@ from openai import OpenAI
 from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import Service, serving
 from caravan_testing.raw_http import exchange, post
-from caravan_testing.scripted_engine import MODEL, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, Step, word
 from caravan_testing.splitting_proxy import splitting
 
 # The family, the flag and "é" have several code points each; NUL and line breaks are part of the text.
 TEXT = (
     'Zoë e\u0301 👩\u200d👩\u200d👧 🏳️\u200d🌈 日本語 \u202eRTL\u202c "quoted" \\ \n\ndata: x\r\n\0\x85\u2028\u2029 end'
 )
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def tokens(size: int) -> list[Step]:
@@ -33,7 +31,7 @@ def tokens(size: int) -> list[Step]:
 
 @pytest.fixture(params=[1, 2, 3, 7], ids="tokens of {} bytes".format)
 async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
-    engine = ScriptedEngine(script=lambda _: tokens(request.param), model=replace(MODEL, chat_template=TEMPLATE))
+    engine = ScriptedEngine(script=lambda _: tokens(request.param), model=CHAT_MODEL)
     async with serving(engine) as running:
         yield running
 
