@@ -1,1 +1,1 @@
-"""The HTTP layer over the engine: what all routes share, and one package for each dialect."""
+"""The HTTP layer over the engine: code that all routes share, and one package per dialect."""

@@ -1,4 +1,4 @@
-"""Builds the web application: routes, middlewares and the state they share. Starts nothing."""
+"""Builds the web application: routes, middlewares and shared state. It does not listen yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,11 @@ from caravan_router.metrics.recorder import Metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may use the API. ``keyring``: None for everyone. ``cors_allow_origin``: origins of pages; empty for any."""
+    """The clients that may use the API.
+
+    ``keyring``: None if no API key is needed. ``cors_allow_origin``: origins whose pages may call the API; empty for
+    any.
+    """
 
     keyring: Keyring | None = None
     cors_allow_origin: Sequence[str] = ()

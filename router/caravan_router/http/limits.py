@@ -15,7 +15,7 @@ class Limits:
     """Bound of ``n`` and ``best_of``: candidates per prompt."""
     max_stop_sequences: int = 4
     max_stop_bytes: int = 256
-    """Bytes of a stop string in UTF-8. Up to so much text may be held back."""
+    """Bytes of a stop string in UTF-8. A reply holds back up to this much text that may start a stop string."""
     max_top_n_tokens: int = 5
     max_input_tokens: int | None = None
     max_total_tokens: int | None = None

@@ -31,7 +31,7 @@ _DESCRIPTIONS = {
     504: "The request did not end within its `timeout`",
 }
 
-# Operators choose whether keys are needed.
+# A key is optional in the document, since operators choose whether the API needs one.
 _SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {}]
 
 _SERVING_HEADERS = [

@@ -1,4 +1,4 @@
-"""All routes. Each room has its own table beside its handlers; OpenAPI and the application read this one."""
+"""The table of all routes, for the application and the OpenAPI document. Each package defines its own part."""
 
 from caravan_router.http.admin import routes as admin
 from caravan_router.http.cloud import routes as cloud
@@ -30,7 +30,7 @@ ROUTES: tuple[Route, ...] = (
     *admin.ROUTES,
 )
 
-# Prefixes decide for paths that no route has: their clients expect their own form of a 404.
+# A path without a route gets the 404 of the dialect whose prefix it has.
 DIALECTS_OF_ROUTES = Dialects(
     by_path={route.path: route.dialect for route in ROUTES},
     by_prefix={"/v1/": OPENAI, "/api/": OLLAMA},

@@ -1,4 +1,4 @@
-"""``/admin/prefixes``: what shards keep of ended sequences for later prompts that begin alike."""
+"""``/admin/prefixes``: prefixes of ended sequences that shards cache for later prompts."""
 
 import time
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ async def flush_prefixes(request: web.Request) -> web.Response:
 
 
 def _chosen(request: web.Request) -> list[core.ShardPrefixes]:
-    """Return what the shards hold that ``?shard=`` names, or all. Raises UnknownParameterError, UnknownShardError."""
+    """Return the shards that ``?shard=`` names, by default all. Raises UnknownParameterError, UnknownShardError."""
     for parameter in request.query:
         if parameter != "shard":
             raise UnknownParameterError("shard", parameter)

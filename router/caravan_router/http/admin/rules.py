@@ -5,7 +5,7 @@ from caravan_router.http.server.errors import ValidationError
 
 
 class UnknownParameterError(ValidationError):
-    """Elsewhere such a parameter is ignored. Here a misspelt one would change more than was meant."""
+    """The URL has an unknown parameter. Other routes ignore it; here a misspelt ``shard`` would affect all shards."""
 
     def __init__(self, known: str, given: str) -> None:
         super().__init__(given, f"the URL may have the parameter `{known}` only. Given: {shown(given)}")

@@ -1,4 +1,4 @@
-"""The one route that SageMaker calls, and the one that Vertex AI calls."""
+"""The routes for SageMaker (``/invocations``) and Vertex AI (``/vertex``)."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -27,7 +27,7 @@ from caravan_router.http.tgi.schema import CompatGenerateRequest, GenerateReques
 
 
 class _Keys(msgspec.Struct, frozen=True):
-    """The fields that tell the kinds of request apart."""
+    """The fields that distinguish the types of request."""
 
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET

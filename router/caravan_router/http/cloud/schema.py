@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-# Raw JSON: the two kinds of instance differ in their fields, which a JSON schema type cannot tell.
+# Instances are raw JSON here: msgspec cannot choose between two struct types by their fields.
 Instance = Annotated[
     msgspec.Raw,
     msgspec.Meta(

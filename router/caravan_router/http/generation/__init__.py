@@ -1,1 +1,1 @@
-"""The way of every generating request, for all dialects: permits, checks, prompt, constraint, runs, answer."""
+"""Generating requests of all dialects: permits, checks, prompts, constraints, runs and answers."""

@@ -1,4 +1,4 @@
-"""The way of every generating request, written once: permits, validation, submission, then a whole or a streamed reply.
+"""Answers generating requests of every dialect: permits, validation, submission, then a whole or a streamed reply.
 
 A dialect describes its part as a `Reply`; its handler is ``answer(request, SomeReply(body, limits))``.
 """
@@ -30,7 +30,7 @@ from caravan_router.http.server.state import CLIENT, STATE, AppState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What validation needs beside the body."""
+    """The data that validation needs besides the body."""
 
     request: web.Request
     state: AppState
@@ -112,7 +112,7 @@ async def answer(request: web.Request, reply: Reply) -> web.StreamResponse:
 async def _stream(
     request: web.Request, reply: Reply, progress: RequestInProgress, held: ExitStack
 ) -> web.StreamResponse:
-    """Stream all generations. ``held`` is given back when they end: the client may be slow to take the last event."""
+    """Stream all generations. ``held`` is released when they end, without waiting for the client to read."""
     state = request.app[STATE]
     headers = compute_headers(state, sum(one.characters for one in progress.valid))
     async with EventStream(request, headers, state.limits, reply.framing) as events:

@@ -6,7 +6,7 @@ from caravan_router.core.engine import Engine, ModelFacts
 from caravan_router.core.errors import NoShardError
 from caravan_router.http.limits import Limits
 
-# Hardly any text has more bytes per token (long runs of spaces do): a longer one is refused without tokenizing it.
+# A text with more bytes per token is refused without tokenizing it. Only unusual texts have more, such as many spaces.
 BYTES_PER_TOKEN = 32
 
 
@@ -22,7 +22,7 @@ class Bounds:
 
 
 def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
-    """Combine both. ``max_input_tokens`` leaves room for one new token at least."""
+    """Combine the limits of the operator and the model. ``max_input_tokens`` leaves room for at least one new token."""
     total = min(limits.max_total_tokens or model.max_sequence_tokens, model.max_sequence_tokens)
     return Bounds(
         max_total_tokens=total,
@@ -34,7 +34,7 @@ def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
 
 
 def model_of(engine: Engine) -> ModelFacts:
-    """Return the model that is served. Raises NoShardError until the first shard has joined."""
+    """Return the facts of the model. Raises NoShardError until the first shard has joined."""
     if engine.model is None:
         raise NoShardError("no shard has joined yet")
     return engine.model

@@ -6,7 +6,7 @@ from caravan_router.text.assembler import Piece
 
 
 def best_first(candidates: Sequence[Sequence[Piece]]) -> list[int]:
-    """Return the candidates' indices by falling mean logprob; equal ones in their order.
+    """Return the candidates' indices by descending mean logprob. Candidates of equal rank keep their order.
 
     TGI ranks by the mean too: a sum would prefer short candidates. A candidate without a token comes last.
     """

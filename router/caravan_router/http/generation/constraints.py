@@ -1,4 +1,4 @@
-"""Turns what a client says its output must match into a constraint that the shards enforce."""
+"""Reads the constraint on the output from a request, for the shards to enforce."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from caravan_router.http.generation.schema import (
 from caravan_router.http.limits import Limits
 
 _ANY_OBJECT = '{"type":"object"}'
-# Every GBNF grammar has such a line, no Lark grammar has one.
+# Every GBNF grammar has a line with ``::=``, and no Lark grammar has one.
 _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z0-9_-]+[ \t]*::=", re.MULTILINE)
 _REGEX_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 

@@ -29,11 +29,11 @@ class RequestInProgress:
     valid: Sequence[ValidRequest] = ()
     runs: Sequence[Run] = ()
     aborted: bool = False
-    # What an abort interrupts.
+    # The running block of `abortable`, which an abort interrupts.
     _scope: asyncio.Timeout | None = None
 
     def abort(self) -> None:
-        """End the request: what waits inside `abortable` gets an AbortedError."""
+        """End the request. A block of `abortable` that runs, or the next one, raises AbortedError."""
         if not self.aborted:
             self.aborted = True
             if self._scope is not None:
@@ -57,17 +57,17 @@ class RequestInProgress:
 
     @asynccontextmanager
     async def generating(self, state: AppState) -> AsyncIterator[Sequence[Run]]:
-        """Submit all generations and let an abort interrupt the block. However it is left, all of them end."""
+        """Submit all generations and let an abort interrupt the block. All generations end with the block."""
         with started(state, self.valid, self.arrived) as self.runs:
             async with self.abortable():
                 yield self.runs
 
 
 class RequestsInProgress:
-    """Every request is listed by its own handler, for as long as the handler's block lasts."""
+    """The list of requests. The handler of a request adds it, and removes it when the handler ends."""
 
     def __init__(self) -> None:
-        # A dict keeps the order of arrival. Ids are the clients' and need not differ.
+        # A dict keeps the order of arrival. Clients choose the ids, so several requests may have the same.
         self._requests: dict[RequestInProgress, None] = {}
 
     @contextmanager

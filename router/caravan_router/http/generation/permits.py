@@ -27,7 +27,7 @@ def check_rate(client: Client) -> None:
 
 @contextmanager
 def holding_permits(state: AppState, client: Client, permits: int) -> Iterator[None]:
-    """Hold ``permits`` of the key and of the router for the block: all or none, without waiting.
+    """Hold ``permits`` of the key and of the router for the block. Takes all of them or none, and does not wait.
 
     Raises RateLimitedError, KeyConcurrencyError, OverloadedError.
     """
@@ -42,7 +42,7 @@ def holding_permits(state: AppState, client: Client, permits: int) -> Iterator[N
 
 @contextmanager
 def counting_failures(metrics: Metrics, generations: int) -> Iterator[None]:
-    """Count ``generations`` as failed if the block raises: they ended before they were submitted."""
+    """Count ``generations``, which are not submitted yet, as failed if the block raises."""
     try:
         yield
     except (RequestError, EngineError) as error:

@@ -1,4 +1,4 @@
-"""A prompt: from text to tokens, and whether it fits beside its new tokens."""
+"""Tokenizes prompts, and checks that a prompt and its new tokens fit the context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from caravan_router.http.generation.rules import (
 async def tokenize_prompt(
     engine: Engine, field: str, text: str, bounds: Bounds, *, add_special: bool = True
 ) -> TokenizedText:
-    """Tokenize ``text``. Its bytes are checked first, since tokenizing takes time by the byte."""
+    """Tokenize ``text``. The number of bytes is checked first, since long texts take long to tokenize."""
     if not text:
         raise EmptyPromptError(field)
     size = len(text.encode())
@@ -29,7 +29,7 @@ async def tokenize_prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """How a text that is too long is shortened: to ``limit`` tokens, from its end or, with ``keep_end``, its start."""
+    """Shortens a text to ``limit`` tokens by removing its end or, with ``keep_end``, its start."""
 
     limit: int
     keep_end: bool
@@ -44,7 +44,7 @@ async def tokenize_truncated(
         return whole
     bare = (await engine.queries.tokenize(text, add_special=False)).token_ids
     added = len(whole.token_ids) - len(bare)
-    # The text's own tokens are the same in both, so that those before and after them are the added ones.
+    # Both lists contain the text's own tokens, so all tokens before and after them were added by the tokenizer.
     start = next(start for start in range(added + 1) if whole.token_ids[start : start + len(bare)] == bare)
     end = start + len(bare)
     room = max(0, truncation.limit - added)

@@ -1,4 +1,4 @@
-"""A request that passed validation: nobody after it checks again."""
+"""A validated request. Later stages do not check it again."""
 
 from dataclasses import dataclass
 

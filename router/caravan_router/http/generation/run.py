@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Run:
-    """One generation. Entering submits it; leaving releases its sequence and counts it, whatever ended it.
+    """One generation. Entering submits it; leaving releases its sequence and counts it, even after an error.
 
     Iterate over it for lists of pieces that may leave together. The sequence is released as soon as a stop string
     matched, so that it gets no further step.
@@ -53,12 +53,12 @@ class Run:
 
     @property
     def state(self) -> GenerationState:
-        """Where the generation is."""
+        """The stage of the generation, such as queued or running."""
         return self._stream.state
 
     @property
     def times(self) -> StreamTimes:
-        """When it was submitted, started and had its first token."""
+        """The times at which it was submitted, started and had its first token."""
         return self._stream.times
 
     @property
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def prompt_logprobs(self) -> Sequence[PromptToken]:
-        """One entry for each prompt token if they were asked for; complete from the first pieces on."""
+        """One entry for each prompt token if the request asks for them; complete from the first pieces on."""
         return self._stream.prompt_logprobs
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class Run:
                 take(held)
 
     def end(self) -> None:
-        """End it early: the reader needs no more. It counts as ended by a stop string, which a reader finds too."""
+        """End the generation early, with the finish reason of a stop string."""
         if self.finish is None:
             self._end(FinishReason.STOP_SEQUENCE)
 
@@ -150,9 +150,9 @@ class Run:
 
 @contextmanager
 def started(state: AppState, requests: Sequence[ValidRequest], arrived: float) -> Iterator[list[Run]]:
-    """Submit the candidates of each prompt, prompt by prompt. However the block is left, all of them end."""
+    """Submit the candidates of each prompt, prompt by prompt. All of them end with the block."""
     with ExitStack() as stack:
-        # No await in between: generations that are submitted together share the computation of their prompt.
+        # There is no await between submissions, so that generations of one prompt share its computation.
         yield [
             stack.enter_context(Run(state, spec, request.text, arrived))
             for request in requests
@@ -169,7 +169,7 @@ async def on_all(runs: Sequence[Run], work: Callable[[int, Run], Awaitable[None]
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all at the same time. The first error cancels the others and is raised as it is."""
+    """Await all at the same time. The first error cancels the others and is raised without an exception group."""
 
     async def one(awaitable: Awaitable[T]) -> T:
         return await awaitable
@@ -183,7 +183,7 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def read_all(runs: Sequence[Run], takers: Sequence[Callable[[Sequence[Piece]], None]]) -> None:
-    """Read every run to its end, each into its taker.
+    """Read every run to its end and pass its pieces to the taker at the same index.
 
     Raises EngineError; DeadlineError only if no run generated a token in time, or prompt logprobs are missing.
     """

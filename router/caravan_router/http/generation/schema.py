@@ -29,7 +29,7 @@ CacheSalt = Annotated[
 
 
 class ServingFields(Protocol):
-    """What every generating body has. A protocol, since a msgspec struct has one base only."""
+    """Fields that every generating body has. This is a protocol because a msgspec struct can have only one base."""
 
     @property
     def priority(self) -> int | None: ...

@@ -1,4 +1,4 @@
-"""How a request is served, whatever it generates: its tenant, priority, deadline and cache namespace."""
+"""Options of every generating request: tenant, priority, deadline and cache namespace."""
 
 import math
 import re
@@ -86,7 +86,7 @@ def _priority(field: int | None, header: str | None, key: ApiKey) -> int:
     check_range(name, value, MIN_PRIORITY, MAX_PRIORITY)
     if value is not None and value > key.max_priority:
         raise PriorityError(name, key.max_priority, value)
-    # A key that may not ask for the default priority gets the highest one it may have.
+    # A key whose maximum is below the default priority gets its maximum.
     return min(0, key.max_priority) if value is None else value
 
 

@@ -28,7 +28,7 @@ async def ollama_embed(request: web.Request) -> web.Response:
     async def texts_of(context: Context) -> list[tuple[int, ...]]:
         check_range("dimensions", body.dimensions, 1, context.model.embedding_size)
         limit = _limit(body.options, context)
-        # An empty text loads the model, which is loaded.
+        # In Ollama, an empty text only loads the model. Here it is always loaded.
         texts = ([body.input] if body.input else []) if isinstance(body.input, str) else body.input or []
         most = context.limits.max_embed_texts
         if len(texts) > most:

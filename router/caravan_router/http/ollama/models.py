@@ -14,7 +14,7 @@ from caravan_router.http.server.state import STATE
 
 _SHOW = msgspec.json.Decoder(ollama.OllamaShowRequest)
 
-# Centuries ahead, as in Ollama for a model that is never unloaded.
+# Ollama returns a time that is centuries ahead for a model that is never unloaded.
 _NEVER = "2300-01-01T00:00:00Z"
 
 

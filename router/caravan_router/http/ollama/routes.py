@@ -1,4 +1,4 @@
-"""Ollama's routes, for the desktop tools that speak them."""
+"""Ollama's routes, which many desktop tools use."""
 
 import msgspec
 from aiohttp import web

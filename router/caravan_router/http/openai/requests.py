@@ -1,4 +1,4 @@
-"""``/v1/requests``: what an API key has in progress, and how its holder aborts it. Caravan's own routes."""
+"""``/v1/requests``, a route of Caravan's own: lists and aborts the requests of an API key."""
 
 import time
 
@@ -13,7 +13,7 @@ from caravan_router.http.server.errors import UnknownRequestError
 from caravan_router.http.server.route import JSON, Parameter, Route
 from caravan_router.http.server.state import CLIENT, STATE
 
-# The first of these states that one of its generations has is the state of a request.
+# A request has the first of these states that any of its generations has.
 _ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
 
 

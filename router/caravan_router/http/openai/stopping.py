@@ -1,4 +1,4 @@
-"""When an output of OpenAI's routes ends, and which tokens its text shows; with vLLM's extra parameters."""
+"""Parameters of OpenAI's routes and vLLM that end an output or select the tokens that its text shows."""
 
 from caravan_proto.limits import MAX_STOP_TOKEN_IDS
 from caravan_router.core.engine import ModelFacts

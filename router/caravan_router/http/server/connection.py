@@ -20,12 +20,12 @@ _log = logging.getLogger(__name__)
 
 # Idle connections are kept longer than clients' pools keep them, and far shorter than aiohttp's hour.
 KEEPALIVE_S = 75.0
-# How long the rest of a refused request's body is read: a client that is still sending may miss its answer otherwise.
+# After refusing a request, the rest of its body is read for this long, so that a client that is sending gets the reply.
 LINGERING_S = 2.0
 
 
 class Connection(web.RequestHandler):
-    """aiohttp closes idle connections after `KEEPALIVE_S`; `check` closes stuck ones."""
+    """A connection that aiohttp closes when idle for `KEEPALIVE_S`, and `check` when stuck."""
 
     __slots__ = ("_dialect", "_opened_at", "_received_head", "_serving", "_unsent_bytes", "_unsent_since")
 
@@ -41,7 +41,7 @@ class Connection(web.RequestHandler):
         self._dialect = dialect
         self._opened_at = time.monotonic()
         self._received_head = False
-        # A handler is running; it has deadlines of its own.
+        # True while a handler runs, which has its own deadlines.
         self._serving = False
         self._unsent_bytes = 0
         self._unsent_since = self._opened_at

@@ -198,7 +198,7 @@ class UnhealthyError(RequestError):
 
 
 class ErrorFamily(Enum):
-    """Who caused an error: dialects that have coarse error types derive them from it."""
+    """The party that caused an error. OpenAI's coarse error types derive from it."""
 
     CLIENT = "client"
     RATE = "rate"
@@ -261,7 +261,7 @@ TABLE: dict[type[Exception], ErrorKind] = {
     NotFoundError: ErrorKind(404, "not_found", _CLIENT, "There is no such route"),
     UnknownRequestError: ErrorKind(404, "not_found", _CLIENT, "The API key has no request of this id in progress"),
     UnknownShardError: ErrorKind(404, "not_found", _CLIENT, "No shard of this name is up"),
-    # Not 409, which many clients retry.
+    # Many clients retry a 409.
     AbortedError: ErrorKind(
         410, "aborted", _CLIENT, "The request was aborted by `DELETE /v1/requests/{id}`", Failure.ABORTED
     ),

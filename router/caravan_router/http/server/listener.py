@@ -78,7 +78,7 @@ class _Acceptor:
 
 
 class _Refused(asyncio.Protocol):
-    """Sends a 503 without reading anything, and closes."""
+    """Sends a 503 without reading the request, and closes the connection."""
 
     def __init__(self, error: TooManyConnectionsError, dialect: Dialect) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""What runs around every handler: request id, access log, errors as JSON, CORS."""
+"""Middlewares of every route: request id, access log, errors as JSON, CORS."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What every handler needs, in the application and in the request."""
+"""State that handlers share, kept in the application or in the request."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""TGI's ``/chat_tokenize``: the one route of TGI's with a chat body, which is OpenAI's."""
+"""TGI's ``/chat_tokenize``, which takes the body of OpenAI's chat completions."""
 
 import msgspec
 from aiohttp import web

@@ -1,4 +1,4 @@
-"""Replies of ``/generate`` and its kin, whole and streamed."""
+"""Replies of ``/generate``, ``/generate_stream`` and ``POST /``, whole and streamed."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -79,7 +79,7 @@ class GenerateReply(Reply):
             Details(
                 finish_reason=chosen.finish_reason,
                 generated_tokens=chosen.generated_tokens,
-                # The first candidate's: the others share with it what it computed.
+                # The first candidate computes the prompt, and the others share the result.
                 cached_tokens=runs[0].cached_tokens,
                 seed=chosen.seed,
                 prefill=chosen.prefill,

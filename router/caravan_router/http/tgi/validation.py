@@ -45,7 +45,7 @@ from caravan_router.http.tgi.schema import CompatGenerateRequest, GenerateParame
 from caravan_router.text.assembler import TextOptions
 from caravan_router.text.prompt_text import as_decoded
 
-# TGI's trap: a request without ``parameters`` samples, one with them is greedy unless it says otherwise.
+# As in TGI, a request without ``parameters`` samples; a request with them is greedy unless they enable sampling.
 _NO_PARAMETERS = GenerateParameters(do_sample=True)
 
 
@@ -55,7 +55,7 @@ def parameters_of(body: GenerateRequest | CompatGenerateRequest) -> GeneratePara
 
 
 def candidates_of(parameters: GenerateParameters, limits: Limits) -> int:
-    """Return the permits to take before anything is checked: one for a ``best_of`` that will be refused."""
+    """Return the number of permits to take before validation: ``best_of``, or 1 if it is out of range."""
     best_of = 1 if parameters.best_of is None else parameters.best_of
     return best_of if 1 <= best_of <= limits.max_best_of else 1
 

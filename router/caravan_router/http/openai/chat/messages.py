@@ -31,7 +31,7 @@ def _template_message(field: str, message: Message, names: dict[str, str], *, de
     for name, value in (("audio", message.audio), ("function_call", message.function_call)):
         if value:
             raise UnsupportedFieldError(f"{field}.{name}", "set it to null", value)
-    # Templates that do not know developers know the system, which gives instructions too.
+    # Few templates have the role "developer"; "system" has the same meaning.
     role = "system" if message.role == "developer" and not developer_known else message.role
     result: Json = {"role": role, "content": _text(f"{field}.content", message)}
     if message.name is not None:
@@ -76,7 +76,7 @@ def _part(field: str, part: ContentPart) -> str:
 def _call(field: str, number: int, call: ToolCall) -> Json:
     arguments = call.function.arguments
     if isinstance(arguments, str):
-        # Templates write the object as JSON themselves. Unfinished JSON of a model stays text.
+        # Templates serialize the object themselves. Incomplete JSON that a model wrote stays text.
         with suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments, type=dict[str, Any])
     check_depth(f"{field}.function.arguments", arguments)

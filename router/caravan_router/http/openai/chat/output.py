@@ -64,9 +64,9 @@ class ChatOutput:
         return parts + parser.finish() if ended else parts
 
     def delta(self, parts: Sequence[Part], *, always: bool) -> Delta | None:
-        """Return the next delta. None if there is nothing to show: half a character, or what may become a call.
+        """Return the next delta. None if there is nothing to send yet: an incomplete character or call.
 
-        ``always``: return a delta all the same.
+        ``always``: return an empty delta instead of None.
         """
         if not parts and self.finish is None and not always:
             return None
@@ -85,7 +85,7 @@ class ChatOutput:
 
 
 def _call_deltas(parts: Sequence[Part]) -> list[ToolCallDelta]:
-    """Return one delta per call: some clients take the entries of a chunk for different calls."""
+    """Merge the parts of a chunk into one delta per call: some clients treat every entry as a new call."""
     calls: list[ToolCallDelta] = []
     for part in parts:
         if isinstance(part, TextPart):
@@ -101,7 +101,7 @@ def _call_deltas(parts: Sequence[Part]) -> list[ToolCallDelta]:
 
 
 def new_call_id() -> str:
-    """Return a call id of the form that OpenAI's have."""
+    """Return a random call id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 

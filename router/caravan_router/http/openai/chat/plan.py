@@ -1,4 +1,4 @@
-"""Turns a chat request into what the model's template renders and what the output may be, before any token."""
+"""Plans a chat generation: the rendered prompt, and the tools that the output may call."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class ChatPlan:
         return ToolParser(self.tool_format, names, None if self.tools.several else 1)
 
 
-# For a prompt that does not come from messages.
+# The plan of a prompt that does not come from messages.
 NO_PLAN = ChatPlan(conversation=Conversation(messages=()), tools=NO_TOOLS, tool_format=GENERIC)
 
 

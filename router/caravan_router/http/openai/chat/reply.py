@@ -85,7 +85,7 @@ class ChatReply(Reply):
                 ids = token_ids_of(pieces) if token_ids else msgspec.UNSET
                 self._chunk.choices = [ChunkChoice(index, delta, logprobs, output.finish, ids)]
                 await events.send(_ENCODER.encode(self._chunk))
-                # Only the first chunk has them.
+                # Only the first chunk has the prompt's token ids.
                 self._chunk.prompt_token_ids = msgspec.UNSET
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
@@ -98,7 +98,7 @@ class ChatReply(Reply):
     def _usage(self, runs: Sequence[Run]) -> Usage:
         prompt = len(self._chat.request.prompt)
         output = sum(run.tokens for run in runs)
-        # The first choice's: the others share with it what it computed.
+        # The first choice computes the prompt, and the others share the result.
         return Usage(prompt, output, prompt + output, PromptTokensDetails(runs[0].cached_tokens))
 
 

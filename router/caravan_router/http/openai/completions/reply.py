@@ -88,7 +88,7 @@ class CompletionReply(Reply):
             if before is None and self._body.return_token_ids:
                 choice.prompt_token_ids = list(run.spec.prompt)
             before = (before if isinstance(before, int) else 0) + len(choice.text)
-            # Half a character or a control token has nothing to show yet.
+            # An incomplete character or a control token has no text to send.
             if choice.text or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
                 # All choices share one envelope: it is encoded before another choice can change it.
                 self._envelope.choices = [choice]
@@ -104,7 +104,7 @@ class CompletionReply(Reply):
     def _choice(
         self, index: int, pieces: Sequence[Piece], finish: FinishReason | None, before: Echo | int
     ) -> CompletionChoice:
-        # A request for no tokens gets one all the same, which is not shown.
+        # A step always yields a token. A request for no tokens discards it.
         if self._body.max_tokens == 0:
             pieces, finish = (), FinishReason.LENGTH
         choice = choice_of(index, pieces, finish, self._body.logprobs, before)
@@ -129,6 +129,6 @@ class CompletionReply(Reply):
     def _usage(self, runs: Sequence[Run]) -> Usage:
         prompt = sum(len(request.prompt) for request in self._valid)
         output = 0 if self._body.max_tokens == 0 else sum(run.tokens for run in runs)
-        # The first candidate of each prompt: the others share with it what it computed.
+        # The first candidate computes the prompt, and the others share the result.
         cached = sum(run.cached_tokens for run in runs[:: self._plan.candidates])
         return Usage(prompt, output, prompt + output, PromptTokensDetails(cached))

@@ -1,4 +1,4 @@
-"""The way of every request for vectors, whatever dialect it came in."""
+"""Computes vectors for the embedding routes of all dialects."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ async def vectors_of(
     model: str | None,
     texts_of: Callable[[Context], Awaitable[Sequence[tuple[int, ...]]]],
 ) -> Vectors:
-    """Return a vector for each of the texts whose token ids ``texts_of`` returns; ``model`` is the client's word.
+    """Embed the texts whose token ids ``texts_of`` returns. ``model`` is the field of the request body.
 
     The request holds one permit. The shard computes one text at a time, in turn with the steps of generations.
     Raises RequestError, EngineError.
