@@ -45,7 +45,8 @@ proto: $(INSTALLED) ## generate Python code from the .proto files
 	proto/generate.sh
 
 openapi: $(INSTALLED) ## generate openapi.json from the request and response types
-	$(BIN)/python -m caravan_router.http.openapi > router/caravan_router/http/openapi.json
+	$(BIN)/python -m caravan_router.http.openapi > .cache/openapi.json
+	mv .cache/openapi.json router/caravan_router/http/openapi.json
 
 docs: $(INSTALLED) ## write the tables in the documents that are generated from the code
 	$(BIN)/python docs/doc_tables.py

@@ -58,6 +58,10 @@ class _SessionError(Exception):
     """Why a session with the shard ended or could not start, apart from a failed call."""
 
 
+class _DrainedError(_SessionError):
+    """The shard drained and ended as planned."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sent:
     command: Command
@@ -105,6 +109,8 @@ class ShardLink:
                 await self._session()
             except* (ShardRpcError, _SessionError) as errors:
                 level = logging.DEBUG if self.client is None else logging.WARNING
+                if any(isinstance(error, _DrainedError) for error in errors.exceptions):
+                    level = logging.INFO
                 reason = "; ".join(str(error) for error in errors.exceptions)
                 _log.log(level, "shard is not available", extra={"shard": self.address, "reason": reason})
             finally:
@@ -170,7 +176,7 @@ class ShardLink:
                     raise _SessionError(f"no step completed for {self._config.step_timeout_s:g} s")
         # The last replies may still be on their way.
         await self._commands.join()
-        raise _SessionError("the shard ended")
+        raise _DrainedError("the shard ended") if draining else _SessionError("the shard ended")
 
     async def _carry_out(self, client: ShardClient, epoch: int) -> None:
         """Send commands in order. The next is sent while the last one runs, so that the shard need not wait for it."""
