@@ -68,6 +68,8 @@ class Reply(ABC):
     # Permits to hold: one for each candidate of each prompt.
     generations: int = 1
     streamed: bool = False
+    # Length of the prompt as written, for the headers of an error that is sent as an event.
+    characters: int = 0
 
     @abstractmethod
     async def validate(self, context: Context) -> Sequence[ValidRequest]:
@@ -78,7 +80,7 @@ class Reply(ABC):
         """Read all runs and return the JSON body. Raises EngineError."""
 
     async def send(self, events: EventStream, index: int, run: Run) -> None:
-        """Stream one run. Raises EngineError."""
+        """Stream one run. Raises EngineError. Replies that are never streamed do not implement it."""
         raise NotImplementedError
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
@@ -134,6 +136,6 @@ async def _stream(
 
 async def _send_error(request: web.Request, reply: Reply, error: Exception) -> web.StreamResponse:
     state = request.app[STATE]
-    async with EventStream(request, compute_headers(state, 0), state.limits, reply.framing) as events:
+    async with EventStream(request, compute_headers(state, reply.characters), state.limits, reply.framing) as events:
         await events.send(reply.dialect.body(error))
     return events.response

@@ -52,6 +52,7 @@ class GenerateReply(Reply):
         self._parameters = parameters_of(body)
         self._as_list = as_list
         self.streamed = streamed
+        self.characters = len(body.inputs)
         self.generations = candidates_of(self._parameters, limits)
 
     async def validate(self, context: Context) -> Sequence[ValidRequest]:

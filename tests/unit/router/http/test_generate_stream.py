@@ -88,3 +88,9 @@ async def test_no_shard_before_a_stream_starts_is_503(service: Service) -> None:
     service.engine.model = None
     response = await service.post("/generate_stream", {"inputs": "x"})
     assert (response.status, (await response.json())["error_type"]) == (503, "no_shard")
+
+
+async def test_an_invalid_request_has_the_headers_of_its_prompt(service: Service) -> None:
+    response = await service.post("/generate_stream", {"inputs": "four", "parameters": {"temperature": -1}})
+    assert response.status == 200
+    assert response.headers["x-compute-characters"] == "4"
