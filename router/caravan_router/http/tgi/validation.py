@@ -87,11 +87,11 @@ async def validate_generate(
     tokens = await _prompt(context, body.inputs, parameters.truncate)
     max_new = fit(tokens.token_ids, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
     check_new_tokens("max_new_tokens", parameters.best_of or 1, max_new, bounds)
-    asked = ConstraintReader(limits).response_format("grammar", parameters.grammar)
-    extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter)
     check_range("min_new_tokens", parameters.min_new_tokens, 0, max_new)
     min_new = parameters.min_new_tokens or 0
     stopping = StoppingParams(max_new_tokens=max_new, min_tokens=min_new)
+    asked = ConstraintReader(limits).response_format("grammar", parameters.grammar)
+    extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter)
     prompt_logprobs = bool(parameters.decoder_input_details)
     return ValidRequest(
         specs=tuple(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from caravan_router.core.constraint import Constraint
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import events, serving
@@ -185,3 +186,32 @@ async def test_min_tokens_may_not_exceed_the_new_tokens(route: Route) -> None:
         response = await service.post(route[0], route[1] | {"max_tokens": 4, "min_tokens": 5})
         assert response.status == 400
         assert (await response.json())["error"]["param"] == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 4, "min_tokens": 5, "guided_regex": "a"}),
+        (CHAT[0], CHAT[1] | {"max_tokens": 4, "min_tokens": 5, "guided_regex": "a"}),
+        (
+            "/generate",
+            {
+                "inputs": "hi",
+                "parameters": {
+                    "max_new_tokens": 4,
+                    "min_new_tokens": 5,
+                    "grammar": {"type": "regex", "value": "a"},
+                },
+            },
+        ),
+    ],
+)
+async def test_every_field_is_checked_before_a_constraint_is_compiled(path: str, body: dict[str, Any]) -> None:
+    compiled: list[Constraint] = []
+
+    def note(constraint: Constraint) -> None:
+        compiled.append(constraint)
+
+    async with serving(ScriptedEngine(model=CHAT_MODEL, problem=note)) as service:
+        assert (await service.post(path, body)).status in {400, 422}
+    assert not compiled

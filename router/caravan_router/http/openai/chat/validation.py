@@ -62,11 +62,11 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     plan, prompt = await _prompt(context, source, asked)
     max_new = fit(prompt, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], n, max_new, bounds)
+    stopping = stopping_of(body, max_new, model)
     adapter = adapter_of(body.model, model)
     extras = Extras(constraint=await _constraint(context, plan, asked), adapter=adapter)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
-    stopping = stopping_of(body, max_new, model)
     request = ValidRequest(
         specs=tuple(serving.spec(prompt, sampling, stopping, extras) for sampling in samplings),
         text=text,
