@@ -4,6 +4,8 @@ DEMO_MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO_MODEL)
 SHARDS ?= 1
 ARGS ?=
+# The tests of a file share servers and stay together.
+PYTEST := .venv/bin/pytest --numprocesses 2 --dist loadfile
 MINUTES ?= 20
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -20,13 +22,13 @@ run: $(INSTALLED) $(MODEL) ## serve MODEL (default: the demo model) with SHARDS 
 	$(BIN)/caravan serve --model $(MODEL) --shards $(SHARDS) $(ARGS)
 
 test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the test suite; ARGS: more pytest flags
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client libraries, and with nginx if it is installed (apt-get install nginx-light)
 	$(BIN)/pytest -m clients $(ARGS)
 
 check: lint $(DEMO_MODEL) $(CLIENT) ## run all checks: lint, and the test suite with coverage
-	$(BIN)/pytest --cov --cov-report=
+	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --include='*/caravan_router/scheduling/*' --fail-under=95
 
 lint: $(INSTALLED) ## check format, lint rules, types, import rules, .proto files and spelling

@@ -9,7 +9,7 @@ from caravan_testing.serve_process import Served, serve
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     """One server with the demo model, shared by all tests that do not harm it."""
-    with serve("-np", "8", "-c", "16384", "-t", "2", "--kv-layout", "split") as running:
+    with serve("-np", "8", "-c", "16384", "-t", "1", "--kv-layout", "split") as running:
         yield running
 
 

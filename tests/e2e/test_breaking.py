@@ -111,7 +111,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_its_numbers(serv
 async def test_clients_that_leave_leave_nothing_behind() -> None:
     """A third of 32 clients disconnect at random moments. No error, no KV cell and no descriptor is left behind."""
     chance = random.Random(3)
-    with serve("-np", "8", "-c", "4096", "-t", "2") as served:
+    with serve("-np", "8", "-c", "4096", "-t", "1") as served:
         async with ClientSession() as session:
             await _generate(session, served.url, "warm up", 5)
 
@@ -167,7 +167,7 @@ def _is_running(pid: int) -> bool:
 
 
 async def test_a_server_that_ends_as_its_clients_leave_does_not_wait_for_a_lease() -> None:
-    with start("-np", "8", "-c", "4096", "-t", "2") as served:
+    with start("-np", "8", "-c", "4096", "-t", "1") as served:
         async with ClientSession() as session:
             body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 800}}
             streams = [await session.post(f"{served.url}/generate_stream", json=body) for _ in range(4)]

@@ -24,7 +24,7 @@ SHORT_TOKENS = 12
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     # Split cells, since the unified layout rounds by the order of cells, which may decide between near-equal tokens.
-    with serve("-np", "4", "-c", "32768", "-t", "2", "--kv-layout", "split", "--embeddings") as running:
+    with serve("-np", "4", "-c", "32768", "-t", "1", "--kv-layout", "split", "--embeddings") as running:
         yield running
 
 

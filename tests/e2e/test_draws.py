@@ -57,7 +57,7 @@ async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, f
 @pytest.mark.parametrize(("swap_space", "how"), [("1", "swap"), ("0", "recompute")])
 @pytest.mark.parametrize("layout", ["unified", "split"])
 def test_a_preempted_sequence_draws_the_same_tokens(oracle: Oracle, layout: str, swap_space: str, how: str) -> None:
-    with serve("-np", "2", "-c", "512", "-t", "2", "--kv-layout", layout, "--swap-space", swap_space) as served:
+    with serve("-np", "2", "-c", "512", "-t", "1", "--kv-layout", layout, "--swap-space", swap_space) as served:
         outputs, preemptions = asyncio.run(interrupted(served))
     assert preemptions.pop(how) >= 3
     assert not any(preemptions.values())

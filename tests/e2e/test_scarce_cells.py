@@ -90,7 +90,7 @@ async def run_all(served: Served, asks: Sequence[Ask]) -> Outcome:
 @pytest.fixture(scope="module")
 def without_scarcity() -> Outcome:
     """The outcome without preemption: enough KV cells for all running sequences, and no priorities."""
-    with serve("-np", "8", "-c", "4096", "-t", "2", "--max-concurrent-requests", "200") as served:
+    with serve("-np", "8", "-c", "4096", "-t", "1", "--max-concurrent-requests", "200") as served:
         outcome = asyncio.run(run_all(served, [replace(ask, priority=0) for ask in ASKS]))
     assert all(outcome.metric(f'caravan_preemptions{{how="{how}"}}') == 0 for how in ("swap", "recompute"))
     return outcome
@@ -108,7 +108,7 @@ def without_scarcity() -> Outcome:
 def test_preempted_requests_keep_their_output(
     oracle: Oracle, without_scarcity: Outcome, flags: tuple[str, ...], how: str, other: str | None
 ) -> None:
-    with serve(*flags, "-t", "2", "--max-concurrent-requests", "200") as served:
+    with serve(*flags, "-t", "1", "--max-concurrent-requests", "200") as served:
         outcome = asyncio.run(run_all(served, ASKS))
     asked_cells = sum(oracle.prompt_length(ask.prompt) + ask.new_tokens for ask in ASKS)
     assert asked_cells > 10 * outcome.metric("caravan_kv_cells_total")

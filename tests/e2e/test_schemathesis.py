@@ -26,7 +26,7 @@ FLAGS = ["--generation-deterministic", "--no-shrink", "--request-timeout", "120"
         # The toy model takes no time, so it can be tested with more phases.
         (("--backend", "fake", "-np", "16", "-c", "4096", "--max-total-tokens", "128"), "coverage,fuzzing,stateful"),
         pytest.param(
-            ("-np", "16", "-c", "4096", "-t", "2", "--max-total-tokens", "24"), "fuzzing", marks=pytest.mark.model
+            ("-np", "16", "-c", "4096", "-t", "1", "--max-total-tokens", "24"), "fuzzing", marks=pytest.mark.model
         ),
     ],
     ids=["toy model", "real model"],

@@ -57,7 +57,7 @@ class ConstrainedModel:
 @pytest.fixture(scope="module", params=[DEMO_MODEL, WINDOW_MODEL], ids=["demo", "large-vocabulary"])
 def model(request: pytest.FixtureRequest) -> Iterator[ConstrainedModel]:
     """The demo model, then Gemma, whose vocabulary has 262,144 tokens."""
-    config = ShardConfig(model=str(fetched(request.param)), ctx_size=8192, parallel=SLOTS, threads=2, flash_attn="on")
+    config = ShardConfig(model=str(fetched(request.param)), ctx_size=8192, parallel=SLOTS, threads=1, flash_attn="on")
     engine = Engine(LlamaCppBackend(config), 1, SwapSpace())
     yield ConstrainedModel(engine)
     engine.close()
