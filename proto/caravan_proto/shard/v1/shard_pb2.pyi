@@ -61,6 +61,34 @@ PREFIX_SHARING_WHOLE_ONLY: PrefixSharing.ValueType  # 2
 """Only everything that the source holds, since recurrent state cannot be cut back."""
 Global___PrefixSharing: _TypeAlias = PrefixSharing  # noqa: Y015
 
+class _RunSaving:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RunSavingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunSaving.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RUN_SAVING_UNSPECIFIED: _RunSaving.ValueType  # 0
+    RUN_SAVING_ANY: _RunSaving.ValueType  # 1
+    """Any part; a run can be cut at any position."""
+    RUN_SAVING_ON_RELEASE: _RunSaving.ValueType  # 2
+    """Any part, when the sequence is released; a run can be cut at any position."""
+    RUN_SAVING_WHOLE_ONLY: _RunSaving.ValueType  # 3
+    """The whole sequence; a run cannot be cut."""
+    RUN_SAVING_NOTHING: _RunSaving.ValueType  # 4
+
+class RunSaving(_RunSaving, metaclass=_RunSavingEnumTypeWrapper):
+    """Which cells of a sequence can be saved as a run."""
+
+RUN_SAVING_UNSPECIFIED: RunSaving.ValueType  # 0
+RUN_SAVING_ANY: RunSaving.ValueType  # 1
+"""Any part; a run can be cut at any position."""
+RUN_SAVING_ON_RELEASE: RunSaving.ValueType  # 2
+"""Any part, when the sequence is released; a run can be cut at any position."""
+RUN_SAVING_WHOLE_ONLY: RunSaving.ValueType  # 3
+"""The whole sequence; a run cannot be cut."""
+RUN_SAVING_NOTHING: RunSaving.ValueType  # 4
+Global___RunSaving: _TypeAlias = RunSaving  # noqa: Y015
+
 @_typing.final
 class InfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -258,62 +286,91 @@ Global___MetadataValue: _TypeAlias = MetadataValue  # noqa: Y015
 class Limits(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CELLS_FIELD_NUMBER: _builtins.int
-    CELLS_PER_SEQUENCE_FIELD_NUMBER: _builtins.int
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
-    KV_LAYOUT_FIELD_NUMBER: _builtins.int
     MAX_TOP_N_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_TOKENIZE_BYTES_FIELD_NUMBER: _builtins.int
-    PREFIX_SHARING_FIELD_NUMBER: _builtins.int
-    SWAP_BYTES_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_LOGPROB_TOKENS_FIELD_NUMBER: _builtins.int
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     MAX_EMBED_TOKENS_FIELD_NUMBER: _builtins.int
-    cells: _builtins.int
-    """KV cells of all sequences together."""
-    cells_per_sequence: _builtins.int
-    """Most cells that one sequence can hold: all in the unified layout, its own part when split."""
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    SAVED_CAPACITY_FIELD_NUMBER: _builtins.int
     max_sequences: _builtins.int
     max_batch_tokens: _builtins.int
     """Most tokens in one step."""
-    kv_layout: Global___KvLayout.ValueType
     max_top_n_tokens: _builtins.int
     """Most alternatives for a token."""
     max_tokenize_bytes: _builtins.int
     """Longest text for Tokenize, in bytes."""
-    prefix_sharing: Global___PrefixSharing.ValueType
-    swap_bytes: _builtins.int
-    """Bytes of host memory and disk for swapped sequences."""
     max_prompt_logprob_tokens: _builtins.int
     """Most prompt tokens with prompt_logprobs in one step, of all sequences together."""
     embedding_size: _builtins.int
     """Length of the vectors of Embed; 0 if it is not served."""
     max_embed_tokens: _builtins.int
     """Longest text for Embed, in tokens."""
+    @_builtins.property
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutLimits]:
+        """The layouts that the cache can have; the first is the current one."""
+
+    @_builtins.property
+    def saved_capacity(self) -> Global___SavedBytes:
+        """Bytes of host memory and of disk for saved runs."""
+
     def __init__(
         self,
         *,
-        cells: _builtins.int = ...,
-        cells_per_sequence: _builtins.int = ...,
         max_sequences: _builtins.int = ...,
         max_batch_tokens: _builtins.int = ...,
-        kv_layout: Global___KvLayout.ValueType = ...,
         max_top_n_tokens: _builtins.int = ...,
         max_tokenize_bytes: _builtins.int = ...,
-        prefix_sharing: Global___PrefixSharing.ValueType = ...,
-        swap_bytes: _builtins.int = ...,
         max_prompt_logprob_tokens: _builtins.int = ...,
         embedding_size: _builtins.int = ...,
         max_embed_tokens: _builtins.int = ...,
+        layouts: _abc.Iterable[Global___LayoutLimits] | None = ...,
+        saved_capacity: Global___SavedBytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["saved_capacity", b"saved_capacity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "embedding_size", b"embedding_size", "kv_layout", b"kv_layout", "max_batch_tokens", b"max_batch_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "prefix_sharing", b"prefix_sharing", "swap_bytes", b"swap_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "saved_capacity", b"saved_capacity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Limits: _TypeAlias = Limits  # noqa: Y015
+
+@_typing.final
+class LayoutLimits(_message.Message):
+    """What depends on the layout of the KV cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_LAYOUT_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
+    CELLS_PER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    PREFIX_SHARING_FIELD_NUMBER: _builtins.int
+    RUN_SAVING_FIELD_NUMBER: _builtins.int
+    kv_layout: Global___KvLayout.ValueType
+    cells: _builtins.int
+    """KV cells of all sequences together."""
+    cells_per_sequence: _builtins.int
+    """Most cells that one sequence can hold: all in the unified layout, its own part when split."""
+    prefix_sharing: Global___PrefixSharing.ValueType
+    run_saving: Global___RunSaving.ValueType
+    def __init__(
+        self,
+        *,
+        kv_layout: Global___KvLayout.ValueType = ...,
+        cells: _builtins.int = ...,
+        cells_per_sequence: _builtins.int = ...,
+        prefix_sharing: Global___PrefixSharing.ValueType = ...,
+        run_saving: Global___RunSaving.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "kv_layout", b"kv_layout", "prefix_sharing", b"prefix_sharing", "run_saving", b"run_saving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayoutLimits: _TypeAlias = LayoutLimits  # noqa: Y015
 
 @_typing.final
 class LeaseRequest(_message.Message):
@@ -596,7 +653,7 @@ class FilterBatchResponse(_message.Message):
 Global___FilterBatchResponse: _TypeAlias = FilterBatchResponse  # noqa: Y015
 
 @_typing.final
-class SwapOutRequest(_message.Message):
+class SaveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -604,12 +661,12 @@ class SwapOutRequest(_message.Message):
     @_builtins.property
     def header(self) -> _types_pb2.CommandHeader: ...
     @_builtins.property
-    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SwapOutEntry]: ...
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SaveEntry]: ...
     def __init__(
         self,
         *,
         header: _types_pb2.CommandHeader | None = ...,
-        entries: _abc.Iterable[Global___SwapOutEntry] | None = ...,
+        entries: _abc.Iterable[Global___SaveEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -617,72 +674,112 @@ class SwapOutRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SwapOutRequest: _TypeAlias = SwapOutRequest  # noqa: Y015
+Global___SaveRequest: _TypeAlias = SaveRequest  # noqa: Y015
 
 @_typing.final
-class SwapOutEntry(_message.Message):
+class SaveEntry(_message.Message):
+    """The cells [start, end) of a sequence, where end is the last of `cuts`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
-    HANDLE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    CUTS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
-    handle: _builtins.int
-    """Names the saved sequence; new with every entry."""
     start: _builtins.int
-    """Tokens [0, start) are not saved: another sequence must provide them when this one comes back. At most what the
-    sequence holds; 0 in the split layout and where only whole sequences are shared.
-    """
+    """0 where only whole sequences are saved."""
+    release: _builtins.bool
+    """Release the sequence afterwards, saved or not."""
+    @_builtins.property
+    def cuts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Positions, ascending, in (start, computed]; the last names the run. Where only whole sequences are saved, one: all
+        that is computed of the sequence.
+        """
+
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """One key of 16 bytes for each cut. It stands for all tokens before the cut, and for what else decides their cells."""
+
     def __init__(
         self,
         *,
         sequence_id: _builtins.int = ...,
-        handle: _builtins.int = ...,
         start: _builtins.int = ...,
+        cuts: _abc.Iterable[_builtins.int] | None = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        release: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "sequence_id", b"sequence_id", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "keys", b"keys", "release", b"release", "sequence_id", b"sequence_id", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SwapOutEntry: _TypeAlias = SwapOutEntry  # noqa: Y015
+Global___SaveEntry: _TypeAlias = SaveEntry  # noqa: Y015
 
 @_typing.final
-class SwapOutResponse(_message.Message):
+class SaveResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SAVED_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_NS_FIELD_NUMBER: _builtins.int
-    USED_BYTES_FIELD_NUMBER: _builtins.int
-    bytes: _builtins.int
-    """Bytes written."""
+    SAVED_BYTES_FIELD_NUMBER: _builtins.int
     total_ns: _builtins.int
-    used_bytes: _builtins.int
-    """Bytes of swap space in use afterwards."""
     @_builtins.property
     def saved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """One for each entry: false if the swap space had no room, or if the sequence had ended."""
+        """One for each entry: false if memory has no room for the run or it cannot be had. True if a run with its key is there."""
 
+    @_builtins.property
+    def bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The size of the run of each entry; 0 if it was not saved."""
+
+    @_builtins.property
+    def saved_bytes(self) -> Global___SavedBytes: ...
     def __init__(
         self,
         *,
         saved: _abc.Iterable[_builtins.bool] | None = ...,
-        bytes: _builtins.int = ...,
+        bytes: _abc.Iterable[_builtins.int] | None = ...,
         total_ns: _builtins.int = ...,
-        used_bytes: _builtins.int = ...,
+        saved_bytes: Global___SavedBytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["saved_bytes", b"saved_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "saved", b"saved", "total_ns", b"total_ns", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "saved", b"saved", "saved_bytes", b"saved_bytes", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SwapOutResponse: _TypeAlias = SwapOutResponse  # noqa: Y015
+Global___SaveResponse: _TypeAlias = SaveResponse  # noqa: Y015
 
 @_typing.final
-class SwapInRequest(_message.Message):
+class SavedBytes(_message.Message):
+    """Bytes of saved runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
+    memory: _builtins.int
+    disk: _builtins.int
+    def __init__(
+        self,
+        *,
+        memory: _builtins.int = ...,
+        disk: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "memory", b"memory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavedBytes: _TypeAlias = SavedBytes  # noqa: Y015
+
+@_typing.final
+class LoadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -690,12 +787,12 @@ class SwapInRequest(_message.Message):
     @_builtins.property
     def header(self) -> _types_pb2.CommandHeader: ...
     @_builtins.property
-    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SwapInEntry]: ...
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoadEntry]: ...
     def __init__(
         self,
         *,
         header: _types_pb2.CommandHeader | None = ...,
-        entries: _abc.Iterable[Global___SwapInEntry] | None = ...,
+        entries: _abc.Iterable[Global___LoadEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -703,66 +800,216 @@ class SwapInRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SwapInRequest: _TypeAlias = SwapInRequest  # noqa: Y015
+Global___LoadRequest: _TypeAlias = LoadRequest  # noqa: Y015
 
 @_typing.final
-class SwapInEntry(_message.Message):
+class LoadEntry(_message.Message):
+    """An ended sequence that holds `token_ids`, whose cells the slices provide, in order and without gaps."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    HANDLE_FIELD_NUMBER: _builtins.int
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
-    COPY_FIELD_NUMBER: _builtins.int
-    handle: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """A free id."""
+    adapter: _builtins.str
+    """The adapter that the cells were computed with; empty for none."""
     @_builtins.property
-    def copy(self) -> _types_pb2.PrefixCopy:
-        """The source of tokens [0, start), which must be equal; absent if start was 0. Its length is start."""
-
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunSlice]: ...
     def __init__(
         self,
         *,
-        handle: _builtins.int = ...,
         sequence_id: _builtins.int = ...,
-        copy: _types_pb2.PrefixCopy | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "handle", b"handle", "sequence_id", b"sequence_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SwapInEntry: _TypeAlias = SwapInEntry  # noqa: Y015
-
-@_typing.final
-class SwapInResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RESTORED_FIELD_NUMBER: _builtins.int
-    TOTAL_NS_FIELD_NUMBER: _builtins.int
-    USED_BYTES_FIELD_NUMBER: _builtins.int
-    total_ns: _builtins.int
-    used_bytes: _builtins.int
-    @_builtins.property
-    def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """One for each entry: false if the handle is unknown, its state is damaged or the cache has no room. The id then
-        holds nothing.
-        """
-
-    def __init__(
-        self,
-        *,
-        restored: _abc.Iterable[_builtins.bool] | None = ...,
-        total_ns: _builtins.int = ...,
-        used_bytes: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        slices: _abc.Iterable[Global___RunSlice] | None = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "total_ns", b"total_ns", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "sequence_id", b"sequence_id", "slices", b"slices", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SwapInResponse: _TypeAlias = SwapInResponse  # noqa: Y015
+Global___LoadEntry: _TypeAlias = LoadEntry  # noqa: Y015
+
+@_typing.final
+class RunSlice(_message.Message):
+    """The cells [start, end) of the run that ends with `key`. Where only whole sequences are saved, all of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    start: _builtins.int
+    end: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "key", b"key", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunSlice: _TypeAlias = RunSlice  # noqa: Y015
+
+@_typing.final
+class LoadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOADED_FIELD_NUMBER: _builtins.int
+    BAD_RUNS_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
+    SAVED_BYTES_FIELD_NUMBER: _builtins.int
+    total_ns: _builtins.int
+    @_builtins.property
+    def loaded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """One for each entry: false if a run is unknown or damaged, or the cache has no room. The id then holds nothing."""
+
+    @_builtins.property
+    def bad_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Keys of the runs that are unknown or damaged. They are forgotten."""
+
+    @_builtins.property
+    def saved_bytes(self) -> Global___SavedBytes: ...
+    def __init__(
+        self,
+        *,
+        loaded: _abc.Iterable[_builtins.bool] | None = ...,
+        bad_runs: _abc.Iterable[_builtins.bytes] | None = ...,
+        total_ns: _builtins.int = ...,
+        saved_bytes: Global___SavedBytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["saved_bytes", b"saved_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_runs", b"bad_runs", "loaded", b"loaded", "saved_bytes", b"saved_bytes", "total_ns", b"total_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadResponse: _TypeAlias = LoadResponse  # noqa: Y015
+
+@_typing.final
+class ListRunsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRunsRequest: _TypeAlias = ListRunsRequest  # noqa: Y015
+
+@_typing.final
+class ListRunsResponse(_message.Message):
+    """Some of the runs, as columns. A run comes after all that end where it starts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    ON_DISK_FIELD_NUMBER: _builtins.int
+    CUT_COUNTS_FIELD_NUMBER: _builtins.int
+    CUTS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def on_disk(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
+    @_builtins.property
+    def cut_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of cuts of each run; then the positions and keys of all cuts."""
+
+    @_builtins.property
+    def cuts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        starts: _abc.Iterable[_builtins.int] | None = ...,
+        bytes: _abc.Iterable[_builtins.int] | None = ...,
+        on_disk: _abc.Iterable[_builtins.bool] | None = ...,
+        cut_counts: _abc.Iterable[_builtins.int] | None = ...,
+        cuts: _abc.Iterable[_builtins.int] | None = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cut_counts", b"cut_counts", "cuts", b"cuts", "keys", b"keys", "on_disk", b"on_disk", "starts", b"starts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
+
+@_typing.final
+class SetLayoutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    KV_LAYOUT_FIELD_NUMBER: _builtins.int
+    kv_layout: Global___KvLayout.ValueType
+    @_builtins.property
+    def header(self) -> _types_pb2.CommandHeader: ...
+    def __init__(
+        self,
+        *,
+        header: _types_pb2.CommandHeader | None = ...,
+        kv_layout: Global___KvLayout.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "kv_layout", b"kv_layout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLayoutRequest: _TypeAlias = SetLayoutRequest  # noqa: Y015
+
+@_typing.final
+class SetLayoutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    LOST_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
+    total_ns: _builtins.int
+    @_builtins.property
+    def limits(self) -> Global___LayoutLimits:
+        """What fits now."""
+
+    @_builtins.property
+    def lost_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences that could not be moved. Their ids are free."""
+
+    def __init__(
+        self,
+        *,
+        limits: Global___LayoutLimits | None = ...,
+        lost_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        total_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "lost_sequence_ids", b"lost_sequence_ids", "total_ns", b"total_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLayoutResponse: _TypeAlias = SetLayoutResponse  # noqa: Y015
 
 @_typing.final
 class CompileConstraintRequest(_message.Message):

@@ -69,15 +69,25 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchResponse.FromString,
                 _registered_method=True)
-        self.SwapOut = channel.unary_unary(
-                '/caravan.shard.v1.ShardService/SwapOut',
-                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutRequest.SerializeToString,
-                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutResponse.FromString,
+        self.Save = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/Save',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SaveRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SaveResponse.FromString,
                 _registered_method=True)
-        self.SwapIn = channel.unary_unary(
-                '/caravan.shard.v1.ShardService/SwapIn',
-                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.SerializeToString,
-                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.FromString,
+        self.Load = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/Load',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadResponse.FromString,
+                _registered_method=True)
+        self.ListRuns = channel.unary_stream(
+                '/caravan.shard.v1.ShardService/ListRuns',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsResponse.FromString,
+                _registered_method=True)
+        self.SetLayout = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/SetLayout',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SetLayoutRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SetLayoutResponse.FromString,
                 _registered_method=True)
         self.CompileConstraint = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/CompileConstraint',
@@ -117,7 +127,7 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence, swapped ones included.
+        """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence; saved runs stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,15 +165,29 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SwapOut(self, request, context):
-        """Moves sequences out of the cache into the shard's swap space. All of them are released, saved or not.
+    def Save(self, request, context):
+        """Copies cells of sequences into host memory, as runs, which outlive their sequences.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SwapIn(self, request, context):
-        """Brings swapped sequences back as they were. Their handles are gone afterwards, restored or not.
+    def Load(self, request, context):
+        """Makes ended sequences of saved runs, for others to start from. The runs stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRuns(self, request, context):
+        """Lists the saved runs: those on disk outlive the process. Needs no lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLayout(self, request, context):
+        """Makes the KV cache anew in another layout, with all sequences in it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -228,15 +252,25 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchResponse.SerializeToString,
             ),
-            'SwapOut': grpc.unary_unary_rpc_method_handler(
-                    servicer.SwapOut,
-                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutRequest.FromString,
-                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutResponse.SerializeToString,
+            'Save': grpc.unary_unary_rpc_method_handler(
+                    servicer.Save,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SaveRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SaveResponse.SerializeToString,
             ),
-            'SwapIn': grpc.unary_unary_rpc_method_handler(
-                    servicer.SwapIn,
-                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.FromString,
-                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.SerializeToString,
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadResponse.SerializeToString,
+            ),
+            'ListRuns': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListRuns,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'SetLayout': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLayout,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SetLayoutRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SetLayoutResponse.SerializeToString,
             ),
             'CompileConstraint': grpc.unary_unary_rpc_method_handler(
                     servicer.CompileConstraint,
@@ -437,7 +471,7 @@ class ShardService:
             _registered_method=True)
 
     @staticmethod
-    def SwapOut(request,
+    def Save(request,
             target,
             options=(),
             channel_credentials=None,
@@ -450,9 +484,9 @@ class ShardService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/caravan.shard.v1.ShardService/SwapOut',
-            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutRequest.SerializeToString,
-            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapOutResponse.FromString,
+            '/caravan.shard.v1.ShardService/Save',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SaveRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -464,7 +498,7 @@ class ShardService:
             _registered_method=True)
 
     @staticmethod
-    def SwapIn(request,
+    def Load(request,
             target,
             options=(),
             channel_credentials=None,
@@ -477,9 +511,63 @@ class ShardService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/caravan.shard.v1.ShardService/SwapIn',
-            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInRequest.SerializeToString,
-            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SwapInResponse.FromString,
+            '/caravan.shard.v1.ShardService/Load',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/ListRuns',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLayout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/SetLayout',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SetLayoutRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SetLayoutResponse.FromString,
             options,
             channel_credentials,
             insecure,

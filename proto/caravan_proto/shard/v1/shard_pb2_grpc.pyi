@@ -41,7 +41,7 @@ class ShardServiceStub:
     Info: _grpc.UnaryUnaryMultiCallable[_shard_pb2.InfoRequest, _shard_pb2.InfoResponse]
     """Identity, limits and model facts. Needs no lease."""
     Lease: _grpc.UnaryUnaryMultiCallable[_shard_pb2.LeaseRequest, _shard_pb2.LeaseResponse]
-    """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence, swapped ones included."""
+    """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence; saved runs stay."""
     Watch: _grpc.UnaryStreamMultiCallable[_shard_pb2.WatchRequest, _shard_pb2.WatchResponse]
     """Sends the shard's state at once, whenever `draining` changes and at a regular interval. Needs no lease.
     The stream ends with OK when the shard ends, after a message with `draining`: a router that watches always hears
@@ -56,10 +56,14 @@ class ShardServiceStub:
     """
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_shard_pb2.FilterBatchRequest, _shard_pb2.FilterBatchResponse]
     """Keeps the listed sequences and releases all others."""
-    SwapOut: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SwapOutRequest, _shard_pb2.SwapOutResponse]
-    """Moves sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
-    SwapIn: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SwapInRequest, _shard_pb2.SwapInResponse]
-    """Brings swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+    Save: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SaveRequest, _shard_pb2.SaveResponse]
+    """Copies cells of sequences into host memory, as runs, which outlive their sequences."""
+    Load: _grpc.UnaryUnaryMultiCallable[_shard_pb2.LoadRequest, _shard_pb2.LoadResponse]
+    """Makes ended sequences of saved runs, for others to start from. The runs stay."""
+    ListRuns: _grpc.UnaryStreamMultiCallable[_shard_pb2.ListRunsRequest, _shard_pb2.ListRunsResponse]
+    """Lists the saved runs: those on disk outlive the process. Needs no lease."""
+    SetLayout: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SetLayoutRequest, _shard_pb2.SetLayoutResponse]
+    """Makes the KV cache anew in another layout, with all sequences in it."""
     CompileConstraint: _grpc.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]
     """Compiles a constraint for the sequences to come, or says what is wrong with it. Needs no lease."""
     Embed: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]
@@ -80,7 +84,7 @@ class ShardServiceAsyncStub(ShardServiceStub):
     Info: _aio.UnaryUnaryMultiCallable[_shard_pb2.InfoRequest, _shard_pb2.InfoResponse]  # type: ignore[assignment]
     """Identity, limits and model facts. Needs no lease."""
     Lease: _aio.UnaryUnaryMultiCallable[_shard_pb2.LeaseRequest, _shard_pb2.LeaseResponse]  # type: ignore[assignment]
-    """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence, swapped ones included."""
+    """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence; saved runs stay."""
     Watch: _aio.UnaryStreamMultiCallable[_shard_pb2.WatchRequest, _shard_pb2.WatchResponse]  # type: ignore[assignment]
     """Sends the shard's state at once, whenever `draining` changes and at a regular interval. Needs no lease.
     The stream ends with OK when the shard ends, after a message with `draining`: a router that watches always hears
@@ -95,10 +99,14 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """
     FilterBatch: _aio.UnaryUnaryMultiCallable[_shard_pb2.FilterBatchRequest, _shard_pb2.FilterBatchResponse]  # type: ignore[assignment]
     """Keeps the listed sequences and releases all others."""
-    SwapOut: _aio.UnaryUnaryMultiCallable[_shard_pb2.SwapOutRequest, _shard_pb2.SwapOutResponse]  # type: ignore[assignment]
-    """Moves sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
-    SwapIn: _aio.UnaryUnaryMultiCallable[_shard_pb2.SwapInRequest, _shard_pb2.SwapInResponse]  # type: ignore[assignment]
-    """Brings swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+    Save: _aio.UnaryUnaryMultiCallable[_shard_pb2.SaveRequest, _shard_pb2.SaveResponse]  # type: ignore[assignment]
+    """Copies cells of sequences into host memory, as runs, which outlive their sequences."""
+    Load: _aio.UnaryUnaryMultiCallable[_shard_pb2.LoadRequest, _shard_pb2.LoadResponse]  # type: ignore[assignment]
+    """Makes ended sequences of saved runs, for others to start from. The runs stay."""
+    ListRuns: _aio.UnaryStreamMultiCallable[_shard_pb2.ListRunsRequest, _shard_pb2.ListRunsResponse]  # type: ignore[assignment]
+    """Lists the saved runs: those on disk outlive the process. Needs no lease."""
+    SetLayout: _aio.UnaryUnaryMultiCallable[_shard_pb2.SetLayoutRequest, _shard_pb2.SetLayoutResponse]  # type: ignore[assignment]
+    """Makes the KV cache anew in another layout, with all sequences in it."""
     CompileConstraint: _aio.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]  # type: ignore[assignment]
     """Compiles a constraint for the sequences to come, or says what is wrong with it. Needs no lease."""
     Embed: _aio.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]  # type: ignore[assignment]
@@ -128,7 +136,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.LeaseResponse, _abc.Awaitable[_shard_pb2.LeaseResponse]]:
-        """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence, swapped ones included."""
+        """Takes the shard, or keeps it. A higher epoch takes over and releases every sequence; saved runs stay."""
 
     @_abc_1.abstractmethod
     def Watch(
@@ -169,20 +177,36 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         """Keeps the listed sequences and releases all others."""
 
     @_abc_1.abstractmethod
-    def SwapOut(
+    def Save(
         self,
-        request: _shard_pb2.SwapOutRequest,
+        request: _shard_pb2.SaveRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_shard_pb2.SwapOutResponse, _abc.Awaitable[_shard_pb2.SwapOutResponse]]:
-        """Moves sequences out of the cache into the shard's swap space. All of them are released, saved or not."""
+    ) -> _typing.Union[_shard_pb2.SaveResponse, _abc.Awaitable[_shard_pb2.SaveResponse]]:
+        """Copies cells of sequences into host memory, as runs, which outlive their sequences."""
 
     @_abc_1.abstractmethod
-    def SwapIn(
+    def Load(
         self,
-        request: _shard_pb2.SwapInRequest,
+        request: _shard_pb2.LoadRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_shard_pb2.SwapInResponse, _abc.Awaitable[_shard_pb2.SwapInResponse]]:
-        """Brings swapped sequences back as they were. Their handles are gone afterwards, restored or not."""
+    ) -> _typing.Union[_shard_pb2.LoadResponse, _abc.Awaitable[_shard_pb2.LoadResponse]]:
+        """Makes ended sequences of saved runs, for others to start from. The runs stay."""
+
+    @_abc_1.abstractmethod
+    def ListRuns(
+        self,
+        request: _shard_pb2.ListRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_shard_pb2.ListRunsResponse], _abc.AsyncIterator[_shard_pb2.ListRunsResponse]]:
+        """Lists the saved runs: those on disk outlive the process. Needs no lease."""
+
+    @_abc_1.abstractmethod
+    def SetLayout(
+        self,
+        request: _shard_pb2.SetLayoutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.SetLayoutResponse, _abc.Awaitable[_shard_pb2.SetLayoutResponse]]:
+        """Makes the KV cache anew in another layout, with all sequences in it."""
 
     @_abc_1.abstractmethod
     def CompileConstraint(

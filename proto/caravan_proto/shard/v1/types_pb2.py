@@ -24,35 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"caravan_proto/shard/v1/types.proto\x12\x10\x63\x61ravan.shard.v1\"\x87\x01\n\rCommandHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1c\n\x14release_sequence_ids\x18\x02 \x03(\r\x12.\n\x04park\x18\x03 \x03(\x0b\x32 .caravan.shard.v1.ParkedSequence\x12\x19\n\x11\x64rop_swap_handles\x18\x04 \x03(\x04\"5\n\x0eParkedSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\"\xf4\x03\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x11\n\ttypical_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x10\n\x08logprobs\x18\n \x01(\x08\x12\x14\n\x0ctop_n_tokens\x18\x0b \x01(\r\x12\x16\n\x0e\x62ias_token_ids\x18\x0c \x03(\r\x12\x0e\n\x06\x62iases\x18\r \x03(\x02\x12\x1a\n\rrepeat_last_n\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0e\x64ry_multiplier\x18\x0f \x01(\x02\x12\x10\n\x08\x64ry_base\x18\x10 \x01(\x02\x12\x1a\n\x12\x64ry_allowed_length\x18\x11 \x01(\r\x12\x1f\n\x12\x64ry_penalty_last_n\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\x17\n\x0fxtc_probability\x18\x13 \x01(\x02\x12\x15\n\rxtc_threshold\x18\x14 \x01(\x02\x42\x10\n\x0e_repeat_last_nB\x15\n\x13_dry_penalty_last_n\"\\\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x12\x0e\n\x04gbnf\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"\x93\x02\n\x12SequenceParameters\x12\x36\n\x08sampling\x18\x01 \x01(\x0b\x32$.caravan.shard.v1.SamplingParameters\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x30\n\nconstraint\x18\x05 \x01(\x0b\x32\x1c.caravan.shard.v1.Constraint\x12\x0f\n\x07\x61\x64\x61pter\x18\x06 \x01(\t\x12\x17\n\x0fprompt_logprobs\x18\x07 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nmin_tokens\x18\t \x01(\r\"\xb9\x01\n\x0cPrefillChunk\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x38\n\nparameters\x18\x05 \x01(\x0b\x32$.caravan.shard.v1.SequenceParameters\x12*\n\x04\x63opy\x18\x06 \x01(\x0b\x32\x1c.caravan.shard.v1.PrefixCopy\"8\n\nPrefixCopy\x12\x1a\n\x12source_sequence_id\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x8e\x02\n\x0cTokenColumns\x12\x14\n\x0csequence_ids\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\x12\x10\n\x08specials\x18\x04 \x03(\x08\x12\x36\n\x0e\x66inish_reasons\x18\x05 \x03(\x0e\x32\x1e.caravan.shard.v1.FinishReason\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_counts\x18\x07 \x03(\r\x12\x15\n\rtop_token_ids\x18\x08 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\t \x03(\x02\x12\x12\n\ntop_pieces\x18\n \x03(\x0c\x12\x14\n\x0ctop_specials\x18\x0b \x03(\x08\"\xb2\x01\n\rPromptColumns\x12\x14\n\x0csequence_ids\x18\x01 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x15\n\rtop_token_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_pieces\x18\x07 \x03(\x0c\x12\x14\n\x0ctop_specials\x18\x08 \x03(\x08\"F\n\x0bStepTimings\x12\x12\n\nforward_ns\x18\x01 \x01(\x04\x12\x11\n\tsample_ns\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03*r\n\x0bStepOutcome\x12\x1c\n\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTEP_OUTCOME_OK\x10\x01\x12\x16\n\x12STEP_OUTCOME_NO_KV\x10\x02\x12\x18\n\x14STEP_OUTCOME_ABORTED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"caravan_proto/shard/v1/types.proto\x12\x10\x63\x61ravan.shard.v1\"\x99\x01\n\rCommandHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1c\n\x14release_sequence_ids\x18\x02 \x03(\r\x12.\n\x04park\x18\x03 \x03(\x0b\x32 .caravan.shard.v1.ParkedSequence\x12\x11\n\tdrop_runs\x18\x05 \x03(\x0c\x12\x12\n\nspill_runs\x18\x06 \x03(\x0cJ\x04\x08\x04\x10\x05\"5\n\x0eParkedSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\"\xf4\x03\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x11\n\ttypical_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x10\n\x08logprobs\x18\n \x01(\x08\x12\x14\n\x0ctop_n_tokens\x18\x0b \x01(\r\x12\x16\n\x0e\x62ias_token_ids\x18\x0c \x03(\r\x12\x0e\n\x06\x62iases\x18\r \x03(\x02\x12\x1a\n\rrepeat_last_n\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0e\x64ry_multiplier\x18\x0f \x01(\x02\x12\x10\n\x08\x64ry_base\x18\x10 \x01(\x02\x12\x1a\n\x12\x64ry_allowed_length\x18\x11 \x01(\r\x12\x1f\n\x12\x64ry_penalty_last_n\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\x17\n\x0fxtc_probability\x18\x13 \x01(\x02\x12\x15\n\rxtc_threshold\x18\x14 \x01(\x02\x42\x10\n\x0e_repeat_last_nB\x15\n\x13_dry_penalty_last_n\"\\\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x12\x0e\n\x04gbnf\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"\x93\x02\n\x12SequenceParameters\x12\x36\n\x08sampling\x18\x01 \x01(\x0b\x32$.caravan.shard.v1.SamplingParameters\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x30\n\nconstraint\x18\x05 \x01(\x0b\x32\x1c.caravan.shard.v1.Constraint\x12\x0f\n\x07\x61\x64\x61pter\x18\x06 \x01(\t\x12\x17\n\x0fprompt_logprobs\x18\x07 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nmin_tokens\x18\t \x01(\r\"\xb9\x01\n\x0cPrefillChunk\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x38\n\nparameters\x18\x05 \x01(\x0b\x32$.caravan.shard.v1.SequenceParameters\x12*\n\x04\x63opy\x18\x06 \x01(\x0b\x32\x1c.caravan.shard.v1.PrefixCopy\"8\n\nPrefixCopy\x12\x1a\n\x12source_sequence_id\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\"\x8e\x02\n\x0cTokenColumns\x12\x14\n\x0csequence_ids\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\x12\x10\n\x08specials\x18\x04 \x03(\x08\x12\x36\n\x0e\x66inish_reasons\x18\x05 \x03(\x0e\x32\x1e.caravan.shard.v1.FinishReason\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_counts\x18\x07 \x03(\r\x12\x15\n\rtop_token_ids\x18\x08 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\t \x03(\x02\x12\x12\n\ntop_pieces\x18\n \x03(\x0c\x12\x14\n\x0ctop_specials\x18\x0b \x03(\x08\"\xb2\x01\n\rPromptColumns\x12\x14\n\x0csequence_ids\x18\x01 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x12\n\ntop_counts\x18\x04 \x03(\r\x12\x15\n\rtop_token_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_pieces\x18\x07 \x03(\x0c\x12\x14\n\x0ctop_specials\x18\x08 \x03(\x08\"F\n\x0bStepTimings\x12\x12\n\nforward_ns\x18\x01 \x01(\x04\x12\x11\n\tsample_ns\x18\x02 \x01(\x04\x12\x10\n\x08total_ns\x18\x03 \x01(\x04*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03*r\n\x0bStepOutcome\x12\x1c\n\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTEP_OUTCOME_OK\x10\x01\x12\x16\n\x12STEP_OUTCOME_NO_KV\x10\x02\x12\x18\n\x14STEP_OUTCOME_ABORTED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'caravan_proto.shard.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1896
-  _globals['_FINISHREASON']._serialized_end=2020
-  _globals['_STEPOUTCOME']._serialized_start=2022
-  _globals['_STEPOUTCOME']._serialized_end=2136
+  _globals['_FINISHREASON']._serialized_start=1914
+  _globals['_FINISHREASON']._serialized_end=2038
+  _globals['_STEPOUTCOME']._serialized_start=2040
+  _globals['_STEPOUTCOME']._serialized_end=2154
   _globals['_COMMANDHEADER']._serialized_start=57
-  _globals['_COMMANDHEADER']._serialized_end=192
-  _globals['_PARKEDSEQUENCE']._serialized_start=194
-  _globals['_PARKEDSEQUENCE']._serialized_end=247
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=250
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=750
-  _globals['_CONSTRAINT']._serialized_start=752
-  _globals['_CONSTRAINT']._serialized_end=844
-  _globals['_SEQUENCEPARAMETERS']._serialized_start=847
-  _globals['_SEQUENCEPARAMETERS']._serialized_end=1122
-  _globals['_PREFILLCHUNK']._serialized_start=1125
-  _globals['_PREFILLCHUNK']._serialized_end=1310
-  _globals['_PREFIXCOPY']._serialized_start=1312
-  _globals['_PREFIXCOPY']._serialized_end=1368
-  _globals['_TOKENCOLUMNS']._serialized_start=1371
-  _globals['_TOKENCOLUMNS']._serialized_end=1641
-  _globals['_PROMPTCOLUMNS']._serialized_start=1644
-  _globals['_PROMPTCOLUMNS']._serialized_end=1822
-  _globals['_STEPTIMINGS']._serialized_start=1824
-  _globals['_STEPTIMINGS']._serialized_end=1894
+  _globals['_COMMANDHEADER']._serialized_end=210
+  _globals['_PARKEDSEQUENCE']._serialized_start=212
+  _globals['_PARKEDSEQUENCE']._serialized_end=265
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=268
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=768
+  _globals['_CONSTRAINT']._serialized_start=770
+  _globals['_CONSTRAINT']._serialized_end=862
+  _globals['_SEQUENCEPARAMETERS']._serialized_start=865
+  _globals['_SEQUENCEPARAMETERS']._serialized_end=1140
+  _globals['_PREFILLCHUNK']._serialized_start=1143
+  _globals['_PREFILLCHUNK']._serialized_end=1328
+  _globals['_PREFIXCOPY']._serialized_start=1330
+  _globals['_PREFIXCOPY']._serialized_end=1386
+  _globals['_TOKENCOLUMNS']._serialized_start=1389
+  _globals['_TOKENCOLUMNS']._serialized_end=1659
+  _globals['_PROMPTCOLUMNS']._serialized_start=1662
+  _globals['_PROMPTCOLUMNS']._serialized_end=1840
+  _globals['_STEPTIMINGS']._serialized_start=1842
+  _globals['_STEPTIMINGS']._serialized_end=1912
 # @@protoc_insertion_point(module_scope)

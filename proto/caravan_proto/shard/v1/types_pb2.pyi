@@ -72,7 +72,8 @@ class CommandHeader(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     RELEASE_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
-    DROP_SWAP_HANDLES_FIELD_NUMBER: _builtins.int
+    DROP_RUNS_FIELD_NUMBER: _builtins.int
+    SPILL_RUNS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the router's lease. Other epochs are refused (STALE_EPOCH)."""
     @_builtins.property
@@ -84,20 +85,23 @@ class CommandHeader(_message.Message):
         """Sequences to end and cut back after the releases. They keep their cells for others to start from."""
 
     @_builtins.property
-    def drop_swap_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Swapped sequences to forget; unknown handles are ignored."""
+    def drop_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Keys of saved runs to forget, then of saved runs to move from memory to disk. Unknown keys are ignored."""
 
+    @_builtins.property
+    def spill_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         release_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         park: _abc.Iterable[Global___ParkedSequence] | None = ...,
-        drop_swap_handles: _abc.Iterable[_builtins.int] | None = ...,
+        drop_runs: _abc.Iterable[_builtins.bytes] | None = ...,
+        spill_runs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop_swap_handles", b"drop_swap_handles", "epoch", b"epoch", "park", b"park", "release_sequence_ids", b"release_sequence_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop_runs", b"drop_runs", "epoch", b"epoch", "park", b"park", "release_sequence_ids", b"release_sequence_ids", "spill_runs", b"spill_runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
