@@ -232,7 +232,12 @@ def test_the_end_saves_the_most_recently_used_runs_that_fit(tmp_path: Path) -> N
 
 def test_the_end_takes_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = RunFiles.write
-    monkeypatch.setattr(RunFiles, "write", lambda *args: (time.sleep(0.05), write(*args)))
+
+    def write_slowly(files: RunFiles, one: Run, cells: State) -> None:
+        time.sleep(0.05)
+        write(files, one, cells)
+
+    monkeypatch.setattr(RunFiles, "write", write_slowly)
     store = disk_store(tmp_path)
     for number in range(1, 6):
         put(store, number)
@@ -271,7 +276,7 @@ def test_a_broken_file_is_never_a_wrong_answer(tmp_path: Path, broken: str) -> N
     path = first._files.folder / f"{key(1).hex()}.run"
     data = path.read_bytes()
     first.close()
-    changed = {
+    damages: dict[str, Callable[[], bytes]] = {
         "header": lambda: change(data, 9),
         "fingerprint": lambda: change(data, 30),
         "key": lambda: change(data, 80),
@@ -280,8 +285,8 @@ def test_a_broken_file_is_never_a_wrong_answer(tmp_path: Path, broken: str) -> N
         "longer": lambda: data + b"x",
         "empty": lambda: b"",
         "renamed": lambda: (path.parent / f"{key(2).hex()}.run").read_bytes(),
-    }[broken]()
-    path.write_bytes(changed)
+    }
+    path.write_bytes(damages[broken]())
     second = disk_store(tmp_path)
     assert second.read(key(1)) is None
     assert second.find(key(1)) is None

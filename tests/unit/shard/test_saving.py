@@ -150,7 +150,10 @@ def test_a_sequence_that_cannot_be_saved_is_released() -> None:
     saved = driver.save(*(save_entry(key, toy_prompt(f"{key}123456789"), release=True) for key in (0, 1)))
     assert saved == [True, False]
     assert driver.engine.sequence_count == 1
-    assert driver.load(load_entry(0, toy_prompt("0123456789")), load_entry(1, toy_prompt("1123456789"))) == [True, False]
+    assert driver.load(load_entry(0, toy_prompt("0123456789")), load_entry(1, toy_prompt("1123456789"))) == [
+        True,
+        False,
+    ]
     assert not EngineDriver(runs=RunStore(0)).engine.runs.capacity.memory
 
 
@@ -217,8 +220,8 @@ def test_a_recurrent_model_saves_whole_sequences() -> None:
         assert isinstance(refusal, Refusal)
         assert refusal.error is ShardError.WRONG_POSITION
     assert driver.save(save_entry(0, whole, release=True)) == [True]
-    refusal = driver.engine.load(Load(entries=[load_entry(4, whole[:-1], (whole, len(whole) - 1))]), 0)
-    assert isinstance(refusal, Refusal)
+    part = load_entry(4, whole[:-1], (whole, len(whole) - 1))
+    assert isinstance(driver.engine.load(Load(entries=[part]), 0), Refusal)
     assert driver.load(load_entry(4, whole)) == [True]
     rest = whole + TAIL
     assert resume(driver, 4, rest, len(whole)) == expected_output(rest, 50, ignore_eos=True)
