@@ -201,6 +201,7 @@ def test_sequences_move_between_the_layouts(shard: Shard) -> None:
         driver.decode([0], steps=3)
         assert driver.set_layout(layout) == []
         assert driver.backend.capacity.current.layout is layout
+        assert driver.backend.capacity.current == driver.backend._contexts.limits(layout)
         assert driver.engine.free_cells == CELLS - sum(driver.backend.length(key) for key in (0, 1))
         assert shard.cells(1) == cells
         # What was saved in one layout is loaded in the other.
@@ -260,6 +261,24 @@ def test_without_flash_attention_nothing_is_saved_and_moving_loses_sequences() -
     assert driver.set_layout(KvLayout.UNIFIED) == [1]
     assert driver.engine.free_cells == 1024
     driver.engine.close()
+
+
+def test_a_layout_that_cannot_be_made_keeps_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=1024)
+    contexts = driver.backend._contexts
+    prompt = driver.tokens("This context is made once more.")
+    expected = driver.alone(prompt, 8)
+    driver.prefill_long(0, prompt, max_new=8)
+    driver.decode([0], steps=2)
+    make = contexts.open
+    monkeypatch.setattr(contexts, "open", lambda layout: make(layout) if layout is KvLayout.SPLIT else None)
+    assert driver.set_layout(KvLayout.UNIFIED) == []
+    assert driver.backend.capacity.current.layout is KvLayout.SPLIT
+    driver.decode([0])
+    assert driver.output[0] == expected
+    monkeypatch.setattr(contexts, "open", lambda _layout: None)
+    with pytest.raises(RuntimeError, match="no context"):
+        driver.set_layout(KvLayout.UNIFIED)
 
 
 @pytest.mark.parametrize("loaded", ["window-unified"], indirect=True)

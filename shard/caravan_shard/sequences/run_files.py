@@ -53,9 +53,9 @@ class RunFiles:
         self._fingerprint = bytes.fromhex(fingerprint)
         parent.mkdir(parents=True, exist_ok=True)
         self.folder, self._lock = _lock_folder(parent, fingerprint)
-        self._folder_check()
+        self._check_folder()
 
-    def _folder_check(self) -> None:
+    def _check_folder(self) -> None:
         probe = self.folder / f"probe{_NEW_SUFFIX}"
         probe.write_bytes(b"")
         probe.unlink()

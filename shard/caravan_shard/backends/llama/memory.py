@@ -30,8 +30,10 @@ class LlamaMemory:
 
     def find_format(self, sequence_id: int) -> StateFormat | None:
         """Find how states are made, from a sequence of a few tokens; None if states cannot be taken apart."""
-        state = self._whole_state(sequence_id)
-        self._format = None if state is None else find_format(state)
+        try:
+            self._format = find_format(self._whole_state(sequence_id))
+        except StateError:
+            self._format = None
         return self._format
 
     def set_format(self, form: StateFormat | None) -> None:
@@ -63,26 +65,25 @@ class LlamaMemory:
 
     def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
         """Return the state of the cells [start, end); None if it exceeds ``most_bytes`` or cannot be had."""
-        if self._format is None:
-            size = self._state_bytes(sequence_id)
-            return self._whole_state(sequence_id) if size <= most_bytes else None
-        if self._format.state_bytes(self._streams, end - start) > most_bytes:
-            return None
-        if releasing:
-            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, end, TO_THE_END)
-            if start > 0:
-                llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
-        size = self._state_bytes(sequence_id)
-        if releasing and size == self._format.state_bytes(self._streams, end - start):
-            return self._whole_state(sequence_id)
-        state = self._get_state(sequence_id, self._lent(size))
-        if state is None:
+        form = self._format
+        size = self._state_bytes(sequence_id) if form is None else form.state_bytes(self._streams, end - start)
+        if size > most_bytes:
             return None
         try:
-            parts = [[cache.cut(start, end)] for cache in self._format.parse(state)]
+            if form is None:
+                return self._whole_state(sequence_id)
+            return self._saved(form, sequence_id, start, end, releasing=releasing)
         except StateError:
             return None
-        return self._built(self._format, parts)
+
+    def _saved(self, form: StateFormat, sequence_id: int, start: int, end: int, *, releasing: bool) -> State:
+        """Return the state of the cells [start, end); raises StateError."""
+        if releasing:
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, end, TO_THE_END)
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
+            return self._whole_state(sequence_id)
+        state = self._get_state(sequence_id, self._lent(self._state_bytes(sequence_id)))
+        return self._built(form, [[cache.cut(start, end)] for cache in form.parse(state)])
 
     def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
         """Put saved cells into memory; False, and nothing is held, if there is no room or a state is damaged."""
@@ -109,13 +110,16 @@ class LlamaMemory:
             self._scratch = np.empty(size, np.uint8)
         return self._scratch[:size]
 
-    def _whole_state(self, sequence_id: int, flags: int = 0) -> State | None:
+    def _whole_state(self, sequence_id: int, flags: int = 0) -> State:
+        """Return the state of all cells that the sequence holds; raises StateError."""
         return self._get_state(sequence_id, np.empty(self._state_bytes(sequence_id, flags), np.uint8), flags)
 
-    def _get_state(self, sequence_id: int, state: State, flags: int = 0) -> State | None:
+    def _get_state(self, sequence_id: int, state: State, flags: int = 0) -> State:
         size = state.nbytes
         written = llama_cpp.llama_state_seq_get_data_ext(self._context, _bytes_of(state), size, sequence_id, flags)
-        return state if 0 < size == int(written) else None
+        if not 0 < size == int(written):
+            raise StateError("llama.cpp cannot write the state")
+        return state
 
     def _state_bytes(self, sequence_id: int, flags: int = 0) -> int:
         return int(llama_cpp.llama_state_seq_get_size_ext(self._context, sequence_id, flags))

@@ -17,7 +17,7 @@ import numpy as np
 
 from caravan_shard.arrays import Ids, State
 from caravan_shard.backends.base import CellSlice, TokenBatch
-from caravan_shard.backends.llama.cell_state import CacheCells, StateFormat
+from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat
 from caravan_shard.backends.llama.memory import LlamaMemory
 
 
@@ -64,18 +64,13 @@ class WindowedMemory(LlamaMemory):
         super().copy(source_id, destination_id, length)
         self._guard(destination_id, length)
 
-    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
+    def _saved(self, form: StateFormat, sequence_id: int, start: int, end: int, *, releasing: bool) -> State:
         """Save piece by piece, through the spare id."""
-        form = self._format
-        if form is None or form.state_bytes(self._streams, end - start) > most_bytes:
-            return None
         pieces = []
         for first, last in self._pieces(start, end):
             llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, self._spare_id, first, last)
             state = self._whole_state(self._spare_id)
             super().trim(self._spare_id, 0)
-            if state is None:
-                return None
             pieces.append([cache.cut(first, last) for cache in form.parse(state)])
         return self._built(form, list(zip(*pieces, strict=True)))
 
@@ -111,18 +106,20 @@ class SplitWindowedMemory(LlamaMemory):
     Only by cutting a sequence back can all of its cells be saved. If it is not released, it is restored afterwards.
     """
 
-    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
-        """Take the cells out piece by piece, the last ones first."""
-        form = self._format
-        if form is None or form.state_bytes(self._streams, end - start) > most_bytes:
-            return None
+    def _saved(self, form: StateFormat, sequence_id: int, start: int, end: int, *, releasing: bool) -> State:
+        """Take the cells out piece by piece, the last ones first.
+
+        Raises RuntimeError if the sequence goes on and is damaged now.
+        """
         if releasing:
             self.trim(sequence_id, end)
             llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
             return self._built(form, self._taken_out(form, sequence_id, start, end))
         length = self.length(sequence_id)
-        parts = self._taken_out(form, sequence_id, 0, length)
-        whole = self._built(form, parts)
+        try:
+            whole = self._built(form, self._taken_out(form, sequence_id, 0, length))
+        except StateError as error:
+            raise RuntimeError(f"sequence {sequence_id} was cut back and cannot be put back") from error
         self.trim(sequence_id, 0)
         restored = self._set_state(sequence_id, whole)
         assert restored, f"sequence {sequence_id} does not fit where it was"
@@ -132,15 +129,12 @@ class SplitWindowedMemory(LlamaMemory):
 
     def _taken_out(self, form: StateFormat, sequence_id: int, start: int, end: int) -> list[list[CacheCells]]:
         """Return the cells [start, end) of both caches, which are all that the sequence holds, and forget most."""
-        state = self._whole_state(sequence_id)
-        assert state is not None, f"sequence {sequence_id} has no state"
-        base, window = form.parse(state)
+        base, window = form.parse(self._whole_state(sequence_id))
         pieces = [window]
         window_form = StateFormat(form.caches[1:])
         while (first := _first(pieces[0])) > start:
             self.trim(sequence_id, first)
             state = self._whole_state(sequence_id, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
-            assert state is not None, f"sequence {sequence_id} has no state"
             pieces.insert(0, window_form.parse(state)[0])
             assert _first(pieces[0]) < first, f"the cells before {first} are lost"
         ranges = pairwise([*(_first(piece) for piece in pieces), end])
