@@ -678,7 +678,9 @@ Global___SaveRequest: _TypeAlias = SaveRequest  # noqa: Y015
 
 @_typing.final
 class SaveEntry(_message.Message):
-    """The cells [start, end) of a sequence, where end is the last of `cuts`."""
+    """The cells [start, end) of a sequence, where end is the last of `cuts`. Several entries of a request may have one
+    sequence; only the last of them may release it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -756,7 +758,7 @@ Global___SaveResponse: _TypeAlias = SaveResponse  # noqa: Y015
 
 @_typing.final
 class SavedBytes(_message.Message):
-    """Bytes of saved runs."""
+    """Bytes of saved runs. A run on its way from memory to disk counts as on disk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

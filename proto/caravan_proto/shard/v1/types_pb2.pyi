@@ -86,7 +86,9 @@ class CommandHeader(_message.Message):
 
     @_builtins.property
     def drop_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Keys of saved runs to forget, then of saved runs to move from memory to disk. Unknown keys are ignored."""
+        """Keys of saved runs to forget, then of saved runs to move from memory to disk. Unknown keys are ignored. A run that
+        disk has no room for is forgotten, and so is one that too many others wait to be written with.
+        """
 
     @_builtins.property
     def spill_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
