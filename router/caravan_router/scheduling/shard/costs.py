@@ -1,4 +1,4 @@
-"""How long steps and swaps of a shard take, learnt from the steps and swaps themselves."""
+"""How long steps and copies of a shard take, learnt from the steps and copies themselves."""
 
 from dataclasses import dataclass, field
 
@@ -9,9 +9,9 @@ _NEWEST_DECODE = 0.2
 _LEAST_TOKEN_S = 1e-6
 # The guess before the first chunk: a small model on a CPU.
 _FIRST_TOKEN_S = 1e-3
-# The guess before the first swap: 1,000 cells of a small model in 6 ms.
+# The guess before the first copy: 1,000 cells of a small model in 6 ms.
 _FIRST_CELL_S = 6e-6
-_NEWEST_SWAP = 0.3
+_NEWEST_COPY = 0.3
 
 
 @dataclass(slots=True)
@@ -51,19 +51,19 @@ class StepCost:
 
 @dataclass(slots=True)
 class ShardCosts:
-    """Costs of one shard: steps with prompts alone, steps with decodes in them, and swaps."""
+    """Costs of one shard: steps with prompts alone, steps with decodes in them, and copies out of the cache or back."""
 
     prefill_alone: StepCost = field(default_factory=StepCost)
     beside_decodes: StepCost = field(default_factory=StepCost)
-    # Seconds to move a cell out of the cache, or back.
-    swap_cell_s: float = _FIRST_CELL_S
+    # Seconds to copy a cell out of the cache, or back.
+    copy_cell_s: float = _FIRST_CELL_S
 
     @property
     def recompute_token_s(self) -> float:
         """Seconds to compute a token again."""
         return self.prefill_alone.token_s or self.beside_decodes.token_s or _FIRST_TOKEN_S
 
-    def observe_swap(self, cells: int, seconds: float) -> None:
-        """Learn from a swap of ``cells`` in one direction."""
+    def observe_copy(self, cells: int, seconds: float) -> None:
+        """Learn from a copy of ``cells`` in one direction."""
         if cells:
-            self.swap_cell_s += _NEWEST_SWAP * (seconds / cells - self.swap_cell_s)
+            self.copy_cell_s += _NEWEST_COPY * (seconds / cells - self.copy_cell_s)
