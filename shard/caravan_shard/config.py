@@ -31,9 +31,10 @@ class ShardConfig:
     )
     parallel: int = flag(8, "most sequences held at a time", "-np", low=1, high=MAX_SEQUENCES)
     kv_layout: str = flag(
-        "unified",
-        "unified: one pool of cells, prefixes are shared; split: ctx-size / parallel cells for each sequence",
-        choices=[layout.value for layout in KvLayout],
+        "auto",
+        "split: ctx-size / parallel cells for each sequence; unified: one pool of cells, prefixes are shared; "
+        "auto: split while all sequences fit, else unified",
+        choices=["auto", *(layout.value for layout in KvLayout)],
     )
     batch_size: int = flag(2048, "most tokens in one step", "-b", low=1, high=2**20)
     ubatch_size: int = flag(512, "most tokens computed at a time within a step", "-ub", low=1, high=2**20)
@@ -42,7 +43,7 @@ class ShardConfig:
         None, "threads for every other step, also of two decoding sequences [as --threads]", "-tb", low=1, high=512
     )
     spin_count: int = flag(
-        300,
+        20_000,
         "how often a compute thread looks for its next part before it sleeps; see GOMP_SPINCOUNT",
         low=0,
         high=2**40,
@@ -51,16 +52,17 @@ class ShardConfig:
     flash_attn: str = flag("auto", "flash attention", "-fa", choices=("on", "off", "auto"))
     cache_type_k: str = flag("f16", "data type of the cached keys", "-ctk", choices=_CACHE_TYPES)
     cache_type_v: str = flag("f16", "data type of the cached values", "-ctv", choices=_CACHE_TYPES)
-    swap_space: float = flag(
-        1.0,
-        "GiB of host memory for sequences that make room for others; 0 = they are computed again later",
+    cache_ram: int = flag(
+        8192,
+        "most MiB of host memory for saved prefixes, at most what is free at the start; 0 = none is saved",
+        "-cram",
         low=0,
-        high=2**20,
+        high=2**30,
     )
-    swap_dir: str = flag(
-        "", "folder for sequences that swap-space has no room for; its files have no names and end with the shard"
+    cache_dir: str = flag(
+        "", "folder for saved prefixes that cache-ram has no room for; they outlive the process and hold users' texts"
     )
-    swap_dir_space: float = flag(8.0, "GiB of files in swap-dir", low=0, high=2**20)
+    cache_dir_space: float = flag(8.0, "GiB of files in cache-dir, for each shard that uses it", low=0, high=2**20)
     embeddings: bool = flag(
         False,
         "serve vectors of texts of up to ubatch-size tokens, with a second context on the same weights",
@@ -107,7 +109,7 @@ class ShardConfig:
             raise ValueError(f"the path of a unix socket has 1 to {_UNIX_PATH_BYTES} bytes. Given: {path!r}")
         if path is None and not self.address.rpartition(":")[2].isdecimal():
             raise ValueError(f"address must be host:port or unix:/path. Given: {self.address!r}")
-        if self.layout is KvLayout.SPLIT and 0 < self.ctx_size < self.parallel * CELL_BLOCK:
+        if self.kv_layout == KvLayout.SPLIT.value and 0 < self.ctx_size < self.parallel * CELL_BLOCK:
             raise ValueError(
                 f"kv-layout split needs ctx-size >= {CELL_BLOCK} for each of {self.parallel} sequences: "
                 f"pass -c {self.parallel * CELL_BLOCK} or more, a smaller -np, or --kv-layout unified. "
@@ -129,20 +131,18 @@ class ShardConfig:
         """The adapters that --lora names."""
         return [parse_adapter(text) for text in self.lora]
 
-    @property
-    def layout(self) -> KvLayout:
-        """The layout of the KV cells."""
-        return KvLayout(self.kv_layout)
+    def layouts(self, cells: int) -> list[KvLayout]:
+        """Return the layouts that a cache of ``cells`` cells may have, beginning with the first that it has."""
+        if self.kv_layout != "auto":
+            return [KvLayout(self.kv_layout)]
+        if cells < self.parallel * CELL_BLOCK:
+            return [KvLayout.UNIFIED]
+        return [KvLayout.SPLIT, KvLayout.UNIFIED]
 
     @property
-    def swap_memory_bytes(self) -> int:
-        """The size of --swap-space in bytes."""
-        return int(self.swap_space * _GIB)
-
-    @property
-    def swap_disk_bytes(self) -> int:
-        """The size of --swap-dir-space in bytes; 0 without a folder."""
-        return int(self.swap_dir_space * _GIB) if self.swap_dir else 0
+    def cache_dir_bytes(self) -> int:
+        """The size of --cache-dir-space in bytes; 0 without a folder."""
+        return int(self.cache_dir_space * _GIB) if self.cache_dir else 0
 
     @property
     def unix_path(self) -> Path | None:

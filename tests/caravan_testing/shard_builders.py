@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from hashlib import blake2b
 from time import perf_counter_ns
 from typing import Any
 
@@ -11,23 +12,25 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.engine.engine import Engine
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
     Chunk,
     Decode,
     FilterBatch,
     Header,
+    Load,
+    LoadEntry,
     Park,
     Prefill,
-    SwapIn,
-    SwapInEntry,
-    SwapOut,
-    SwapOutEntry,
+    RunSlice,
+    Save,
+    SaveEntry,
+    SetLayout,
 )
-from caravan_shard.protocol.results import Holdings, Refusal, StepOutcome, StepResult, SwappedIn, SwappedOut
+from caravan_shard.protocol.results import Holdings, LayoutSet, Loaded, Refusal, Saved, StepOutcome, StepResult
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sequences.state_stores import MemoryStore
-from caravan_shard.sequences.swap import SwapSpace
+from caravan_shard.sequences.runs import RunStore
 from caravan_testing.constrained_runs import Grammars
 
 
@@ -94,23 +97,54 @@ def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: boo
     return Chunk(sequence_id=sequence_id, start=start, tokens=tokens, last=last)
 
 
-def header(*, release: Sequence[int] = (), park: Mapping[int, int] | None = None, drop: Sequence[int] = ()) -> Header:
+def header(
+    *,
+    release: Sequence[int] = (),
+    park: Mapping[int, int] | None = None,
+    drop: Sequence[bytes] = (),
+    spill: Sequence[bytes] = (),
+) -> Header:
     """Make a header; ``park`` has the length to keep by sequence id."""
     parks = [Park(sequence_id=key, length=length) for key, length in (park or {}).items()]
-    return Header(release_ids=release, parks=parks, dropped_handles=drop)
+    return Header(release_ids=release, parks=parks, dropped_runs=drop, spilled_runs=spill)
 
 
-def memory_swap(size_bytes: int = 1 << 30) -> SwapSpace:
-    """Make a swap space that is in memory alone."""
-    return SwapSpace([MemoryStore(size_bytes)])
+def run_key(tokens: Sequence[int], adapter: str = "") -> bytes:
+    """Return the key of a run that ends behind ``tokens``."""
+    return blake2b(repr((list(tokens), adapter)).encode(), digest_size=16).digest()
+
+
+def save_entry(
+    sequence_id: int, tokens: Sequence[int], start: int = 0, *cuts: int, adapter: str = "", release: bool = False
+) -> SaveEntry:
+    """Save the cells of ``tokens`` from ``start`` on, with keys at ``cuts`` and at the end."""
+    ends = (*cuts, len(tokens))
+    return SaveEntry(
+        sequence_id=sequence_id,
+        start=start,
+        cuts=ends,
+        keys=[run_key(tokens[:end], adapter) for end in ends],
+        release=release,
+    )
+
+
+def load_entry(
+    sequence_id: int, tokens: Sequence[int], *parts: tuple[Sequence[int], int], adapter: str = ""
+) -> LoadEntry:
+    """Load ``tokens``; each part has the tokens up to the end of a run, and where its cells end. All by default."""
+    slices, start = [], 0
+    for run_tokens, end in parts or ((tokens, len(tokens)),):
+        slices.append(RunSlice(key=run_key(run_tokens, adapter), start=start, end=end))
+        start = end
+    return LoadEntry(sequence_id=sequence_id, tokens=tokens, slices=slices, adapter=adapter)
 
 
 class EngineDriver:
     """Executes commands that must succeed, and collects the output of each sequence."""
 
-    def __init__(self, backend: Any = None, *, sampling_threads: int = 1, swap: SwapSpace | None = None) -> None:
+    def __init__(self, backend: Any = None, *, sampling_threads: int = 1, runs: RunStore | None = None) -> None:
         self.backend = backend if backend is not None else ToyBackend()
-        self.engine = Engine(self.backend, sampling_threads, memory_swap() if swap is None else swap)
+        self.engine = Engine(self.backend, sampling_threads, RunStore(1 << 30) if runs is None else runs)
         self.output: dict[int, list[int]] = {}
 
     def prefill(self, *chunks: Chunk, **command: Any) -> StepResult:
@@ -146,7 +180,7 @@ class EngineDriver:
     def checked_free_cells(self) -> int:
         """Return the number of free cells. The engine and the toy cache must agree on it."""
         free = self.engine.free_cells
-        assert free == self.backend.capacity.cells - self.backend.cache.used
+        assert free == self.backend.capacity.current.cells - self.backend.cache.used
         return free
 
     def keep(self, *sequence_ids: int) -> Holdings:
@@ -155,17 +189,23 @@ class EngineDriver:
         assert isinstance(holdings, Holdings)
         return holdings
 
-    def swap_out(self, *entries: SwapOutEntry) -> SwappedOut:
-        """Execute SwapOut; the output of a sequence stays with its id."""
-        result = self.engine.swap_out(SwapOut(entries=entries), perf_counter_ns())
-        assert isinstance(result, SwappedOut), result
-        return result
+    def save(self, *entries: SaveEntry, **fields: Any) -> list[bool]:
+        """Execute Save; ``fields`` are those of the header."""
+        result = self.engine.save(Save(entries=entries, header=header(**fields)), perf_counter_ns())
+        assert isinstance(result, Saved), result
+        return [size is not None for size in result.sizes]
 
-    def swap_in(self, *entries: SwapInEntry) -> list[bool]:
-        """Execute SwapIn."""
-        result = self.engine.swap_in(SwapIn(entries=entries), perf_counter_ns())
-        assert isinstance(result, SwappedIn), result
-        return result.restored
+    def load(self, *entries: LoadEntry, **fields: Any) -> list[bool]:
+        """Execute Load; ``fields`` are those of the header."""
+        result = self.engine.load(Load(entries=entries, header=header(**fields)), perf_counter_ns())
+        assert isinstance(result, Loaded), result
+        return result.loaded
+
+    def set_layout(self, layout: KvLayout) -> list[int]:
+        """Execute SetLayout; return the ids of lost sequences."""
+        result = self.engine.set_layout(SetLayout(layout=layout), perf_counter_ns())
+        assert isinstance(result, LayoutSet), result
+        return result.lost_ids
 
     def _collect(self, result: StepResult | Refusal) -> StepResult:
         assert isinstance(result, StepResult), result

@@ -40,12 +40,16 @@ class RunningShard:
         return response
 
     def header(
-        self, release: Iterable[int] = (), park: Mapping[int, int] | None = None, drop: Iterable[int] = ()
+        self,
+        release: Iterable[int] = (),
+        park: Mapping[int, int] | None = None,
+        drop: Iterable[bytes] = (),
+        spill: Iterable[bytes] = (),
     ) -> types_pb2.CommandHeader:
         """Make the header of a command; ``park`` has the length to keep by sequence id."""
         parks = [types_pb2.ParkedSequence(sequence_id=key, length=length) for key, length in (park or {}).items()]
         return types_pb2.CommandHeader(
-            epoch=self.epoch, release_sequence_ids=release, park=parks, drop_swap_handles=drop
+            epoch=self.epoch, release_sequence_ids=release, park=parks, drop_runs=drop, spill_runs=spill
         )
 
     def prefill(
@@ -67,19 +71,33 @@ class RunningShard:
         request = shard_pb2.FilterBatchRequest(header=self.header(**header), keep_sequence_ids=sequence_ids)
         return self.stub.FilterBatch(request)  # type: ignore[no-any-return]
 
-    def swap_out(
-        self, *entries: shard_pb2.SwapOutEntry, **header: Any
-    ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.SwapOutResponse]:
-        """Start a SwapOut."""
-        request = shard_pb2.SwapOutRequest(header=self.header(**header), entries=entries)
-        return self.stub.SwapOut(request)  # type: ignore[no-any-return]
+    def save(
+        self, *entries: shard_pb2.SaveEntry, **header: Any
+    ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.SaveResponse]:
+        """Start a Save."""
+        return self.stub.Save(shard_pb2.SaveRequest(header=self.header(**header), entries=entries))  # type: ignore[no-any-return]
 
-    def swap_in(
-        self, *entries: shard_pb2.SwapInEntry, **header: Any
-    ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.SwapInResponse]:
-        """Start a SwapIn."""
-        request = shard_pb2.SwapInRequest(header=self.header(**header), entries=entries)
-        return self.stub.SwapIn(request)  # type: ignore[no-any-return]
+    def load(
+        self, *entries: shard_pb2.LoadEntry, **header: Any
+    ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.LoadResponse]:
+        """Start a Load."""
+        return self.stub.Load(shard_pb2.LoadRequest(header=self.header(**header), entries=entries))  # type: ignore[no-any-return]
+
+    def set_layout(
+        self, layout: shard_pb2.KvLayout.ValueType, **header: Any
+    ) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.SetLayoutResponse]:
+        """Start a SetLayout."""
+        return self.stub.SetLayout(shard_pb2.SetLayoutRequest(header=self.header(**header), kv_layout=layout))  # type: ignore[no-any-return]
+
+    async def runs(self) -> list[tuple[bytes, int, int, bool]]:
+        """Return the key, start, end and whether it is on disk, of each saved run."""
+        found = []
+        async for part in self.stub.ListRuns(shard_pb2.ListRunsRequest()):
+            last = -1
+            for start, count, on_disk in zip(part.starts, part.cut_counts, part.on_disk, strict=True):
+                last += count
+                found.append((part.keys[last], start, part.cuts[last], on_disk))
+        return found
 
 
 def prompt_chunk(

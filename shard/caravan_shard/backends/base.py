@@ -1,7 +1,7 @@
 """The protocol of a model with a KV cache, and the types it uses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -34,10 +34,11 @@ class PrefixSharing(Enum):
     WHOLE_ONLY = "whole_only"
 
 
-class Saving(Enum):
-    """Which part of a sequence can leave the cache and come back."""
+class RunSaving(Enum):
+    """Which cells of a sequence can be saved and restored."""
 
-    SUFFIXES = "suffixes"  # also a part without its beginning; another sequence provides that when the part comes back
+    ANY = "any"
+    # Recurrent state is one piece: it is saved and restored with the whole sequence.
     WHOLE_ONLY = "whole_only"
     NOTHING = "nothing"
 
@@ -73,25 +74,46 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutLimits:
+    """What depends on the layout of the cells."""
+
+    layout: KvLayout
+    cells: int
+    cells_per_sequence: int
+    sharing: PrefixSharing
+    saving: RunSaving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """The capacity in numbers of cells, sequences and tokens.
 
+    ``layouts``: the layouts that the cells can have; the first is the current one.
     ``max_prompt_logprob_tokens``: prompt tokens with log probabilities in one step, all sequences together. A step may
     have so many outputs beyond one per sequence.
     ``embedding_size``: the length of an embedding; 0 if embeddings are not served.
     ``max_embed_tokens``: the longest text to embed.
     """
 
-    cells: int
-    cells_per_sequence: int
+    layouts: tuple[LayoutLimits, ...]
     max_sequences: int
     max_batch_tokens: int
-    layout: KvLayout
-    sharing: PrefixSharing
-    saving: Saving
     max_prompt_logprob_tokens: int
     embedding_size: int = 0
     max_embed_tokens: int = 0
+
+    @property
+    def current(self) -> LayoutLimits:
+        """The limits of the current layout."""
+        return self.layouts[0]
+
+    def limits(self, layout: KvLayout) -> LayoutLimits | None:
+        """Return the limits of a layout; None if the cells cannot have it."""
+        return next((limits for limits in self.layouts if limits.layout is layout), None)
+
+    def moved_to(self, layout: KvLayout) -> "Capacity":
+        """Return the capacity with ``layout``, which must be possible, as the current one."""
+        return replace(self, layouts=tuple(sorted(self.layouts, key=lambda limits: limits.layout is not layout)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +151,16 @@ class Prefix:
     length: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSlice:
+    """The cells [start, end) out of ``state``, which `Backend.save` returned for the cells from ``first`` on."""
+
+    state: State
+    first: int
+    start: int
+    end: int
+
+
 class Vocabulary(Protocol):
     """Turns text into tokens and back. Any thread may call it at any time."""
 
@@ -156,7 +188,14 @@ class Backend(Protocol):
     def facts(self) -> ModelFacts: ...
 
     @property
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """What fits. Only `set_layout` changes it."""
+        ...
+
+    @property
+    def state_fingerprint(self) -> str:
+        """Hexadecimal name of everything that decides what states mean: states of an equal one can be restored."""
+        ...
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -190,17 +229,25 @@ class Backend(Protocol):
         """Let ``destination_id``, which holds nothing, start with the first ``length`` tokens of ``source_id``."""
         ...
 
-    def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """Return what `restore` needs of the tokens from ``start`` on; the cache forgets the tokens before.
+    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
+        """Return the state of the cells [start, end) of a sequence; None if it exceeds ``most_bytes``.
 
-        None if the state is larger than ``most_bytes`` or cannot be had.
+        ``releasing``: the caller releases the sequence afterwards, so its cells may be changed. Where only whole
+        sequences are saved, the cells must be all of the sequence. Must not be called where nothing can be saved.
         """
         ...
 
-    def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """Put back what `save` returned, under an id that holds nothing; ``prefix`` if its start was not 0.
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
+        """Put saved cells, which follow each other from position 0 on, under an id that holds nothing.
 
-        False if there was no room or the state is damaged; the id holds nothing then.
+        False if there was no room or a state is damaged; the id holds nothing then.
+        """
+        ...
+
+    def set_layout(self, layout: KvLayout) -> bool:
+        """Forget every sequence and give the cells another of the possible layouts; False if they kept the old one.
+
+        Raises RuntimeError if there are no cells any more.
         """
         ...
 

@@ -67,7 +67,7 @@ class ChunkCheck:
                 f"Given: {parameters.prompt_length} and {parameters.max_length}"
             )
         # The last token is sampled and never computed: it needs no cell.
-        most = self._capacity.cells_per_sequence + 1
+        most = self._capacity.current.cells_per_sequence + 1
         if parameters.max_length > most:
             return Refusal(
                 ShardError.SEQUENCE_TOO_LONG, f"max_length must be <= {most} here. Given: {parameters.max_length}"
@@ -95,10 +95,10 @@ class ChunkCheck:
                 f"sequence {chunk.sequence_id} continues at {held}. Given: {chunk.start}",
             )
         end = chunk.start + len(chunk.tokens)
-        if end > self._capacity.cells_per_sequence:
+        if end > self._capacity.current.cells_per_sequence:
             return Refusal(
                 ShardError.SEQUENCE_TOO_LONG,
-                f"a sequence holds {self._capacity.cells_per_sequence} tokens. Given: {end}",
+                f"a sequence holds {self._capacity.current.cells_per_sequence} tokens. Given: {end}",
             )
         if end >= parameters.max_length:
             return bad_request(

@@ -3,22 +3,23 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Capacity, ModelFacts, Prefix, Saving
+from caravan_shard.backends.base import Capacity, ModelFacts
 from caravan_shard.checks.chunk import ChunkCheck
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
-from caravan_shard.protocol.commands import Decode, FilterBatch, Prefill, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.checks.runs import LoadCheck, SaveCheck
+from caravan_shard.protocol.commands import Decode, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
-from caravan_shard.sequences.swap import SwapSpace
 
 
 class CommandCheck:
-    """Checks one command. ``held`` and ``swap`` stay as they are."""
+    """Checks one command. ``held`` and ``runs`` stay as they are."""
 
-    def __init__(self, held: Mapping[int, ShardSequence], swap: SwapSpace, capacity: Capacity) -> None:
-        self._swap = swap
+    def __init__(self, held: Mapping[int, ShardSequence], runs: RunStore, capacity: Capacity) -> None:
+        self._runs = runs
         self._capacity = capacity
         self._preview = Preview(held, capacity)
 
@@ -57,22 +58,39 @@ class CommandCheck:
         yield self._preview.check_listed(command.keep_ids)
 
     @first_refusal
-    def swap_out(self, command: SwapOut) -> Iterator[Refusal | None]:
-        """Check a SwapOut."""
+    def save(self, command: Save) -> Iterator[Refusal | None]:
+        """Check a Save."""
         yield self._preview.check_header(command.header)
-        yield self._preview.check_listed([entry.sequence_id for entry in command.entries])
-        yield self._preview.check_handles([entry.handle for entry in command.entries])
-        for entry in command.entries:
-            yield self._check_save(entry)
+        yield from SaveCheck(self._preview, self._capacity.current.saving)(command.entries)
 
     @first_refusal
-    def swap_in(self, command: SwapIn) -> Iterator[Refusal | None]:
-        """Check a SwapIn."""
+    def load(self, command: Load, *, facts: ModelFacts, draining: bool) -> Iterator[Refusal | None]:
+        """Check a Load; ``draining`` refuses it."""
         yield self._preview.check_header(command.header)
+        if draining:
+            yield Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
         yield self._preview.check_distinct([entry.sequence_id for entry in command.entries])
-        yield self._preview.check_handles([entry.handle for entry in command.entries])
+        check = LoadCheck(self._preview, self._runs, self._capacity.current, facts)
         for entry in command.entries:
-            yield self._check_restore(entry)
+            yield check(entry)
+
+    @first_refusal
+    def set_layout(self, command: SetLayout) -> Iterator[Refusal | None]:
+        """Check a SetLayout."""
+        yield self._preview.check_header(command.header)
+        limits = None if command.layout is None else self._capacity.limits(command.layout)
+        if limits is None:
+            possible = ", ".join(limits.layout.value for limits in self._capacity.layouts)
+            yield bad_request(f"the layouts of this shard are: {possible}")
+            return
+        for sequence_id in self._preview.held_ids():
+            need = self._preview.cells_needed(sequence_id)
+            if need > limits.cells_per_sequence:
+                yield Refusal(
+                    ShardError.SEQUENCE_TOO_LONG,
+                    f"a sequence holds {limits.cells_per_sequence} tokens in the layout {limits.layout.value}; "
+                    f"sequence {sequence_id} may need {need}",
+                )
 
     def _check_complete(self, sequence_ids: Sequence[int]) -> Refusal | None:
         """Check that the sequences are held and that their prompts are complete."""
@@ -109,36 +127,3 @@ class CommandCheck:
             names = ", ".join(repr(name) for name in sorted(adapters))
             return bad_request(f"all sequences of a step must have the same adapter. Given: {names}")
         return None
-
-    def _check_save(self, entry: SwapOutEntry) -> Refusal | None:
-        if entry.handle in self._swap and self._preview.keeps_handle(entry.handle):
-            return bad_request(f"handle {entry.handle} is in use")
-        if entry.start != 0 and self._capacity.saving is not Saving.SUFFIXES:
-            return bad_request(f"this shard saves only whole sequences: start must be 0. Given: {entry.start}")
-        computed = self._preview.length(entry.sequence_id)
-        if not 0 <= entry.start <= computed:
-            return Refusal(
-                ShardError.WRONG_POSITION,
-                f"sequence {entry.sequence_id} holds {computed} tokens; start must not be above. Given: {entry.start}",
-            )
-        return None
-
-    def _check_restore(self, entry: SwapInEntry) -> Refusal | None:
-        if self._preview.find(entry.sequence_id) is not None:
-            return Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {entry.sequence_id} is held already")
-        swapped = self._swap.peek(entry.handle) if self._preview.keeps_handle(entry.handle) else None
-        adapter = swapped.sequence.parameters.adapter if swapped is not None else None
-        refusal = self._preview.check_prefix(entry.copy, adapter) if entry.copy is not None else None
-        if refusal is not None or swapped is None:
-            return refusal
-        given = entry.copy.length if entry.copy is not None else 0
-        if given != swapped.start:
-            return bad_request(f"handle {entry.handle} was saved from position {swapped.start} on. Given: {given}")
-        if entry.copy is not None and not self._same_tokens(entry.copy, swapped.sequence):
-            return bad_request(f"sequence {entry.copy.source_id} does not begin like that of handle {entry.handle}")
-        return None
-
-    def _same_tokens(self, prefix: Prefix, sequence: ShardSequence) -> bool:
-        source = self._preview.find(prefix.source_id)
-        assert source is not None
-        return source.tokens[: prefix.length] == sequence.tokens[: prefix.length]

@@ -11,7 +11,7 @@ from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 
-_MAX_UINT64 = 2**64 - 1
+KEY_BYTES = 16
 
 
 class Preview:
@@ -22,23 +22,31 @@ class Preview:
         self._capacity = capacity
         self._released: frozenset[int] = frozenset()
         self._parked: dict[int, int] = {}
-        self._dropped: frozenset[int] = frozenset()
 
     @first_refusal
     def check_header(self, header: Header) -> Iterator[Refusal | None]:
-        """Check the releases, the parks, then the handles."""
+        """Check the releases, the parks, then the keys."""
         yield self.check_listed(header.release_ids)
         self._released = frozenset(header.release_ids)
         yield self.check_listed([park.sequence_id for park in header.parks])
         for park in header.parks:
             yield self.check_prefix(Prefix(source_id=park.sequence_id, length=park.length))
         self._parked = {park.sequence_id: park.length for park in header.parks}
-        self._dropped = frozenset(header.dropped_handles)
-        yield self.check_handles(header.dropped_handles)
+        yield check_keys([*header.dropped_runs, *header.spilled_runs])
 
     def find(self, sequence_id: int) -> ShardSequence | None:
         """Return a sequence as it is now, if it will still be held; see `length` and `phase`."""
         return None if sequence_id in self._released else self._held.get(sequence_id)
+
+    def held_ids(self) -> list[int]:
+        """Return the ids of the sequences that will be held."""
+        return [sequence_id for sequence_id in self._held if sequence_id not in self._released]
+
+    def cells_needed(self, sequence_id: int) -> int:
+        """Return the most cells that a sequence that will be held may need until it ends."""
+        # The last token is sampled and never computed: it needs no cell.
+        ended = self.phase(sequence_id) is Phase.ENDED
+        return self.length(sequence_id) if ended else self.parameters(sequence_id).max_length - 1
 
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of a sequence that will be held will be in the cache."""
@@ -51,10 +59,6 @@ class Preview:
     def parameters(self, sequence_id: int) -> SequenceParameters:
         """Return the parameters of a sequence that will be held."""
         return self._held[sequence_id].parameters
-
-    def keeps_handle(self, handle: int) -> bool:
-        """Whether the header does not drop the handle."""
-        return handle not in self._dropped
 
     def check_listed(self, sequence_ids: Sequence[int]) -> Refusal | None:
         """Check that the ids are in range, that none occurs twice, and that all are held."""
@@ -78,15 +82,6 @@ class Preview:
                 return Refusal(ShardError.UNKNOWN_SEQUENCE, f"sequence {sequence_id} is not held here")
         return None
 
-    def check_handles(self, handles: Sequence[int]) -> Refusal | None:
-        """Check that the handles are in range and that none occurs twice."""
-        for handle in handles:
-            if not 0 <= handle <= _MAX_UINT64:
-                return bad_request(f"handles must be < 2^64. Given: {handle}")
-        if len(set(handles)) < len(handles):
-            return bad_request("a handle is listed twice")
-        return None
-
     def check_prefix(self, prefix: Prefix, adapter: str | None = None) -> Refusal | None:
         """Check that the prefix can be kept or copied; with ``adapter``, that it was computed with that one."""
         refusal = self.check_known([prefix.source_id])
@@ -101,9 +96,17 @@ class Preview:
                 f"sequence {prefix.source_id} holds {computed} tokens; a prefix has 1 to {computed}. "
                 f"Given: {prefix.length}",
             )
-        if self._capacity.sharing is PrefixSharing.WHOLE_ONLY and prefix.length != computed:
+        if self._capacity.current.sharing is PrefixSharing.WHOLE_ONLY and prefix.length != computed:
             return Refusal(
                 ShardError.WRONG_POSITION,
                 f"this model shares only whole sequences: {computed} tokens. Given: {prefix.length}",
             )
         return None
+
+
+def check_keys(keys: Sequence[bytes]) -> Refusal | None:
+    """Check the length of keys of runs."""
+    for key in keys:
+        if len(key) != KEY_BYTES:
+            return bad_request(f"the key of a run has {KEY_BYTES} bytes. Given: {len(key)}")
+    return None

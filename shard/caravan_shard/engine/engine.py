@@ -9,29 +9,30 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter_ns
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Backend, DecodeOutcome, Saving
+from caravan_shard.backends.base import Backend, DecodeOutcome, LayoutLimits
 from caravan_shard.checks.command import CommandCheck
 from caravan_shard.constraints.finder import Finder
 from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble
 from caravan_shard.engine.token_rows import sample_rows
-from caravan_shard.protocol.commands import Chunk, Decode, Embed, FilterBatch, Prefill, SwapIn, SwapOut
+from caravan_shard.protocol.commands import Chunk, Decode, Embed, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_shard.protocol.results import (
     Embedding,
     Holdings,
+    LayoutSet,
+    Loaded,
     PromptLogprobs,
     Refusal,
+    Saved,
     StepOutcome,
     StepResult,
-    SwappedIn,
-    SwappedOut,
     Timings,
     TokenRows,
 )
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.pool import SequencePool
+from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
-from caravan_shard.sequences.swap import SwapSpace
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +42,12 @@ _INCOMPLETE = {DecodeOutcome.NO_KV: StepOutcome.NO_KV, DecodeOutcome.ABORTED: St
 class Engine:
     """Executes the commands of a router on the sequences of one backend."""
 
-    def __init__(self, backend: Backend, sampling_threads: int, swap: SwapSpace) -> None:
+    def __init__(self, backend: Backend, sampling_threads: int, runs: RunStore) -> None:
         self.backend = backend
         self._sampler = Sampler(backend.candidate_filter, sampling_threads)
         self._finder = Finder(sampling_threads)
-        self._pool = SequencePool(backend, swap)
+        self.runs = runs
+        self._pool = SequencePool(backend, runs)
         self.step_count = 0
         self.failures_in_a_row = 0
         self.draining = False
@@ -57,10 +59,10 @@ class Engine:
 
     @property
     def unfinished_count(self) -> int:
-        """Number of sequences that have not ended, including the swapped ones."""
+        """Number of sequences that have not ended."""
         # Copied first: the worker's thread may change the dict meanwhile.
         held = list(self._pool.held.values())
-        return sum(sequence.phase is not Phase.ENDED for sequence in held) + len(self._pool.swap)
+        return sum(sequence.phase is not Phase.ENDED for sequence in held)
 
     @property
     def free_cells(self) -> int:
@@ -68,9 +70,8 @@ class Engine:
         return self._pool.free_cells
 
     @property
-    def swap_bytes(self) -> int:
-        """Size of the swap space, in bytes; 0 if no sequence can be saved."""
-        return 0 if self.backend.capacity.saving is Saving.NOTHING else self._pool.swap.capacity_bytes
+    def _limits(self) -> LayoutLimits:
+        return self.backend.capacity.current
 
     def prefill(self, command: Prefill, started_ns: int) -> StepResult | Refusal:
         """Run one step over chunks and riders."""
@@ -113,32 +114,38 @@ class Engine:
         self._pool.release(self._pool.held.keys() - set(command.keep_ids))
         return Holdings(self.free_cells, sorted(self._pool.held))
 
-    def swap_out(self, command: SwapOut, started_ns: int) -> SwappedOut | Refusal:
-        """Save and release sequences."""
-        refusal = self._new_check().swap_out(command)
+    def save(self, command: Save, started_ns: int) -> Saved | Refusal:
+        """Save runs."""
+        refusal = self._new_check().save(command)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
-        swap = self._pool.swap
-        before_bytes = swap.used_bytes
-        saved = [self._pool.swap_out(entry) for entry in command.entries]
-        return SwappedOut(
-            saved=saved,
-            written_bytes=swap.used_bytes - before_bytes,
-            used_bytes=swap.used_bytes,
+        sizes = [self._pool.save(entry) for entry in command.entries]
+        return Saved(sizes=sizes, used=self.runs.used, total_ns=perf_counter_ns() - started_ns)
+
+    def load(self, command: Load, started_ns: int) -> Loaded | Refusal:
+        """Make sequences of saved runs."""
+        refusal = self._new_check().load(command, facts=self.backend.facts, draining=self.draining)
+        if refusal is not None:
+            return refusal
+        self._pool.apply(command.header)
+        bad_runs = [self._pool.load(entry) for entry in command.entries]
+        return Loaded(
+            loaded=[bad is None for bad in bad_runs],
+            bad_runs=list(dict.fromkeys(key for bad in bad_runs for key in bad or ())),
+            used=self.runs.used,
             total_ns=perf_counter_ns() - started_ns,
         )
 
-    def swap_in(self, command: SwapIn, started_ns: int) -> SwappedIn | Refusal:
-        """Restore sequences."""
-        refusal = self._new_check().swap_in(command)
+    def set_layout(self, command: SetLayout, started_ns: int) -> LayoutSet | Refusal:
+        """Give the cells another layout."""
+        refusal = self._new_check().set_layout(command)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
-        restored = [self._pool.swap_in(entry) for entry in command.entries]
-        return SwappedIn(
-            restored=restored, used_bytes=self._pool.swap.used_bytes, total_ns=perf_counter_ns() - started_ns
-        )
+        assert command.layout is not None
+        lost = self._pool.set_layout(command.layout) if command.layout is not self._limits.layout else []
+        return LayoutSet(limits=self._limits, lost_ids=lost, total_ns=perf_counter_ns() - started_ns)
 
     def embed(self, command: Embed) -> Embedding | Refusal:
         """Embed a text."""
@@ -148,18 +155,19 @@ class Engine:
         return Embedding(values)
 
     def release_all(self) -> None:
-        """Forget every sequence, including the swapped ones."""
+        """Forget every sequence. Saved runs stay."""
         self._pool.clear()
 
     def close(self) -> None:
-        """Free the backend and the swap space. No other method may be called afterwards."""
+        """Free the backend and close the store of runs. No other method may be called afterwards."""
         self._pool.clear()
+        self.runs.close()
         self._sampler.close()
         self._finder.close()
         self.backend.close()
 
     def _new_check(self) -> CommandCheck:
-        return CommandCheck(self._pool.held, self._pool.swap, self.backend.capacity)
+        return CommandCheck(self._pool.held, self.runs, self.backend.capacity)
 
     def _chunk_part(self, chunk: Chunk) -> Part:
         new = chunk.parameters is not None

@@ -18,9 +18,19 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
-from caravan_shard.protocol.commands import Command, Decode, Embed, FilterBatch, Prefill, ReleaseAll, SwapIn, SwapOut
+from caravan_shard.protocol.commands import (
+    Command,
+    Decode,
+    Embed,
+    FilterBatch,
+    Load,
+    Prefill,
+    ReleaseAll,
+    Save,
+    SetLayout,
+)
 from caravan_shard.protocol.results import Refusal, StepOutcome, StepResult
-from caravan_shard.sequences.swap import SwapSpace
+from caravan_shard.sequences.runs import RunStore
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +48,12 @@ class _Job:
 class Worker:
     """Loads the backend on its own thread, then executes commands until stopped."""
 
-    def __init__(self, load: Callable[[], Backend], sampling_threads: int, make_swap: Callable[[], SwapSpace]) -> None:
-        """``load`` and ``make_swap`` run on the worker's thread."""
+    def __init__(
+        self, load: Callable[[], Backend], sampling_threads: int, make_runs: Callable[[Backend], RunStore]
+    ) -> None:
+        """``load`` and ``make_runs`` run on the worker's thread."""
         self._load = load
-        self._make_swap = make_swap
+        self._make_runs = make_runs
         self._sampling_threads = sampling_threads
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
@@ -110,8 +122,8 @@ class Worker:
 
     def _main(self) -> None:
         try:
-            swap = self._make_swap()
-            engine = Engine(self._load(), self._sampling_threads, swap)
+            backend = self._load()
+            engine = Engine(backend, self._sampling_threads, self._make_runs(backend))
         except Exception as error:  # noqa: BLE001  raised by `start`
             # `ended` first: the caller of `start` may close the loop as soon as it fails.
             self._loop.call_soon_threadsafe(_succeed, self.ended, None)
@@ -168,10 +180,12 @@ class Worker:
                 self._decode(engine, command, job.replies, started_ns)
             case FilterBatch():
                 job.replies.put(engine.filter_batch(command))
-            case SwapOut():
-                job.replies.put(engine.swap_out(command, started_ns))
-            case SwapIn():
-                job.replies.put(engine.swap_in(command, started_ns))
+            case Save():
+                job.replies.put(engine.save(command, started_ns))
+            case Load():
+                job.replies.put(engine.load(command, started_ns))
+            case SetLayout():
+                job.replies.put(engine.set_layout(command, started_ns))
             case Embed():
                 self._embed(engine, command, job.replies)
             case ReleaseAll():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caravan_shard.backends.base import Prefix
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 
 
@@ -17,11 +18,12 @@ class Park:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Precedes the rest of a command: release sequences, then park others, then forget swapped ones."""
+    """Precedes the rest of a command: release sequences, park others, forget saved runs, move others to disk."""
 
     release_ids: Sequence[int] = ()
     parks: Sequence[Park] = ()
-    dropped_handles: Sequence[int] = ()
+    dropped_runs: Sequence[bytes] = ()
+    spilled_runs: Sequence[bytes] = ()
 
 
 EMPTY_HEADER = Header()
@@ -74,36 +76,56 @@ class FilterBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapOutEntry:
-    """Save positions [start, computed) of a sequence under ``handle``."""
+class SaveEntry:
+    """Save the cells [start, cuts[-1]) of a sequence as a run with a key for each cut, then ``release`` it or not."""
 
     sequence_id: int
-    handle: int
-    start: int = 0
+    start: int
+    cuts: Sequence[int]
+    keys: Sequence[bytes]
+    release: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapOut:
-    """Save the sequences where possible, and release all of them."""
+class Save:
+    """Save runs where possible."""
 
-    entries: Sequence[SwapOutEntry]
+    entries: Sequence[SaveEntry]
     header: Header = EMPTY_HEADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapInEntry:
-    """Restore the sequence saved under ``handle``; ``copy`` provides tokens [0, start) if start was not 0."""
+class RunSlice:
+    """The cells [start, end) of the run that ``key`` names."""
 
-    handle: int
-    sequence_id: int
-    copy: Prefix | None = None
+    key: bytes
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapIn:
-    """Restore the sequences where possible; their handles are gone afterwards."""
+class LoadEntry:
+    """Make an ended sequence that holds ``tokens``, with the cells of ``slices``."""
 
-    entries: Sequence[SwapInEntry]
+    sequence_id: int
+    tokens: Sequence[int]
+    slices: Sequence[RunSlice]
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Make sequences of saved runs where possible."""
+
+    entries: Sequence[LoadEntry]
+    header: Header = EMPTY_HEADER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetLayout:
+    """Give the cells another layout; None for one that this shard does not know."""
+
+    layout: KvLayout | None
     header: Header = EMPTY_HEADER
 
 
@@ -116,7 +138,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAll:
-    """Release every sequence and forget the swapped ones: the lease changed hands or ended."""
+    """Release every sequence: the lease changed hands or ended. Saved runs stay."""
 
 
-Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn | Embed | ReleaseAll
+Command = Prefill | Decode | FilterBatch | Save | Load | SetLayout | Embed | ReleaseAll

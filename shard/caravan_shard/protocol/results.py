@@ -5,6 +5,7 @@ from enum import Enum
 
 from caravan_proto.errors import ShardError
 from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import LayoutLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +104,38 @@ class Holdings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwappedOut:
-    """``saved`` has an entry for each of the command. ``written_bytes``: by this command; ``used_bytes``: by all."""
+class SavedBytes:
+    """Bytes of saved runs in host memory and on disk."""
 
-    saved: list[bool]
-    written_bytes: int
-    used_bytes: int
+    memory: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """``sizes`` has the size of the run of each entry in bytes, None if it was not saved."""
+
+    sizes: list[int | None]
+    used: SavedBytes
     total_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwappedIn:
-    """``restored`` has an entry for each of the command. ``used_bytes``: of the swap space, afterwards."""
+class Loaded:
+    """``loaded`` has an entry for each of the command; ``bad_runs`` the keys of runs that are unknown or damaged."""
 
-    restored: list[bool]
-    used_bytes: int
+    loaded: list[bool]
+    bad_runs: list[bytes]
+    used: SavedBytes
+    total_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSet:
+    """The limits of the current layout, and the sequences that could not be moved."""
+
+    limits: LayoutLimits
+    lost_ids: list[int]
     total_ns: int
 
 
@@ -128,4 +146,4 @@ class Embedding:
     values: Floats
 
 
-Result = StepResult | Holdings | SwappedOut | SwappedIn | Embedding | Refusal
+Result = StepResult | Holdings | Saved | Loaded | LayoutSet | Embedding | Refusal

@@ -2,41 +2,49 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import count
 
-from caravan_shard.backends.base import Backend, Prefix, Saving
+from caravan_shard.arrays import State
+from caravan_shard.backends.base import Backend, CellSlice, LayoutLimits, Prefix, RunSaving
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk, Header, SwapInEntry, SwapOutEntry
+from caravan_shard.protocol.commands import Chunk, Header, LoadEntry, SaveEntry
+from caravan_shard.protocol.sequence_parameters import SequenceParameters
+from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sequences.runs import Run, RunStore
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
-from caravan_shard.sequences.swap import Swapped, SwapSpace
 
 _log = logging.getLogger(__name__)
+
+_NO_LIMIT = 1 << 62
 
 
 class SequencePool:
     """The held sequences by id. Callers have checked every argument."""
 
-    def __init__(self, backend: Backend, swap: SwapSpace) -> None:
+    def __init__(self, backend: Backend, runs: RunStore) -> None:
         self.held: dict[int, Sequence] = {}
-        self.swap = swap
+        self.runs = runs
         self._backend = backend
-        self._capacity = backend.capacity
         self._births = count()
+
+    @property
+    def _limits(self) -> LayoutLimits:
+        return self._backend.capacity.current
 
     @property
     def free_cells(self) -> int:
         """Cells no sequence holds."""
-        return self._capacity.cells - used_cells(self.held.values(), self._capacity.layout)
+        return self._limits.cells - used_cells(self.held.values(), self._limits.layout)
 
     def apply(self, header: Header) -> None:
         """Carry out a command's header."""
         self.release(header.release_ids)
         for park in header.parks:
             self._park(park.sequence_id, park.length)
-        self.swap.drop(header.dropped_handles)
+        self.runs.drop(header.dropped_runs)
+        self.runs.spill(header.spilled_runs)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences and free their cells."""
@@ -45,9 +53,8 @@ class SequencePool:
             self._backend.trim(sequence_id, 0)
 
     def clear(self) -> None:
-        """Forget every sequence, the swapped ones too."""
+        """Forget every sequence."""
         self.release(list(self.held))
-        self.swap.clear()
 
     def make(self, chunk: Chunk) -> Sequence:
         """Make the new sequence of a first chunk. The pool changes only with `share` and after the step."""
@@ -70,7 +77,7 @@ class SequencePool:
     def has_room(self, sequences: Iterable[Sequence], tokens: int) -> bool:
         """Whether ``tokens`` more fit beside the held sequences. ``sequences`` replace held ones with their ids."""
         after = self.held | {sequence.sequence_id: sequence for sequence in sequences}
-        return used_cells(after.values(), self._capacity.layout) + tokens <= self._capacity.cells
+        return used_cells(after.values(), self._limits.layout) + tokens <= self._limits.cells
 
     def share(self, chunks: Iterable[Chunk]) -> None:
         """Make the copies of first chunks, then cut back the sequences that are taken over.
@@ -96,41 +103,93 @@ class SequencePool:
             _log.error("a sequence could not be cut back and is lost", extra={"sequence": sequence_id})
             self.release([sequence_id])
 
-    def swap_out(self, entry: SwapOutEntry) -> bool:
-        """Save a sequence if possible, and release it; True if it was saved."""
-        sequence = self.held[entry.sequence_id]
-        saved = False
-        can_be = self._capacity.saving is not Saving.NOTHING and self.swap.most_bytes >= 0
-        if can_be and sequence.phase is not Phase.ENDED:
-            state = self._backend.save(entry.sequence_id, entry.start, self.swap.most_bytes)
-            saved = state is not None and self.swap.put(entry.handle, Swapped(sequence, entry.start), state)
-        self.release([entry.sequence_id])
-        return saved
+    def save(self, entry: SaveEntry) -> int | None:
+        """Save a run if possible, and release the sequence if asked to; return the size of the run in bytes."""
+        size = self._save(entry)
+        if entry.release:
+            self.release([entry.sequence_id])
+        return size
 
-    def swap_in(self, entry: SwapInEntry) -> bool:
-        """Restore a sequence and forget its handle; True if it was restored."""
-        taken = self.swap.take(entry.handle)
-        if taken is None:
-            return False
-        swapped, state = taken
-        sequence = replace(
-            swapped.sequence,
-            sequence_id=entry.sequence_id,
-            birth=next(self._births),
-            inherited=(),
-            own_start=swapped.start,
-        )
-        if entry.copy is not None:
-            self._inherit(sequence, entry.copy)
-        if not self.has_room([sequence], 0) or not self._backend.restore(entry.sequence_id, state, entry.copy):
-            return False
-        self._expect(entry.sequence_id, sequence.computed)
+    def _save(self, entry: SaveEntry) -> int | None:
+        key, end = entry.keys[-1], entry.cuts[-1]
+        known = self.runs.find(key)
+        if known is not None:
+            return known.size
+        if self._limits.saving is RunSaving.NOTHING or self.runs.memory_room <= 0:
+            return None
+        state = self._backend.save(entry.sequence_id, entry.start, end, self.runs.memory_room, releasing=entry.release)
+        if state is None:
+            return None
+        self.runs.put(Run(start=entry.start, cuts=entry.cuts, keys=entry.keys, size=state.nbytes), state)
+        return state.nbytes
+
+    def load(self, entry: LoadEntry) -> list[bytes] | None:
+        """Make an ended sequence of saved runs. Return None if it is held now, else the keys of its bad runs."""
+        states = {piece.key: self.runs.read(piece.key) for piece in entry.slices}
+        bad = [key for key, state in states.items() if state is None]
+        if bad or self._limits.saving is RunSaving.NOTHING:
+            return bad
+        sequence = self._loaded_sequence(entry)
+        if not self.has_room([sequence], 0):
+            return []
+        slices = []
+        for piece in entry.slices:
+            run, state = self.runs.find(piece.key), states[piece.key]
+            assert run is not None
+            assert state is not None
+            slices.append(CellSlice(state=state, first=run.start, start=piece.start, end=piece.end))
+        if not self._backend.restore(entry.sequence_id, slices):
+            return []
+        if self._backend.length(entry.sequence_id) != len(entry.tokens):
+            # The content of a run is not what its key promises.
+            self._backend.trim(entry.sequence_id, 0)
+            self.runs.drop(states)
+            return list(states)
         self.held[entry.sequence_id] = sequence
-        return True
+        return None
+
+    def _loaded_sequence(self, entry: LoadEntry) -> Sequence:
+        length = len(entry.tokens)
+        parameters = SequenceParameters(
+            sampling=SamplingParameters(), prompt_length=length, max_length=length + 1, adapter=entry.adapter
+        )
+        return Sequence(
+            sequence_id=entry.sequence_id,
+            parameters=parameters,
+            birth=next(self._births),
+            tokens=list(entry.tokens),
+            computed=length,
+            phase=Phase.ENDED,
+        )
+
+    def set_layout(self, layout: KvLayout) -> list[int]:
+        """Give the cells another layout, with all sequences in them. Return the ids of those that are lost."""
+        held = list(self.held.values())
+        states = [self._state_to_move(sequence) for sequence in held]
+        self._backend.set_layout(layout)
+        lost = []
+        for sequence, state in zip(held, states, strict=True):
+            length = sequence.computed
+            # Each has cells of its own now.
+            sequence.birth, sequence.inherited, sequence.own_start = next(self._births), (), 0
+            whole = None if state is None else CellSlice(state=state, first=0, start=0, end=length)
+            if whole is None or not self._backend.restore(sequence.sequence_id, [whole]):
+                lost.append(sequence.sequence_id)
+                del self.held[sequence.sequence_id]
+            else:
+                self._expect(sequence.sequence_id, length)
+        if lost:
+            _log.warning("sequences are lost with the layout", extra={"sequences": len(lost)})
+        return lost
+
+    def _state_to_move(self, sequence: Sequence) -> State | None:
+        if self._limits.saving is RunSaving.NOTHING:
+            return None
+        return self._backend.save(sequence.sequence_id, 0, sequence.computed, _NO_LIMIT, releasing=True)
 
     def _inherit(self, sequence: Sequence, prefix: Prefix) -> None:
         """Record the cells of a copied prefix: those of the source if unified, new ones if split."""
-        if self._capacity.layout is KvLayout.UNIFIED:
+        if self._limits.layout is KvLayout.UNIFIED:
             sequence.inherited = self.held[prefix.source_id].runs_up_to(prefix.length)
         else:
             sequence.own_start = 0

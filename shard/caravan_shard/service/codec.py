@@ -6,7 +6,16 @@ from typing import assert_never
 import numpy as np
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import Capacity, MetadataValue, ModelFacts, Piece, Prefix, PrefixSharing
+from caravan_shard.backends.base import (
+    Capacity,
+    LayoutLimits,
+    MetadataValue,
+    ModelFacts,
+    Piece,
+    Prefix,
+    PrefixSharing,
+    RunSaving,
+)
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.kv_layout import KvLayout
@@ -15,26 +24,31 @@ from caravan_shard.protocol.commands import (
     Decode,
     FilterBatch,
     Header,
+    Load,
+    LoadEntry,
     Park,
     Prefill,
-    SwapIn,
-    SwapInEntry,
-    SwapOut,
-    SwapOutEntry,
+    RunSlice,
+    Save,
+    SaveEntry,
+    SetLayout,
 )
 from caravan_shard.protocol.results import (
     FinishReason,
     Holdings,
+    LayoutSet,
+    Loaded,
     PromptLogprobs,
+    Saved,
+    SavedBytes,
     StepOutcome,
     StepResult,
-    SwappedIn,
-    SwappedOut,
     Timings,
     TokenRows,
 )
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
+from caravan_shard.sequences.runs import Run
 
 _FINISH = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
@@ -46,6 +60,11 @@ _LAYOUTS = {KvLayout.UNIFIED: shard_pb2.KV_LAYOUT_UNIFIED, KvLayout.SPLIT: shard
 _SHARINGS = {
     PrefixSharing.ANY: shard_pb2.PREFIX_SHARING_ANY,
     PrefixSharing.WHOLE_ONLY: shard_pb2.PREFIX_SHARING_WHOLE_ONLY,
+}
+_SAVINGS = {
+    RunSaving.ANY: shard_pb2.RUN_SAVING_ANY,
+    RunSaving.WHOLE_ONLY: shard_pb2.RUN_SAVING_WHOLE_ONLY,
+    RunSaving.NOTHING: shard_pb2.RUN_SAVING_NOTHING,
 }
 
 
@@ -84,37 +103,51 @@ def filter_command(request: shard_pb2.FilterBatchRequest) -> FilterBatch:
     return FilterBatch(keep_ids=list(request.keep_sequence_ids), header=_header(request.header))
 
 
-def swap_out_command(request: shard_pb2.SwapOutRequest) -> SwapOut:
-    """Decode a SwapOut."""
-    return SwapOut(
-        entries=[
-            SwapOutEntry(sequence_id=entry.sequence_id, handle=entry.handle, start=entry.start)
-            for entry in request.entries
-        ],
-        header=_header(request.header),
+def save_command(request: shard_pb2.SaveRequest) -> Save:
+    """Decode a Save."""
+    return Save(entries=[_save_entry(entry) for entry in request.entries], header=_header(request.header))
+
+
+def _save_entry(entry: shard_pb2.SaveEntry) -> SaveEntry:
+    return SaveEntry(
+        sequence_id=entry.sequence_id,
+        start=entry.start,
+        cuts=tuple(entry.cuts),
+        keys=tuple(entry.keys),
+        release=entry.release,
     )
 
 
-def swap_in_command(request: shard_pb2.SwapInRequest) -> SwapIn:
-    """Decode a SwapIn."""
-    return SwapIn(
-        entries=[
-            SwapInEntry(handle=entry.handle, sequence_id=entry.sequence_id, copy=_prefix(entry))
-            for entry in request.entries
-        ],
-        header=_header(request.header),
+def load_command(request: shard_pb2.LoadRequest) -> Load:
+    """Decode a Load."""
+    return Load(entries=[_load_entry(entry) for entry in request.entries], header=_header(request.header))
+
+
+def _load_entry(entry: shard_pb2.LoadEntry) -> LoadEntry:
+    return LoadEntry(
+        sequence_id=entry.sequence_id,
+        tokens=list(entry.token_ids),
+        slices=[RunSlice(key=piece.key, start=piece.start, end=piece.end) for piece in entry.slices],
+        adapter=entry.adapter,
     )
+
+
+def layout_command(request: shard_pb2.SetLayoutRequest) -> SetLayout:
+    """Decode a SetLayout."""
+    layout = next((layout for layout, number in _LAYOUTS.items() if number == request.kv_layout), None)
+    return SetLayout(layout=layout, header=_header(request.header))
 
 
 def _header(header: types_pb2.CommandHeader) -> Header:
     return Header(
         release_ids=list(header.release_sequence_ids),
         parks=[Park(sequence_id=park.sequence_id, length=park.length) for park in header.park],
-        dropped_handles=list(header.drop_swap_handles),
+        dropped_runs=list(header.drop_runs),
+        spilled_runs=list(header.spill_runs),
     )
 
 
-def _prefix(message: types_pb2.PrefillChunk | shard_pb2.SwapInEntry) -> Prefix | None:
+def _prefix(message: types_pb2.PrefillChunk) -> Prefix | None:
     if not message.HasField("copy"):
         return None
     return Prefix(source_id=message.copy.source_sequence_id, length=message.copy.length)
@@ -242,16 +275,47 @@ def filter_response(holdings: Holdings) -> shard_pb2.FilterBatchResponse:
     return shard_pb2.FilterBatchResponse(free_cells=holdings.free_cells, sequence_ids=holdings.sequence_ids)
 
 
-def swap_out_response(result: SwappedOut) -> shard_pb2.SwapOutResponse:
-    """Encode the reply to SwapOut."""
-    return shard_pb2.SwapOutResponse(
-        saved=result.saved, bytes=result.written_bytes, total_ns=result.total_ns, used_bytes=result.used_bytes
+def save_response(result: Saved) -> shard_pb2.SaveResponse:
+    """Encode the reply to Save."""
+    return shard_pb2.SaveResponse(
+        saved=[size is not None for size in result.sizes],
+        bytes=[size or 0 for size in result.sizes],
+        total_ns=result.total_ns,
+        saved_bytes=_saved_bytes(result.used),
     )
 
 
-def swap_in_response(result: SwappedIn) -> shard_pb2.SwapInResponse:
-    """Encode the reply to SwapIn."""
-    return shard_pb2.SwapInResponse(restored=result.restored, total_ns=result.total_ns, used_bytes=result.used_bytes)
+def load_response(result: Loaded) -> shard_pb2.LoadResponse:
+    """Encode the reply to Load."""
+    return shard_pb2.LoadResponse(
+        loaded=result.loaded,
+        bad_runs=result.bad_runs,
+        total_ns=result.total_ns,
+        saved_bytes=_saved_bytes(result.used),
+    )
+
+
+def layout_response(result: LayoutSet) -> shard_pb2.SetLayoutResponse:
+    """Encode the reply to SetLayout."""
+    return shard_pb2.SetLayoutResponse(
+        limits=_layout_limits(result.limits), lost_sequence_ids=result.lost_ids, total_ns=result.total_ns
+    )
+
+
+def runs_response(runs: Sequence[tuple[Run, bool]]) -> shard_pb2.ListRunsResponse:
+    """Encode some of the runs, each with whether it is on disk, for ListRuns."""
+    return shard_pb2.ListRunsResponse(
+        starts=[run.start for run, _ in runs],
+        bytes=[run.size for run, _ in runs],
+        on_disk=[on_disk for _, on_disk in runs],
+        cut_counts=[len(run.cuts) for run, _ in runs],
+        cuts=[cut for run, _ in runs for cut in run.cuts],
+        keys=[key for run, _ in runs for key in run.keys],
+    )
+
+
+def _saved_bytes(saved: SavedBytes) -> shard_pb2.SavedBytes:
+    return shard_pb2.SavedBytes(memory=saved.memory, disk=saved.disk)
 
 
 def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
@@ -288,21 +352,30 @@ def _metadata_value(value: MetadataValue) -> shard_pb2.MetadataValue:
             assert_never(value)
 
 
-def limits(capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int, swap_bytes: int) -> shard_pb2.Limits:
+def limits(
+    capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int, saved_capacity: SavedBytes
+) -> shard_pb2.Limits:
     """Encode the limits for Info."""
     return shard_pb2.Limits(
-        cells=capacity.cells,
-        cells_per_sequence=capacity.cells_per_sequence,
         max_sequences=capacity.max_sequences,
         max_batch_tokens=capacity.max_batch_tokens,
-        kv_layout=_LAYOUTS[capacity.layout],
         max_top_n_tokens=max_top_n_tokens,
         max_tokenize_bytes=max_tokenize_bytes,
-        prefix_sharing=_SHARINGS[capacity.sharing],
-        swap_bytes=swap_bytes,
         max_prompt_logprob_tokens=capacity.max_prompt_logprob_tokens,
         embedding_size=capacity.embedding_size,
         max_embed_tokens=capacity.max_embed_tokens,
+        layouts=[_layout_limits(limits) for limits in capacity.layouts],
+        saved_capacity=_saved_bytes(saved_capacity),
+    )
+
+
+def _layout_limits(limits: LayoutLimits) -> shard_pb2.LayoutLimits:
+    return shard_pb2.LayoutLimits(
+        kv_layout=_LAYOUTS[limits.layout],
+        cells=limits.cells,
+        cells_per_sequence=limits.cells_per_sequence,
+        prefix_sharing=_SHARINGS[limits.sharing],
+        run_saving=_SAVINGS[limits.saving],
     )
 
 

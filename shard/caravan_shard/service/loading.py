@@ -1,15 +1,13 @@
-"""Makes the backend and the swap space that the flags describe."""
+"""Makes the backend and the store of saved runs that the flags describe."""
 
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 
-from caravan_shard.backends.base import Backend, StartupError
+from caravan_shard.backends.base import Backend
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.sequences.state_stores import DiskStore, MemoryStore, StateStore
-from caravan_shard.sequences.swap import SwapSpace
+from caravan_shard.sequences.runs import RunStore
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +19,14 @@ def backend_loader(config: ShardConfig) -> Callable[[], Backend]:
 
 def _load_fake(config: ShardConfig) -> Backend:
     _log.info("toy model ready")
+    cells = config.ctx_size or 8192
+    layout, *other_layouts = config.layouts(cells)
     return ToyBackend(
-        cells=config.ctx_size or 8192,
+        cells=cells,
         max_sequences=config.parallel,
         max_batch_tokens=config.batch_size,
-        layout=config.layout,
+        layout=layout,
+        other_layouts=other_layouts,
         adapters=[adapter.name for adapter in config.adapters],
         embedding_size=EMBEDDING_SIZE if config.embeddings else 0,
         step_s=config.fake_step_ms / 1000,
@@ -45,14 +46,6 @@ def _load_llama(config: ShardConfig) -> Backend:
     return LlamaCppBackend(config)
 
 
-def make_swap_space(config: ShardConfig) -> SwapSpace:
-    """Return a swap space with the stores that the flags ask for, memory before disk; raises StartupError."""
-    stores: list[StateStore] = []
-    if config.swap_memory_bytes > 0:
-        stores.append(MemoryStore(config.swap_memory_bytes))
-    if config.swap_disk_bytes > 0:
-        try:
-            stores.append(DiskStore(Path(config.swap_dir), config.swap_disk_bytes))
-        except OSError as error:
-            raise StartupError(f"cannot make files in --swap-dir {config.swap_dir}: {error.strerror}") from error
-    return SwapSpace(stores)
+def make_run_store(config: ShardConfig, backend: Backend) -> RunStore:
+    """Return a store of saved runs with the space that the flags ask for."""
+    return RunStore(config.cache_ram << 20)

@@ -26,7 +26,7 @@ from caravan_shard.engine.worker import Worker
 from caravan_shard.service import codec
 from caravan_shard.service.health import HealthMonitor
 from caravan_shard.service.lease_guard import LeaseGuard
-from caravan_shard.service.loading import backend_loader, make_swap_space
+from caravan_shard.service.loading import backend_loader, make_run_store
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.servicer import ShardParts, ShardServicer
 from caravan_shard.service.text import TextService
@@ -45,7 +45,9 @@ class ShardServer:
     def __init__(self, config: ShardConfig, load: Callable[[], Backend] | None = None) -> None:
         """``load`` makes the backend on the worker's thread; by default the one that the flags name."""
         self._config = config
-        self._worker = Worker(load or backend_loader(config), config.sampling_threads, lambda: make_swap_space(config))
+        self._worker = Worker(
+            load or backend_loader(config), config.sampling_threads, lambda backend: make_run_store(config, backend)
+        )
         self._server = grpc.aio.server(options=server_options())
         self._phase = PhaseSignal()
         self._engine: Engine | None = None
@@ -73,7 +75,9 @@ class ShardServer:
             text=text,
             compiler=compiler,
         )
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(self._info(self._engine), parts), self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(
+            ShardServicer(self._make_info(self._engine), parts), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         names = (_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -89,19 +93,27 @@ class ShardServer:
         self._acquired.callback(checking.cancel)
         _log.info("listening", extra={"address": self.address, "shard": self._config.shard_id})
 
-    def _info(self, engine: Engine) -> shard_pb2.InfoResponse:
-        return shard_pb2.InfoResponse(
-            shard_id=self._config.shard_id,
-            incarnation=secrets.token_hex(8),
-            model=codec.model_info(engine.backend.facts),
-            limits=codec.limits(
+    def _make_info(self, engine: Engine) -> Callable[[], shard_pb2.InfoResponse]:
+        incarnation = secrets.token_hex(8)
+        model = codec.model_info(engine.backend.facts)
+
+        def info() -> shard_pb2.InfoResponse:
+            # The layout may change.
+            limits = codec.limits(
                 engine.backend.capacity,
                 max_top_n_tokens=MAX_TOP_N_TOKENS,
                 max_tokenize_bytes=self._config.max_tokenize_bytes,
-                swap_bytes=engine.swap_bytes,
-            ),
-            version=caravan_proto.__version__,
-        )
+                saved_capacity=engine.runs.capacity,
+            )
+            return shard_pb2.InfoResponse(
+                shard_id=self._config.shard_id,
+                incarnation=incarnation,
+                model=model,
+                limits=limits,
+                version=caravan_proto.__version__,
+            )
+
+        return info
 
     def _bind(self) -> None:
         try:

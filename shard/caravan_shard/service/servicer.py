@@ -1,7 +1,7 @@
 """The calls of ShardService: each turns a request into a command and the results into replies."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -19,11 +19,12 @@ from caravan_shard.protocol.commands import Command, Embed
 from caravan_shard.protocol.results import (
     Embedding,
     Holdings,
+    LayoutSet,
+    Loaded,
     Refusal,
     Result,
+    Saved,
     StepResult,
-    SwappedIn,
-    SwappedOut,
     bad_request,
 )
 from caravan_shard.service import codec
@@ -36,6 +37,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _R = TypeVar("_R")
 
 _MIN_WATCH_MS = 100
+# A run has a few hundred bytes here: a message stays far below the limit of 4 MiB.
+_RUNS_PER_MESSAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +54,10 @@ class ShardParts:
 
 
 class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
-    """Runs on the event loop. ``info`` is the reply to Info but for the lease."""
+    """Runs on the event loop. ``make_info`` makes the reply to Info but for the lease."""
 
-    def __init__(self, info: shard_pb2.InfoResponse, parts: ShardParts) -> None:
-        self._info = info
+    def __init__(self, make_info: Callable[[], shard_pb2.InfoResponse], parts: ShardParts) -> None:
+        self._make_info = make_info
         self._worker = parts.worker
         self._engine = parts.engine
         self._lease = parts.lease
@@ -65,8 +68,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         self._turn = asyncio.Lock()
 
     async def Info(self, request: shard_pb2.InfoRequest, context: Context) -> shard_pb2.InfoResponse:
-        info = shard_pb2.InfoResponse()
-        info.CopyFrom(self._info)
+        info = self._make_info()
         info.leased = self._lease.is_held
         info.epoch = self._lease.epoch
         return info
@@ -129,13 +131,24 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         replies = await self._submit(codec.filter_command(request), request.header.epoch, context)
         return codec.filter_response(await _result(replies, Holdings, context))
 
-    async def SwapOut(self, request: shard_pb2.SwapOutRequest, context: Context) -> shard_pb2.SwapOutResponse:
-        replies = await self._submit(codec.swap_out_command(request), request.header.epoch, context)
-        return codec.swap_out_response(await _result(replies, SwappedOut, context))
+    async def Save(self, request: shard_pb2.SaveRequest, context: Context) -> shard_pb2.SaveResponse:
+        replies = await self._submit(codec.save_command(request), request.header.epoch, context)
+        return codec.save_response(await _result(replies, Saved, context))
 
-    async def SwapIn(self, request: shard_pb2.SwapInRequest, context: Context) -> shard_pb2.SwapInResponse:
-        replies = await self._submit(codec.swap_in_command(request), request.header.epoch, context)
-        return codec.swap_in_response(await _result(replies, SwappedIn, context))
+    async def Load(self, request: shard_pb2.LoadRequest, context: Context) -> shard_pb2.LoadResponse:
+        replies = await self._submit(codec.load_command(request), request.header.epoch, context)
+        return codec.load_response(await _result(replies, Loaded, context))
+
+    async def ListRuns(
+        self, request: shard_pb2.ListRunsRequest, context: Context
+    ) -> AsyncIterator[shard_pb2.ListRunsResponse]:
+        runs = self._engine.runs.list_runs()
+        for first in range(0, len(runs), _RUNS_PER_MESSAGE):
+            yield codec.runs_response(runs[first : first + _RUNS_PER_MESSAGE])
+
+    async def SetLayout(self, request: shard_pb2.SetLayoutRequest, context: Context) -> shard_pb2.SetLayoutResponse:
+        replies = await self._submit(codec.layout_command(request), request.header.epoch, context)
+        return codec.layout_response(await _result(replies, LayoutSet, context))
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
         tokens = await self._text.tokenize(

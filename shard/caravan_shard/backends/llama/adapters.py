@@ -27,6 +27,10 @@ class LlamaAdapters:
         """The names, in the order of the flags."""
         return tuple(self._loaded)
 
+    def forget_context(self) -> None:
+        """Note that the next context has no adapter applied."""
+        self._applied = ""
+
     def apply(self, context: Any, name: str) -> None:
         """Apply an adapter from the next forward pass on; empty for none. A change makes it plan its memory anew."""
         if name == self._applied:

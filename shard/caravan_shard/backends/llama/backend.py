@@ -1,6 +1,7 @@
 """The backend over llama.cpp: one model, one context (and a second one for embeddings), one thread."""
 
 import ctypes
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,16 +12,17 @@ import llama_cpp
 import numpy as np
 
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import DecodeOutcome, Prefix, StartupError, TokenBatch
+from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, RunSaving, StartupError, TokenBatch
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.batch import LlamaBatch
-from caravan_shard.backends.llama.context import open_context
+from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.log import route_llama_log
-from caravan_shard.backends.llama.model import check_gguf_file, load_model, model_facts
+from caravan_shard.backends.llama.model import check_gguf_file, fingerprint, load_model, model_facts
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
 from caravan_shard.config import ShardConfig
+from caravan_shard.kv_layout import KvLayout
 
 _log = logging.getLogger(__name__)
 
@@ -59,27 +61,31 @@ class LlamaCppBackend:
         facts = model_facts(path, config.gpu_layers, self._model, vocab, self.vocabulary)
         self.facts = replace(facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
-        opened = open_context(self._model, config, self.facts.trained_context)
-        self._context = opened.context
-        self._memory = opened.memory
-        self.capacity = opened.capacity
-        self._embedder: LlamaEmbedder | None = None
-        if config.embeddings:
-            self._embedder = LlamaEmbedder(self._model, config, self.facts)
-            self.capacity = replace(
-                opened.capacity, embedding_size=self._embedder.size, max_embed_tokens=self._embedder.max_tokens
-            )
+        self._contexts = Contexts(self._model, config, self.facts.trained_context)
+        opened = self._contexts.open(self._contexts.layouts[0])
+        if opened is None:
+            raise self._contexts.cannot_open()
+        self._embedder = LlamaEmbedder(self._model, config, self.facts) if config.embeddings else None
+        self.capacity = Capacity(
+            layouts=tuple(self._contexts.limits(layout) for layout in self._contexts.layouts),
+            max_sequences=config.parallel,
+            max_batch_tokens=self._contexts.batch_tokens,
+            max_prompt_logprob_tokens=self._contexts.prompt_logprob_tokens,
+            embedding_size=self._embedder.size if self._embedder is not None else 0,
+            max_embed_tokens=self._embedder.max_tokens if self._embedder is not None else 0,
+        )
         self._batch = LlamaBatch(self.capacity.max_batch_tokens)
-        self._logits_address = 0
-        self._logits: Floats = np.empty((0, self.vocabulary.size), np.float32)
+        self._use(opened)
         self._warm_up()
+        self._find_state_format()
+        self.state_fingerprint = self._fingerprint(config)
         _log.info(
             "model ready",
             extra={
                 "seconds": round(monotonic() - started, 1),
-                "cells": self.capacity.cells,
-                "cells_per_sequence": self.capacity.cells_per_sequence,
-                "layout": config.kv_layout,
+                "cells": opened.limits.cells,
+                "cells_per_sequence": opened.limits.cells_per_sequence,
+                "layout": opened.limits.layout.value,
                 "threads": config.decode_threads,
                 "threads_batch": config.batch_threads,
             },
@@ -93,9 +99,39 @@ class LlamaCppBackend:
             outputs[-1] = 1
             batch = TokenBatch(tokens, np.arange(count, dtype=np.int32), np.zeros(count, np.int32), outputs)
             outcome = self.decode(batch)
-            self._memory.clear()
+            if count == 1:
+                self._memory.clear()
             if outcome is not DecodeOutcome.OK:
                 raise StartupError(f"the first forward pass failed ({outcome.value}); see --log-level debug")
+
+    def _use(self, opened: OpenContext) -> None:
+        self._context = opened.context
+        self._memory = opened.memory
+        self._logits_address = 0
+        self._logits: Floats = np.empty((0, self.vocabulary.size), np.float32)
+
+    def _find_state_format(self) -> None:
+        """Find the format of states from the warm-up's tokens, then forget these."""
+        self._state_format = None
+        if self.capacity.current.saving is not RunSaving.WHOLE_ONLY:
+            self._state_format = self._memory.find_format(0)
+            if self._state_format is None:
+                _log.warning("prefixes cannot be saved: llama.cpp's state of this model has an unknown format")
+                nothing = [replace(limits, saving=RunSaving.NOTHING) for limits in self.capacity.layouts]
+                self.capacity = replace(self.capacity, layouts=tuple(nothing))
+        self._memory.clear()
+
+    def _fingerprint(self, config: ShardConfig) -> str:
+        adapters = [(adapter.name, adapter.scale, fingerprint(adapter.path)) for adapter in config.adapters]
+        parts = (
+            self.facts.fingerprint,
+            adapters,
+            config.cache_type_k,
+            config.cache_type_v,
+            self._state_format,
+            llama_cpp.__version__,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Run llama_decode and wait for its logits."""
@@ -133,13 +169,28 @@ class LlamaCppBackend:
         """Call llama_memory_seq_cp."""
         self._memory.copy(source_id, destination_id, length)
 
-    def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """Call llama_state_seq_get_data."""
-        return self._memory.save(sequence_id, start, most_bytes)
+    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
+        """Call llama_state_seq_get_data, and cut the state."""
+        return self._memory.save(sequence_id, start, end, most_bytes, releasing=releasing)
 
-    def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """Call llama_state_seq_set_data."""
-        return self._memory.restore(sequence_id, state, prefix)
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
+        """Join the states and call llama_state_seq_set_data."""
+        return self._memory.restore(sequence_id, slices)
+
+    def set_layout(self, layout: KvLayout) -> bool:
+        """Free the context and make another over the same model."""
+        old = self.capacity.current.layout
+        llama_cpp.llama_free(self._context)
+        self._adapters.forget_context()
+        for one in (layout, old):
+            opened = self._contexts.open(one)
+            if opened is not None:
+                self._use(opened)
+                self._memory.set_format(self._state_format)
+                self.capacity = self.capacity.moved_to(one)
+                return one is layout
+            _log.error("llama.cpp cannot make a context", extra={"layout": one.value})
+        raise RuntimeError("there is no context any more")
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
         """Embed in the second context."""

@@ -1,13 +1,13 @@
-"""Makes llama.cpp's context, and finds what fits into it and what of a sequence can be shared and saved."""
+"""Makes llama.cpp's contexts, and finds what fits into them and what of a sequence can be shared and saved."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp
 
-from caravan_shard.backends.base import Capacity, PrefixSharing, Saving, StartupError
+from caravan_shard.backends.base import LayoutLimits, PrefixSharing, RunSaving, StartupError
 from caravan_shard.backends.llama.memory import LlamaMemory
-from caravan_shard.backends.llama.window import WindowedMemory, ids_needed
+from caravan_shard.backends.llama.window import SplitWindowedMemory, WindowedMemory, ids_needed
 from caravan_shard.config import CELL_BLOCK, MAX_SEQUENCES, ShardConfig
 from caravan_shard.kv_layout import KvLayout
 
@@ -25,7 +25,6 @@ _CACHE_TYPES = {
     "bf16": 30,
 }
 
-
 # llama.cpp reserves this room for the logits of prompt tokens, whether prompt logprobs are requested or not.
 _PROMPT_LOGITS_BYTES = 64 << 20
 _LEAST_PROMPT_LOGPROB_TOKENS = 16
@@ -33,11 +32,11 @@ _LEAST_PROMPT_LOGPROB_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenContext:
-    """A context with its capacity and its memory."""
+    """A context with its memory, and what fits into it."""
 
     context: Any
-    capacity: Capacity
     memory: LlamaMemory
+    limits: LayoutLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,107 +53,128 @@ class _Traits:
     has_guards: bool
 
     @property
-    def sharing(self) -> PrefixSharing:
+    def _loses_cells(self) -> bool:
         # Without guards, only the whole of a sequence is sure to have all cells of its window.
-        loses_cells = self.window > 0 and self.layout is KvLayout.UNIFIED and not self.has_guards
-        return PrefixSharing.WHOLE_ONLY if self.stateful or loses_cells else PrefixSharing.ANY
+        return self.window > 0 and self.layout is KvLayout.UNIFIED and not self.has_guards
 
     @property
-    def saving(self) -> Saving:
-        if self.sharing is PrefixSharing.WHOLE_ONLY:
-            return Saving.WHOLE_ONLY
-        if self.layout is KvLayout.UNIFIED:
-            return Saving.SUFFIXES
-        # A state leaves out the cells outside the window: the sequence could grow, but not be shared.
-        return Saving.NOTHING if self.window > 0 else Saving.WHOLE_ONLY
+    def sharing(self) -> PrefixSharing:
+        return PrefixSharing.WHOLE_ONLY if self.stateful or self._loses_cells else PrefixSharing.ANY
+
+    @property
+    def saving(self) -> RunSaving:
+        if self._loses_cells:
+            return RunSaving.NOTHING
+        return RunSaving.WHOLE_ONLY if self.stateful else RunSaving.ANY
 
 
-def open_context(model: Any, config: ShardConfig, trained_context: int) -> OpenContext:
-    """Make a context over ``model``; raises StartupError."""
-    cells = config.ctx_size or trained_context
-    if config.layout is KvLayout.SPLIT and cells < config.parallel * CELL_BLOCK:
-        raise StartupError(
-            f"kv-layout split needs {CELL_BLOCK} cells for each of {config.parallel} sequences and the model was "
-            f"trained with {cells}: pass -c {config.parallel * CELL_BLOCK} or --kv-layout unified"
+class Contexts:
+    """Makes contexts over one model, in each layout that the flags allow."""
+
+    def __init__(self, model: Any, config: ShardConfig, trained_context: int) -> None:
+        """Find out what fits; raises StartupError."""
+        self._model = model
+        self._config = config
+        self._trained_context = trained_context
+        self._stateful = bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
+        self._cells = cells = config.ctx_size or trained_context
+        layouts = config.layouts(cells)
+        if layouts == [KvLayout.SPLIT] and cells < config.parallel * CELL_BLOCK:
+            raise StartupError(
+                f"kv-layout split needs {CELL_BLOCK} cells for each of {config.parallel} sequences and the model was "
+                f"trained with {cells}: pass -c {config.parallel * CELL_BLOCK} or --kv-layout unified"
+            )
+        if len(layouts) > 1 and self._stateful:
+            # Recurrent state takes no cells, and the state of a hybrid model cannot move between the layouts.
+            layouts = [KvLayout.UNIFIED]
+        if KvLayout.SPLIT in layouts:
+            # llama.cpp rounds the cells of each sequence up. Both layouts have as many, so that sequences can move.
+            self._cells = -(-(cells // config.parallel) // CELL_BLOCK) * CELL_BLOCK * config.parallel
+        self._traits = {layout: self._find_traits(layout) for layout in layouts}
+        self.batch_tokens = min(config.batch_size, self._cells)
+        if any(traits.has_guards for traits in self._traits.values()):
+            self.batch_tokens = max(min(config.ubatch_size, self.batch_tokens), config.parallel)
+        vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
+        fitting = _PROMPT_LOGITS_BYTES // (4 * vocabulary_size)
+        self.prompt_logprob_tokens = min(self.batch_tokens, max(_LEAST_PROMPT_LOGPROB_TOKENS, fitting))
+
+    @property
+    def layouts(self) -> tuple[KvLayout, ...]:
+        """The possible layouts, beginning with the one to start with."""
+        return tuple(self._traits)
+
+    def limits(self, layout: KvLayout) -> LayoutLimits:
+        """Return what fits in a layout."""
+        cells = self._cells
+        per_sequence = cells if layout is KvLayout.UNIFIED else cells // self._config.parallel
+        traits = self._traits[layout]
+        return LayoutLimits(
+            layout=layout,
+            cells=cells,
+            cells_per_sequence=min(per_sequence, self._trained_context or per_sequence),
+            sharing=traits.sharing,
+            saving=traits.saving,
         )
-    traits = _traits(model, config, cells)
-    parameters = _parameters(config, cells, traits)
-    prompt_logprob_tokens = _max_prompt_logprob_tokens(model, parameters.n_batch)
-    # A step has one output per sequence, and those of prompt logprobs. llama.cpp reserves memory for n_outputs_max, and
-    # requires at least one for each sequence id.
-    parameters.n_outputs_max = parameters.n_seq_max + prompt_logprob_tokens
-    context = llama_cpp.llama_init_from_model(model, parameters)
-    if not context:
-        raise StartupError(
-            f"llama.cpp cannot make a context of {cells} cells: pass a smaller -c, other -ctk/-ctv, or -fa on "
+
+    def open(self, layout: KvLayout) -> OpenContext | None:
+        """Make a context; None if llama.cpp cannot."""
+        context = llama_cpp.llama_init_from_model(self._model, self._parameters(layout))
+        if not context:
+            return None
+        self._cells = int(llama_cpp.llama_n_ctx(context))
+        return OpenContext(context=context, memory=self._memory(context, layout), limits=self.limits(layout))
+
+    def cannot_open(self) -> StartupError:
+        """Return the error of a shard that cannot start without a context."""
+        return StartupError(
+            f"llama.cpp cannot make a context of {self._cells} cells: pass a smaller -c, other -ctk/-ctv, or -fa on "
             "for quantized values; see --log-level debug"
         )
-    return OpenContext(
-        context=context,
-        capacity=_capacity(context, config, traits, trained_context, prompt_logprob_tokens),
-        memory=_memory(context, config, traits),
-    )
 
+    def _find_traits(self, layout: KvLayout) -> _Traits:
+        unified = layout is KvLayout.UNIFIED
+        parallel = self._config.parallel
+        window = int(llama_cpp.llama_model_n_swa(self._model))
+        if self._stateful or window >= (self._cells if unified else self._cells // parallel):
+            window = 0
+        return _Traits(
+            layout=layout,
+            stateful=self._stateful,
+            window=window,
+            has_guards=window > 0 and unified and ids_needed(parallel) <= MAX_SEQUENCES,
+        )
 
-def _max_prompt_logprob_tokens(model: Any, batch_tokens: int) -> int:
-    """Return how many prompt tokens of a step may have log probabilities."""
-    vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
-    return min(batch_tokens, max(_LEAST_PROMPT_LOGPROB_TOKENS, _PROMPT_LOGITS_BYTES // (4 * vocabulary_size)))
+    def _parameters(self, layout: KvLayout) -> Any:
+        config, traits = self._config, self._traits[layout]
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = self._cells
+        parameters.n_batch = self.batch_tokens
+        parameters.n_ubatch = min(config.ubatch_size, self.batch_tokens)
+        parameters.n_seq_max = config.parallel
+        if traits.has_guards:
+            parameters.n_seq_max = ids_needed(config.parallel)
+            parameters.n_ubatch = self.batch_tokens
+        # A step has one output per sequence, and those of prompt logprobs. llama.cpp reserves memory for n_outputs_max,
+        # and requires at least one for each sequence id.
+        parameters.n_outputs_max = parameters.n_seq_max + self.prompt_logprob_tokens
+        parameters.n_threads = config.decode_threads
+        parameters.n_threads_batch = config.batch_threads
+        parameters.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+        parameters.type_k = _CACHE_TYPES[config.cache_type_k]
+        parameters.type_v = _CACHE_TYPES[config.cache_type_v]
+        parameters.kv_unified = layout is KvLayout.UNIFIED
+        parameters.offload_kqv = True
+        parameters.no_perf = True
+        # In a cache of the window's size, a sequence could not be cut back to a prefix, nor share one.
+        parameters.swa_full = True
+        return parameters
 
-
-def _traits(model: Any, config: ShardConfig, cells: int) -> _Traits:
-    unified = config.layout is KvLayout.UNIFIED
-    stateful = bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
-    window = int(llama_cpp.llama_model_n_swa(model))
-    if stateful or window >= (cells if unified else cells // config.parallel):
-        window = 0
-    return _Traits(
-        layout=config.layout,
-        stateful=stateful,
-        window=window,
-        has_guards=window > 0 and unified and ids_needed(config.parallel) <= MAX_SEQUENCES,
-    )
-
-
-def _parameters(config: ShardConfig, cells: int, traits: _Traits) -> Any:
-    parameters = llama_cpp.llama_context_default_params()
-    parameters.n_ctx = cells
-    parameters.n_batch = config.batch_size
-    parameters.n_ubatch = min(config.ubatch_size, config.batch_size)
-    parameters.n_seq_max = config.parallel
-    if traits.has_guards:
-        parameters.n_seq_max = ids_needed(config.parallel)
-        parameters.n_batch = parameters.n_ubatch = max(parameters.n_ubatch, config.parallel)
-    parameters.n_threads = config.decode_threads
-    parameters.n_threads_batch = config.batch_threads
-    parameters.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
-    parameters.type_k = _CACHE_TYPES[config.cache_type_k]
-    parameters.type_v = _CACHE_TYPES[config.cache_type_v]
-    parameters.kv_unified = config.layout is KvLayout.UNIFIED
-    parameters.offload_kqv = True
-    parameters.no_perf = True
-    # In a cache of the window's size, a sequence could not be cut back to a prefix, nor share one.
-    parameters.swa_full = True
-    return parameters
-
-
-def _capacity(
-    context: Any, config: ShardConfig, traits: _Traits, trained_context: int, prompt_logprob_tokens: int
-) -> Capacity:
-    per_sequence = int(llama_cpp.llama_n_ctx_seq(context))
-    return Capacity(
-        cells=int(llama_cpp.llama_n_ctx(context)),
-        cells_per_sequence=min(per_sequence, trained_context) if trained_context > 0 else per_sequence,
-        max_sequences=config.parallel,
-        max_batch_tokens=int(llama_cpp.llama_n_batch(context)),
-        layout=config.layout,
-        sharing=traits.sharing,
-        saving=traits.saving,
-        max_prompt_logprob_tokens=prompt_logprob_tokens,
-    )
-
-
-def _memory(context: Any, config: ShardConfig, traits: _Traits) -> LlamaMemory:
-    if traits.has_guards:
-        return WindowedMemory(context, sequences=config.parallel, window=traits.window)
-    return LlamaMemory(context, copies_whole=config.layout is KvLayout.SPLIT or traits.stateful)
+    def _memory(self, context: Any, layout: KvLayout) -> LlamaMemory:
+        traits, parallel = self._traits[layout], self._config.parallel
+        if traits.has_guards:
+            return WindowedMemory(context, sequences=parallel, window=traits.window)
+        if layout is KvLayout.UNIFIED:
+            return LlamaMemory(context, copies_whole=traits.stateful, streams=1)
+        if traits.window > 0:
+            return SplitWindowedMemory(context, copies_whole=True, streams=parallel)
+        return LlamaMemory(context, copies_whole=True, streams=parallel)

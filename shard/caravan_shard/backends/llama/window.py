@@ -1,13 +1,14 @@
-"""Keeps every cell of sequences with sliding-window attention, so that any prefix of them can be shared.
+"""Keeps every cell of sequences with sliding-window attention, so that any prefix of them can be shared and saved.
 
 llama.cpp gives a cell that fell out of its sequence's window to another sequence, also in a cache of full size, and
-leaves such cells out of a saved state: the sequence can still grow, but not be cut back. llama.cpp never takes a cell
-that two sequences hold. Therefore each sequence has a guard: a second sequence id that never takes part in a forward
-pass and holds the same cells before they can leave the window. A sequence is saved in pieces no longer than the window.
+leaves such cells out of a saved state: the sequence can still grow, but not be cut back.
+
+In the unified layout, llama.cpp never takes a cell that two sequences hold. Therefore each sequence has a guard: a
+second sequence id that never takes part in a forward pass and holds the same cells before they can leave the window.
+In the split layout, no other sequence looks for cells there. A sequence is saved in pieces no longer than the window.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +16,9 @@ import llama_cpp
 import numpy as np
 
 from caravan_shard.arrays import Ids, State
-from caravan_shard.backends.base import Prefix, TokenBatch
-from caravan_shard.backends.llama.memory import TO_THE_END, LlamaMemory
-
-_SIZE_BYTES = 8
+from caravan_shard.backends.base import CellSlice, TokenBatch
+from caravan_shard.backends.llama.cell_state import CacheCells, StateFormat
+from caravan_shard.backends.llama.memory import LlamaMemory
 
 
 def ids_needed(sequences: int) -> int:
@@ -34,7 +34,7 @@ class WindowedMemory(LlamaMemory):
 
     def __init__(self, context: Any, *, sequences: int, window: int) -> None:
         """``window``: the model's sliding window, in tokens."""
-        super().__init__(context, copies_whole=False)
+        super().__init__(context, copies_whole=False, streams=1)
         self._sequences = sequences
         self._window = window
         self._spare_id = 2 * sequences
@@ -64,36 +64,27 @@ class WindowedMemory(LlamaMemory):
         super().copy(source_id, destination_id, length)
         self._guard(destination_id, length)
 
-    def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """Save piece by piece. The state has the number of pieces, their sizes in bytes, then the pieces."""
-        pieces = self._pieces(start, self.length(sequence_id))
-        sizes = []
-        for piece in pieces:
-            with self._lent(sequence_id, piece):
-                sizes.append(self._state_bytes(self._spare_id))
-        head = np.array([len(sizes), *sizes], np.int64).view(np.uint8)
-        if head.nbytes + sum(sizes) > most_bytes:
+    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
+        """Save piece by piece, through the spare id."""
+        form = self._format
+        if form is None or form.state_bytes(self._streams, end - start) > most_bytes:
             return None
-        state: State = np.empty(head.nbytes + sum(sizes), np.uint8)
-        state[: head.nbytes] = head
-        for piece, part in zip(pieces, _parts(state), strict=True):
-            with self._lent(sequence_id, piece):
-                if not self._get_state(self._spare_id, part):
-                    return None
-        return state
-
-    def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """Put back the prefix, then piece after piece; guard each before the next one looks for cells."""
-        if prefix is not None:
-            self.copy(prefix.source_id, sequence_id, prefix.length)
-        for part in _parts(state):
-            if not self._set_state(self._spare_id, part):
-                self.trim(sequence_id, 0)
-                return False
-            llama_cpp.llama_memory_seq_cp(self._memory, self._spare_id, sequence_id, TO_THE_END, TO_THE_END)
-            self._guard(sequence_id, self.length(sequence_id))
+        pieces = []
+        for first, last in self._pieces(start, end):
+            llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, self._spare_id, first, last)
+            state = self._whole_state(self._spare_id)
             super().trim(self._spare_id, 0)
-        return True
+            if state is None:
+                return None
+            pieces.append([cache.cut(first, last) for cache in form.parse(state)])
+        return self._built(form, list(zip(*pieces, strict=True)))
+
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
+        """Put saved cells into memory and guard them."""
+        restored = super().restore(sequence_id, slices)
+        if restored:
+            self._guard(sequence_id, self.length(sequence_id))
+        return restored
 
     def _guard(self, sequence_id: int, length: int) -> None:
         guarded = int(self._guarded[sequence_id])
@@ -113,17 +104,45 @@ class WindowedMemory(LlamaMemory):
         borders = [start, *range(start // self._window * self._window + self._window, end, self._window), end]
         return list(pairwise(borders)) if start < end else []
 
-    @contextmanager
-    def _lent(self, sequence_id: int, piece: tuple[int, int]) -> Iterator[None]:
-        """Let the spare id hold these positions of the sequence inside the block."""
-        llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, self._spare_id, *piece)
-        yield
-        super().trim(self._spare_id, 0)
 
+class SplitWindowedMemory(LlamaMemory):
+    """A LlamaMemory in the split layout.
 
-def _parts(state: State) -> Iterator[State]:
-    count = int(state[:_SIZE_BYTES].view(np.int64)[0])
-    begin = _SIZE_BYTES * (1 + count)
-    for size in state[_SIZE_BYTES:begin].view(np.int64).tolist():
-        yield state[begin : begin + size]
-        begin += size
+    Only by cutting a sequence back can all of its cells be saved. If it is not released, it is restored afterwards.
+    """
+
+    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
+        """Take the cells out piece by piece, the last ones first."""
+        form = self._format
+        if form is None or form.state_bytes(self._streams, end - start) > most_bytes:
+            return None
+        if releasing:
+            self.trim(sequence_id, end)
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
+            return self._built(form, self._taken_out(form, sequence_id, start, end))
+        length = self.length(sequence_id)
+        parts = self._taken_out(form, sequence_id, 0, length)
+        whole = self._built(form, parts)
+        self.trim(sequence_id, 0)
+        restored = self._set_state(sequence_id, whole)
+        assert restored, f"sequence {sequence_id} does not fit where it was"
+        if (start, end) == (0, length):
+            return whole
+        return self._built(form, [[cache.cut(start, end)] for cache in form.parse(whole)])
+
+    def _taken_out(self, form: StateFormat, sequence_id: int, start: int, end: int) -> list[list[CacheCells]]:
+        """Return the cells [start, end) of both caches, which are all that the sequence holds, and forget most."""
+        state = self._whole_state(sequence_id)
+        assert state is not None, f"sequence {sequence_id} has no state"
+        base, window = form.parse(state)
+        pieces = [window]
+        window_form = StateFormat(form.caches[1:])
+        while (first := int(pieces[0].positions.min(initial=start))) > start:
+            self.trim(sequence_id, first)
+            state = self._whole_state(sequence_id, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+            assert state is not None, f"sequence {sequence_id} has no state"
+            pieces.insert(0, window_form.parse(state)[0])
+            assert pieces[0].positions.min(initial=first) < first, f"the cells before {first} are lost"
+        borders = [int(piece.positions.min(initial=start)) for piece in pieces[1:]]
+        ranges = pairwise([start, *borders, end])
+        return [[base.cut(start, end)], [piece.cut(*one) for piece, one in zip(pieces, ranges, strict=True)]]

@@ -11,7 +11,15 @@ from dataclasses import replace
 import numpy as np
 
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import Capacity, DecodeOutcome, Prefix, PrefixSharing, Saving, TokenBatch
+from caravan_shard.backends.base import (
+    Capacity,
+    CellSlice,
+    DecodeOutcome,
+    LayoutLimits,
+    PrefixSharing,
+    RunSaving,
+    TokenBatch,
+)
 from caravan_shard.backends.toy.cache import EMPTY_STATE, ToyCache, next_state
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logits
 from caravan_shard.kv_layout import KvLayout
@@ -36,6 +44,7 @@ class ToyBackend:
         max_sequences: int = 8,
         max_batch_tokens: int = 2048,
         layout: KvLayout = KvLayout.UNIFIED,
+        other_layouts: Sequence[KvLayout] = (),
         sharing: PrefixSharing = PrefixSharing.ANY,
         max_prompt_logprob_tokens: int = 64,
         embedding_size: int = 0,
@@ -44,25 +53,23 @@ class ToyBackend:
         token_s: float = 0.0,
         hook: DecodeHook | None = None,
     ) -> None:
-        saves_suffixes = layout is KvLayout.UNIFIED and sharing is PrefixSharing.ANY
-        per_sequence = cells if layout is KvLayout.UNIFIED else cells // max_sequences
+        """``other_layouts``: those that `set_layout` can give the cells."""
+        layouts = (layout, *other_layouts)
         self.facts = replace(TOY_FACTS, adapters=tuple(adapters))
         self.vocabulary = ToyVocabulary()
         self.candidate_filter = filter_candidates
         self.capacity = Capacity(
-            cells=cells,
-            cells_per_sequence=per_sequence,
+            layouts=tuple(_layout_limits(layout, cells, max_sequences, sharing) for layout in layouts),
             max_sequences=max_sequences,
             max_batch_tokens=max_batch_tokens,
-            layout=layout,
-            sharing=sharing,
-            saving=Saving.SUFFIXES if saves_suffixes else Saving.WHOLE_ONLY,
             max_prompt_logprob_tokens=max_prompt_logprob_tokens,
             embedding_size=embedding_size,
             max_embed_tokens=min(MAX_EMBED_TOKENS, max_batch_tokens) if embedding_size else 0,
         )
-        self.cache = ToyCache(cells, per_sequence, layout)
+        self.cache = self._new_cache()
+        self.state_fingerprint = "746f79"
         self.hook = hook
+        self.layout_works = True
         self._step_s = step_s
         self._token_s = token_s
         self._logits: Floats = np.empty((0, TOY_FACTS.vocabulary_size), np.float32)
@@ -111,7 +118,7 @@ class ToyBackend:
 
     def trim(self, sequence_id: int, length: int) -> bool:
         """Work like llama_memory_seq_rm to the end."""
-        if self.capacity.sharing is PrefixSharing.WHOLE_ONLY and 0 < length < self.cache.length(sequence_id):
+        if self.capacity.current.sharing is PrefixSharing.WHOLE_ONLY and 0 < length < self.cache.length(sequence_id):
             return False
         self.cache.trim(sequence_id, length)
         return True
@@ -121,20 +128,42 @@ class ToyBackend:
         assert self.cache.length(destination_id) == 0, f"sequence {destination_id} holds tokens"
         self.cache.copy(source_id, destination_id, length)
 
-    def save(self, sequence_id: int, start: int, most_bytes: int) -> State | None:
-        """Work like llama_memory_seq_rm up to ``start``, then llama_state_seq_get_data."""
-        assert start == 0 or self.capacity.saving is Saving.SUFFIXES, "only whole sequences can be saved"
-        states = np.array(self.cache.take_out(sequence_id, start), np.uint64).view(np.uint8)
+    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
+        """Return the states of the cells, 8 bytes each."""
+        limits = self.capacity.current
+        assert limits.saving is not RunSaving.NOTHING, "nothing can be saved"
+        whole = (start, end) == (0, self.length(sequence_id))
+        assert whole or limits.saving is RunSaving.ANY, "only whole sequences can be saved"
+        states = np.array(self.cache.states(sequence_id, start, end), np.uint64).view(np.uint8)
+        if releasing:
+            # llama.cpp's cells may be changed then.
+            self.cache.trim(sequence_id, 0)
         return states if states.nbytes <= most_bytes else None
 
-    def restore(self, sequence_id: int, state: State, prefix: Prefix | None) -> bool:
-        """Work like llama_state_seq_set_data, then llama_memory_seq_cp."""
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
+        """Give the sequence new cells with the states of ``slices``."""
         assert self.cache.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
-        if not self.cache.put_back(sequence_id, state.view(np.uint64).tolist()):
-            return False
-        if prefix is not None:
-            self.cache.copy(prefix.source_id, sequence_id, prefix.length)
-        return True
+        states: list[int] = []
+        for one in slices:
+            assert one.start == len(states) < one.end, f"{len(states)} cells before {one.start}"
+            found = one.state.view(np.uint64)[one.start - one.first : one.end - one.first].tolist()
+            if len(found) != one.end - one.start:
+                return False
+            states += found
+        return self.cache.put_back(sequence_id, states)
+
+    def set_layout(self, layout: KvLayout) -> bool:
+        """Make the cache anew; in the old layout unless ``layout_works``."""
+        assert self.capacity.limits(layout) is not None, f"{layout} is not possible"
+        works = self.layout_works
+        if works:
+            self.capacity = self.capacity.moved_to(layout)
+        self.cache = self._new_cache()
+        return works
+
+    def _new_cache(self) -> ToyCache:
+        limits = self.capacity.current
+        return ToyCache(limits.cells, limits.cells_per_sequence, limits.layout)
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
         """Return `toy_embedding`, after the time of a forward pass."""
@@ -144,6 +173,16 @@ class ToyBackend:
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
+
+
+def _layout_limits(layout: KvLayout, cells: int, max_sequences: int, sharing: PrefixSharing) -> LayoutLimits:
+    return LayoutLimits(
+        layout=layout,
+        cells=cells,
+        cells_per_sequence=cells if layout is KvLayout.UNIFIED else cells // max_sequences,
+        sharing=sharing,
+        saving=RunSaving.ANY if sharing is PrefixSharing.ANY else RunSaving.WHOLE_ONLY,
+    )
 
 
 def toy_embedding(tokens: Sequence[int], size: int) -> Floats:

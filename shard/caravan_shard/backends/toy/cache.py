@@ -72,14 +72,9 @@ class ToyCache:
             self.used -= cell.holders == 0
         del cells[length:]
 
-    def take_out(self, sequence_id: int, start: int) -> list[int]:
-        """Return the states from ``start`` on, and free the cells before it, as llama.cpp does to save a suffix."""
-        cells = self.held[sequence_id]
-        for cell in cells[:start]:
-            cell.holders -= 1
-            self.used -= cell.holders == 0
-        del cells[:start]
-        return [cell.state for cell in cells]
+    def states(self, sequence_id: int, start: int, end: int) -> list[int]:
+        """Return the states after the tokens [start, end)."""
+        return [cell.state for cell in self.held[sequence_id][start:end]]
 
     def put_back(self, sequence_id: int, states: list[int]) -> bool:
         """Give the sequence new cells with ``states``; False if there are not enough."""
@@ -90,7 +85,7 @@ class ToyCache:
         return True
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """Put the first tokens of one sequence before those of another: the same cells if unified, copies if split."""
+        """Start a sequence with the first tokens of another: the same cells if unified, copies if split."""
         shared = self.held[source_id][:length]
         if self.layout is KvLayout.UNIFIED:
             for cell in shared:
@@ -98,5 +93,4 @@ class ToyCache:
         else:
             shared = [_Cell(cell.state) for cell in shared]
             self.used += length
-        # A suffix that was put back follows the prefix.
-        self.held[destination_id] = shared + self.held.get(destination_id, [])
+        self.held[destination_id] = shared

@@ -1,0 +1,275 @@
+"""Takes llama.cpp's state of a sequence apart into cells, and puts such states together.
+
+A state (`llama_state_seq_get_data_ext`) has these parts, little-endian:
+
+    u32 magic, i32 sequence id
+    for each cache (one; two where some layers have a sliding window):
+        u32 streams (1 in the unified layout, else the number of sequences)
+        for each stream:
+            u32 cells (0 for streams of other sequences, which have no further part)
+            for each cell: i32 position, u32 number of sequence ids (1), i32 sequence id
+            u32 whether values are transposed (0), u32 layers
+            for each layer: i32 type of the keys, u64 bytes of a row, a row for each cell
+            for each layer: i32 type of the values, u64 bytes of a row, a row for each cell
+
+Where the cells come from, and in which order they are, does not matter to llama.cpp: it reads the positions, looks for
+free cells, and ignores the sequence ids.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from caravan_shard.arrays import Ids, State
+
+MAGIC = 0xAF143CD8
+_HEAD = struct.Struct("<Ii")
+_U32 = struct.Struct("<I")
+_LAYERS = struct.Struct("<II")
+_TENSOR = struct.Struct("<iQ")
+_CELL = np.dtype([("position", "<i4"), ("id_count", "<u4"), ("sequence_id", "<i4")])
+# More than any real one has.
+_MAX_LAYERS = 4096
+_MAX_ROW_BYTES = 1 << 26
+_MAX_TENSOR_TYPE = 255
+
+
+class StateError(Exception):
+    """These bytes are no state of the expected format."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFormat:
+    """The ggml type of a tensor, and the size of the row that it has for each cell."""
+
+    kind: int
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """The tensors of one cache."""
+
+    keys: tuple[TensorFormat, ...]
+    values: tuple[TensorFormat, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """The rows of one cell in all tensors, in bytes."""
+        return sum(tensor.row_bytes for tensor in (*self.keys, *self.values))
+
+    def block_bytes(self, streams: int, cells: int) -> int:
+        """The size of the cache's part of a state."""
+        head = _U32.size * (1 + streams)
+        if cells == 0:
+            return head
+        tensors = _TENSOR.size * (len(self.keys) + len(self.values))
+        return head + _LAYERS.size + tensors + cells * (_CELL.itemsize + self.row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCells:
+    """Cells of one cache: their positions [cells], and [cells, row_bytes] for each tensor, keys first."""
+
+    positions: Ids
+    rows: list[State]
+
+    def cut(self, start: int, end: int) -> "CacheCells":
+        """Return the cells of the positions [start, end), in order; raises StateError if one is missing."""
+        wanted = np.arange(start, end, dtype=np.int32)
+        first = int(np.searchsorted(self.positions, start))
+        if np.array_equal(self.positions[first : first + len(wanted)], wanted):
+            return CacheCells(wanted, [rows[first : first + len(wanted)] for rows in self.rows])
+        # The positions are not in order.
+        order = np.argsort(self.positions, kind="stable")
+        order = order[np.searchsorted(self.positions, start, sorter=order) :][: len(wanted)]
+        if not np.array_equal(self.positions[order], wanted):
+            raise StateError(f"not all cells from {start} to {end} are there")
+        return CacheCells(wanted, [rows[order] for rows in self.rows])
+
+
+@dataclass(frozen=True, slots=True)
+class StateFormat:
+    """The caches of a model."""
+
+    caches: tuple[CacheFormat, ...]
+
+    def state_bytes(self, streams: int, cells: int) -> int:
+        """The size of a state with ``cells`` cells in every cache."""
+        return _HEAD.size + sum(cache.block_bytes(streams, cells) for cache in self.caches)
+
+    def parse(self, state: State) -> list[CacheCells]:
+        """Return the cells of each cache, as views; raises StateError."""
+        reader = _Reader(state)
+        reader.head()
+        cells = [reader.cache(cache) for cache in self.caches]
+        reader.finish()
+        return cells
+
+    def build(self, parts: Sequence[Sequence[CacheCells]], streams: int, state: State) -> None:
+        """Write a state. ``parts`` has cells for each cache; ``state`` has the right size, see `state_bytes`."""
+        writer = _Writer(state)
+        writer.write(_HEAD, MAGIC, 0)
+        for cache, cells in zip(self.caches, parts, strict=True):
+            writer.cache(cache, cells, streams)
+        assert writer.at == state.nbytes, f"{writer.at} of {state.nbytes} bytes"
+
+
+def find_format(state: State) -> StateFormat | None:
+    """Find the format of a model from the state of a sequence with a few cells; None if this module knows it not."""
+    reader = _Reader(state)
+    try:
+        reader.head()
+        found = next(_formats(state, reader.at), None)
+        if found is None:
+            return None
+        form = StateFormat(found)
+        parsed = form.parse(state)
+        again = np.empty_like(state)
+        form.build([[cells] for cells in parsed], reader.streams_at(_HEAD.size), again)
+    except (StateError, AssertionError):
+        return None
+    cells = len(parsed[0].positions)
+    complete = all(sorted(part.positions.tolist()) == list(range(cells)) for part in parsed)
+    return form if cells > 0 and complete and len(again) == len(state) else None
+
+
+def _formats(state: State, at: int) -> Iterator[tuple[CacheFormat, ...]]:
+    """Yield the ways to read the bytes from ``at`` on as caches."""
+    if at == state.nbytes:
+        yield ()
+        return
+    # Some models have no values.
+    for has_values in (True, False):
+        reader = _Reader(state, at)
+        try:
+            cache = reader.find_cache(has_values=has_values)
+        except StateError:
+            continue
+        for others in _formats(state, reader.at):
+            yield (cache, *others)
+
+
+class _Reader:
+    """Reads a state from ``at`` on; every method raises StateError if the bytes are not what it expects."""
+
+    def __init__(self, state: State, at: int = 0) -> None:
+        self._state = state
+        self.at = at
+
+    def head(self) -> None:
+        magic, _sequence_id = self._read(_HEAD)
+        if magic != MAGIC:
+            raise StateError("no state of a sequence")
+
+    def streams_at(self, at: int) -> int:
+        return int(_U32.unpack_from(self._state.data, at)[0])
+
+    def finish(self) -> None:
+        if self.at != self._state.nbytes:
+            raise StateError(f"{self._state.nbytes - self.at} bytes too many")
+
+    def cache(self, cache: CacheFormat) -> CacheCells:
+        """Read the cells of a cache, which is known."""
+        positions, streams_after = self._cells()
+        if len(positions) == 0:
+            empty = [np.empty((0, tensor.row_bytes), np.uint8) for tensor in (*cache.keys, *cache.values)]
+            return CacheCells(positions, empty)
+        if self._layers() != len(cache.keys):
+            raise StateError("another number of layers")
+        rows = []
+        for tensor in chain(cache.keys, cache.values):
+            if self._read(_TENSOR) != (tensor.kind, tensor.row_bytes):
+                raise StateError("another type or size of a tensor")
+            rows.append(self._bytes(len(positions) * tensor.row_bytes).reshape(len(positions), tensor.row_bytes))
+        self._skip_empty(streams_after)
+        return CacheCells(positions, rows)
+
+    def find_cache(self, *, has_values: bool) -> CacheFormat:
+        """Read a cache that is not known; at least one cell is needed for that."""
+        positions, streams_after = self._cells()
+        if len(positions) == 0:
+            raise StateError("no cells")
+        layers = self._layers()
+        if not 0 < layers <= _MAX_LAYERS:
+            raise StateError(f"{layers} layers")
+        keys = tuple(self._find_tensor(len(positions)) for _ in range(layers))
+        values = tuple(self._find_tensor(len(positions)) for _ in range(layers)) if has_values else ()
+        self._skip_empty(streams_after)
+        return CacheFormat(keys, values)
+
+    def _cells(self) -> tuple[Ids, int]:
+        """Read the positions of a cache's cells; also return how many streams follow those of the cells."""
+        (streams,) = self._read(_U32)
+        for stream in range(streams):
+            (count,) = self._read(_U32)
+            if count:
+                cells = self._bytes(count * _CELL.itemsize).view(_CELL)
+                if np.any(cells["id_count"] != 1):
+                    raise StateError("cells of an unknown format")
+                return np.ascontiguousarray(cells["position"], np.int32), streams - stream - 1
+        return np.empty(0, np.int32), 0
+
+    def _layers(self) -> int:
+        transposed, layers = self._read(_LAYERS)
+        if transposed:
+            raise StateError("the values are transposed")
+        return int(layers)
+
+    def _find_tensor(self, cells: int) -> TensorFormat:
+        kind, row_bytes = self._read(_TENSOR)
+        if not (0 <= kind <= _MAX_TENSOR_TYPE and 0 < row_bytes <= _MAX_ROW_BYTES):
+            raise StateError(f"no tensor: type {kind}, {row_bytes} bytes")
+        self._bytes(cells * row_bytes)
+        return TensorFormat(kind, row_bytes)
+
+    def _skip_empty(self, streams: int) -> None:
+        for _ in range(streams):
+            if self._read(_U32) != (0,):
+                raise StateError("cells in two streams")
+
+    def _read(self, part: struct.Struct) -> tuple[int, ...]:
+        at = self.at
+        self._bytes(part.size)
+        return part.unpack_from(self._state.data, at)
+
+    def _bytes(self, size: int) -> State:
+        if self.at + size > self._state.nbytes:
+            raise StateError("the state is truncated")
+        self.at += size
+        return self._state[self.at - size : self.at]
+
+
+class _Writer:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.at = 0
+
+    def cache(self, cache: CacheFormat, parts: Sequence[CacheCells], streams: int) -> None:
+        positions = np.concatenate([part.positions for part in parts])
+        self.write(_U32, streams)
+        self.write(_U32, len(positions))
+        if len(positions):
+            cells = np.zeros(len(positions), _CELL)
+            cells["position"] = positions
+            cells["id_count"] = 1
+            self._put(cells.view(np.uint8))
+            self.write(_LAYERS, 0, len(cache.keys))
+            for index, tensor in enumerate((*cache.keys, *cache.values)):
+                self.write(_TENSOR, tensor.kind, tensor.row_bytes)
+                for part in parts:
+                    self._put(part.rows[index])
+        # llama.cpp reads the cells of any stream into that of the sequence.
+        for _ in range(streams - 1):
+            self.write(_U32, 0)
+
+    def write(self, part: struct.Struct, *values: int) -> None:
+        part.pack_into(self._state.data, self.at, *values)
+        self.at += part.size
+
+    def _put(self, rows: State) -> None:
+        self._state[self.at : self.at + rows.size].reshape(rows.shape)[:] = rows
+        self.at += rows.size

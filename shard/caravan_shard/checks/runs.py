@@ -1,0 +1,111 @@
+"""Checks the entries of Save and Load."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import LayoutLimits, ModelFacts, RunSaving
+from caravan_shard.checks.first_refusal import first_refusal
+from caravan_shard.checks.preview import Preview, check_keys
+from caravan_shard.protocol.commands import LoadEntry, RunSlice, SaveEntry
+from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.sequences.runs import RunStore
+
+
+class SaveCheck:
+    """Checks the entries of one Save, whose header ``preview`` has seen."""
+
+    def __init__(self, preview: Preview, saving: RunSaving) -> None:
+        self._preview = preview
+        self._saving = saving
+
+    def __call__(self, entries: Sequence[SaveEntry]) -> Iterator[Refusal | None]:
+        """Check all entries. Several may be of one sequence; only the last of them may release it."""
+        released: set[int] = set()
+        for entry in entries:
+            if entry.sequence_id in released:
+                yield bad_request(f"sequence {entry.sequence_id} is listed after its release")
+            if entry.release:
+                released.add(entry.sequence_id)
+            yield self._preview.check_distinct([entry.sequence_id])
+            yield self._preview.check_known([entry.sequence_id])
+            yield self._check_cuts(entry)
+            yield check_keys(entry.keys)
+
+    def _check_cuts(self, entry: SaveEntry) -> Refusal | None:
+        if not entry.cuts or len(entry.cuts) != len(entry.keys):
+            return bad_request(
+                f"a run has one key for each of its cuts. Given: {len(entry.cuts)} cuts and {len(entry.keys)} keys"
+            )
+        if entry.start < 0 or any(cut <= before for before, cut in pairwise((entry.start, *entry.cuts))):
+            return bad_request(f"cuts must ascend from above start, {entry.start}")
+        computed = self._preview.length(entry.sequence_id)
+        if entry.cuts[-1] > computed:
+            return Refusal(
+                ShardError.WRONG_POSITION,
+                f"sequence {entry.sequence_id} holds {computed} tokens. Given: a cut at {entry.cuts[-1]}",
+            )
+        if self._saving is RunSaving.WHOLE_ONLY and (entry.start != 0 or list(entry.cuts) != [computed]):
+            return Refusal(
+                ShardError.WRONG_POSITION,
+                f"this model saves only whole sequences: start 0 and one cut at {computed}",
+            )
+        return None
+
+
+class LoadCheck:
+    """Checks the entries of one Load, whose header ``preview`` has seen."""
+
+    def __init__(self, preview: Preview, runs: RunStore, limits: LayoutLimits, facts: ModelFacts) -> None:
+        self._preview = preview
+        self._runs = runs
+        self._limits = limits
+        self._facts = facts
+
+    @first_refusal
+    def __call__(self, entry: LoadEntry) -> Iterator[Refusal | None]:
+        """Check one entry."""
+        if self._preview.find(entry.sequence_id) is not None:
+            yield Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {entry.sequence_id} is held already")
+        if entry.adapter and entry.adapter not in self._facts.adapters:
+            yield bad_request(f"there is no adapter {entry.adapter[:128]!r} here")
+        yield self._check_tokens(entry.tokens)
+        yield check_keys([piece.key for piece in entry.slices])
+        yield self._check_slices(entry)
+        for piece in entry.slices:
+            yield self._check_slice(piece)
+
+    def _check_tokens(self, tokens: Sequence[int]) -> Refusal | None:
+        if not tokens:
+            return bad_request("a sequence to load has no tokens")
+        if not 0 <= min(tokens) <= max(tokens) < self._facts.vocabulary_size:
+            return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(tokens)}")
+        if len(tokens) > self._limits.cells_per_sequence:
+            return Refusal(
+                ShardError.SEQUENCE_TOO_LONG,
+                f"a sequence holds {self._limits.cells_per_sequence} tokens. Given: {len(tokens)}",
+            )
+        return None
+
+    def _check_slices(self, entry: LoadEntry) -> Refusal | None:
+        """Check that the slices follow each other from 0 to the last token."""
+        end = 0
+        for piece in entry.slices:
+            if piece.start != end or piece.end <= piece.start:
+                return bad_request(f"a slice must begin at {end} and not be empty. Given: {piece.start} to {piece.end}")
+            end = piece.end
+        if end != len(entry.tokens):
+            return bad_request(f"the slices must end with the {len(entry.tokens)} tokens. Given: {end}")
+        return None
+
+    def _check_slice(self, piece: RunSlice) -> Refusal | None:
+        run = self._runs.find(piece.key)
+        if run is None:
+            return None
+        if not run.start <= piece.start < piece.end <= run.end:
+            return bad_request(
+                f"run {piece.key.hex()} has the cells {run.start} to {run.end}. Given: {piece.start} to {piece.end}"
+            )
+        if self._limits.saving is RunSaving.WHOLE_ONLY and (piece.start, piece.end) != (run.start, run.end):
+            return bad_request(f"this model loads only whole runs: {run.start} to {run.end}")
+        return None
