@@ -14,7 +14,6 @@ from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits, 
 from caravan_testing.simulation import Simulation
 
 
-
 def _limits(
     ids: int, per_sequence: int, layouts: str, batch: int, saving: Saving, memory: int, disk: int
 ) -> ShardLimits:

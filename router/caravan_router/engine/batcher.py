@@ -118,7 +118,7 @@ class Batcher:
         while True:
             self._post(Tick())
             waiting = self.scheduler.waiting
-            self._observer.queue_size(len(waiting), sum(sequence.is_saved for sequence in waiting))
+            self._observer.queue_size(len(waiting), sum(bool(sequence.saved_on) for sequence in waiting))
             for name, shard in self.scheduler.shards.items():
                 self._observer.shard_use(
                     ShardUse(

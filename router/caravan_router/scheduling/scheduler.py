@@ -150,8 +150,7 @@ class Scheduler:
         shard = self._state.shards.pop(name, None)
         if shard is None:
             return
-        for sequence in self._state.waiting:
-            sequence.is_saved = False
+        self._state.forget_saved(name)
         for resident in (*shard.residents.values(), *shard.leaving.values()):
             if resident.is_live:
                 self._lose_cells(resident.sequence)
@@ -233,7 +232,7 @@ class Scheduler:
         match event:
             case Saved():
                 for resident, is_saved in shard.apply_save(command, event):
-                    self._state.wait_again(resident.sequence, is_saved=is_saved)
+                    self._state.wait_again(resident.sequence, saved_on=shard.name if is_saved else "")
                     how = Preemption.SWAP if is_saved else Preemption.RECOMPUTE
                     self._state.outbox.add(Preempt(resident.request_id, how))
             case Loaded():

@@ -48,8 +48,8 @@ class Sequence:
     started: bool = False
     # Its tenant was charged for the tokens before this position; computing them again is free.
     charged: int = 0
-    # It waits, and the shard it was on saved its cells.
-    is_saved: bool = False
+    # It waits, and this shard saved its cells; empty if none did.
+    saved_on: str = ""
     # Number of prompt tokens whose logprobs were delivered.
     prompt_logprobs_delivered: int = 0
     # How many first tokens it shares with other requests, by request id: found by placement while it waits.

@@ -56,12 +56,12 @@ class SchedulerState:
                 return GenerationState.SWAPPED
             return GenerationState.PREFILLING if resident.prefilling else GenerationState.RUNNING
         sequence = self.sequences.get(request_id)
-        return GenerationState.SWAPPED if sequence is not None and sequence.is_saved else GenerationState.QUEUED
+        return GenerationState.SWAPPED if sequence is not None and sequence.saved_on else GenerationState.QUEUED
 
     def stay(self, sequence: Sequence, shard: "ShardLedger", resident: "Resident") -> None:
         """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
         self._stays[sequence.request_id] = (shard, resident)
-        sequence.is_saved = False
+        sequence.saved_on = ""
         sequence.common.clear()
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
         sequence.charged = resident.target
@@ -70,10 +70,10 @@ class SchedulerState:
             sequence.started = True
             self.outbox.add(Start(sequence.request_id, len(sequence.spec.prompt), cached_tokens=resident.shared))
 
-    def wait_again(self, sequence: Sequence, *, is_saved: bool = False) -> None:
-        """Queue a request again whose stay has ended before it did. ``is_saved``: the shard saved its cells."""
+    def wait_again(self, sequence: Sequence, *, saved_on: str = "") -> None:
+        """Queue a request again whose stay has ended before it did. ``saved_on``: the shard that saved its cells."""
         del self._stays[sequence.request_id]
-        sequence.is_saved = is_saved
+        sequence.saved_on = saved_on
         self.waiting.push(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -91,6 +91,12 @@ class SchedulerState:
         else:
             self.waiting.remove(sequence)
         self._forget(sequence)
+
+    def forget_saved(self, shard: str) -> None:
+        """Note that nothing is saved any more on ``shard``, which was lost."""
+        for sequence in self.waiting:
+            if sequence.saved_on == shard:
+                sequence.saved_on = ""
 
     def _forget(self, sequence: Sequence) -> None:
         self.waiting.mark_due()

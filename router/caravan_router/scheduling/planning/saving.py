@@ -19,7 +19,7 @@ def to_save(shard: ShardAccount, now: float) -> list[Resident]:
     """
     if not shard.can_save:
         return []
-    unsaved = [resident for resident in shard.parked.values() if not resident.is_saved]
+    unsaved = [resident for resident in shard.parked.values() if not resident.is_expendable]
     if not unsaved:
         return []
     if shard.layout.shares_cells:

@@ -99,11 +99,16 @@ class StepPlan:
         """Whether it carries nothing though the shard has residents: they have other adapters."""
         return not (self._chunks or self._decoding or self._loaded) and bool(self.shard.residents)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether any request could start in this step with a chunk of its prompt."""
+        if self._join_reason is None or self._budget <= 0 or self._loaded:
+            return False
+        return self.shard.has_id_for(NO_MATCH)
+
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
-        if self._join_reason is None or self._budget <= 0 or self._loaded or not self.shard.has_id_for(NO_MATCH):
-            return False
-        if sequence.spec.adapter != self.adapter:
+        if not self.is_open or sequence.spec.adapter != self.adapter:
             return False
         if sequence.needs_prompt_logprobs and self._prompt_logprobs_budget == 0:
             return False

@@ -124,7 +124,7 @@ class ShardLedger(ShardAccount):
         if parked in self._sources:
             return False
         held = self.tree.length(parked)
-        if match.length == held or (not self.layout.shares_cells and self._parked[parked].is_saved):
+        if match.length == held or (not self.layout.shares_cells and self._parked[parked].is_expendable):
             return True  # nothing is lost
         has_others = any(sequence_id not in self._sources | {parked} for sequence_id in self._parked)
         if not self._free_ids and not self._releasing and (not has_others or 2 * match.length >= held):
@@ -151,7 +151,7 @@ class ShardLedger(ShardAccount):
         if not self._free_ids:
             if not self._releasing:
                 evictable = [key for key in self._parked if key not in self._sources]
-                self._evict(next((key for key in evictable if self._parked[key].is_saved), evictable[0]))
+                self._evict(next((key for key in evictable if self._parked[key].is_expendable), evictable[0]))
             self._recycle_ids()
         return heapq.heappop(self._free_ids)  # the lowest: split caches batch neighbouring ids together
 
@@ -236,7 +236,7 @@ class ShardLedger(ShardAccount):
             keys, end = resident.sequence.keys, resident.computed
             known = self.runs.find(keys, end)
             if resident.status is Status.PARKED and (known.length == end or end < BLOCK_TOKENS):
-                resident.is_saved = True
+                resident.is_expendable = True
                 if release:
                     self._evict(resident.sequence_id)
                 continue
@@ -261,7 +261,7 @@ class ShardLedger(ShardAccount):
                 self._move(resident, Status.LEAVING if resident.is_live else Status.DROPPED)
                 self._parking.pop(resident.sequence_id, None)
             else:
-                resident.is_saved = True
+                resident.is_expendable = True
         eviction = self.runs.make_room(cells)
         self._dropped_runs += eviction.dropped
         self._spilled_runs += eviction.spilled

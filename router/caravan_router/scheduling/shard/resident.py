@@ -52,8 +52,8 @@ class Resident:
 
     ``target``: number of tokens known when the stay began, which prefill must compute. ``source_id``: the sequence from
     which the first ``shared`` tokens are copied. ``priority``: effective priority when the stay began.
-    ``last_used_s``: when it was parked, or last copied from while parked. ``is_saved``: giving up its cells loses
-    nothing, since they were saved or are not worth it.
+    ``last_used_s``: when it was parked, or last copied from while parked. ``is_expendable``: giving up its cells
+    loses nothing, since they were saved or are not worth it.
     """
 
     sequence: Sequence
@@ -65,7 +65,7 @@ class Resident:
     source_id: int | None = None
     status: Status = Status.STARTING
     last_used_s: float = 0.0
-    is_saved: bool = False
+    is_expendable: bool = False
 
     @property
     def request_id(self) -> int:
