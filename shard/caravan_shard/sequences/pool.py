@@ -12,7 +12,8 @@ from caravan_shard.protocol.commands import Chunk, Header, LoadEntry, SaveEntry
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import make_penalties
-from caravan_shard.sequences.runs import Run, RunStore
+from caravan_shard.sequences.run import Run
+from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
 
 _log = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ from caravan_shard.protocol.results import (
 )
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
-from caravan_shard.sequences.runs import Run
+from caravan_shard.sequences.run import Run
 
 _FINISH = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,

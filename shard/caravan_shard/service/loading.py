@@ -3,13 +3,19 @@
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
-from caravan_shard.backends.base import Backend
+from caravan_shard.backends.base import Backend, RunSaving, StartupError
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
 from caravan_shard.config import ShardConfig
+from caravan_shard.host_memory import available_memory
+from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
 
 _log = logging.getLogger(__name__)
+
+# This share of the free memory is left to others.
+_FREE_SHARE = 8
 
 
 def backend_loader(config: ShardConfig) -> Callable[[], Backend]:
@@ -47,5 +53,19 @@ def _load_llama(config: ShardConfig) -> Backend:
 
 
 def make_run_store(config: ShardConfig, backend: Backend) -> RunStore:
-    """Return a store of saved runs with the space that the flags ask for."""
-    return RunStore(config.cache_ram << 20)
+    """Return a store of saved runs with the space that the flags ask for; raises StartupError.
+
+    Call it once the model is loaded, so that the memory it takes is gone from what is free.
+    """
+    memory_bytes = config.cache_ram << 20
+    available = available_memory()
+    if available is not None and memory_bytes > available - available // _FREE_SHARE:
+        memory_bytes = available - available // _FREE_SHARE
+        _log.warning("--cache-ram is more than the host has free", extra={"mib_used": memory_bytes >> 20})
+    if config.cache_dir_bytes == 0 or backend.capacity.current.saving is RunSaving.NOTHING:
+        return RunStore(memory_bytes)
+    try:
+        files = RunFiles(Path(config.cache_dir), backend.state_fingerprint)
+        return RunStore(memory_bytes, files, config.cache_dir_bytes)
+    except OSError as error:
+        raise StartupError(f"cannot use --cache-dir {config.cache_dir}: {error.strerror or error}") from error

@@ -23,6 +23,7 @@ from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.tokenizer import make_token_table
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
+from caravan_shard.sequences.runs import CLOSE_S
 from caravan_shard.service import codec
 from caravan_shard.service.health import HealthMonitor
 from caravan_shard.service.lease_guard import LeaseGuard
@@ -82,7 +83,7 @@ class ShardServer:
         names = (_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         self._acquired.push_async_callback(self._server.stop, _STOP_GRACE_S)
-        self._acquired.push_async_callback(self._worker.stop, _STOP_GRACE_S)
+        self._acquired.push_async_callback(self._worker.stop, _STOP_GRACE_S + CLOSE_S)
         try:
             self._bind()
         except StartupError:

@@ -136,7 +136,12 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return codec.save_response(await _result(replies, Saved, context))
 
     async def Load(self, request: shard_pb2.LoadRequest, context: Context) -> shard_pb2.LoadResponse:
-        replies = await self._submit(codec.load_command(request), request.header.epoch, context)
+        command = codec.load_command(request)
+        keys = [piece.key for entry in command.entries for piece in entry.slices]
+        async with self._turn:
+            # A running Decode continues meanwhile. Commands that arrive later wait.
+            await asyncio.get_running_loop().run_in_executor(None, self._engine.runs.fetch, keys)
+            replies = await self._submit_next(command, request.header.epoch, context)
         return codec.load_response(await _result(replies, Loaded, context))
 
     async def ListRuns(

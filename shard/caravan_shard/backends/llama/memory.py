@@ -23,6 +23,8 @@ class LlamaMemory:
         self._memory = llama_cpp.llama_get_memory(context)
         self._copies_whole = copies_whole
         self._streams = streams
+        # States that are needed for a moment; kept, because new memory is slower to write than to read.
+        self._scratch: State = np.empty(0, np.uint8)
         # None if only whole states can be saved.
         self._format: StateFormat | None = None
 
@@ -70,9 +72,12 @@ class LlamaMemory:
             llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, end, TO_THE_END)
             if start > 0:
                 llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
-        state = self._whole_state(sequence_id)
-        if state is None or (releasing and state.nbytes == self._format.state_bytes(self._streams, end - start)):
-            return state
+        size = self._state_bytes(sequence_id)
+        if releasing and size == self._format.state_bytes(self._streams, end - start):
+            return self._whole_state(sequence_id)
+        state = self._get_state(sequence_id, self._lent(size))
+        if state is None:
+            return None
         try:
             parts = [[cache.cut(start, end)] for cache in self._format.parse(state)]
         except StateError:
@@ -88,7 +93,8 @@ class LlamaMemory:
                 pieces = [[cache.cut(one.start, one.end) for cache in self._format.parse(one.state)] for one in slices]
             except StateError:
                 return False
-            state = self._built(self._format, list(zip(*pieces, strict=True)))
+            state = self._lent(self._format.state_bytes(self._streams, slices[-1].end))
+            self._format.build(list(zip(*pieces, strict=True)), self._streams, state)
         return self._set_state(sequence_id, state)
 
     def _built(self, form: StateFormat, parts: Sequence[Sequence[CacheCells]]) -> State:
@@ -97,8 +103,16 @@ class LlamaMemory:
         form.build(parts, self._streams, state)
         return state
 
+    def _lent(self, size: int) -> State:
+        """Return ``size`` bytes that are valid until the next call."""
+        if size > self._scratch.nbytes:
+            self._scratch = np.empty(size, np.uint8)
+        return self._scratch[:size]
+
     def _whole_state(self, sequence_id: int, flags: int = 0) -> State | None:
-        state: State = np.empty(self._state_bytes(sequence_id, flags), np.uint8)
+        return self._get_state(sequence_id, np.empty(self._state_bytes(sequence_id, flags), np.uint8), flags)
+
+    def _get_state(self, sequence_id: int, state: State, flags: int = 0) -> State | None:
         size = state.nbytes
         written = llama_cpp.llama_state_seq_get_data_ext(self._context, _bytes_of(state), size, sequence_id, flags)
         return state if 0 < size == int(written) else None

@@ -137,12 +137,15 @@ class SplitWindowedMemory(LlamaMemory):
         base, window = form.parse(state)
         pieces = [window]
         window_form = StateFormat(form.caches[1:])
-        while (first := int(pieces[0].positions.min(initial=start))) > start:
+        while (first := _first(pieces[0])) > start:
             self.trim(sequence_id, first)
             state = self._whole_state(sequence_id, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
             assert state is not None, f"sequence {sequence_id} has no state"
             pieces.insert(0, window_form.parse(state)[0])
-            assert pieces[0].positions.min(initial=first) < first, f"the cells before {first} are lost"
-        borders = [int(piece.positions.min(initial=start)) for piece in pieces[1:]]
-        ranges = pairwise([start, *borders, end])
+            assert _first(pieces[0]) < first, f"the cells before {first} are lost"
+        ranges = pairwise([*(_first(piece) for piece in pieces), end])
         return [[base.cut(start, end)], [piece.cut(*one) for piece, one in zip(pieces, ranges, strict=True)]]
+
+
+def _first(cells: CacheCells) -> int:
+    return int(cells.positions.min())

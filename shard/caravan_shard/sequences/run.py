@@ -1,0 +1,24 @@
+"""A saved run: what is known of it beside its cells."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The cells [start, end) of a sequence, ``size`` bytes. The last of ``keys`` names the run."""
+
+    start: int
+    cuts: Sequence[int]
+    keys: Sequence[bytes]
+    size: int
+
+    @property
+    def key(self) -> bytes:
+        """The name of the run."""
+        return self.keys[-1]
+
+    @property
+    def end(self) -> int:
+        """The position behind its last cell."""
+        return self.cuts[-1]
