@@ -100,7 +100,7 @@ def without_scarcity() -> Outcome:
     ("flags", "how", "other"),
     [
         (("-np", "8", "-c", str(CELLS)), "swap", None),
-        (("-np", "8", "-c", str(CELLS), "--swap-space", "0"), "recompute", "swap"),
+        (("-np", "8", "-c", str(CELLS), "--cache-ram", "0"), "recompute", "swap"),
         (("-np", "2", "-c", "512", "--kv-layout", "split"), "swap", None),
     ],
     ids=["unified-swap", "unified-recompute", "split-swap"],
