@@ -16,7 +16,7 @@ from caravan_shard.protocol.commands import Chunk, Decode, FilterBatch, Prefill
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sequences.swap import SwapSpace
+from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loading import backend_loader
 
 _MS = 1e6
@@ -102,7 +102,7 @@ def main() -> None:
         ubatch_size=given.ub,
         threads=given.t,
     )
-    engine = Engine(backend_loader(config)(), 1, SwapSpace())
+    engine = Engine(backend_loader(config)(), 1, RunStore(0))
     drawn = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, seed=7)
     full = SamplingParameters(temperature=0.8, seed=7)
     for sequences in given.sequences:

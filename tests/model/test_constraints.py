@@ -17,7 +17,7 @@ from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.engine.engine import Engine
 from caravan_shard.protocol.results import FinishReason
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sequences.swap import SwapSpace
+from caravan_shard.sequences.runs import RunStore
 from caravan_testing.constrained_runs import Grammars, Job, Output, run_jobs
 from caravan_testing.random_schemas import random_schema
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, fetched
@@ -58,7 +58,7 @@ class ConstrainedModel:
 def model(request: pytest.FixtureRequest) -> Iterator[ConstrainedModel]:
     """The demo model, then Gemma, whose vocabulary has 262,144 tokens."""
     config = ShardConfig(model=str(fetched(request.param)), ctx_size=8192, parallel=SLOTS, threads=1, flash_attn="on")
-    engine = Engine(LlamaCppBackend(config), 1, SwapSpace())
+    engine = Engine(LlamaCppBackend(config), 1, RunStore(0))
     yield ConstrainedModel(engine)
     engine.close()
 

@@ -1,5 +1,9 @@
 """Random commands, valid and invalid, against a model of the shard: cells conserve, refusals change nothing."""
 
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypedDict
 
 import numpy as np
@@ -8,27 +12,31 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, Prefix
+from caravan_shard.backends.base import DecodeOutcome, LayoutLimits, Prefix
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Decode, FilterBatch, SwapIn, SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.protocol.commands import Decode, FilterBatch, Load, LoadEntry, RunSlice, Save, SaveEntry, SetLayout
 from caravan_shard.protocol.results import (
     Holdings,
+    LayoutSet,
+    Loaded,
     PromptLogprobs,
     Refusal,
+    Saved,
+    SavedBytes,
     StepOutcome,
     StepResult,
-    SwappedIn,
-    SwappedOut,
 )
 from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sequences.run_files import RunFiles
+from caravan_shard.sequences.runs import RunStore
 from caravan_testing.shard_builders import (
     EngineDriver,
     first_chunk,
     header,
-    memory_swap,
     next_chunk,
+    run_key,
     toy_grammar,
     with_parameters,
 )
@@ -37,7 +45,8 @@ from caravan_testing.toy_oracle import expected_logprobs, expected_output
 CELLS = 64
 SEQUENCES = 4
 # Less than all sequences may need. A cell of the toy model takes 8 bytes.
-SWAP_CELLS = 40
+SAVED_CELLS, DISK_CELLS = 60, 70
+UNKNOWN_KEY = bytes(16)
 CELL_BYTES = 8
 IDS = st.integers(0, SEQUENCES)  # one too many
 _DRAWN = SamplingParameters(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=9)
@@ -102,6 +111,11 @@ class Promise:
         """The tokens in the cache: the last output token is not computed yet."""
         return self.held + self.output[:-1]
 
+    @property
+    def cells_needed(self) -> int:
+        """The most cells that the sequence may need until it ends."""
+        return self.total + self.max_new - 1 if self.is_unfinished else len(self.computed)
+
     def park(self, length: int) -> None:
         self.held, self.output, self.is_parked = self.computed[:length], [], True
         self.prompt_logprobs = None
@@ -109,6 +123,32 @@ class Promise:
     @property
     def expected(self) -> list[int]:
         return expected_output(self.held, self.max_new, **self.choosing, adapter=self.adapter)
+
+
+@dataclass
+class SavedRun:
+    """The cells of ``tokens`` from ``start`` on."""
+
+    start: int
+    tokens: list[int]
+    adapter: str
+    on_disk: bool = False
+
+    @property
+    def key(self) -> bytes:
+        return run_key(self.tokens, self.adapter)
+
+    @property
+    def end(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def cells(self) -> int:
+        return self.end - self.start
+
+    def has(self, tokens: list[int], at: int) -> bool:
+        """Whether the run has the cell at this position of ``tokens``."""
+        return self.start <= at < min(self.end, len(tokens)) and self.tokens[: at + 1] == tokens[: at + 1]
 
 
 def common_length(tokens: list[int], others: list[int]) -> int:
@@ -121,17 +161,25 @@ class ShardMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.promises: dict[int, Promise] = {}
+        self.runs: dict[bytes, SavedRun] = {}
+        self.folder = TemporaryDirectory()
+        self.start_shard()
+
+    def start_shard(self) -> None:
         self.backend = ToyBackend(
             cells=CELLS,
             max_sequences=SEQUENCES,
             max_batch_tokens=24,
             max_prompt_logprob_tokens=16,
             layout=self.layout,
+            other_layouts=[layout for layout in KvLayout if layout is not self.layout],
             adapters=["one"],
         )
-        self.driver = EngineDriver(self.backend, swap=memory_swap(SWAP_CELLS * CELL_BYTES))
-        self.promises: dict[int, Promise] = {}
-        self.swapped: dict[int, tuple[Promise, int]] = {}
+        # A fourth of the memory is for runs that are being written.
+        files = RunFiles(Path(self.folder.name), self.backend.state_fingerprint)
+        runs = RunStore(SAVED_CELLS * CELL_BYTES * 4 // 3, files, DISK_CELLS * CELL_BYTES)
+        self.driver = EngineDriver(self.backend, runs=runs)
 
     def take(self, answer: StepResult | Refusal | None, due: set[int]) -> bool:
         """Check an answer; True if the step was made."""
@@ -327,88 +375,162 @@ class ShardMachine(RuleBasedStateMachine):
         if began and length < len(promise.computed):
             promise.park(length)
 
+    @property
+    def limits(self) -> LayoutLimits:
+        return self.backend.capacity.current
+
+    def some_save(self, data: st.DataObject) -> SaveEntry:
+        """Draw a run of a sequence, mostly one that can be saved."""
+        sequence_id = self.some_held(data)
+        held = self.promises.get(sequence_id)
+        tokens = held.computed if held is not None else [65]
+        sloppy = data.draw(st.sampled_from([False, False, False, True]))
+        start = data.draw(st.one_of(st.just(0), st.integers(0, len(tokens) - 1)))
+        cuts = st.integers(0, len(tokens) + 1) if sloppy else st.integers(start + 1, len(tokens))
+        chosen = sorted(data.draw(st.sets(cuts, min_size=1, max_size=3)))
+        adapter = held.adapter if held is not None else ""
+        return SaveEntry(
+            sequence_id=sequence_id,
+            start=start,
+            cuts=chosen,
+            keys=[run_key(tokens[:cut], adapter) for cut in chosen],
+            release=data.draw(st.booleans()),
+        )
+
+    def is_sound(self, entry: SaveEntry) -> bool:
+        held = self.promises.get(entry.sequence_id)
+        return held is not None and entry.start < entry.cuts[0] and entry.cuts[-1] <= len(held.computed)
+
     @precondition(lambda self: self.promises)
     @rule(data=st.data(), count=st.integers(1, 2))
-    def swap_out(self, data: st.DataObject, count: int) -> None:
-        held = st.lists(st.sampled_from(sorted(self.promises)), min_size=1, max_size=count, unique=True)
-        sequence_ids = data.draw(st.one_of(held, held.map(sorted), st.lists(IDS, max_size=count)))
-        count = len(sequence_ids)
-        handles = [data.draw(st.integers(0, 30)) for _ in range(count)]
-        starts = [data.draw(st.sampled_from(self.shared_lengths(key))) for key in sequence_ids]
-        entries = [
-            SwapOutEntry(sequence_id=key, handle=handle, start=start)
-            for key, handle, start in zip(sequence_ids, handles, starts, strict=True)
-        ]
-        answer = self.driver.engine.swap_out(SwapOut(entries=entries), 0)
-        sound = (
-            len(set(sequence_ids)) == len(sequence_ids)
-            and len(set(handles)) == len(handles)
-            and set(sequence_ids) <= set(self.promises)
-            and not set(handles) & set(self.swapped)
-        )
-        if not sound:
+    def save(self, data: st.DataObject, count: int) -> None:
+        entries = [self.some_save(data) for _ in range(count)]
+        answer = self.driver.engine.save(Save(entries=entries), 0)
+        released = [entry.sequence_id for entry in entries[:-1] if entry.release]
+        if not all(map(self.is_sound, entries)) or entries[-1].sequence_id in released:
             assert isinstance(answer, Refusal)
             return
-        assert isinstance(answer, SwappedOut)
-        for entry, saved in zip(entries, answer.saved, strict=True):
-            promise = self.promises.pop(entry.sequence_id)
-            room = SWAP_CELLS - self.swapped_cells
-            assert saved == (promise.is_unfinished and len(promise.computed) - entry.start <= room)
-            if saved:
-                self.swapped[entry.handle] = (promise, entry.start)
-        assert answer.used_bytes == CELL_BYTES * self.swapped_cells
-
-    def shared_lengths(self, sequence_id: int) -> list[int]:
-        """Return where a suffix may start so that another sequence holds the prefix."""
-        if self.layout is KvLayout.SPLIT or sequence_id not in self.promises:
-            return [0]
-        tokens = self.promises[sequence_id].computed
-        others = [promise.computed for key, promise in self.promises.items() if key != sequence_id]
-        return sorted({0, *(common_length(tokens, other) for other in others)}, reverse=True)
+        assert isinstance(answer, Saved)
+        for entry, size in zip(entries, answer.sizes, strict=True):
+            run = SavedRun(
+                entry.start,
+                self.promises[entry.sequence_id].computed[: entry.cuts[-1]],
+                self.promises[entry.sequence_id].adapter,
+            )
+            known = self.runs.get(run.key)
+            if known is None and self.cells_in_memory + run.cells <= SAVED_CELLS:
+                known = self.runs[run.key] = run
+            assert size == (None if known is None else CELL_BYTES * known.cells)
+            if entry.release:
+                del self.promises[entry.sequence_id]
 
     @property
-    def swapped_cells(self) -> int:
-        return sum(len(promise.computed) - start for promise, start in self.swapped.values())
+    def cells_in_memory(self) -> int:
+        return sum(run.cells for run in self.runs.values() if not run.on_disk)
 
-    @precondition(lambda self: self.swapped)
+    @property
+    def cells_on_disk(self) -> int:
+        return sum(run.cells for run in self.runs.values() if run.on_disk)
+
+    def some_slices(self, data: st.DataObject, tokens: list[int], adapter: str) -> list[RunSlice]:
+        """Draw slices of any runs that have these tokens, one after another, as far as there are any."""
+        slices: list[RunSlice] = []
+        at = 0
+        while having := [run for run in self.runs.values() if run.adapter == adapter and run.has(tokens, at)]:
+            run = data.draw(st.sampled_from(having))
+            until = data.draw(st.integers(at + 1, common_length(run.tokens, tokens)))
+            slices.append(RunSlice(key=run.key, start=at, end=until))
+            at = until
+        return slices
+
+    @precondition(lambda self: self.runs)
     @rule(data=st.data(), free=st.sampled_from([True] * 4 + [False]), right=st.sampled_from([True] * 4 + [False]))
-    def swap_in(self, data: st.DataObject, *, free: bool, right: bool) -> None:
+    def load(self, data: st.DataObject, *, free: bool, right: bool) -> None:
         free_ids = [key for key in range(SEQUENCES) if key not in self.promises]
         sequence_id = data.draw(st.sampled_from(free_ids) if free and free_ids else IDS)
-        handle = data.draw(st.sampled_from(sorted(self.swapped)))
-        promise, start = self.swapped[handle]
-        # Any sequence with the same beginning may provide the prefix, not only the original source.
-        givers = [
-            key
-            for key, other in self.promises.items()
-            if other.computed[:start] == promise.computed[:start] and other.adapter == promise.adapter
-        ]
-        copy = None
-        if start and right and givers:
-            copy = Prefix(source_id=data.draw(st.sampled_from(givers)), length=start)
-        elif not right:
-            copy = Prefix(source_id=data.draw(IDS), length=start + 1)
+        last = data.draw(st.sampled_from(list(self.runs.values())))
+        end = data.draw(st.integers(last.start + 1, last.end))
+        tokens = last.tokens[:end]
+        slices = self.some_slices(data, tokens, last.adapter)
+        covered = slices[-1].end if slices else 0
+        if covered < end:
+            slices.append(RunSlice(key=UNKNOWN_KEY, start=covered, end=end))
+        if not right:
+            slices.append(RunSlice(key=last.key, start=end, end=last.end + 1))
+        entry = LoadEntry(sequence_id=sequence_id, tokens=tokens, slices=slices, adapter=last.adapter)
         free_cells = self.driver.engine.free_cells
-        answer = self.driver.engine.swap_in(
-            SwapIn(entries=[SwapInEntry(handle=handle, sequence_id=sequence_id, copy=copy)]), 0
-        )
-        if not (sequence_id in free_ids and right and (start == 0 or givers)):
+        if data.draw(st.booleans()):
+            self.driver.engine.runs.fetch([one.key for one in slices])
+        answer = self.driver.engine.load(Load(entries=[entry]), 0)
+        if not right or sequence_id not in free_ids or end > self.limits.cells_per_sequence:
             assert isinstance(answer, Refusal)
             return
-        assert isinstance(answer, SwappedIn)
-        del self.swapped[handle]
-        fits = self.layout is KvLayout.SPLIT or len(promise.computed) - start <= free_cells
-        assert answer.restored == [fits]
-        if fits:
-            self.promises[sequence_id] = promise
+        assert isinstance(answer, Loaded)
+        fits = self.limits.layout is KvLayout.SPLIT or end <= free_cells
+        assert answer.loaded == [fits and covered == end]
+        assert answer.bad_runs == ([] if covered == end else [UNKNOWN_KEY])
+        if answer.loaded == [True]:
+            choosing = Choosing(sampling=SamplingParameters(), grammar=None)
+            self.promises[sequence_id] = Promise(tokens, end, choosing, 1, last.adapter)
+            self.promises[sequence_id].park(end)
 
-    @precondition(lambda self: self.swapped)
-    @rule(handles=st.lists(st.integers(0, 30), max_size=2, unique=True))
-    def drop(self, handles: list[int]) -> None:
-        command = FilterBatch(keep_ids=list(self.promises), header=header(drop=handles))
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), spills=st.booleans())
+    def drop_or_spill(self, data: st.DataObject, *, spills: bool) -> None:
+        key = data.draw(st.sampled_from([*self.runs, UNKNOWN_KEY]))
+        with_key = header(spill=[key]) if spills else header(drop=[key])
+        command = FilterBatch(keep_ids=list(self.promises), header=with_key)
         assert isinstance(self.driver.engine.filter_batch(command), Holdings)
-        for handle in handles:
-            self.swapped.pop(handle, None)
+        run = self.runs.get(key)
+        if run is not None and spills and (run.on_disk or self.cells_on_disk + run.cells <= DISK_CELLS):
+            run.on_disk = True
+        else:
+            self.runs.pop(key, None)
+        while self.driver.engine.runs._leaving:
+            time.sleep(0.001)
+
+    @rule(layout=st.sampled_from(KvLayout), works=st.sampled_from([True, True, True, False]))
+    def set_layout(self, layout: KvLayout, *, works: bool) -> None:
+        before = self.limits.layout
+        self.backend.layout_works = works
+        answer = self.driver.engine.set_layout(SetLayout(layout=layout), 0)
+        part = CELLS // SEQUENCES if layout is KvLayout.SPLIT else CELLS
+        if any(promise.cells_needed > part for promise in self.promises.values()):
+            assert isinstance(answer, Refusal)
+            return
+        assert isinstance(answer, LayoutSet)
+        assert answer.limits == self.limits
+        assert answer.limits.layout is (layout if works else before)
+        # Only cells that were shared, and are not any more, may be too many.
+        assert not answer.lost_ids or (not works and before is KvLayout.UNIFIED)
+        for key in answer.lost_ids:
+            del self.promises[key]
+
+    @rule()
+    def restart(self) -> None:
+        self.driver.engine.close()
+        self.promises = {}
+        self.start_shard()
+        listed = {run.key for run, _ in self.driver.engine.runs.list_runs()}
+        lost = [run for key, run in self.runs.items() if key not in listed]
+        self.runs = {key: run for key, run in self.runs.items() if key in listed}
+        assert not any(run.on_disk for run in lost)
+        for run in self.runs.values():
+            run.on_disk = True
+        assert all(self.cells_on_disk + run.cells > DISK_CELLS for run in lost)
+
+    def teardown(self) -> None:
+        self.driver.engine.close()
+        self.folder.cleanup()
+
+    @invariant()
+    def saved_runs_conserve(self) -> None:
+        store = self.driver.engine.runs
+        expected = {key: run.on_disk for key, run in self.runs.items()}
+        assert {run.key: on_disk for run, on_disk in store.list_runs()} == expected
+        assert store.used == SavedBytes(memory=CELL_BYTES * self.cells_in_memory, disk=CELL_BYTES * self.cells_on_disk)
+        assert self.cells_in_memory <= SAVED_CELLS
+        assert self.cells_on_disk <= DISK_CELLS
 
     @invariant()
     def cells_conserve(self) -> None:
@@ -417,7 +539,7 @@ class ShardMachine(RuleBasedStateMachine):
         for key, promise in self.promises.items():
             assert self.backend.length(key) == len(promise.computed)
         unfinished = sum(promise.is_unfinished for promise in self.promises.values())
-        assert self.driver.engine.unfinished_count == unfinished + len(self.swapped)
+        assert self.driver.engine.unfinished_count == unfinished
 
     @invariant()
     def every_output_is_the_expected_one(self) -> None:

@@ -61,7 +61,7 @@ def make_run_store(config: ShardConfig, backend: Backend) -> RunStore:
     available = available_memory()
     if available is not None and memory_bytes > available - available // _FREE_SHARE:
         memory_bytes = available - available // _FREE_SHARE
-        _log.warning("--cache-ram is more than the host has free", extra={"mib_used": memory_bytes >> 20})
+        _log.info("--cache-ram is more than the host has free", extra={"mib_used": memory_bytes >> 20})
     if config.cache_dir_bytes == 0 or backend.capacity.current.saving is RunSaving.NOTHING:
         return RunStore(memory_bytes)
     try:

@@ -1,9 +1,8 @@
-"""Parking, taking over and swapping over gRPC, on the toy backend."""
+"""Parking, taking over, saving, loading and changing the layout over gRPC, on the toy backend."""
 
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from caravan_proto.errors import ShardError
@@ -13,7 +12,8 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.service.server import ShardServer
-from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+from caravan_testing.shard_builders import load_entry, run_key
+from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_output
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,12 +26,19 @@ def prefix(source: int, length: int) -> types_pb2.PrefixCopy:
     return types_pb2.PrefixCopy(source_sequence_id=source, length=length)
 
 
-def out(sequence_id: int, handle: int, start: int = 0) -> shard_pb2.SwapOutEntry:
-    return shard_pb2.SwapOutEntry(sequence_id=sequence_id, handle=handle, start=start)
+def save_of(sequence_id: int, tokens: bytes, start: int = 0, *, release: bool = False) -> shard_pb2.SaveEntry:
+    return shard_pb2.SaveEntry(
+        sequence_id=sequence_id, start=start, cuts=[len(tokens)], keys=[run_key(tokens)], release=release
+    )
 
 
-def back(handle: int, sequence_id: int, copy: types_pb2.PrefixCopy | None = None) -> shard_pb2.SwapInEntry:
-    return shard_pb2.SwapInEntry(handle=handle, sequence_id=sequence_id, copy=copy)
+def load_of(sequence_id: int, tokens: bytes, *parts: tuple[bytes, int]) -> shard_pb2.LoadEntry:
+    entry = load_entry(sequence_id, tokens, *parts)
+    return shard_pb2.LoadEntry(
+        sequence_id=sequence_id,
+        token_ids=tokens,
+        slices=[shard_pb2.RunSlice(key=piece.key, start=piece.start, end=piece.end) for piece in entry.slices],
+    )
 
 
 async def said(shard: RunningShard, *sequence_ids: int, **decode: Any) -> dict[int, list[int]]:
@@ -56,35 +63,81 @@ async def test_parked_copied_and_taken_over() -> None:
         assert (await shard.keep(0, park={0: 1})).free_cells == 8192 - 1
 
 
-async def test_swapped_out_and_in_again() -> None:
-    expected = expected_output(PROMPT + TAIL, 50, ignore_eos=True)
+async def test_saved_loaded_and_continued() -> None:
+    whole = PROMPT + TAIL
     async with running_shard() as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, PROMPT))
         await shard.prefill(prompt_chunk(1, TAIL, copy=prefix(0, len(PROMPT)), ignore_eos=True))
-        await said(shard, 1, max_steps=4)
-        left = await shard.swap_out(out(1, 2**63, start=len(PROMPT)), park={0: len(PROMPT)})
-        assert list(left.saved) == [True]
-        assert left.bytes == left.used_bytes == 8 * (len(TAIL) + 4)
+        left = await shard.save(save_of(0, PROMPT), save_of(1, whole, len(PROMPT), release=True), park={0: len(PROMPT)})
+        assert list(left.saved) == [True, True]
+        assert list(left.bytes) == [8 * len(PROMPT), 8 * len(TAIL)]
+        assert left.saved_bytes.memory == 8 * len(whole)
         assert left.total_ns > 0
         assert list((await shard.keep(0)).sequence_ids) == [0]
-        came = await shard.swap_in(back(2**63, 3, prefix(0, len(PROMPT))), back(5, 6))
-        assert list(came.restored) == [True, False]
-        assert came.used_bytes == 0
-        assert (await said(shard, 3))[3] == expected[5:]
+        assert sorted(await shard.runs()) == sorted(
+            [(run_key(PROMPT), 0, len(PROMPT), False), (run_key(whole), len(PROMPT), len(whole), False)]
+        )
+        came = await shard.load(
+            load_of(3, whole[:-1], (PROMPT, 10), (PROMPT, len(PROMPT)), (whole, len(whole) - 1)), load_of(4, b"never")
+        )
+        assert list(came.loaded) == [True, False]
+        assert list(came.bad_runs) == [run_key(b"never")]
+        assert came.saved_bytes.memory == 8 * len(whole)
+        first = await shard.prefill(
+            prompt_chunk(3, whole[-1:], copy=prefix(3, len(whole) - 1), ignore_eos=True), drop=[run_key(whole)]
+        )
+        output = await said(shard, 3)
+        assert [*first.tokens.token_ids, *output[3]] == expected_output(whole, 50, ignore_eos=True)
+        assert [key for key, *_ in await shard.runs()] == [run_key(PROMPT)]
 
 
-async def test_a_new_lease_forgets_what_was_swapped() -> None:
+async def test_runs_outlive_a_lease() -> None:
     async with running_shard() as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, PROMPT, ignore_eos=True))
-        assert list((await shard.swap_out(out(0, 1))).saved) == [True]
+        assert list((await shard.save(save_of(0, PROMPT))).saved) == [True]
         await shard.take(2)
-        answer = await shard.swap_in(back(1, 0))
-        assert (list(answer.restored), answer.used_bytes) == ([False], 0)
+        assert (await shard.keep()).sequence_ids == []
+        assert list((await shard.load(load_of(0, PROMPT))).loaded) == [True]
 
 
-async def test_a_running_decode_gives_way_to_a_swap() -> None:
+async def test_many_runs_are_listed_in_several_messages() -> None:
+    async with running_shard() as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, PROMPT, ignore_eos=True))
+        keys = [number.to_bytes(16, "little") for number in range(2_001)]
+        entries = [shard_pb2.SaveEntry(sequence_id=0, start=0, cuts=[2, 5], keys=[bytes(16), key]) for key in keys]
+        assert all((await shard.save(*entries)).saved)
+        assert {key for key, *_ in await shard.runs()} == set(keys)
+        parts = [len(part.starts) async for part in shard.stub.ListRuns(shard_pb2.ListRunsRequest())]
+        assert parts == [1_000, 1_000, 1]
+
+
+async def test_the_layout_changes_under_running_sequences() -> None:
+    backend = ToyBackend(cells=8192, layout=KvLayout.SPLIT, other_layouts=[KvLayout.UNIFIED])
+    async with running_shard(backend) as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, PROMPT, ignore_eos=True), prompt_chunk(1, TAIL, ignore_eos=True))
+        output = await said(shard, 0, 1, max_steps=5)
+        long = prompt_chunk(2, b"x" * 1_500)
+        assert await refused(shard.prefill(long)) is ShardError.SEQUENCE_TOO_LONG
+        changed = await shard.set_layout(shard_pb2.KV_LAYOUT_UNIFIED)
+        assert changed.limits.kv_layout == shard_pb2.KV_LAYOUT_UNIFIED
+        assert changed.limits.cells_per_sequence == 8192
+        assert list(changed.lost_sequence_ids) == []
+        layouts = (await shard.stub.Info(shard_pb2.InfoRequest())).limits.layouts
+        assert [one.kv_layout for one in layouts] == [shard_pb2.KV_LAYOUT_UNIFIED, shard_pb2.KV_LAYOUT_SPLIT]
+        assert layouts[0] == changed.limits
+        await shard.prefill(long)
+        assert await refused(shard.set_layout(shard_pb2.KV_LAYOUT_SPLIT)) is ShardError.SEQUENCE_TOO_LONG
+        await shard.set_layout(shard_pb2.KV_LAYOUT_SPLIT, release=[2])
+        rest = await said(shard, 0, 1)
+        for key, prompt in ((0, PROMPT), (1, TAIL)):
+            assert [*output[key], *rest[key]] == expected_output(prompt, 50, ignore_eos=True)[1:]
+
+
+async def test_a_running_decode_gives_way_to_a_save() -> None:
     async with running_shard(ToyBackend(step_s=0.002)) as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, PROMPT, ignore_eos=True, max_new=5_000))
@@ -92,56 +145,54 @@ async def test_a_running_decode_gives_way_to_a_swap() -> None:
         await decode.initial_metadata()
         replies = aiter(decode)
         await anext(replies)
-        assert list((await shard.swap_out(out(0, 1))).saved) == [True]
+        assert list((await shard.save(save_of(0, PROMPT))).saved) == [True]
         assert len([reply async for reply in replies]) < 1_000
 
 
-async def test_swaps_are_fenced_and_checked() -> None:
+async def test_commands_about_runs_are_fenced_and_checked() -> None:
     async with running_shard() as shard:
-        for call, error in (
-            (shard.swap_out(out(0, 1)), ShardError.NOT_LEASED),
-            (shard.swap_in(back(1, 0)), ShardError.NOT_LEASED),
-        ):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call
-            assert error_code(caught.value) is error
+        calls = (lambda: shard.save(save_of(0, PROMPT)), lambda: shard.load(load_of(0, PROMPT)))
+        layout = lambda: shard.set_layout(shard_pb2.KV_LAYOUT_UNIFIED)  # noqa: E731
+        for call in (*calls, layout):
+            assert await refused(call()) is ShardError.NOT_LEASED
         await shard.take(2)
         await shard.prefill(prompt_chunk(0, PROMPT, ignore_eos=True))
-        calls: list[tuple[Any, ShardError]] = [
-            (shard.swap_out(out(1, 1)), ShardError.UNKNOWN_SEQUENCE),
-            (shard.swap_out(out(0, 1, start=len(PROMPT) + 1)), ShardError.WRONG_POSITION),
-            (shard.swap_in(back(1, 0)), ShardError.SEQUENCE_EXISTS),
-            (shard.prefill(park={0: 0}), ShardError.WRONG_POSITION),
-        ]
-        for call, error in calls:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call
-            assert error_code(caught.value) is error
+        assert await refused(shard.save(save_of(1, PROMPT))) is ShardError.UNKNOWN_SEQUENCE
+        assert await refused(shard.save(save_of(0, PROMPT + TAIL))) is ShardError.WRONG_POSITION
+        assert await refused(shard.load(load_of(0, PROMPT))) is ShardError.SEQUENCE_EXISTS
+        assert await refused(shard.prefill(park={0: 0})) is ShardError.WRONG_POSITION
+        assert await refused(shard.set_layout(shard_pb2.KV_LAYOUT_SPLIT)) is ShardError.BAD_REQUEST
+        assert await refused(shard.set_layout(shard_pb2.KV_LAYOUT_UNSPECIFIED)) is ShardError.BAD_REQUEST
         shard.epoch = 1
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await shard.swap_out(out(0, 1))
-        assert error_code(caught.value) is ShardError.STALE_EPOCH
+        for call in (*calls, layout):
+            assert await refused(call()) is ShardError.STALE_EPOCH
 
 
 @pytest.mark.parametrize(
-    ("sharing", "told"),
+    ("sharing", "expected", "saving"),
     [
-        (PrefixSharing.ANY, shard_pb2.PREFIX_SHARING_ANY),
-        (PrefixSharing.WHOLE_ONLY, shard_pb2.PREFIX_SHARING_WHOLE_ONLY),
+        (PrefixSharing.ANY, shard_pb2.PREFIX_SHARING_ANY, shard_pb2.RUN_SAVING_ANY),
+        (PrefixSharing.WHOLE_ONLY, shard_pb2.PREFIX_SHARING_WHOLE_ONLY, shard_pb2.RUN_SAVING_WHOLE_ONLY),
     ],
 )
-async def test_info_has_sharing_and_swap_space(
-    sharing: PrefixSharing, told: shard_pb2.PrefixSharing.ValueType, tmp_path: Path
+async def test_info_has_what_can_be_shared_and_saved(
+    sharing: PrefixSharing,
+    expected: shard_pb2.PrefixSharing.ValueType,
+    saving: shard_pb2.RunSaving.ValueType,
+    tmp_path: Path,
 ) -> None:
     backend = ToyBackend(sharing=sharing, layout=KvLayout.SPLIT)
-    async with running_shard(backend, swap_space=0.5, swap_dir=str(tmp_path), swap_dir_space=2.0) as shard:
+    async with running_shard(backend, cache_ram=64, cache_dir=str(tmp_path), cache_dir_space=2.0) as shard:
         limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
-        assert limits.prefix_sharing == told
-        assert limits.swap_bytes == 5 << 29
+        (layout,) = limits.layouts
+        assert (layout.kv_layout, layout.cells, layout.cells_per_sequence) == (shard_pb2.KV_LAYOUT_SPLIT, 8192, 1024)
+        assert (layout.prefix_sharing, layout.run_saving) == (expected, saving)
+        # A fourth of the memory is for runs that are being written.
+        assert (limits.saved_capacity.memory, limits.saved_capacity.disk) == (48 << 20, 2 << 30)
 
 
-async def test_a_swap_folder_that_cannot_be_used_is_a_startup_error(tmp_path: Path) -> None:
+async def test_a_cache_folder_that_cannot_be_used_is_a_startup_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    config = ShardConfig(backend="fake", address=f"unix:{tmp_path / 'shard'}", swap_dir=str(tmp_path / "file"))
-    with pytest.raises(StartupError, match="--swap-dir"):
+    config = ShardConfig(backend="fake", address=f"unix:{tmp_path / 'shard'}", cache_dir=str(tmp_path / "file"))
+    with pytest.raises(StartupError, match=r"--cache-dir .*file: File exists"):
         await ShardServer(config).start()

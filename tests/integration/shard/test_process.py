@@ -12,11 +12,13 @@ import pytest
 
 from caravan_proto.channel import client_options
 from caravan_proto.errors import ShardError
-from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
+from caravan_testing.shard_builders import run_key
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk
+from caravan_testing.toy_oracle import expected_output
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -82,19 +84,43 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
             assert await process.wait() == 0
 
 
-async def test_a_drain_waits_for_what_is_swapped(tmp_path: Path) -> None:
-    async with shard_process(tmp_path) as (process, shard):
+def save_of(prompt: bytes) -> shard_pb2.SaveEntry:
+    return shard_pb2.SaveEntry(sequence_id=0, cuts=[len(prompt)], keys=[run_key(prompt)])
+
+
+def load_of(prompt: bytes) -> shard_pb2.LoadEntry:
+    piece = shard_pb2.RunSlice(key=run_key(prompt), start=0, end=len(prompt))
+    return shard_pb2.LoadEntry(sequence_id=1, token_ids=prompt, slices=[piece])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_saved_runs_outlive_the_process(tmp_path: Path, number: signal.Signals) -> None:
+    flags = ("--cache-dir", str(tmp_path / "runs"), "-c", "4096", "--drain-timeout-s", "0")
+    prompts = [bytes([65 + place]) * (20 + place) for place in range(8)]
+    async with shard_process(tmp_path, *flags) as (process, shard):
         await shard.take()
-        await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5))
-        await shard.swap_out(shard_pb2.SwapOutEntry(sequence_id=0, handle=1))
-        process.send_signal(signal.SIGTERM)
+        for prompt in prompts:
+            await shard.prefill(prompt_chunk(0, prompt, ignore_eos=True))
+            await shard.save(save_of(prompt))
+            await shard.keep()
+        await shard.keep(spill=[run_key(prompt) for prompt in prompts[:4]])
+        process.send_signal(number)
         async with asyncio.timeout(60):
-            while not (await shard.take()).draining:  # noqa: ASYNC110  the shard tells nobody
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.2)
-            assert list((await shard.swap_in(shard_pb2.SwapInEntry(handle=1, sequence_id=0))).restored) == [True]
-            assert len([reply async for reply in shard.decode([0])]) == 4
-            assert await process.wait() == 0
+            assert await process.wait() == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+    async with shard_process(tmp_path, *flags) as (_process, shard):
+        await shard.take()
+        found = {key for key, *_ in await shard.runs()}
+        if number is signal.SIGTERM:
+            # What was in memory went to disk.
+            assert found == {run_key(prompt) for prompt in prompts}
+        for prompt in prompts:
+            if run_key(prompt) not in found:
+                continue
+            assert list((await shard.load(load_of(prompt))).loaded) == [True]
+            copy = types_pb2.PrefixCopy(source_sequence_id=1, length=len(prompt) - 1)
+            first = await shard.prefill(prompt_chunk(1, prompt[-1:], copy=copy))
+            assert list(first.tokens.token_ids) == expected_output(prompt, 1)
+            await shard.keep()
 
 
 async def test_a_drain_ends_at_its_timeout(tmp_path: Path) -> None:

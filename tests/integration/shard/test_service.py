@@ -121,7 +121,8 @@ async def test_info_has_identity_limits_and_epoch() -> None:
     async with running_shard(shard_id="s7") as shard:
         info = await shard.stub.Info(shard_pb2.InfoRequest())
         assert (info.shard_id, info.epoch, info.model.name) == ("s7", 0, "toy")
-        assert info.limits.cells == info.limits.cells_per_sequence == 8192
+        (layout,) = info.limits.layouts
+        assert layout.cells == layout.cells_per_sequence == 8192
         assert info.limits.kv_layout == shard_pb2.KV_LAYOUT_UNIFIED
         assert info.model.eog_token_ids == [257, 259]
         await shard.take(5)

@@ -6,9 +6,17 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Prefix
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk, Decode, SwapIn, SwapInEntry, SwapOutEntry
+from caravan_shard.protocol.commands import Chunk, Decode, Load
 from caravan_shard.protocol.results import Refusal
-from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
+from caravan_testing.shard_builders import (
+    EngineDriver,
+    first_chunk,
+    load_entry,
+    next_chunk,
+    save_entry,
+    toy_prompt,
+    with_parameters,
+)
 from caravan_testing.toy_oracle import expected_output
 
 PROMPT = toy_prompt("a prompt for everyone")
@@ -79,29 +87,31 @@ def test_a_decode_with_two_adapters_is_refused(driver: EngineDriver) -> None:
     assert refusal.sentence.endswith("Given: '', 'other'")
 
 
-def test_swapped_sequences_keep_their_adapter(driver: EngineDriver) -> None:
+def test_saved_sequences_keep_their_adapter(driver: EngineDriver) -> None:
     driver.prefill(chunk(0, "one"))
-    driver.decode([0], steps=3)
-    output = driver.output[0]
-    assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=1)).saved == [True]
+    assert driver.save(save_entry(0, PROMPT, adapter="one", release=True)) == [True]
     driver.prefill(chunk(0, ""))
-    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=1)) == [True]
-    driver.output[1] = output
+    assert driver.load(load_entry(1, PROMPT, adapter="one")) == [True]
+    for adapter in ADAPTERS:
+        answer = driver.try_prefill(chunk(2, adapter, [65], copy=Prefix(source_id=1, length=len(PROMPT))))
+        assert isinstance(answer, Refusal) == (adapter != "one")
+    refused = driver.engine.load(Load(entries=[load_entry(3, PROMPT, adapter="unknown")]), 0)
+    assert isinstance(refused, Refusal)
+    assert refused.error is ShardError.BAD_REQUEST
+    # Resumed by a chunk of its last token.
+    driver.prefill(chunk(1, "one", PROMPT[-1:], copy=Prefix(source_id=1, length=len(PROMPT) - 1)))
     driver.decode([1], steps=5)
     driver.decode([0])
     driver.decode([1])
-    assert driver.output == {0: expected(""), 1: expected("one")}
+    assert driver.output[0] == expected("")
+    assert driver.output[1] == expected("one")
 
 
-def test_a_swapped_suffix_is_restored_only_behind_a_prefix_of_its_adapter() -> None:
-    driver = EngineDriver(ToyBackend(adapters=ADAPTERS[1:]))
-    for key, adapter in enumerate(["one", "one", ""]):
+def test_sequences_keep_their_adapter_in_the_other_layout() -> None:
+    driver = EngineDriver(ToyBackend(adapters=ADAPTERS[1:], other_layouts=[KvLayout.SPLIT]))
+    for key, adapter in enumerate(ADAPTERS):
         driver.prefill(chunk(key, adapter))
-    driver.swap_out(SwapOutEntry(sequence_id=0, handle=1, start=4))
-    entry = SwapInEntry(handle=1, sequence_id=0, copy=Prefix(source_id=2, length=4))
-    refused = driver.engine.swap_in(SwapIn(entries=[entry]), 0)
-    assert isinstance(refused, Refusal)
-    assert refused.error is ShardError.BAD_REQUEST
-    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=0, copy=Prefix(source_id=1, length=4))) == [True]
-    driver.decode([0])
-    assert driver.output[0] == expected("one")
+    assert driver.set_layout(KvLayout.SPLIT) == []
+    for key, adapter in enumerate(ADAPTERS):
+        driver.decode([key])
+        assert driver.output[key] == expected(adapter)

@@ -7,6 +7,7 @@ import pytest
 
 from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.config import ShardConfig, physical_cores
+from caravan_shard.kv_layout import KvLayout
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,18 @@ def test_adapters_have_a_name_a_file_and_a_scale(text: str, adapter: AdapterFile
         AdapterFile("first", Path("first.gguf")),
         adapter,
     ]
+
+
+def test_the_layout_starts_split_if_every_sequence_gets_a_block_of_cells() -> None:
+    both = [KvLayout.SPLIT, KvLayout.UNIFIED]
+    assert ShardConfig(backend="fake").layouts(8192) == both
+    config = ShardConfig(backend="fake", parallel=4)
+    assert config.layouts(1024) == both
+    assert config.layouts(1023) == [KvLayout.UNIFIED]
+    for layout in KvLayout:
+        assert ShardConfig(backend="fake", kv_layout=layout.value).layouts(8192) == [layout]
+
+
+def test_disk_is_used_only_with_a_folder() -> None:
+    assert ShardConfig(backend="fake", cache_dir_space=2).cache_dir_bytes == 0
+    assert ShardConfig(backend="fake", cache_dir="x", cache_dir_space=0.5).cache_dir_bytes == 1 << 29

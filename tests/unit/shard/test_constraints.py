@@ -1,4 +1,4 @@
-"""Constrained sequences on the toy backend: choosing tokens, ending, and swaps, failures and resumption."""
+"""Constrained sequences on the toy backend: choosing tokens, ending, preemption, failures and resumption."""
 
 import itertools
 import json
@@ -14,13 +14,22 @@ from caravan_shard.backends.toy.model import EOS, TOY_FACTS, TURN_END
 from caravan_shard.constraints.constraint import ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Decode, SwapInEntry, SwapOutEntry
+from caravan_shard.protocol.commands import Decode
 from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
 from caravan_shard.sampling.penalties import OccurrencePenalty
 from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
-from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_grammar, toy_prompt
+from caravan_shard.sequences.sequence import Phase
+from caravan_testing.shard_builders import (
+    EngineDriver,
+    first_chunk,
+    load_entry,
+    next_chunk,
+    save_entry,
+    toy_grammar,
+    toy_prompt,
+)
 from caravan_testing.toy_oracle import expected_output
 
 DRAWN = SamplingParameters(temperature=1.0, seed=5, repetition_penalty=1.2, top_k=60)
@@ -180,7 +189,7 @@ def test_a_failed_grammar_ends_its_sequence_and_no_other() -> None:
     assert driver.output[1] == expected_output(PROMPT, 50)
 
 
-# -- swaps, failures and resumption
+# -- preemption, failures and resumption
 
 GRAMMARS = {
     "regex": ("[a-c]{3}(x|yy|zzz)+[0-9]{2,9}", ConstraintKind.REGEX),
@@ -239,7 +248,7 @@ def test_a_resumed_sequence_continues_in_its_grammar(grammar: Grammar, count: in
 
 
 @pytest.mark.parametrize("layout", KvLayout)
-def test_a_grammar_survives_swaps_failed_steps_and_a_shared_prompt(grammar: Grammar, layout: KvLayout) -> None:
+def test_a_grammar_survives_preemption_failed_steps_and_a_shared_prompt(grammar: Grammar, layout: KvLayout) -> None:
     whole = expected_output(PROMPT, 40, sampling=DRAWN, grammar=grammar)
     outcomes = itertools.cycle([DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, None])
     driver = EngineDriver(ToyBackend(layout=layout))
@@ -260,18 +269,35 @@ def test_a_grammar_survives_swaps_failed_steps_and_a_shared_prompt(grammar: Gram
         assert isinstance(result, StepResult)
         assert result.outcome is expected
     driver.prefill(chunk)
-    handle = 0
-    while driver.engine._pool.held[0].matching is not None:
-        handle += 1
-        assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=handle)).saved == [True]
-        assert driver.swap_in(SwapInEntry(handle=handle, sequence_id=0)) == [True]
+    output = driver.output[0]
+    while driver.engine._pool.held[0].phase is not Phase.ENDED:
+        # Preempted and resumed: the grammar reads the output so far again.
+        known = [*PROMPT, *output]
+        assert driver.save(save_entry(0, known[:-1], release=True)) == [True]
+        assert driver.load(load_entry(0, known[:-1])) == [True]
+        resumed = first_chunk(
+            0,
+            known[-1:],
+            copy=Prefix(source_id=0, length=len(known) - 1),
+            prompt_length=len(PROMPT),
+            sampling=DRAWN,
+            grammar=grammar,
+            max_new=40 - len(output),
+        )
+        result = driver.try_prefill(resumed)
+        while isinstance(result, StepResult) and result.outcome is not StepOutcome.OK:
+            result = driver.try_prefill(resumed)
+        assert isinstance(result, StepResult)
+        output += result.rows.token_ids
         for _ in range(3):
             assert driver.engine.begin_decode(Decode(sequence_ids=[0], max_steps=1)) is None
             step = driver.engine.decode_step([0], 0)
+            if step is None:
+                break
             assert isinstance(step, StepResult)
             if step.outcome is StepOutcome.OK:
-                driver.output[0] += step.rows.token_ids
-    assert driver.output[0] == whole
+                output += step.rows.token_ids
+    assert output == whole
 
 
 def test_a_last_chunk_that_failed_may_be_sent_again_with_other_tokens() -> None:

@@ -7,7 +7,7 @@ from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk, SwapInEntry, SwapOutEntry
+from caravan_shard.protocol.commands import Chunk
 from caravan_shard.protocol.results import PromptLogprobs, Refusal, StepOutcome, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
@@ -126,13 +126,9 @@ def test_a_failed_step_changes_no_prompt_logprobs(outcome: DecodeOutcome) -> Non
     check(rows, 0)
 
 
-def test_a_swapped_prompt_continues() -> None:
-    driver = EngineDriver()
+def test_a_prompt_continues_in_the_other_layout() -> None:
+    driver = EngineDriver(ToyBackend(other_layouts=[KvLayout.SPLIT]))
     rows = [prompt_logprobs_of(driver.prefill(with_prompt_logprobs(0, PROMPT[:10], last=False)))]
-    assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=1)).saved == [True]
-    driver.prefill(first_chunk(0, toy_prompt("another")))
-    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=3)) == [True]
-    driver.output[3] = []
-    rows.append(prompt_logprobs_of(driver.prefill(next_chunk(3, 10, PROMPT[10:]))))
-    rows[0].sequence_ids = [3]
-    check(rows, 3)
+    assert driver.set_layout(KvLayout.SPLIT) == []
+    rows.append(prompt_logprobs_of(driver.prefill(next_chunk(0, 10, PROMPT[10:]))))
+    check(rows, 0)

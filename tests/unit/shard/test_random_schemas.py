@@ -9,7 +9,7 @@ from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.engine.engine import Engine
 from caravan_shard.protocol.results import FinishReason
 from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.sequences.swap import SwapSpace
+from caravan_shard.sequences.runs import RunStore
 from caravan_testing.constrained_runs import Grammars, Job, run_jobs
 from caravan_testing.random_schemas import random_schema
 
@@ -17,7 +17,7 @@ SCHEMAS = 500
 
 
 def test_outputs_for_random_schemas_parse_and_validate() -> None:
-    engine = Engine(ToyBackend(cells=65_536), 1, SwapSpace())
+    engine = Engine(ToyBackend(cells=65_536), 1, RunStore(0))
     grammars = Grammars(engine.backend)
     schemas = [random_schema(seed) for seed in range(SCHEMAS)]
     jobs = [

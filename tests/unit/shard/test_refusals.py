@@ -18,22 +18,34 @@ from caravan_shard.protocol.commands import (
     Decode,
     FilterBatch,
     Header,
+    Load,
+    LoadEntry,
     Park,
     Prefill,
-    SwapIn,
-    SwapInEntry,
-    SwapOut,
-    SwapOutEntry,
+    RunSlice,
+    Save,
+    SaveEntry,
+    SetLayout,
 )
 from caravan_shard.protocol.results import Refusal, Result, StepResult
-from caravan_testing.shard_builders import EngineDriver, first_chunk, header, next_chunk, toy_prompt, with_parameters
+from caravan_testing.shard_builders import (
+    EngineDriver,
+    first_chunk,
+    header,
+    load_entry,
+    next_chunk,
+    run_key,
+    save_entry,
+    toy_prompt,
+    with_parameters,
+)
 from caravan_testing.toy_oracle import expected_output
 
 RUNNING, PARTIAL = 0, 1
-# A swapped sequence with the same beginning as RUNNING, and where its state starts.
-HANDLE, SUFFIX_START = 7, 3
 RELEASED = Header(release_ids=[RUNNING])
 PROMPT = toy_prompt("running")
+# Runs of the tokens of RUNNING: all of them, and those from 3 on.
+KEY, LATER_KEY = run_key(PROMPT), b"later" + bytes(11)
 
 
 def ask(engine: Engine, command: Command) -> Result | None:
@@ -44,10 +56,12 @@ def ask(engine: Engine, command: Command) -> Result | None:
             return engine.begin_decode(command)
         case FilterBatch():
             return engine.filter_batch(command)
-        case SwapOut():
-            return engine.swap_out(command, 0)
-        case SwapIn():
-            return engine.swap_in(command, 0)
+        case Save():
+            return engine.save(command, 0)
+        case Load():
+            return engine.load(command, 0)
+        case SetLayout():
+            return engine.set_layout(command, 0)
         case _:
             raise AssertionError(command)
 
@@ -94,15 +108,19 @@ def taking_over(sequence_id: int, length: int, **fields: Any) -> Prefill:
     return Prefill(chunks=[replace(chunk, **fields)])
 
 
-def swap_out(*entries: tuple[int, int, int], **fields: Any) -> SwapOut:
-    return SwapOut(
-        entries=[SwapOutEntry(sequence_id=key, handle=at, start=start) for key, at, start in entries], **fields
-    )
+def saving(*entries: SaveEntry, **fields: Any) -> Save:
+    return Save(entries=entries, **fields)
 
 
-def swap_in(sequence_id: int, source: int | None, length: int, handle: int = HANDLE, **fields: Any) -> SwapIn:
-    copy = Prefix(source_id=source, length=length) if source is not None else None
-    return SwapIn(entries=[SwapInEntry(handle=handle, sequence_id=sequence_id, copy=copy)], **fields)
+def save_of(sequence_id: int, start: int, *cuts: int, **fields: Any) -> SaveEntry:
+    keys = [bytes([cut % 256]) * 16 for cut in cuts]
+    return replace(SaveEntry(sequence_id=sequence_id, start=start, cuts=cuts, keys=keys), **fields)
+
+
+def loading(sequence_id: int, length: int, *slices: tuple[int, int], key: bytes = KEY, **fields: Any) -> Load:
+    pieces = [RunSlice(key=key, start=start, end=end) for start, end in slices]
+    entry = LoadEntry(sequence_id=sequence_id, tokens=PROMPT[:length], slices=pieces)
+    return Load(entries=[replace(entry, **fields)])
 
 
 CASES: dict[str, tuple[Command, ShardError]] = {
@@ -173,8 +191,12 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     ),
     "park nothing": (parked(RUNNING, 0), ShardError.WRONG_POSITION),
     "park more than is computed": (parked(RUNNING, 8), ShardError.WRONG_POSITION),
-    "drop a handle out of range": (
-        FilterBatch(keep_ids=[RUNNING, PARTIAL], header=header(drop=[2**64])),
+    "drop a short key": (
+        FilterBatch(keep_ids=[RUNNING, PARTIAL], header=header(drop=[KEY, b"short"])),
+        ShardError.BAD_REQUEST,
+    ),
+    "spill a long key": (
+        FilterBatch(keep_ids=[RUNNING, PARTIAL], header=header(spill=[KEY * 2])),
         ShardError.BAD_REQUEST,
     ),
     "go on with what is parked": (
@@ -192,38 +214,58 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "take over at another position": (taking_over(RUNNING, 4, start=5), ShardError.WRONG_POSITION),
     "take over without parameters": (taking_over(RUNNING, 4, parameters=None), ShardError.UNKNOWN_SEQUENCE),
     "take over what rides": (replace(taking_over(RUNNING, 4), rider_ids=[RUNNING]), ShardError.BAD_REQUEST),
-    "swap out unknown": (swap_out((5, 1, 0)), ShardError.UNKNOWN_SEQUENCE),
-    "swap out twice": (swap_out((RUNNING, 1, 0), (RUNNING, 2, 0)), ShardError.BAD_REQUEST),
-    "swap out under one handle": (swap_out((RUNNING, 1, 0), (PARTIAL, 1, 0)), ShardError.BAD_REQUEST),
-    "swap out under a handle in use": (swap_out((RUNNING, HANDLE, 0)), ShardError.BAD_REQUEST),
-    "swap out under a handle out of range": (swap_out((RUNNING, 2**64, 0)), ShardError.BAD_REQUEST),
-    "swap out from behind the end": (swap_out((RUNNING, 1, 8)), ShardError.WRONG_POSITION),
-    "swap out from behind what is parked": (
-        swap_out((RUNNING, 1, 5), header=header(park={RUNNING: 4})),
-        ShardError.WRONG_POSITION,
-    ),
-    "swap out the second badly": (swap_out((RUNNING, 1, 0), (PARTIAL, 2, 5)), ShardError.WRONG_POSITION),
-    "swap in to a held id": (swap_in(PARTIAL, RUNNING, SUFFIX_START), ShardError.SEQUENCE_EXISTS),
-    "swap in to an id too large": (swap_in(8, RUNNING, SUFFIX_START), ShardError.BAD_REQUEST),
-    "swap in twice": (
-        SwapIn(
-            entries=[
-                SwapInEntry(handle=HANDLE, sequence_id=key, copy=Prefix(source_id=RUNNING, length=SUFFIX_START))
-                for key in (3, 4)
-            ]
-        ),
+    "save unknown": (saving(save_of(5, 0, 1)), ShardError.UNKNOWN_SEQUENCE),
+    "save an id too large": (saving(save_of(8, 0, 1)), ShardError.BAD_REQUEST),
+    "save what is released": (saving(save_of(RUNNING, 0, 1), header=RELEASED), ShardError.UNKNOWN_SEQUENCE),
+    "save after the release": (
+        saving(save_of(RUNNING, 0, 1, release=True), save_of(RUNNING, 1, 2)),
         ShardError.BAD_REQUEST,
     ),
-    "swap in without the prefix": (swap_in(3, None, 0), ShardError.BAD_REQUEST),
-    "swap in behind another length": (swap_in(3, RUNNING, SUFFIX_START + 1), ShardError.BAD_REQUEST),
-    "swap in behind other tokens": (swap_in(3, PARTIAL, SUFFIX_START), ShardError.BAD_REQUEST),
-    "swap in behind an unknown sequence": (swap_in(3, 5, SUFFIX_START), ShardError.UNKNOWN_SEQUENCE),
-    "swap in behind itself": (swap_in(3, 3, SUFFIX_START), ShardError.UNKNOWN_SEQUENCE),
-    "swap in behind what is parked shorter": (
-        swap_in(3, RUNNING, SUFFIX_START, header=header(park={RUNNING: 2})),
+    "save nothing": (saving(save_of(RUNNING, 0)), ShardError.BAD_REQUEST),
+    "save from a cut on": (saving(save_of(RUNNING, 4, 4)), ShardError.BAD_REQUEST),
+    "save before 0": (saving(save_of(RUNNING, -1, 4)), ShardError.BAD_REQUEST),
+    "save with cuts that descend": (saving(save_of(RUNNING, 0, 4, 3)), ShardError.BAD_REQUEST),
+    "save with equal cuts": (saving(save_of(RUNNING, 0, 4, 4)), ShardError.BAD_REQUEST),
+    "save with a key too few": (saving(save_of(RUNNING, 0, 3, 4, keys=[KEY])), ShardError.BAD_REQUEST),
+    "save with a short key": (saving(save_of(RUNNING, 0, 4, keys=[b"short"])), ShardError.BAD_REQUEST),
+    "save more than is computed": (saving(save_of(RUNNING, 0, 8)), ShardError.WRONG_POSITION),
+    "save more than is parked": (
+        saving(save_of(RUNNING, 0, 5), header=header(park={RUNNING: 4})),
         ShardError.WRONG_POSITION,
     ),
-    "swap in an unknown handle behind too much": (swap_in(3, RUNNING, 9, handle=99), ShardError.WRONG_POSITION),
+    "save the second badly": (
+        saving(save_of(RUNNING, 0, 1, release=True), save_of(PARTIAL, 0, 5)),
+        ShardError.WRONG_POSITION,
+    ),
+    "load to a held id": (loading(PARTIAL, 7, (0, 7)), ShardError.SEQUENCE_EXISTS),
+    "load to an id too large": (loading(8, 7, (0, 7)), ShardError.BAD_REQUEST),
+    "load to an id twice": (
+        Load(entries=[*loading(3, 7, (0, 7)).entries, *loading(3, 7, (0, 7)).entries]),
+        ShardError.BAD_REQUEST,
+    ),
+    "load no tokens": (loading(3, 0), ShardError.BAD_REQUEST),
+    "load a token outside the vocabulary": (loading(3, 7, (0, 2), tokens=[1, 260]), ShardError.BAD_REQUEST),
+    "load more than fits": (loading(3, 7, (0, 201), tokens=[1] * 201), ShardError.SEQUENCE_TOO_LONG),
+    "load without slices": (loading(3, 7), ShardError.BAD_REQUEST),
+    "load not from 0 on": (loading(3, 7, (1, 7)), ShardError.BAD_REQUEST),
+    "load with a gap": (loading(3, 7, (0, 3), (4, 7)), ShardError.BAD_REQUEST),
+    "load an empty slice": (loading(3, 7, (0, 3), (3, 3), (3, 7)), ShardError.BAD_REQUEST),
+    "load slices that end early": (loading(3, 7, (0, 6)), ShardError.BAD_REQUEST),
+    "load slices that end late": (loading(3, 6, (0, 7)), ShardError.BAD_REQUEST),
+    "load with a long key": (loading(3, 7, (0, 7), key=KEY + b"x"), ShardError.BAD_REQUEST),
+    "load more than a run has": (loading(3, 8, (0, 8), tokens=[1] * 8), ShardError.BAD_REQUEST),
+    "load what is before a run": (loading(3, 7, (0, 7), key=LATER_KEY), ShardError.BAD_REQUEST),
+    "load for an unknown adapter": (loading(3, 7, (0, 7), adapter="none"), ShardError.BAD_REQUEST),
+    "load the second badly": (
+        Load(entries=[*loading(3, 7, (0, 7)).entries, *loading(PARTIAL, 7, (0, 7)).entries]),
+        ShardError.SEQUENCE_EXISTS,
+    ),
+    "a layout that the shard does not know": (SetLayout(layout=None), ShardError.BAD_REQUEST),
+    "a layout in which a sequence does not fit": (SetLayout(layout=KvLayout.SPLIT), ShardError.SEQUENCE_TOO_LONG),
+    "release unknown with a layout": (
+        SetLayout(layout=KvLayout.UNIFIED, header=Header(release_ids=[6])),
+        ShardError.UNKNOWN_SEQUENCE,
+    ),
     "temperature nan": (sampling(temperature=math.nan), ShardError.BAD_REQUEST),
     "temperature infinite": (sampling(temperature=math.inf), ShardError.BAD_REQUEST),
     "temperature negative": (sampling(temperature=-0.1), ShardError.BAD_REQUEST),
@@ -287,12 +329,17 @@ CASES: dict[str, tuple[Command, ShardError]] = {
 
 @pytest.fixture
 def driver() -> EngineDriver:
-    """A shard with a running, a partly prefilled and a swapped sequence."""
-    driver = EngineDriver(
-        ToyBackend(cells=200, max_batch_tokens=64, max_prompt_logprob_tokens=20, adapters=["one", "other"])
+    """A shard with a running and a partly prefilled sequence, and two saved runs."""
+    backend = ToyBackend(
+        cells=200,
+        max_batch_tokens=64,
+        max_prompt_logprob_tokens=20,
+        adapters=["one", "other"],
+        other_layouts=[KvLayout.SPLIT],
     )
+    driver = EngineDriver(backend)
     driver.prefill(first_chunk(2, PROMPT, ignore_eos=True))
-    driver.swap_out(SwapOutEntry(sequence_id=2, handle=HANDLE, start=SUFFIX_START))
+    driver.save(save_entry(2, PROMPT), save_of(2, 3, 7, keys=[LATER_KEY], release=True))
     driver.prefill(
         first_chunk(RUNNING, PROMPT, ignore_eos=True), first_chunk(PARTIAL, toy_prompt("part"), total=10, last=False)
     )
@@ -314,9 +361,10 @@ def test_a_refused_command_changes_nothing(driver: EngineDriver, name: str) -> N
     driver.decode([RUNNING, PARTIAL])
     assert driver.output[RUNNING] == expected_output(PROMPT, 50, ignore_eos=True)
     assert driver.output[PARTIAL] == expected_output(toy_prompt("partial ok"), 50)
-    # The swapped sequence can still be restored.
-    again = swap_in(2, RUNNING, SUFFIX_START)
-    assert driver.swap_in(*again.entries) == [True]
+    # The runs are as before.
+    assert [run.key for run, _ in driver.engine.runs.list_runs()] == [KEY, LATER_KEY]
+    assert driver.load(load_entry(2, PROMPT)) == [True]
+    driver.prefill(first_chunk(2, PROMPT[6:], copy=Prefix(source_id=2, length=6), ignore_eos=True))
     driver.decode([2])
     assert driver.output[2] == expected_output(PROMPT, 50, ignore_eos=True)
 
@@ -337,21 +385,13 @@ def test_a_draining_shard_refuses_new_sequences_and_continues_the_others(driver:
     assert len(driver.decode([RUNNING, PARTIAL], steps=3)) == 3
 
 
-def test_a_draining_shard_restores_swapped_sequences_and_starts_none_in_their_place(driver: EngineDriver) -> None:
+def test_a_draining_shard_starts_and_loads_no_sequence_and_saves_them(driver: EngineDriver) -> None:
     driver.engine.draining = True
-    answer = driver.engine.prefill(taking_over(RUNNING, 4), 0)
-    assert isinstance(answer, Refusal)
-    assert answer.error is ShardError.DRAINING
-    assert driver.swap_in(*swap_in(3, RUNNING, SUFFIX_START).entries) == [True]
-
-
-def test_a_split_cache_saves_only_whole_sequences() -> None:
-    driver = EngineDriver(ToyBackend(layout=KvLayout.SPLIT))
-    driver.prefill(first_chunk(RUNNING, PROMPT, ignore_eos=True))
-    answer = driver.engine.swap_out(swap_out((RUNNING, 1, 2)), 0)
-    assert isinstance(answer, Refusal)
-    assert answer.error is ShardError.BAD_REQUEST
-    assert driver.engine.sequence_count == 1
+    for command in (taking_over(RUNNING, 4), loading(3, 7, (0, 7))):
+        answer = ask(driver.engine, command)
+        assert isinstance(answer, Refusal)
+        assert answer.error is ShardError.DRAINING
+    assert driver.save(save_of(RUNNING, 0, 7, release=True)) == [True]
 
 
 def test_a_recurrent_model_parks_only_whole_sequences() -> None:

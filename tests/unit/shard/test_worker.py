@@ -10,29 +10,34 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import DecodeOutcome, TokenBatch
+from caravan_shard.backends.base import Backend, DecodeOutcome, TokenBatch
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import RUN_AHEAD, Replies
 from caravan_shard.engine.worker import ENDING, Worker
+from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
     Decode,
     Embed,
     FilterBatch,
+    Load,
     Prefill,
-    SwapIn,
-    SwapInEntry,
-    SwapOut,
-    SwapOutEntry,
+    Save,
+    SetLayout,
 )
-from caravan_shard.protocol.results import Embedding, Holdings, Refusal, Result, StepResult, SwappedIn, SwappedOut
-from caravan_testing.shard_builders import first_chunk, memory_swap, toy_prompt
+from caravan_shard.protocol.results import Embedding, Holdings, LayoutSet, Loaded, Refusal, Result, Saved, StepResult
+from caravan_shard.sequences.runs import RunStore
+from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, toy_prompt
 
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")
 START = Prefill(
     chunks=[first_chunk(key, toy_prompt(f"sequence {key}"), max_new=5_000, ignore_eos=True) for key in range(2)]
 )
 DECODE = Decode(sequence_ids=[0, 1], max_steps=4_000)
+
+
+def make_runs(_backend: Backend) -> RunStore:
+    return RunStore(1 << 30)
 
 
 class Gate:
@@ -63,7 +68,7 @@ class Gate:
 
 @asynccontextmanager
 async def worker_on(backend: ToyBackend) -> AsyncIterator[tuple[Worker, Engine]]:
-    worker = Worker(lambda: backend, 1, memory_swap)
+    worker = Worker(lambda: backend, 1, make_runs)
     engine = await worker.start()
     try:
         yield worker, engine
@@ -117,24 +122,28 @@ async def test_a_decode_yields_to_the_next_command_after_the_running_step() -> N
         assert engine.step_count == 3
 
 
-async def test_a_decode_yields_to_a_swap_which_a_new_lease_forgets() -> None:
+async def test_a_decode_yields_to_commands_about_runs_and_runs_outlive_a_lease() -> None:
     gate = Gate()
-    backend = ToyBackend()
+    backend = ToyBackend(cells=65_536, other_layouts=[KvLayout.SPLIT])
     async with worker_on(backend) as (worker, engine):
         await all_of(worker.submit(START))
         backend.hook = gate
         decode = worker.submit(DECODE)
         await gate.next_step()
-        swapped = worker.submit(SwapOut(entries=[SwapOutEntry(sequence_id=0, handle=1)]))
+        prompt = engine._pool.held[0].tokens[: engine._pool.held[0].computed]
+        saved = worker.submit(Save(entries=[save_entry(0, prompt)]))
         gate.open()
         assert len(await all_of(decode)) == 1
-        (result,) = await all_of(swapped)
-        assert isinstance(result, SwappedOut)
-        assert result.saved == [True]
+        (result,) = await all_of(saved)
+        assert isinstance(result, Saved)
+        assert result.sizes == [8 * len(prompt)]
+        (result,) = await all_of(worker.submit(SetLayout(layout=KvLayout.SPLIT)))
+        assert isinstance(result, LayoutSet)
+        assert result.lost_ids == []
         worker.release_all(OVERTAKEN)
-        (result,) = await all_of(worker.submit(SwapIn(entries=[SwapInEntry(handle=1, sequence_id=0)])))
-        assert isinstance(result, SwappedIn)
-        assert (result.restored, result.used_bytes) == ([False], 0)
+        (result,) = await all_of(worker.submit(Load(entries=[load_entry(0, prompt)])))
+        assert isinstance(result, Loaded)
+        assert (result.loaded, result.used.memory) == ([True], 8 * len(prompt))
         assert engine.unfinished_count == 0
 
 
@@ -239,14 +248,14 @@ async def test_start_raises_the_error_of_loading() -> None:
         raise OSError("no such model")
 
     with pytest.raises(OSError, match="no such model"):
-        await Worker(load, 1, memory_swap).start()
+        await Worker(load, 1, make_runs).start()
 
 
 async def test_an_exception_ends_the_worker_and_answers_every_command() -> None:
     def hook(_batch: TokenBatch) -> None:
         raise RuntimeError("broken")
 
-    worker = Worker(lambda: ToyBackend(hook=hook), 1, memory_swap)
+    worker = Worker(lambda: ToyBackend(hook=hook), 1, make_runs)
     await worker.start()
     running, waiting = worker.submit(START), worker.submit(DECODE)
     with pytest.raises(RuntimeError, match="broken"):

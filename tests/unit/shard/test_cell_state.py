@@ -1,0 +1,167 @@
+"""llama.cpp's states of sequences, taken apart and put together. The states here are made by hand."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from caravan_shard.arrays import State
+from caravan_shard.backends.llama.cell_state import (
+    MAGIC,
+    CacheFormat,
+    StateError,
+    StateFormat,
+    TensorFormat,
+    find_format,
+)
+
+F16, Q8 = 1, 8
+BASE = CacheFormat((TensorFormat(F16, 6), TensorFormat(F16, 10)), (TensorFormat(Q8, 3), TensorFormat(Q8, 4)))
+WINDOW = CacheFormat((TensorFormat(F16, 8),), (TensorFormat(F16, 2),))
+# Some models have no values.
+KEYS_ALONE = CacheFormat((TensorFormat(F16, 5), TensorFormat(F16, 5)), ())
+FORMATS = {
+    "one cache": StateFormat((BASE,)),
+    "with a window": StateFormat((BASE, WINDOW)),
+    "without values": StateFormat((KEYS_ALONE,)),
+    "two without values": StateFormat((KEYS_ALONE, KEYS_ALONE)),
+}
+
+
+def row(cache: int, tensor: int, position: int, size: int) -> bytes:
+    """Return the content of a row, which is another for each cache, tensor and position."""
+    return np.random.default_rng([cache, tensor, position]).bytes(size)
+
+
+def cache_bytes(cache: CacheFormat, number: int, positions: list[int], streams: int, stream: int) -> bytes:
+    parts = [struct.pack("<I", streams)]
+    for one in range(streams):
+        count = len(positions) if one == stream else 0
+        parts.append(struct.pack("<I", count))
+        if count == 0:
+            continue
+        parts += [struct.pack("<iIi", position, 1, 5) for position in positions]
+        parts.append(struct.pack("<II", 0, len(cache.keys)))
+        for tensor, form in enumerate((*cache.keys, *cache.values)):
+            parts.append(struct.pack("<iQ", form.kind, form.row_bytes))
+            parts += [row(number, tensor, position, form.row_bytes) for position in positions]
+    return b"".join(parts)
+
+
+def state_of(form: StateFormat, *positions: list[int], streams: int = 1, stream: int = 0) -> State:
+    """Make a state; ``positions`` has those of each cache, or one list for all."""
+    each = positions if len(positions) > 1 else positions * len(form.caches)
+    blocks = [
+        cache_bytes(cache, number, held, streams, stream)
+        for number, (cache, held) in enumerate(zip(form.caches, each, strict=True))
+    ]
+    return np.frombuffer(struct.pack("<Ii", MAGIC, 5) + b"".join(blocks), np.uint8).copy()
+
+
+def joined(form: StateFormat, slices: list[tuple[State, int, int]], streams: int = 1) -> State:
+    pieces = [[cells.cut(start, end) for cells in form.parse(state)] for state, start, end in slices]
+    count = sum(end - start for _, start, end in slices)
+    state: State = np.zeros(form.state_bytes(streams, count), np.uint8)
+    form.build(list(zip(*pieces, strict=True)), streams, state)
+    return state
+
+
+def same_cells(form: StateFormat, state: State, positions: list[int], streams: int = 1) -> bool:
+    """Whether a state is, but for the sequence id, what llama.cpp writes."""
+    expected = state_of(form, positions, streams=streams)
+    parsed = [form.parse(expected), form.parse(state)]
+    rows = [[one.tobytes() for cells in part for one in cells.rows] for part in parsed]
+    return (
+        len(state) == len(expected)
+        and rows[0] == rows[1]
+        and bool(np.all([np.array_equal(one.positions, positions) for one in parsed[1]]))
+    )
+
+
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> StateFormat:
+    """Each format in turn."""
+    return FORMATS[request.param]
+
+
+@pytest.mark.parametrize(("streams", "stream"), [(1, 0), (4, 0), (4, 2), (8, 7)])
+def test_the_format_is_found_in_a_small_state(form: StateFormat, streams: int, stream: int) -> None:
+    assert find_format(state_of(form, [0, 1], streams=streams, stream=stream)) == form
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_cells_of_several_states_become_one(form: StateFormat, streams: int) -> None:
+    first = state_of(form, list(range(10)), streams=4, stream=3)
+    second = state_of(form, list(range(4, 20)))
+    assert same_cells(form, joined(form, [(first, 0, 10)], streams), list(range(10)), streams)
+    state = joined(form, [(first, 0, 3), (first, 3, 7), (second, 7, 12)], streams)
+    assert same_cells(form, state, list(range(12)), streams)
+    assert same_cells(form, joined(form, [(state, 0, 1)], streams), [0], streams)
+
+
+def test_cells_need_not_be_in_order(form: StateFormat) -> None:
+    state = state_of(form, [7, 3, 4, 0, 6, 5, 2, 1])
+    assert same_cells(form, joined(form, [(state, 0, 8)]), list(range(8)))
+    assert same_cells(form, joined(form, [(state, 2, 7)]), [2, 3, 4, 5, 6])
+    assert find_format(state_of(form, [1, 0])) == form
+
+
+def test_missing_cells_are_noticed(form: StateFormat) -> None:
+    for positions in ([0, 1, 3, 4], [4, 3, 1, 0], [1, 2, 3, 4]):
+        with pytest.raises(StateError):
+            joined(form, [(state_of(form, positions), 0, 5)])
+
+
+def test_the_window_may_hold_fewer_cells() -> None:
+    form = FORMATS["with a window"]
+    state = state_of(form, list(range(10)), [7, 8, 9])
+    base, window = form.parse(state)
+    assert base.cut(0, 10).positions.tolist() == list(range(10))
+    assert window.positions.tolist() == [7, 8, 9]
+    with pytest.raises(StateError):
+        window.cut(6, 10)
+    # A state with the cells of the window alone, as llama.cpp makes it with PARTIAL_ONLY.
+    alone = StateFormat((WINDOW,))
+    assert len(alone.parse(state_of(alone, [0, 1]))[0].positions) == 2
+    empty = state_of(form, [0, 1], [])
+    assert len(form.parse(empty)[1].positions) == 0
+    assert find_format(empty) is None
+
+
+def test_truncated_and_longer_states_are_refused(form: StateFormat) -> None:
+    state = state_of(form, [0, 1, 2], streams=2, stream=1)
+    for size in range(len(state)):
+        with pytest.raises(StateError):
+            form.parse(state[:size])
+    with pytest.raises(StateError):
+        form.parse(np.append(state, np.uint8(0)))
+
+
+def test_states_of_other_models_are_refused() -> None:
+    for name, form in FORMATS.items():
+        for other in FORMATS:
+            if name != other:
+                with pytest.raises(StateError):
+                    form.parse(state_of(FORMATS[other], [0, 1, 2]))
+
+
+def changed(state: State, at: int, value: int) -> State:
+    state = state.copy()
+    state[at : at + 4].view("<u4")[:] = value
+    return state
+
+
+def test_unknown_formats_are_not_guessed_at() -> None:
+    state = state_of(FORMATS["one cache"], [0, 1])
+    # Magic, sequence ids of a cell, transposed values, and the number of layers.
+    for at, value in ((0, 7), (20, 2), (40, 1), (44, 0), (44, 3)):
+        assert find_format(changed(state, at, value)) is None
+        with pytest.raises(StateError):
+            FORMATS["one cache"].parse(changed(state, at, value))
+    # Positions that are not those of the whole sequence.
+    assert find_format(state_of(FORMATS["one cache"], [1, 2])) is None
+    assert find_format(state[:-1]) is None
+    # Cells with an extension of 12 bytes, as models with M-RoPE have them.
+    extended = np.concatenate([state[:24], np.zeros(12, np.uint8), state[24:]])
+    assert find_format(extended) is None
+    assert find_format(np.zeros(0, np.uint8)) is None

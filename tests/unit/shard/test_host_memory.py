@@ -1,0 +1,62 @@
+"""How much memory the host and its control groups leave."""
+
+from pathlib import Path
+
+import pytest
+
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.config import ShardConfig
+from caravan_shard.host_memory import available_memory
+from caravan_shard.service import loading
+
+MIB = 1 << 20
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_host_says_what_is_available(tmp_path: Path) -> None:
+    assert available_memory(tmp_path, tmp_path) is None
+    write(tmp_path / "meminfo", "MemTotal: 9000 kB\nMemAvailable:    3072 kB\n")
+    assert available_memory(tmp_path, tmp_path) == 3 * MIB
+    assert (available_memory() or 0) > MIB
+
+
+def test_every_group_around_the_process_counts(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    write(proc / "meminfo", f"MemAvailable: {100 * 1024} kB\n")
+    write(proc / "self/cgroup", "0::/pod/shard\n")
+    write(groups / "pod/shard/memory.max", "max\n")
+    write(groups / "pod/shard/memory.current", f"{5 * MIB}\n")
+    assert available_memory(proc, groups) == 100 * MIB
+    write(groups / "pod/memory.max", f"{50 * MIB}\n")
+    write(groups / "pod/memory.current", f"{40 * MIB}\n")
+    assert available_memory(proc, groups) == 10 * MIB
+    # The kernel drops cached files before it refuses memory.
+    write(groups / "pod/memory.stat", f"anon 5\ninactive_file {3 * MIB}\n")
+    assert available_memory(proc, groups) == 13 * MIB
+    write(groups / "pod/memory.current", f"{60 * MIB}\n")
+    assert available_memory(proc, groups) == 0
+
+
+def test_groups_of_the_first_version_count(tmp_path: Path) -> None:
+    write(tmp_path / "meminfo", f"MemAvailable: {100 * 1024} kB\n")
+    write(tmp_path / "self/cgroup", "5:cpu,memory:/box\n")
+    write(tmp_path / "memory/box/memory.limit_in_bytes", f"{9 * MIB}\n")
+    write(tmp_path / "memory/box/memory.usage_in_bytes", f"{2 * MIB}\n")
+    assert available_memory(tmp_path, tmp_path) == 7 * MIB
+
+
+def test_the_cache_takes_no_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capacity(available: int | None, cache_ram: int) -> int:
+        monkeypatch.setattr(loading, "available_memory", lambda: available)
+        config = ShardConfig(backend="fake", cache_ram=cache_ram)
+        return loading.make_run_store(config, ToyBackend()).capacity.memory
+
+    assert capacity(None, 8192) == 8192 * MIB
+    assert capacity(800 * MIB, 700) == 700 * MIB
+    assert capacity(800 * MIB, 8192) == 700 * MIB
+    assert capacity(0, 8192) == 0
+    assert capacity(800 * MIB, 0) == 0

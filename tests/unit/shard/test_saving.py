@@ -1,0 +1,315 @@
+"""Runs that are saved and loaded, and sequences that move to the other layout."""
+
+import pytest
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import Prefix, PrefixSharing
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.kv_layout import KvLayout
+from caravan_shard.protocol.commands import Header, Load, Save, SetLayout
+from caravan_shard.protocol.results import LayoutSet, Loaded, Refusal, Saved
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sequences.runs import RunStore
+from caravan_testing.shard_builders import (
+    EngineDriver,
+    first_chunk,
+    header,
+    load_entry,
+    next_chunk,
+    run_key,
+    save_entry,
+    toy_prompt,
+)
+from caravan_testing.toy_oracle import expected_output
+
+PROMPT = toy_prompt("a prompt that is long enough")
+TAIL = toy_prompt(" and a tail")
+OTHER = {KvLayout.UNIFIED: KvLayout.SPLIT, KvLayout.SPLIT: KvLayout.UNIFIED}
+SAMPLED = SamplingParameters(
+    temperature=0.9,
+    top_k=40,
+    repetition_penalty=1.2,
+    presence_penalty=0.2,
+    dry_multiplier=0.8,
+    xtc_probability=0.4,
+    xtc_threshold=0.05,
+    seed=11,
+)
+CELL_BYTES = 8
+
+
+def backend(layout: KvLayout, cells: int = 1024) -> ToyBackend:
+    return ToyBackend(cells=cells, layout=layout, other_layouts=[OTHER[layout]])
+
+
+@pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
+def driver(request: pytest.FixtureRequest) -> EngineDriver:
+    """Each layout in turn."""
+    return EngineDriver(backend(request.param))
+
+
+def resume(driver: EngineDriver, sequence_id: int, tokens: list[int], length: int) -> list[int]:
+    """Start ``tokens`` behind ``length`` tokens that the id holds, and return the output."""
+    copy = Prefix(source_id=sequence_id, length=length)
+    driver.prefill(first_chunk(sequence_id, tokens[length:], copy=copy, ignore_eos=True))
+    driver.decode([sequence_id])
+    return driver.output.pop(sequence_id)
+
+
+def test_a_preempted_sequence_continues_under_another_id(driver: EngineDriver) -> None:
+    expected = expected_output(PROMPT, 50, sampling=SAMPLED, ignore_eos=True)
+    driver.prefill(first_chunk(0, PROMPT, sampling=SAMPLED, ignore_eos=True))
+    driver.decode([0], steps=6)
+    known = PROMPT + driver.output.pop(0)
+    assert driver.save(save_entry(0, known[:-1], release=True)) == [True]
+    assert driver.engine.runs.used.memory == CELL_BYTES * (len(known) - 1)
+    assert driver.checked_free_cells() == 1024
+    assert driver.engine.sequence_count == driver.engine.unfinished_count == 0
+    driver.prefill(first_chunk(0, toy_prompt("meanwhile")))
+    assert driver.load(load_entry(5, known[:-1])) == [True]
+    assert driver.engine.unfinished_count == 1
+    chunk = first_chunk(
+        5,
+        known[-1:],
+        copy=Prefix(source_id=5, length=len(known) - 1),
+        prompt_length=len(PROMPT),
+        max_new=50 - len(known) + len(PROMPT),
+        sampling=SAMPLED,
+        ignore_eos=True,
+    )
+    driver.prefill(chunk)
+    driver.decode([0, 5])
+    driver.checked_free_cells()
+    assert driver.output[5] == expected[len(known) - len(PROMPT) :]
+    assert driver.output[0] == expected_output(toy_prompt("meanwhile"), 50)
+
+
+def test_a_sequence_in_any_phase_is_saved_and_continues(driver: EngineDriver) -> None:
+    driver.prefill(
+        first_chunk(0, PROMPT, ignore_eos=True),
+        first_chunk(1, PROMPT[:9], total=len(PROMPT), last=False),
+        first_chunk(2, PROMPT + TAIL, max_new=1, ignore_eos=True),
+    )
+    saved = driver.save(save_entry(0, PROMPT), save_entry(1, PROMPT[:9]), save_entry(2, PROMPT + TAIL, len(PROMPT)))
+    assert saved == [True] * 3
+    assert driver.checked_free_cells() == 1024 - 2 * len(PROMPT) - 9 - len(TAIL)
+    driver.prefill(next_chunk(1, 9, PROMPT[9:]))
+    driver.decode([0, 1])
+    assert driver.output[0][:50] == expected_output(PROMPT, 50, ignore_eos=True)
+    assert driver.output[1] == expected_output(PROMPT, 50)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 12, 13, 20, len(PROMPT + TAIL)])
+def test_a_sequence_is_made_of_parts_of_several_runs(driver: EngineDriver, cut: int) -> None:
+    whole = PROMPT + TAIL
+    driver.prefill(first_chunk(0, whole, ignore_eos=True))
+    # Two runs of one sequence, in one command, and one that covers parts of both.
+    assert driver.save(save_entry(0, whole[:12], 0, 5), save_entry(0, whole, 12, 20, release=True)) == [True, True]
+    driver.prefill(first_chunk(0, whole[:20], ignore_eos=True))
+    assert driver.save(save_entry(0, whole[:20], 3)) == [True]
+    parts = [(whole[:12], min(cut, 7)), (whole[:20], min(cut, 15)), (whole, cut)]
+    used = [part for place, part in enumerate(parts) if place == 0 or part[1] > parts[place - 1][1]]
+    assert driver.load(load_entry(3, whole[:cut], *used)) == [True]
+    driver.checked_free_cells()
+    rest = whole + toy_prompt("!")
+    assert resume(driver, 3, rest, cut) == expected_output(rest, 50, ignore_eos=True)
+    # The runs stay.
+    assert driver.load(load_entry(4, whole[:cut], *used)) == [True]
+    assert resume(driver, 4, rest, 1) == expected_output(rest, 50, ignore_eos=True)
+
+
+def test_a_loaded_sequence_is_shared_parked_and_released(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.save(save_entry(0, PROMPT, release=True))
+    driver.load(load_entry(1, PROMPT))
+    copies = [first_chunk(key, TAIL, copy=Prefix(source_id=1, length=10), ignore_eos=True) for key in (2, 3)]
+    driver.prefill(*copies)
+    shared = driver.backend.capacity.current.layout is KvLayout.UNIFIED
+    used = len(PROMPT) + 2 * len(TAIL) + (0 if shared else 20)
+    assert driver.checked_free_cells() == 1024 - used
+    driver.decode([2, 3])
+    assert driver.output[2] == driver.output[3] == expected_output(PROMPT[:10] + TAIL, 50, ignore_eos=True)
+    driver.prefill(park={1: 4})
+    driver.keep(1)
+    assert driver.checked_free_cells() == 1024 - 4
+
+
+def test_a_key_that_is_there_is_saved_already(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, PROMPT, ignore_eos=True))
+    result = driver.engine.save(Save(entries=[save_entry(0, PROMPT), save_entry(1, PROMPT, release=True)]), 0)
+    assert isinstance(result, Saved)
+    assert result.sizes == [CELL_BYTES * len(PROMPT)] * 2
+    assert result.used.memory == CELL_BYTES * len(PROMPT)
+    assert driver.engine.sequence_count == 1
+
+
+def test_a_sequence_that_cannot_be_saved_is_released() -> None:
+    driver = EngineDriver(runs=RunStore(CELL_BYTES * 12))
+    for key in range(3):
+        driver.prefill(first_chunk(key, toy_prompt(f"{key}123456789"), ignore_eos=True))
+    saved = driver.save(*(save_entry(key, toy_prompt(f"{key}123456789"), release=True) for key in (0, 1)))
+    assert saved == [True, False]
+    assert driver.engine.sequence_count == 1
+    assert driver.load(load_entry(0, toy_prompt("0123456789")), load_entry(1, toy_prompt("1123456789"))) == [
+        True,
+        False,
+    ]
+    assert not EngineDriver(runs=RunStore(0)).engine.runs.capacity.memory
+
+
+def test_without_room_for_runs_nothing_is_saved() -> None:
+    driver = EngineDriver(runs=RunStore(0))
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    assert driver.save(save_entry(0, PROMPT)) == [False]
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True)
+
+
+def test_what_does_not_fit_the_cache_is_not_loaded_and_stays_saved() -> None:
+    driver = EngineDriver(ToyBackend(cells=200))
+    driver.prefill(first_chunk(0, toy_prompt("x" * 60), ignore_eos=True))
+    driver.save(save_entry(0, toy_prompt("x" * 60), release=True))
+    driver.prefill(first_chunk(3, toy_prompt("y" * 141), ignore_eos=True, max_new=5))
+    result = driver.engine.load(Load(entries=[load_entry(0, toy_prompt("x" * 60))]), 0)
+    assert isinstance(result, Loaded)
+    assert (result.loaded, result.bad_runs) == ([False], [])
+    assert driver.backend.length(0) == 0
+    assert driver.checked_free_cells() == 200 - 141
+    driver.keep()
+    assert driver.load(load_entry(0, toy_prompt("x" * 60))) == [True]
+
+
+def test_unknown_and_damaged_runs_are_named_and_the_rest_is_loaded(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, TAIL, ignore_eos=True))
+    driver.save(save_entry(0, PROMPT, release=True), save_entry(1, TAIL, release=True))
+    # Its content is shorter than its key promises.
+    kept = driver.engine.runs._kept[run_key(TAIL)]
+    kept.state = kept.state[:-CELL_BYTES]  # type: ignore[index]
+    unknown = load_entry(2, PROMPT + TAIL, (PROMPT, len(PROMPT)), (PROMPT + TAIL, len(PROMPT + TAIL)))
+    result = driver.engine.load(Load(entries=[unknown, load_entry(3, TAIL), load_entry(4, PROMPT)]), 0)
+    assert isinstance(result, Loaded)
+    assert result.loaded == [False, False, True]
+    assert run_key(PROMPT + TAIL) in result.bad_runs
+    assert driver.engine.sequence_count == 1
+    driver.checked_free_cells()
+
+
+def test_a_header_drops_runs_before_the_command(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, TAIL, ignore_eos=True))
+    driver.save(save_entry(0, PROMPT), save_entry(1, TAIL))
+    assert driver.load(load_entry(2, PROMPT), drop=[run_key(PROMPT), b"0" * 16]) == [False]
+    assert driver.save(save_entry(0, PROMPT), drop=[run_key(TAIL)], spill=[b"1" * 16]) == [True]
+    assert [found.key for found, _ in driver.engine.runs.list_runs()] == [run_key(PROMPT)]
+
+
+def test_runs_outlive_the_release_of_all_sequences(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.save(save_entry(0, PROMPT))
+    driver.engine.release_all()
+    assert driver.load(load_entry(0, PROMPT)) == [True]
+    assert resume(driver, 0, PROMPT + TAIL, len(PROMPT)) == expected_output(PROMPT + TAIL, 50, ignore_eos=True)
+
+
+def test_a_recurrent_model_saves_whole_sequences() -> None:
+    driver = EngineDriver(ToyBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.decode([0], steps=2)
+    whole = [*PROMPT, *driver.output[0][:-1]]
+    for entry in (save_entry(0, whole, 3), save_entry(0, whole, 0, 5), save_entry(0, whole[:-1])):
+        refusal = driver.engine.save(Save(entries=[entry]), 0)
+        assert isinstance(refusal, Refusal)
+        assert refusal.error is ShardError.WRONG_POSITION
+    assert driver.save(save_entry(0, whole, release=True)) == [True]
+    part = load_entry(4, whole[:-1], (whole, len(whole) - 1))
+    assert isinstance(driver.engine.load(Load(entries=[part]), 0), Refusal)
+    assert driver.load(load_entry(4, whole)) == [True]
+    rest = whole + TAIL
+    assert resume(driver, 4, rest, len(whole)) == expected_output(rest, 50, ignore_eos=True)
+
+
+# -- the layout
+
+
+def test_sequences_in_every_phase_move_to_the_other_layout_and_back(driver: EngineDriver) -> None:
+    driver.prefill(
+        first_chunk(0, PROMPT, sampling=SAMPLED, ignore_eos=True),
+        first_chunk(1, PROMPT[:9], total=len(PROMPT), last=False),
+        first_chunk(2, PROMPT + TAIL, max_new=1, ignore_eos=True),
+    )
+    driver.prefill(first_chunk(3, TAIL, copy=Prefix(source_id=0, length=10), ignore_eos=True))
+    driver.save(save_entry(0, PROMPT))
+    here = driver.backend.capacity.current.layout
+    for layout in (OTHER[here], here):
+        driver.decode([0, 3], steps=4)
+        assert driver.set_layout(layout) == []
+        assert driver.backend.capacity.current.layout is layout
+        # Each sequence has cells of its own.
+        lengths = [driver.backend.length(key) for key in range(4)]
+        assert driver.checked_free_cells() == 1024 - sum(lengths)
+        driver.prefill(first_chunk(4, TAIL, copy=Prefix(source_id=2, length=12), ignore_eos=True))
+        shared = 12 if layout is KvLayout.UNIFIED else 0
+        assert driver.checked_free_cells() == 1024 - sum(lengths) - 12 - len(TAIL) + shared
+        driver.keep(0, 1, 2, 3)
+        assert driver.load(load_entry(5, PROMPT[:15], (PROMPT, 15))) == [True]
+        driver.keep(0, 1, 2, 3)
+    driver.prefill(next_chunk(1, 9, PROMPT[9:]))
+    driver.decode([0, 1, 3])
+    assert driver.output[0] == expected_output(PROMPT, 50, sampling=SAMPLED, ignore_eos=True)
+    assert driver.output[1] == expected_output(PROMPT, 50)
+    assert driver.output[3] == expected_output(PROMPT[:10] + TAIL, 50, ignore_eos=True)
+
+
+def test_the_same_layout_changes_nothing(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.prefill(first_chunk(1, TAIL, copy=Prefix(source_id=0, length=10), ignore_eos=True))
+    free = driver.checked_free_cells()
+    assert driver.set_layout(driver.backend.capacity.current.layout) == []
+    assert driver.checked_free_cells() == free
+
+
+def test_a_sequence_that_may_outgrow_its_part_keeps_the_cells_unified() -> None:
+    driver = EngineDriver(backend(KvLayout.UNIFIED, cells=320))
+    driver.prefill(first_chunk(0, PROMPT, max_new=14), first_chunk(1, [65] * 41, max_new=1, ignore_eos=True))
+    command = SetLayout(layout=KvLayout.SPLIT, header=header(release=[1]))
+    for refused in (split_command(header()), command):
+        answer = driver.engine.set_layout(refused, 0)
+        assert isinstance(answer, Refusal)
+        assert answer.error is ShardError.SEQUENCE_TOO_LONG
+        assert driver.engine.sequence_count == 2
+    # Only what is computed of an ended sequence counts.
+    answer = driver.engine.set_layout(split_command(header(park={0: 28, 1: 40})), 0)
+    assert isinstance(answer, LayoutSet)
+    assert (answer.limits.layout, answer.limits.cells_per_sequence, answer.lost_ids) == (KvLayout.SPLIT, 40, [])
+
+
+def split_command(with_header: Header) -> SetLayout:
+    return SetLayout(layout=KvLayout.SPLIT, header=with_header)
+
+
+def test_a_layout_that_is_not_possible_is_refused() -> None:
+    driver = EngineDriver(ToyBackend(layout=KvLayout.SPLIT))
+    for layout in (KvLayout.UNIFIED, None):
+        answer = driver.engine.set_layout(SetLayout(layout=layout), 0)
+        assert isinstance(answer, Refusal)
+        assert answer.error is ShardError.BAD_REQUEST
+
+
+def test_a_layout_that_cannot_be_made_keeps_the_old_one_and_its_sequences(driver: EngineDriver) -> None:
+    driver.backend.layout_works = False
+    here = driver.backend.capacity.current.layout
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    answer = driver.engine.set_layout(SetLayout(layout=OTHER[here]), 0)
+    assert isinstance(answer, LayoutSet)
+    assert (answer.limits.layout, answer.lost_ids) == (here, [])
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True)
+
+
+def test_sequences_that_cannot_be_restored_are_lost(driver: EngineDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.prefill(*(first_chunk(key, PROMPT, ignore_eos=True) for key in range(3)))
+    restore = driver.backend.restore
+    monkeypatch.setattr(driver.backend, "restore", lambda key, slices: key != 1 and restore(key, slices))
+    assert driver.set_layout(OTHER[driver.backend.capacity.current.layout]) == [1]
+    assert driver.checked_free_cells() == 1024 - 2 * len(PROMPT)
+    driver.decode([0, 2])
+    assert driver.output[0] == driver.output[2] == expected_output(PROMPT, 50, ignore_eos=True)
