@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> None:
     profile = PROFILES[args.profile]
     given = {"rounds": args.rounds, "age_prompts": args.age, "between": args.between}
     profile = replace(profile, **{name: value for name, value in given.items() if value is not None})
-    peers = None if args.peers is None else tuple(args.peers)
-    plan = Plan(rows=chosen(args.rows), profile=profile, peers=peers, seed=args.seed)
+    rows = chosen(args.rows)
+    plan = Plan(rows=rows, profile=profile, peers=chosen_peers(args.peers, rows), seed=args.seed)
     for name in ("llama-server", "llama-batched-bench"):
         peer(name)
     files = {name: model(name) for name in args.models or profile.models}
@@ -79,6 +79,16 @@ def chosen(patterns: Sequence[str] | None) -> tuple[Row, ...]:
             message = f"no row {pattern!r}: the rows are {', '.join(row.name for row in ROWS)}"
             raise BenchError(message)
     return tuple(row for row in ROWS if any(fnmatchcase(row.name, pattern) for pattern in patterns))
+
+
+def chosen_peers(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str, ...] | None:
+    """Return ``names``; None means all peers. Raises BenchError if no row compares with one of them."""
+    known = {contender.name for row in rows for contender in row.lineup.peers}
+    for name in names or ():
+        if name not in known:
+            message = f"no peer {name!r}: the chosen rows compare with {', '.join(sorted(known))}"
+            raise BenchError(message)
+    return None if names is None else tuple(names)
 
 
 def _parser() -> argparse.ArgumentParser:

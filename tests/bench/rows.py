@@ -47,7 +47,7 @@ def _plain(clients: int, requests: int, lineup: Lineup) -> Row:
 
 def _decode(name: str, title: str, streams: int, lineup: Lineup, *more: str) -> Row:
     # A lone stream is fast and needs more tokens, so that its load takes some seconds.
-    tokens = 384 if streams == 1 else 192
+    tokens = 384 if streams == 1 else 128
     return Row(
         name=name,
         title=title,
@@ -58,7 +58,7 @@ def _decode(name: str, title: str, streams: int, lineup: Lineup, *more: str) -> 
 
 
 def _spin(name: str, title: str, streams: int, *, busy: int) -> Row:
-    # A bound would not say anything beside busy processes.
+    # llama-batched-bench spins as OpenMP does by default, and would hardly move beside busy processes.
     row = _decode(name, title, streams, _SPIN)
     return replace(row, figures=(figures.rate("", "steady_tokens_per_s"),), busy=busy)
 
@@ -121,7 +121,7 @@ ROWS = (
             figures.ttft("computed: ", phase=0),
             figures.ttft_share("returning TTFT of the computed one", phase=2, of=0),
         ),
-        # A load has several prefixes, and each takes many minutes.
+        # One load has several prefixes, and a thousand prompts between them take minutes.
         most_rounds=1,
     ),
     _plain(32, 64, _WIDE),

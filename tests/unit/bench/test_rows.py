@@ -4,7 +4,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from bench.__main__ import chosen
+from bench.__main__ import chosen, chosen_peers
 from bench.contenders import Common, Product
 from bench.paths import BenchError
 from bench.rows import ROWS, Row
@@ -44,6 +44,12 @@ def test_rows_are_chosen_by_patterns() -> None:
 def test_a_pattern_that_matches_no_row_is_an_error() -> None:
     with pytest.raises(BenchError, match="no row 'nothing'"):
         chosen(["decode-8", "nothing"])
+
+
+def test_a_peer_that_no_row_compares_with_is_an_error() -> None:
+    assert chosen_peers(["split"], ROWS) == ("split",)
+    with pytest.raises(BenchError, match="no peer 'other': the chosen rows compare with ample, spin"):
+        chosen_peers(["split", "other"], ROWS)
 
 
 def test_caravan_runs_with_its_default_flags(tmp_path: Path) -> None:
