@@ -7,15 +7,14 @@ from pathlib import Path
 
 import llama_cpp
 
-from bench.paths import CACHE, ROOT, BenchError
+from bench.paths import DEMO_MODEL, ROOT, BenchError
 
-_FOLDER = CACHE / "models"
 _FETCHED = {
-    "smollm2-q4_1": _FOLDER / "SmolLM2-135M-Instruct.Q4_1.gguf",
-    "gemma-3-270m": _FOLDER / "gemma-3-270m-q4_k_m.gguf",
+    "smollm2-q4_1": DEMO_MODEL,
+    "gemma-3-270m": DEMO_MODEL.with_name("gemma-3-270m-q4_k_m.gguf"),
 }
 # Twice as fast as its source, so that what a server adds to each step shows more.
-_REQUANTISED = _FOLDER / "SmolLM2-135M-Instruct.Q4_0.gguf"
+_REQUANTISED = DEMO_MODEL.with_name("SmolLM2-135M-Instruct.Q4_0.gguf")
 NAMES = (*_FETCHED, "smollm2-q4_0")
 
 
