@@ -9,7 +9,6 @@ from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, generate
 from caravan_testing.step_log import StepLog
-from caravan_testing.waiting import eventually
 
 
 async def states(session: ClientSession, running: Cluster) -> dict[str, str]:
