@@ -39,10 +39,10 @@ class ModelDriver(EngineDriver):
 
     def __init__(self, model: Path, **flags: Any) -> None:
         # One thread: two that spin at barriers stand still when other processes want their cores.
-        config = ShardConfig(model=str(model), parallel=4, threads=1, flash_attn="on", **flags)
+        config = ShardConfig(**{"model": str(model), "parallel": 4, "threads": 1, "flash_attn": "on", **flags})
         self.backend: Any
         super().__init__(LlamaCppBackend(config))
-        self._tie_logits = TIE_LOGITS.get(model, 0.0)
+        self.tie_logits = TIE_LOGITS.get(model, 0.0)
 
     def tokens(self, text: str) -> list[int]:
         """Tokenize ``text``, with what the model puts before a text."""
@@ -83,5 +83,5 @@ class ModelDriver(EngineDriver):
                 self.prefill_long(0, [*tokens, *expected[:place]], max_new=1)
                 logits = self.backend.logits(1)[0]
                 gap = abs(float(logits[ours] - logits[theirs]))
-                assert gap < self._tie_logits, f"token {place} is {ours} for {theirs}, {gap:.4f} logits apart"
+                assert gap < self.tie_logits, f"token {place} is {ours} for {theirs}, {gap:.4f} logits apart"
                 return

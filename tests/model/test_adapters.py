@@ -7,8 +7,8 @@ import pytest
 
 from caravan_shard.backends.base import Prefix, StartupError
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk, SwapInEntry, SwapOutEntry
-from caravan_testing.shard_builders import first_chunk, with_parameters
+from caravan_shard.protocol.commands import Chunk
+from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 from caravan_testing.shard_tiny_lora import write_tiny_lora
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
@@ -88,21 +88,43 @@ def test_outputs_with_an_adapter_equal_llamas(driver: ModelDriver, expected: dic
         assert driver.output[key] == expected[name], name
 
 
-def test_copies_and_swaps_keep_their_adapter(driver: ModelDriver, expected: dict[str, list[int]]) -> None:
+def test_copies_and_saved_runs_keep_their_adapter(driver: ModelDriver, expected: dict[str, list[int]]) -> None:
     tokens = driver.tokens(TEXT)
     driver.prefill(chunk(3, tokens[:-2], "one"))
     driver.prefill(chunk(0, tokens, ""))
     driver.prefill(chunk(1, tokens[-2:], "one", Prefix(source_id=3, length=len(tokens) - 2)))
+    assert driver.save(save_entry(1, tokens, adapter="one")) == [True]
     driver.decode([1], steps=2)
-    outputs = driver.output[1]
-    assert driver.swap_out(SwapOutEntry(sequence_id=1, handle=1)).saved == [True]
     driver.decode([0], steps=2)
-    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=2)) == [True]
-    driver.output[2] = outputs
-    driver.decode([2])
-    driver.decode([0])
-    assert driver.output[2] == expected["one"]
+    assert driver.load(load_entry(2, tokens, adapter="one")) == [True]
+    driver.prefill(chunk(2, tokens[-2:], "one", Prefix(source_id=2, length=len(tokens) - 2)))
+    for key in (2, 0, 1):
+        driver.decode([key])
+    assert driver.output[1] == driver.output[2] == expected["one"]
     assert driver.output[0] == expected[""]
+
+
+def test_adapters_apply_in_every_layout(files: dict[str, Path]) -> None:
+    driver = ModelDriver(DEMO_MODEL, ctx_size=1024, lora=(str(files["one"]),))
+    tokens = driver.tokens(TEXT)
+    for key, name in enumerate(["one", ""]):
+        driver.prefill(chunk(key, tokens, name))
+    outputs: list[dict[int, list[int]]] = []
+    for layout in (KvLayout.UNIFIED, KvLayout.SPLIT):
+        # The context that is left had the adapter applied.
+        driver.decode([1], steps=1)
+        driver.decode([0], steps=2)
+        assert driver.set_layout(layout) == []
+    for key in (0, 1):
+        driver.decode([key])
+    outputs.append(dict(driver.output))
+    driver.engine.release_all()
+    for key, name in enumerate(["one", ""]):
+        driver.prefill(chunk(key, tokens, name))
+        driver.decode([key])
+    assert driver.output == outputs[0]
+    assert driver.output[0] != driver.output[1]
+    driver.engine.close()
 
 
 def test_embeddings_do_not_depend_on_adapters(files: dict[str, Path]) -> None:

@@ -1,7 +1,7 @@
 """Sampling on the demo model with every sampler that depends on earlier tokens.
 
-Each token depends only on (seed, position) and the tokens before it: a different batch, a swap, or a resumption from
-prompt and output changes nothing.
+Each token depends only on (seed, position) and the tokens before it: a different batch, a preemption, or a resumption
+from prompt and output changes nothing.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from caravan_shard.backends.base import Prefix
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import SwapInEntry, SwapOutEntry
 from caravan_shard.protocol.results import FinishReason
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.sampler import Choice, choose_token
-from caravan_testing.shard_builders import first_chunk, with_parameters
+from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 
 pytestmark = pytest.mark.model
@@ -104,7 +104,7 @@ def test_a_resumed_sequence_samples_the_same_tokens(driver: ModelDriver) -> None
     check(driver, prompt, output)
 
 
-def test_a_swapped_sequence_samples_the_same_tokens(driver: ModelDriver) -> None:
+def test_a_preempted_sequence_samples_the_same_tokens(driver: ModelDriver) -> None:
     prompt = driver.tokens(TEXT)
     chunk = first_chunk(0, prompt, sampling=SAMPLING, max_new=NEW_TOKENS, ignore_eos=True)
     driver.prefill(chunk)
@@ -114,11 +114,22 @@ def test_a_swapped_sequence_samples_the_same_tokens(driver: ModelDriver) -> None
     driver.prefill(chunk)
     driver.decode([0], steps=9)
     earlier = list(driver.output[0])
-    assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=5)).saved == [True]
-    assert driver.swap_in(SwapInEntry(handle=5, sequence_id=0)) == [True]
+    known = [*prompt, *earlier]
+    assert driver.save(save_entry(0, known[:-1], release=True)) == [True]
+    assert driver.load(load_entry(0, known[:-1])) == [True]
+    resumed = first_chunk(
+        0,
+        known[-1:],
+        copy=Prefix(source_id=0, length=len(known) - 1),
+        prompt_length=len(prompt),
+        sampling=SAMPLING,
+        max_new=NEW_TOKENS - len(earlier),
+        ignore_eos=True,
+    )
+    driver.prefill(resumed)
     driver.decode([0])
-    assert driver.output[0][: len(earlier)] == expected[: len(earlier)]
-    check(driver, prompt, driver.output[0])
+    assert earlier == expected[: len(earlier)]
+    check(driver, prompt, [*earlier, *driver.output[0]])
 
 
 def test_the_check_detects_other_seeds_and_other_histories(driver: ModelDriver) -> None:

@@ -1,15 +1,16 @@
-"""Copying, parking, taking over and swapping on real models, compared with a sequence that runs alone."""
+"""Copying, parking, taking over, saving and loading on real models, compared with a sequence that runs alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from caravan_shard.backends.base import Prefix, Saving
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import CellSlice, DecodeOutcome, Prefix, RunSaving, TokenBatch
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import SwapInEntry, SwapOutEntry
-from caravan_testing.shard_builders import first_chunk
+from caravan_testing.shard_builders import first_chunk, load_entry, save_entry
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
 
 # The default time limit is too short for fetching a model.
@@ -41,6 +42,27 @@ class Shard:
         rest = self.prompt[prefix.length :]
         self.driver.prefill(first_chunk(sequence_id, rest, copy=prefix, max_new=NEW_TOKENS, ignore_eos=True))
 
+    def cells(self, sequence_id: int) -> list[bytes]:
+        """Return the content of all cells of a sequence, by cache and tensor."""
+        backend = self.driver.backend
+        length = backend.length(sequence_id)
+        state = backend.save(sequence_id, 0, length, 1 << 40, releasing=False)
+        caches = [cache.cut(0, length) for cache in backend._state_format.parse(state)]
+        return [rows.tobytes() for cache in caches for rows in cache.rows]
+
+    def logits(self, sequence_id: int, tokens: list[int]) -> Floats:
+        """Compute tokens behind what a sequence holds, cut it back again, and return the last logits."""
+        backend = self.driver.backend
+        start, count = backend.length(sequence_id), len(tokens)
+        outputs = np.zeros(count, np.int8)
+        outputs[-1] = 1
+        positions = np.arange(start, start + count, dtype=np.int32)
+        batch = TokenBatch(np.array(tokens, np.int32), positions, np.full(count, sequence_id, np.int32), outputs)
+        assert backend.decode(batch) is DecodeOutcome.OK
+        logits: Floats = backend.logits(1)[0].copy()
+        assert backend.trim(sequence_id, start)
+        return logits
+
     def neighbours(self, *sequence_ids: int) -> None:
         """Start and advance other sequences."""
         for sequence_id in sequence_ids:
@@ -54,15 +76,18 @@ CASES = {
     # The prompt is longer than the window.
     "window-unified": (WINDOW_MODEL, KvLayout.UNIFIED, 600),
     "window-split": (WINDOW_MODEL, KvLayout.SPLIT, 600),
+    # Begins split.
+    "demo-auto": (DEMO_MODEL, None, 120),
+    "window-auto": (WINDOW_MODEL, None, 600),
 }
-UNIFIED = pytest.mark.parametrize("loaded", [name for name in CASES if name.endswith("unified")], indirect=True)
+AUTO = pytest.mark.parametrize("loaded", [name for name in CASES if name.endswith("auto")], indirect=True)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[name for name in CASES if not name.endswith("auto")])
 def loaded(request: pytest.FixtureRequest) -> Iterator[Shard]:
     """A model in a layout, with the output of the prompt when it runs alone."""
     model, layout, length = CASES[request.param]
-    driver = ModelDriver(fetched(model), ctx_size=CELLS, kv_layout=layout.value)
+    driver = ModelDriver(fetched(model), ctx_size=CELLS, kv_layout=layout.value if layout else "auto")
     prompt = driver.tokens(" ".join(f"Number {number} is followed by {number + 1}." for number in range(200)))[:length]
     other = driver.tokens(" ".join(f"My {number}. friend likes the colour blue." for number in range(200)))[:length]
     expected = driver.alone(prompt, NEW_TOKENS)
@@ -128,69 +153,109 @@ def test_a_sequence_is_taken_over_in_place(shard: Shard) -> None:
     shard.driver.check_same(shard.prompt, shard.expected, output)
 
 
-def test_a_swapped_sequence_continues_and_can_be_cut_back(shard: Shard) -> None:
-    driver = shard.driver
-    driver.prefill_long(0, shard.prompt, max_new=NEW_TOKENS)
-    driver.decode([0], steps=3)
-    saved = driver.swap_out(SwapOutEntry(sequence_id=0, handle=1)).saved
-    if driver.backend.capacity.saving is Saving.NOTHING:
-        assert saved == [False]
-        assert driver.engine.swap_bytes == 0
-        return
-    shard.neighbours(1, 2)
-    driver.output[3] = driver.output[0]
-    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=3)) == [True]
-    driver.decode([1, 3])
+def test_loaded_cells_are_the_computed_ones(shard: Shard) -> None:
+    """From several runs, cut at odd positions, into other cells: these hold the same bits."""
+    driver, prompt = shard.driver, shard.prompt
+    place = len(prompt) - 1
+    driver.prefill_long(0, prompt, max_new=NEW_TOKENS)
+    shard.neighbours(1)
+    # A sequence that is saved and stays can continue.
+    assert driver.save(save_entry(0, prompt[: shard.cut], 0, 7), save_entry(0, prompt, shard.cut // 2)) == [True, True]
+    driver.prefill(park={0: place})
+    cells, computed = shard.cells(0), shard.logits(0, prompt[place:])
+    assert driver.save(save_entry(0, prompt[:place], place - 30, release=True)) == [True]
     shard.neighbours(0)
-    driver.prefill(park={3: shard.cut}, release=[1, 2])
-    output = driver.output.pop(3)
-    shard.start_behind(Prefix(source_id=3, length=shard.cut), 3)
-    shard.finish(3)
-    driver.check_same(shard.prompt, shard.expected, output)
-
-
-@UNIFIED
-def test_a_suffix_is_restored_behind_a_prefix(shard: Shard) -> None:
-    driver = shard.driver
-    driver.prefill_long(1, shard.prompt, max_new=NEW_TOKENS)
-    shard.start_behind(Prefix(source_id=1, length=shard.cut), 0)
-    driver.decode([0], steps=3)
-    before = driver.engine.free_cells
-    assert driver.swap_out(SwapOutEntry(sequence_id=0, handle=1, start=shard.cut)).saved == [True]
-    driver.prefill(park={1: shard.cut})
-    shard.neighbours(2)
-    driver.output[3] = driver.output[0]
-    entry = SwapInEntry(handle=1, sequence_id=3, copy=Prefix(source_id=1, length=shard.cut))
-    assert driver.swap_in(entry) == [True]
-    driver.prefill(release=[1, 2])
-    assert driver.engine.free_cells == before + len(shard.prompt) - shard.cut
-    driver.decode([3])
-    output = driver.output.pop(3)
-    # The sequence is cut back within the prefix and within the suffix, so the cells of both must be restored.
+    thirds = (prompt[: shard.cut], shard.cut - 13), (prompt, place - 11), (prompt[:place], place)
+    assert driver.load(load_entry(3, prompt[:place], *thirds)) == [True]
+    driver.prefill(release=[0, 1])
+    assert shard.cells(3) == cells
+    loaded = shard.logits(3, prompt[place:])
+    if driver.backend.capacity.current.layout is KvLayout.SPLIT:
+        # The cells are in the order in which they were computed, so sums are added in order.
+        assert np.array_equal(loaded, computed)
+    np.testing.assert_allclose(loaded, computed, atol=4 * driver.tie_logits)
+    # All cells are there: the sequence can be cut back anywhere.
     for length in (shard.cut + 11, shard.cut - 11):
-        shard.start_behind(Prefix(source_id=3, length=length), 0)
-        driver.prefill(release=[0])
-    shard.start_behind(Prefix(source_id=3, length=shard.cut + 11), 3)
-    shard.finish(3)
-    driver.check_same(shard.prompt, shard.expected, output)
+        shard.start_behind(Prefix(source_id=3, length=length), 2)
+        shard.finish(2)
+        driver.engine.release_all()
+        assert driver.load(load_entry(3, prompt[:place], *thirds)) == [True]
+    assert driver.load(load_entry(1, prompt[:5], (prompt[: shard.cut], 5))) == [True]
+    shard.start_behind(Prefix(source_id=1, length=4), 1)
+    shard.finish(1)
+
+
+@AUTO
+def test_sequences_move_between_the_layouts(shard: Shard) -> None:
+    driver, prompt = shard.driver, shard.prompt
+    driver.prefill_long(0, prompt, max_new=NEW_TOKENS)
+    driver.prefill_long(1, prompt[: shard.cut] + shard.other[:20], max_new=NEW_TOKENS)
+    driver.prefill(park={1: shard.cut})
+    driver.save(save_entry(1, prompt[: shard.cut]))
+    cells = shard.cells(1)
+    outputs = []
+    for layout in (KvLayout.UNIFIED, KvLayout.SPLIT):
+        driver.decode([0], steps=3)
+        assert driver.set_layout(layout) == []
+        assert driver.backend.capacity.current.layout is layout
+        assert driver.engine.free_cells == CELLS - sum(driver.backend.length(key) for key in (0, 1))
+        assert shard.cells(1) == cells
+        # What was saved in one layout is loaded in the other.
+        assert driver.load(load_entry(3, prompt[: shard.cut - 9], (prompt[: shard.cut], shard.cut - 9))) == [True]
+        for source, length in ((1, shard.cut - 20), (3, shard.cut - 9)):
+            shard.start_behind(Prefix(source_id=source, length=length), 2)
+            driver.decode([2])
+            outputs.append(driver.output.pop(2))
+            driver.prefill(release=[2])
+        driver.prefill(release=[3])
+    driver.decode([0])
+    outputs.append(driver.output[0])
+    for output in outputs:
+        driver.check_same(prompt, shard.expected, output)
 
 
 @pytest.mark.parametrize(("model", "cells"), [(DEMO_MODEL, 256), (WINDOW_MODEL, 768)], ids=["demo", "window"])
-def test_a_state_that_does_not_fit_is_neither_saved_nor_restored(model: Path, cells: int) -> None:
-    driver = ModelDriver(fetched(model), ctx_size=cells)
+@pytest.mark.parametrize("layout", ["unified", "split"])
+def test_a_state_that_does_not_fit_is_neither_saved_nor_restored(model: Path, cells: int, layout: str) -> None:
+    driver = ModelDriver(fetched(model), ctx_size=cells, kv_layout=layout, parallel=4 if layout == "unified" else 1)
     words = driver.tokens("word " * cells)[: cells - 90]
     driver.prefill_long(0, words[:100], max_new=1)
-    assert driver.backend.save(0, 0, 1_000) is None
-    state = driver.backend.save(0, 10, 1 << 30)
+    assert driver.backend.save(0, 0, 100, 1_000, releasing=False) is None
+    assert driver.backend.length(0) == 100
+    state = driver.backend.save(0, 10, 100, 1 << 30, releasing=False)
+    whole = driver.backend.save(0, 0, 100, 1 << 30, releasing=True)
     assert state is not None
+    assert whole is not None
     driver.engine.release_all()
-    driver.prefill_long(1, words, max_new=1)
-    assert driver.backend.restore(0, state, None)
-    driver.backend.trim(0, 0)
-    driver.prefill(first_chunk(2, words[:1], max_new=1))
-    assert not driver.backend.restore(0, state, None)
-    assert driver.backend.length(0) == 0
-    driver.prefill(first_chunk(0, words[:89], max_new=1))
+    parts = [CellSlice(state=whole, first=0, start=0, end=50), CellSlice(state=state, first=10, start=50, end=90)]
+    # Damaged: a state without one of the cells, one of another model, and one that ends early.
+    for bad in (state, state[:-1], np.zeros(100, np.uint8)):
+        assert not driver.backend.restore(0, [CellSlice(state=bad, first=0, start=0, end=50)])
+        assert driver.backend.length(0) == 0
+    if layout == "unified":
+        driver.prefill_long(1, words, max_new=1)
+        assert driver.backend.restore(0, parts)
+        driver.backend.trim(0, 0)
+        driver.prefill(first_chunk(2, words[:1], max_new=1))
+        assert not driver.backend.restore(0, parts)
+        assert driver.backend.length(0) == 0
+        driver.prefill(first_chunk(0, words[:89], max_new=1))
+    else:
+        assert driver.backend.restore(0, parts)
+        assert driver.backend.length(0) == 90
+    driver.engine.close()
+
+
+def test_without_flash_attention_nothing_is_saved_and_moving_loses_sequences() -> None:
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=1024, flash_attn="off")
+    assert {limits.saving for limits in driver.backend.capacity.layouts} == {RunSaving.NOTHING}
+    prompt = driver.tokens("The values are transposed.")
+    driver.prefill_long(0, prompt, max_new=3)
+    driver.prefill_long(1, prompt, max_new=3)
+    assert driver.save(save_entry(0, prompt, release=True)) == [False]
+    assert driver.load(load_entry(0, prompt)) == [False]
+    assert driver.set_layout(KvLayout.UNIFIED) == [1]
+    assert driver.engine.free_cells == 1024
     driver.engine.close()
 
 

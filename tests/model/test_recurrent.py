@@ -1,16 +1,17 @@
 """A recurrent model: its state cannot be cut back, so sequences are shared and saved as a whole."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Prefix, PrefixSharing, Saving
+from caravan_shard.backends.base import Prefix, PrefixSharing, RunSaving
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import SwapInEntry, SwapOut, SwapOutEntry
+from caravan_shard.protocol.commands import Save
 from caravan_shard.protocol.results import Refusal
-from caravan_testing.shard_builders import first_chunk, header
+from caravan_testing.shard_builders import first_chunk, load_entry, save_entry
 from caravan_testing.shard_models import ModelDriver
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
@@ -42,8 +43,8 @@ def prompt(driver: ModelDriver) -> list[int]:
 
 def test_capacity_says_that_only_whole_sequences_are_shared_and_saved(driver: ModelDriver) -> None:
     assert driver.backend.facts.architecture == "mamba"
-    assert driver.backend.capacity.sharing is PrefixSharing.WHOLE_ONLY
-    assert driver.backend.capacity.saving is Saving.WHOLE_ONLY
+    assert driver.backend.capacity.current.sharing is PrefixSharing.WHOLE_ONLY
+    assert driver.backend.capacity.current.saving is RunSaving.WHOLE_ONLY
     # The other tests need a model whose output depends on early tokens.
     tokens = prompt(driver)
     assert driver.alone(tokens, NEW_TOKENS) != driver.alone([tokens[0], tokens[1] + 1, *tokens[2:]], NEW_TOKENS)
@@ -75,19 +76,27 @@ def test_a_parked_sequence_is_copied_and_taken_over_whole(driver: ModelDriver) -
     assert driver.output[1] == driver.output[2] == expected
 
 
-def test_a_swapped_sequence_continues(driver: ModelDriver) -> None:
+def test_a_saved_sequence_continues(driver: ModelDriver) -> None:
     tokens = prompt(driver)
     expected = driver.alone(tokens, NEW_TOKENS)
     driver.prefill(first_chunk(2, tokens, **OPTIONS))
     driver.decode([2], steps=4)
-    assert driver.swap_out(SwapOutEntry(sequence_id=2, handle=1)).saved == [True]
+    known = [*tokens, *expected[:5]]
+    assert driver.save(save_entry(2, known[:-1], release=True)) == [True]
     for key in (0, 2, 3):
         driver.prefill(first_chunk(key, driver.tokens("neighbours"), **OPTIONS))
     driver.decode([0, 2, 3], steps=2)
-    driver.output[1] = expected[:5]
-    assert driver.swap_in(SwapInEntry(handle=1, sequence_id=1)) == [True]
+    assert driver.load(load_entry(1, known[:-1])) == [True]
+    whole = Prefix(source_id=1, length=len(known) - 1)
+    driver.prefill(first_chunk(1, known[-1:], copy=whole, max_new=NEW_TOKENS - 5, ignore_eos=True))
     driver.decode([0, 1, 2, 3])
-    assert driver.output[1] == expected
+    assert driver.output[1] == expected[5:]
+
+
+def test_the_layout_is_unified_unless_a_flag_says_otherwise(tmp_path: Path) -> None:
+    driver = ModelDriver(write_tiny_mamba(tmp_path / "tiny-mamba.gguf"), ctx_size=1024)
+    assert [limits.layout for limits in driver.backend.capacity.layouts] == [KvLayout.UNIFIED]
+    driver.engine.close()
 
 
 def test_parts_are_refused_and_nothing_changes(driver: ModelDriver) -> None:
@@ -99,9 +108,10 @@ def test_parts_are_refused_and_nothing_changes(driver: ModelDriver) -> None:
         driver.try_prefill(first_chunk(1, tokens[-1:], copy=part, **OPTIONS)),
         driver.try_prefill(first_chunk(0, tokens[-1:], copy=part, **OPTIONS)),
         driver.try_prefill(park={0: part.length}),
-        driver.engine.swap_out(SwapOut(entries=[SwapOutEntry(sequence_id=0, handle=1, start=3)], header=header()), 0),
+        driver.engine.save(Save(entries=[save_entry(0, tokens, 3)]), 0),
+        driver.engine.save(Save(entries=[save_entry(0, tokens[:-1])]), 0),
     ]
     errors = [answer.error for answer in answers if isinstance(answer, Refusal)]
-    assert errors == [ShardError.WRONG_POSITION] * 3 + [ShardError.BAD_REQUEST]
+    assert errors == [ShardError.WRONG_POSITION] * 5
     driver.decode([0])
     assert driver.output[0] == expected

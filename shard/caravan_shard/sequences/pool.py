@@ -126,26 +126,22 @@ class SequencePool:
 
     def load(self, entry: LoadEntry) -> list[bytes] | None:
         """Make an ended sequence of saved runs. Return None if it is held now, else the keys of its bad runs."""
-        states = {piece.key: self.runs.read(piece.key) for piece in entry.slices}
-        bad = [key for key, state in states.items() if state is None]
-        if bad or self._limits.saving is RunSaving.NOTHING:
-            return bad
+        found = {piece.key: self.runs.read(piece.key) for piece in entry.slices}
+        kept = {key: one for key, one in found.items() if one is not None}
         sequence = self._loaded_sequence(entry)
-        if not self.has_room([sequence], 0):
-            return []
-        slices = []
-        for piece in entry.slices:
-            run, state = self.runs.find(piece.key), states[piece.key]
-            assert run is not None
-            assert state is not None
-            slices.append(CellSlice(state=state, first=run.start, start=piece.start, end=piece.end))
-        if not self._backend.restore(entry.sequence_id, slices):
-            return []
-        if self._backend.length(entry.sequence_id) != len(entry.tokens):
-            # The content of a run is not what its key promises.
+        if len(kept) < len(found) or self._limits.saving is RunSaving.NOTHING or not self.has_room([sequence], 0):
+            return [key for key in found if key not in kept]
+        slices = [
+            CellSlice(state=state, first=run.start, start=piece.start, end=piece.end)
+            for piece in entry.slices
+            for run, state in (kept[piece.key],)
+        ]
+        restored = self._backend.restore(entry.sequence_id, slices)
+        if not restored or self._backend.length(entry.sequence_id) != len(entry.tokens):
+            # There is room, so the content of a run is not what its key promises.
             self._backend.trim(entry.sequence_id, 0)
-            self.runs.drop(states)
-            return list(states)
+            self.runs.drop(kept)
+            return list(kept)
         self.held[entry.sequence_id] = sequence
         return None
 

@@ -95,8 +95,8 @@ class RunStore:
                 with self._lock:
                     self._fetched[run.key] = state
 
-    def read(self, key: bytes) -> State | None:
-        """Return the state of a run; None if it is unknown, or damaged and thus forgotten."""
+    def read(self, key: bytes) -> tuple[Run, State] | None:
+        """Return a run and its state; None if it is unknown, or damaged and thus forgotten."""
         with self._lock:
             kept = self._kept.pop(key, None)
             fetched = self._fetched.pop(key, None)
@@ -109,7 +109,8 @@ class RunStore:
             state = self._read_file(kept.run)
         if state is None:
             self.drop([key])
-        return state
+            return None
+        return kept.run, state
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Forget runs; unknown keys are ignored."""
@@ -176,6 +177,7 @@ class RunStore:
             self._work.put(kept.run)
         elif kept.is_leaving:
             self._leaving -= size
+            kept.state = None
         else:
             self._memory -= size
 
@@ -197,8 +199,8 @@ class RunStore:
 
     def _write(self, files: RunFiles, kept: _Kept) -> None:
         run, state = kept.run, kept.state
-        assert state is not None
-        if self._kept.get(run.key) is not kept:
+        if state is None:
+            # Forgotten meanwhile.
             return
         try:
             files.write(run, state)

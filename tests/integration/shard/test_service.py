@@ -123,7 +123,7 @@ async def test_info_has_identity_limits_and_epoch() -> None:
         assert (info.shard_id, info.epoch, info.model.name) == ("s7", 0, "toy")
         (layout,) = info.limits.layouts
         assert layout.cells == layout.cells_per_sequence == 8192
-        assert info.limits.kv_layout == shard_pb2.KV_LAYOUT_UNIFIED
+        assert layout.kv_layout == shard_pb2.KV_LAYOUT_UNIFIED
         assert info.model.eog_token_ids == [257, 259]
         await shard.take(5)
         assert (await shard.stub.Info(shard_pb2.InfoRequest())).epoch == 5

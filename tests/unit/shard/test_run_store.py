@@ -44,7 +44,8 @@ def check(store: RunStore, *numbers: int, size: int = 60) -> None:
     for number in numbers:
         read = store.read(key(number))
         assert read is not None
-        assert np.array_equal(read, state(size, number))
+        assert read[0].key == key(number)
+        assert np.array_equal(read[1], state(size, number))
 
 
 def soon(condition: Callable[[], bool]) -> bool:

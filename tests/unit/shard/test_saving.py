@@ -189,7 +189,8 @@ def test_unknown_and_damaged_runs_are_named_and_the_rest_is_loaded(driver: Engin
     result = driver.engine.load(Load(entries=[unknown, load_entry(3, TAIL), load_entry(4, PROMPT)]), 0)
     assert isinstance(result, Loaded)
     assert result.loaded == [False, False, True]
-    assert run_key(PROMPT + TAIL) in result.bad_runs
+    assert result.bad_runs == [run_key(PROMPT + TAIL), run_key(TAIL)]
+    assert driver.engine.runs.find(run_key(TAIL)) is None
     assert driver.engine.sequence_count == 1
     driver.checked_free_cells()
 
