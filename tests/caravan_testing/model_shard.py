@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from caravan_router.core.generation import GenerationSpec
@@ -34,6 +34,19 @@ from caravan_router.scheduling.events import (
 )
 
 _VOCABULARY = 97
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLoad:
+    """What a step carries. ``pairs``: the sum over its prompt tokens of the tokens before their chunk."""
+
+    prompt_tokens: int = 0
+    pairs: int = 0
+    decodes: int = 0
+
+
+def _flat_seconds(load: StepLoad) -> float:
+    return 0.005 + 0.001 * (load.prompt_tokens + load.decodes)
 
 
 def next_token(tokens: list[int], adapter: str = "") -> int:
@@ -88,9 +101,14 @@ class _Run:
 
 
 class ModelShard:
-    """Carries out commands one step per ``advance``; every breach of the contract is an AssertionError."""
+    """Carries out commands one step per ``advance``; every breach of the contract is an AssertionError.
 
-    def __init__(self, name: str, limits: ShardLimits) -> None:
+    ``step_seconds`` returns the duration of a step.
+    """
+
+    def __init__(
+        self, name: str, limits: ShardLimits, step_seconds: Callable[[StepLoad], float] = _flat_seconds
+    ) -> None:
         self.name = name
         self.limits = limits
         self.held: dict[int, _Held] = {}
@@ -100,6 +118,7 @@ class ModelShard:
         self.refuse_next_save = False
         self.break_next_load = False
         self.lose_next_moved = False
+        self._step_seconds = step_seconds
         self._steps_of_current = 0
         self._cells = itertools.count()
 
@@ -165,7 +184,7 @@ class ModelShard:
         self,
         command: Command,
         rows: list[tuple[int, GeneratedToken]],
-        tokens: int,
+        load: StepLoad,
         prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = (),
     ) -> Stepped:
         outcome, self.fail_next_step = self.fail_next_step or StepOutcome.OK, None
@@ -175,7 +194,7 @@ class ModelShard:
             command_id=command.command_id,
             outcome=outcome,
             tokens=tuple(rows),
-            seconds=0.005 + 0.001 * tokens,
+            seconds=self._step_seconds(load),
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -191,8 +210,13 @@ class ModelShard:
         return _Held(spec, source.tokens[: copy.length], cells)
 
     def _prefill(self, command: Prefill) -> Stepped:
-        tokens = sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
+        load = StepLoad(
+            prompt_tokens=sum(len(chunk.token_ids) for chunk in command.chunks),
+            pairs=sum(len(chunk.token_ids) * chunk.start for chunk in command.chunks),
+            decodes=len(command.ride),
+        )
         assert command.chunks
+        tokens = load.prompt_tokens + load.decodes
         assert tokens <= self.limits.max_batch_tokens, f"{tokens} tokens in one step"
         ids = [chunk.sequence_id for chunk in command.chunks] + list(command.ride)
         assert len(ids) == len(set(ids)), f"a sequence twice in one step: {ids}"
@@ -208,7 +232,7 @@ class ModelShard:
                 if chunk.sequence_id in taken_over and chunk.copy is not None:
                     self.held[chunk.sequence_id].cut(chunk.copy.length)
                     self.held[chunk.sequence_id].ended = True
-            return self._stepped(command, [], tokens)
+            return self._stepped(command, [], load)
         self.held |= new
         self._check_adapter(ids)
         logprobs = tuple(
@@ -224,7 +248,7 @@ class ModelShard:
             assert len(held.cells) <= self.layout.cells_per_sequence
             if chunk.last:
                 rows.append(self._sample(chunk.sequence_id, held))
-        return self._stepped(command, rows, tokens, logprobs)
+        return self._stepped(command, rows, load, logprobs)
 
     def _check_adapter(self, ids: Iterable[int]) -> None:
         adapters = {self.held[sequence_id].spec.adapter for sequence_id in ids}
@@ -277,10 +301,10 @@ class ModelShard:
         if self.fail_next_step is None and self.used_cells + running > self.layout.cells:
             self.fail_next_step = StepOutcome.NO_KV
         if self.fail_next_step is not None:
-            return [self._stepped(command, [], 1), self._end()]
+            return [self._stepped(command, [], StepLoad(decodes=1)), self._end()]
         rows = [row for sequence_id in command.sequence_ids if (row := self._step(sequence_id)) is not None]
         self._steps_of_current += 1
-        events: list[Event] = [self._stepped(command, rows, len(rows))] if rows else []
+        events: list[Event] = [self._stepped(command, rows, StepLoad(decodes=len(rows)))] if rows else []
         if not rows or len(self.commands) > 1 or self._steps_of_current >= command.max_steps:
             events.append(self._end())
         return events

@@ -1,5 +1,6 @@
 """The next command of one shard while it is being planned."""
 
+import math
 from dataclasses import dataclass
 
 from caravan_router.scheduling.actions import (
@@ -13,7 +14,7 @@ from caravan_router.scheduling.actions import (
     PrefixCopy,
 )
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.planning.chunking import chunk_budget, join_reason, step_seconds
+from caravan_router.scheduling.planning.chunking import Step, chunk_budget, join_reason, step_seconds
 from caravan_router.scheduling.planning.forecast import CellForecast, OutputLengths
 from caravan_router.scheduling.planning.layout import steps_left
 from caravan_router.scheduling.sequence import Sequence
@@ -72,24 +73,36 @@ class StepPlan:
         if given.config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
             self._riders = []  # decodes wait
         self._prompt_logprobs_budget = shard.limits.max_prompt_logprob_tokens
-        self._budget = self._token_budget(prompts=len(prefilling) + max(0, min(given.waiting, shard.free_sequences)))
+        riders = len(self._riders)
+        seconds = step_seconds(
+            given.config,
+            prompts=len(prefilling) + max(0, min(given.waiting, shard.free_sequences)),
+            riders=riders,
+            decode_s=shard.costs.decode_s(riders),
+        )
+        self._step = Step(seconds=seconds, riders=riders)
+        # Prompt tokens without context that still fit.
+        self._budget = self._whole_budget = self._token_budget(context=0)
         for resident in prefilling:
             self._add_chunk(resident)
 
-    def _token_budget(self, prompts: int) -> int:
-        config, riders = self._given.config, len(self._riders)
-        cost = self.shard.costs.beside_decodes if riders else self.shard.costs.prefill_alone
-        seconds = step_seconds(config, prompts=prompts, riders=riders)
-        budget = chunk_budget(config, tokens_within_target=cost.tokens_within(seconds), riders=riders)
-        return min(budget, self.shard.limits.max_batch_tokens - riders)
+    def _token_budget(self, context: int, remaining: int | None = None) -> int:
+        """Return how many tokens the whole step has for a prompt with ``context`` computed and ``remaining`` to do."""
+        shard, step = self.shard, self._step
+        budget = chunk_budget(self._given.config, shard.costs, step, context=context, remaining=remaining)
+        return min(budget, shard.limits.max_batch_tokens - step.riders)
 
     def _add_chunk(self, resident: Resident) -> None:
-        tokens = min(self._budget, resident.target - resident.computed)
+        if self._budget <= 0:
+            return
+        remaining = resident.target - resident.computed
+        whole = self._token_budget(resident.computed, remaining)
+        tokens = min(max(1, self._budget * whole // self._whole_budget), remaining)
         if resident.sequence.needs_prompt_logprobs:
             tokens = min(tokens, self._prompt_logprobs_budget)
             self._prompt_logprobs_budget -= max(0, tokens)
         if tokens > 0:
-            self._budget -= tokens
+            self._budget -= math.ceil(tokens * self._whole_budget / whole)
             self._chunks.append((resident, tokens))
 
     # Admission

@@ -192,11 +192,9 @@ class ShardLedger(ShardAccount):
         chunk_tokens = command.chunk_tokens
         if not chunk_tokens:
             self.steps_since_prefill += 1
-            self.costs.beside_decodes.observe_decode(seconds)
+            self.costs.observe_decodes(sum(one.is_live for one in command.residents.values()), seconds)
             return turn_ended
-        has_riders = len(chunk_tokens) < len(command.residents)
-        cost = self.costs.beside_decodes if has_riders else self.costs.prefill_alone
-        cost.observe_chunk(sum(chunk_tokens.values()), seconds)
+        self._observe_chunks(command, seconds)
         for sequence_id, tokens in chunk_tokens.items():
             resident = command.residents[sequence_id]
             if resident.status in (Status.STARTING, Status.LOADED):
@@ -205,6 +203,12 @@ class ShardLedger(ShardAccount):
                 resident.computed += tokens
                 self._index(resident)
         return True
+
+    def _observe_chunks(self, command: InFlight, seconds: float) -> None:
+        tokens = sum(command.chunk_tokens.values())
+        pairs = sum(count * command.residents[key].computed for key, count in command.chunk_tokens.items())
+        riders = len(command.residents) - len(command.chunk_tokens)
+        self.costs.observe_chunks(tokens, pairs / tokens, riders=riders, seconds=seconds)
 
     def grow(self, resident: Resident) -> None:
         """Note that ``resident`` decoded a token: its token before that is in a cell now."""
