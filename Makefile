@@ -53,9 +53,9 @@ openapi: $(INSTALLED) ## generate openapi.json from the request and response typ
 docs: $(INSTALLED) ## write the tables in the documents that are generated from the code
 	$(BIN)/python docs/doc_tables.py
 
-bench: $(INSTALLED) $(MODEL) ## compare with llama-server and llama-batched-bench, which are built once; ARGS: more flags
+bench: $(INSTALLED) ## compare with llama-server and llama-batched-bench, which are built once; ARGS: --list, --rows and more
 	PYTHONPATH=tests $(BIN)/python -m bench.build_peers
-	PYTHONPATH=tests $(BIN)/python -m bench.compare --model $(MODEL) $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
 
 soak: $(INSTALLED) $(DEMO_MODEL) ## run random load with too few KV cells for MINUTES and check for errors and growth; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m soak.soak --minutes $(MINUTES) $(ARGS)

@@ -2,39 +2,23 @@
 
 import json
 import subprocess
-from dataclasses import dataclass
 
+from bench.bounds import EngineRun, EngineTime
+from bench.contenders import Common
 from bench.paths import BenchError, peer
-from bench.servers import Layout, Setting
 
-# The sizes of the load generator's workload `decode`: 16 words in, 192 tokens out.
-_PROMPT_TOKENS = 24
-_OUTPUT_TOKENS = 192
-_TIMEOUT_S = 600
+_TIMEOUT_S = 1200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRate:
-    """Tokens per second of the whole batch."""
-
-    batch: int
-    layout: Layout
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
-
-
-def engine_rate(setting: Setting, layout: Layout, batch: int) -> EngineRate:
-    """Measure one batch size. Each needs a run of its own, because the number of sequences shapes the cache."""
-    command = [str(peer("llama-batched-bench")), "-m", str(setting.model), "-c", str(setting.cells)]
-    command += ["-t", str(setting.threads), "-npp", str(_PROMPT_TOKENS), "-ntg", str(_OUTPUT_TOKENS)]
-    command += ["-npl", str(batch), "--output-format", "jsonl"]
-    command += ["-kvu"] if layout is Layout.UNIFIED else []
+def engine_time(common: Common, run: EngineRun, cells: int) -> EngineTime:
+    """Measure one run, in the split layout, which is the faster one."""
+    command = [str(peer("llama-batched-bench")), "-m", str(common.model), "-c", str(cells), "-t", str(common.threads)]
+    command += ["-npp", str(run.prompt_tokens), "-ntg", str(run.output_tokens), "-npl", str(run.sequences)]
+    command += ["--output-format", "jsonl", *(["-pps"] if run.shared else [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             row = json.loads(line)
-            return EngineRate(
-                batch=batch, layout=layout, prefill_tokens_per_s=row["speed_pp"], decode_tokens_per_s=row["speed_tg"]
-            )
-    message = f"llama-batched-bench gave no result at batch {batch}, {layout}:\n{done.stderr[-1000:]}"
+            return EngineTime(prefill_s=row["t_pp"], decode_s=row["t_tg"])
+    message = f"llama-batched-bench gave no result for {run}:\n{done.stderr[-1000:]}"
     raise BenchError(message)

@@ -2,12 +2,7 @@
 
 import os
 import platform
-import time
 from pathlib import Path
-
-_SAMPLE_S = 1.0
-_CALM_SAMPLES = 3
-_IDLE_SHARE = 0.1
 
 
 def describe() -> str:
@@ -21,20 +16,6 @@ def busy_seconds() -> float:
     # The last two fields are guest time, which is already part of user time.
     ticks = sum(map(int, (user, nice, system, *rest[:3])))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def wait_idle(limit_s: float) -> bool:
-    """Wait at most ``limit_s`` until nothing else runs, and return whether that is so."""
-    deadline = time.monotonic() + limit_s
-    calm = 0
-    while calm < _CALM_SAMPLES:
-        before = busy_seconds()
-        time.sleep(_SAMPLE_S)
-        share = (busy_seconds() - before) / _SAMPLE_S / (os.cpu_count() or 1)
-        calm = calm + 1 if share < _IDLE_SHARE else 0
-        if time.monotonic() > deadline:
-            return False
-    return True
 
 
 def _cpu_model() -> str:

@@ -1,158 +1,139 @@
-"""The runs against each server, and the figures to take from their reports."""
+"""The rows of the comparison: which servers get which load, and which figures are taken."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass, replace
 
-from bench.servers import Layout, Setting
+from bench import bounds, figures
+from bench.contenders import Lineup, against_llama_server, ample_cells, spin_counts
+from bench.figures import Figure
 
-Report = dict[str, Any]
-
-
-class Better(StrEnum):
-    """Whether higher or lower figures are better."""
-
-    HIGHER = "higher"
-    LOWER = "lower"
+_CELLS = 24_576
+# A quarter of the cells that eight prompts of 600 words with 64 output tokens need.
+_SCARCE_CELLS = 1_280
+_MAIN = against_llama_server(slots=8, cells=_CELLS)
+_WIDE = against_llama_server(slots=32, cells=_CELLS)
+_SCARCE = ample_cells(slots=8, scarce=_SCARCE_CELLS, ample=_CELLS)
+_SPIN = spin_counts(300, 3_000, 20_000, 100_000, slots=8, cells=8_192)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One line of the table. ``read`` returns None if the report has no such figure."""
+class Row:
+    """One load, as arguments of ``caravan bench``.
 
-    label: str
-    read: Callable[[Report], float | None]
-    better: Better = Better.HIGHER
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One call of the load generator; ``name`` is unique within a group."""
+    While it runs, ``busy`` other processes compete for the cores. It takes at most ``most_rounds`` rounds.
+    """
 
     name: str
+    title: str
+    lineup: Lineup
     arguments: tuple[str, ...]
     figures: tuple[Figure, ...]
+    busy: int = 0
+    most_rounds: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs against a server of one setting, which is started once for all of them, in each of ``layouts``."""
-
-    name: str
-    setting: Setting
-    runs: tuple[Run, ...]
-    layouts: tuple[Layout, ...] = tuple(Layout)
-
-
-def _phase(report: Report, phase: int) -> Report | None:
-    phases: list[Report] = report["phases"]
-    return phases[phase] if len(phases) > phase and phases[phase]["summary"]["completed"] else None
-
-
-def _summary(key: str, phase: int = 0) -> Callable[[Report], float | None]:
-    def read(report: Report) -> float | None:
-        found = _phase(report, phase)
-        value = None if found is None else found["summary"][key]
-        return None if value is None else float(value)
-
-    return read
-
-
-def _ms(key: str, point: str, phase: int = 0) -> Callable[[Report], float | None]:
-    def read(report: Report) -> float | None:
-        found = _phase(report, phase)
-        spread = None if found is None else found["summary"][key]
-        return None if spread is None else spread[point] * 1e3
-
-    return read
-
-
-def _completed_percent(report: Report) -> float | None:
-    summary = report["phases"][0]["summary"]
-    return float(100 * summary["completed"] / summary["requests"])
-
-
-def _stall_ms(key: str) -> Callable[[Report], float | None]:
-    def read(report: Report) -> float | None:
-        stall = report["stall"]
-        return None if stall["failures"] or stall[key] is None else stall[key] * 1e3
-
-    return read
-
-
-def _cpu_per_token(report: Report) -> float | None:
-    value = report["phases"][0]["cpu"]["cpu_us_per_output_token"]
-    return None if value is None else float(value)
-
-
-def plain(concurrency: int, requests: int) -> Run:
-    """Prompts of 100 words, 64 output tokens."""
-    name = f"plain, concurrency {concurrency}"
-    return Run(
-        name=name,
-        arguments=("--workload", "plain", "--concurrency", str(concurrency), "--requests", str(requests)),
+def _plain(clients: int, requests: int, lineup: Lineup) -> Row:
+    return Row(
+        name=f"plain-{clients}",
+        title=f"plain, {clients} client{'s' if clients > 1 else ''}",
+        lineup=lineup,
+        arguments=("--workload", "plain", "--concurrency", str(clients), "--requests", str(requests)),
         figures=(
-            Figure(label=f"{name}: output tokens/s", read=_summary("output_tokens_per_s")),
-            Figure(label=f"{name}: TTFT p50, ms", read=_ms("ttft_s", "p50"), better=Better.LOWER),
-            Figure(label=f"{name}: ITL p50, ms", read=_ms("itl_s", "p50"), better=Better.LOWER),
-            Figure(label=f"{name}: ITL p99, ms", read=_ms("itl_s", "p99"), better=Better.LOWER),
-            Figure(label=f"{name}: router CPU per token, us", read=_cpu_per_token, better=Better.LOWER),
+            figures.rate("", "output_tokens_per_s", bounds.whole(clients, 64)),
+            figures.ttft(""),
+            figures.ROUTER_CPU,
         ),
     )
 
 
-def decode(batch: int) -> Run:
-    """Short prompts and long outputs; the rate counts only the time while all streams decode."""
-    name = f"decode, {batch} streams"
-    return Run(
+def _decode(name: str, title: str, streams: int, lineup: Lineup, *more: str) -> Row:
+    # A lone stream is fast and needs more tokens, so that its load takes some seconds.
+    tokens = 384 if streams == 1 else 128
+    return Row(
         name=name,
-        arguments=("--workload", "decode", "--concurrency", str(batch)),
-        figures=(Figure(label=f"{name}: tokens/s", read=_summary("steady_tokens_per_s")),),
+        title=title,
+        lineup=lineup,
+        arguments=("--workload", "decode", "--concurrency", str(streams), "--tokens", str(tokens), *more),
+        figures=(figures.rate("", "steady_tokens_per_s", bounds.decoding(streams, tokens)),),
     )
 
 
-STALL = Run(
-    name="stall",
-    arguments=("--workload", "stall"),
-    figures=(
-        Figure(
-            label="1,500 words land on 4 streams: worst gap, ms", read=_stall_ms("worst_gap_s"), better=Better.LOWER
-        ),
-        Figure(
-            label="1,500 words land on 4 streams: their TTFT, ms", read=_stall_ms("landed_ttft_s"), better=Better.LOWER
+def _spin(name: str, title: str, streams: int, *, busy: int) -> Row:
+    # llama-batched-bench spins as OpenMP does by default, and would hardly move beside busy processes.
+    row = _decode(name, title, streams, _SPIN)
+    return replace(row, figures=(figures.rate("", "steady_tokens_per_s"),), busy=busy)
+
+
+_SAMPLING = ("--temperature", "0.8", "--top-k", "40", "--top-p", "0.95")
+_SHARED = ("--words", "600", "--tokens", "32", "--concurrency", "8", "--requests", "16")
+
+# Rows of one lineup are next to each other, because its servers are started once for all of them.
+ROWS = (
+    _plain(1, 6, _MAIN),
+    _plain(8, 24, _MAIN),
+    _decode("decode-1", "decode, 1 stream", 1, _MAIN),
+    _decode("decode-8", "decode, 8 streams", 8, _MAIN),
+    _decode("sampled-8", "decode, 8 streams, temperature, top-k, top-p", 8, _MAIN, *_SAMPLING),
+    Row(
+        name="prompts-8",
+        title="8 prompts of 600 words, 16 tokens out",
+        lineup=_MAIN,
+        arguments=("--workload", "plain", "--words", "600", "--tokens", "16", "--requests", "8"),
+        figures=(
+            figures.rate("prompt and output ", "total_tokens_per_s", bounds.whole_with_prompt(8, 16)),
+            figures.ttft(""),
         ),
     ),
-)
-SHARED_PREFIX = Run(
-    name="shared-prefix",
-    arguments=("--workload", "shared-prefix", "--concurrency", "8"),
-    figures=tuple(
-        figure
-        for phase, state in enumerate(("cold", "warm"))
-        for figure in (
-            Figure(label=f"600 shared words, {state}: output tokens/s", read=_summary("output_tokens_per_s", phase)),
-            Figure(
-                label=f"600 shared words, {state}: TTFT p50, ms", read=_ms("ttft_s", "p50", phase), better=Better.LOWER
+    Row(
+        name="n-8",
+        title="`n` = 8",
+        lineup=_MAIN,
+        arguments=("--workload", "n", "--n", "8", "--concurrency", "1", "--requests", "3"),
+        figures=(figures.rate("", "output_tokens_per_s", bounds.choices(8, 64)),),
+    ),
+    Row(
+        name="shared-prefix",
+        title="600 words in common, 8 clients",
+        lineup=_MAIN,
+        arguments=("--workload", "shared-prefix", *_SHARED),
+        figures=(
+            figures.rate(
+                "new: ", "output_tokens_per_s", bounds.shared_prefix(8, 32, waves=2, tail_share=30 / 630), phase=0
             ),
-        )
-    ),
-)
-N = Run(
-    name="n",
-    arguments=("--workload", "n", "--n", "8", "--concurrency", "1", "--requests", "2"),
-    figures=(Figure(label="n = 8: output tokens/s", read=_summary("output_tokens_per_s")),),
-)
-
-
-def overload(state: str) -> Run:
-    """16 requests of 600 words, 8 at a time, which need about 5,300 KV cells at once."""
-    name = f"600 words, 8 at once, {state}"
-    return Run(
-        name=f"overload {state}",
-        arguments=("--workload", "overload", "--concurrency", "8", "--requests", "16"),
-        figures=(
-            Figure(label=f"{name}: completed, %", read=_completed_percent),
-            Figure(label=f"{name}: output tokens/s", read=_summary("output_tokens_per_s")),
+            figures.ttft("new: ", phase=0),
+            figures.rate("again: ", "output_tokens_per_s", phase=1),
+            figures.ttft("again: ", phase=1),
         ),
-    )
+    ),
+    Row(
+        name="stall",
+        title="1,500 words land on 4 streams",
+        lineup=_MAIN,
+        arguments=("--workload", "stall"),
+        figures=(figures.stall("worst gap", "worst_gap_s"), figures.stall("their own TTFT", "landed_ttft_s")),
+    ),
+    Row(
+        name="returning-prefix",
+        title="600 words return after other prompts",
+        lineup=_MAIN,
+        arguments=("--workload", "returning-prefix"),
+        figures=(
+            figures.ttft("returning: ", phase=2),
+            figures.ttft("computed: ", phase=0),
+            figures.ttft_share("returning TTFT of the computed one", phase=2, of=0),
+        ),
+        # One load has several prefixes, and a thousand prompts between them take minutes.
+        most_rounds=1,
+    ),
+    _plain(32, 64, _WIDE),
+    _decode("decode-32", "decode, 32 streams", 32, _WIDE),
+    Row(
+        name="scarce",
+        title="16 requests of 600 words, 8 at once, in a quarter of the cells",
+        lineup=_SCARCE,
+        arguments=("--workload", "overload", "--concurrency", "8", "--requests", "16"),
+        figures=(figures.rate("", "output_tokens_per_s"), figures.COMPLETED),
+    ),
+    _spin("spin-1", "spin count, 1 stream, quiet host", 1, busy=0),
+    _spin("spin-8", "spin count, 8 streams, quiet host", 8, busy=0),
+    _spin("spin-8-busy", "spin count, 8 streams beside 2 busy processes", 8, busy=2),
+)

@@ -1,4 +1,4 @@
-"""Starts and ends the servers to compare, on a free port of 127.0.0.1."""
+"""Starts and ends one server, on a free port of 127.0.0.1."""
 
 import os
 import signal
@@ -10,60 +10,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
-from bench.paths import CACHE, ROOT, BenchError, peer
+from bench.contenders import Common, Contender
+from bench.paths import CACHE, ROOT, BenchError
+from caravan_router.bench.cpu_time import cpu_seconds, with_children
 
 _READY_S = 120.0
 _STOP_S = 10.0
-
-
-class Layout(StrEnum):
-    """How sequences share the KV cache."""
-
-    SPLIT = "split"
-    UNIFIED = "unified"
-
-
-class Product(StrEnum):
-    """The products to compare."""
-
-    CARAVAN = "Caravan"
-    LLAMA_SERVER = "llama-server"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """The settings that all servers of a comparison share."""
-
-    model: Path
-    slots: int
-    cells: int
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A product in one layout."""
-
-    product: Product
-    layout: Layout
-
-    def __str__(self) -> str:
-        return f"{self.product} {self.layout}"
-
-    def command(self, setting: Setting, port: int) -> list[str]:
-        """Return the command that serves ``setting``."""
-        common = ["-m", str(setting.model), "-np", str(setting.slots), "-c", str(setting.cells)]
-        common += ["-t", str(setting.threads), "--port", str(port)]
-        if self.product is Product.CARAVAN:
-            program = ROOT / ".venv" / "bin" / "caravan"
-            # Nothing else runs on the machine, so the threads may spin, as llama-server's do by default.
-            spin = ["--spin-count", "100000"]
-            return [str(program), "serve", *common, "--shards", "1", "--kv-layout", self.layout, *spin]
-        layout = ["-kvu"] if self.layout is Layout.UNIFIED else ["-no-kvu"]
-        return [str(peer("llama-server")), *common, *layout, "--host", "127.0.0.1", "--no-webui"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +27,24 @@ class Running:
     url: str
     pid: int
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of all its processes since their start."""
+        return cpu_seconds(with_children((self.pid,)))
+
+    def router_pids(self) -> tuple[int, ...]:
+        """Return the processes of ``caravan serve`` that are not shards."""
+        return tuple(pid for pid in with_children((self.pid,)) if not _is_shard(pid))
+
 
 @contextmanager
-def serving(contender: Contender, setting: Setting) -> Iterator[Running]:
+def serving(contender: Contender, common: Common) -> Iterator[Running]:
     """Start a server and wait until it is ready. Leaving the block ends its whole process group."""
     port = _free_port()
-    log = CACHE / "bench" / f"{contender.product}-{contender.layout}.log"
+    log = CACHE / "bench" / f"{contender.product}-{contender.name}.log".replace(" ", "-")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         process = subprocess.Popen(
-            contender.command(setting, port), stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT
+            contender.command(common, port), stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT
         )
         try:
             url = f"http://127.0.0.1:{port}"
@@ -90,6 +52,11 @@ def serving(contender: Contender, setting: Setting) -> Iterator[Running]:
             yield Running(url, process.pid)
         finally:
             _end_group(process)
+
+
+def _is_shard(pid: int) -> bool:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"caravan_shard" in command or b"caravan-shard" in command
 
 
 def _free_port() -> int:
@@ -102,7 +69,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, contender: Contender
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            message = f"{contender} ended with status {process.returncode} before it was ready: see {log}"
+            message = f"{contender.name} ended with status {process.returncode} before it was ready: see {log}"
             raise BenchError(message)
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
@@ -111,7 +78,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, contender: Contender
         except (urllib.error.URLError, OSError):
             pass  # The server does not listen yet.
         time.sleep(0.2)
-    message = f"{contender} did not answer /health within {_READY_S:.0f} s: see {log}"
+    message = f"{contender.name} did not answer /health within {_READY_S:.0f} s: see {log}"
     raise BenchError(message)
 
 

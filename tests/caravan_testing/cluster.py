@@ -20,6 +20,7 @@ from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.toy.backend import DecodeHook, ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.kv_layout import KvLayout
+from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
 from caravan_testing.http_server import sample_of
 from caravan_testing.waiting import eventually
@@ -36,7 +37,8 @@ class ClusterConfig:
     layout: KvLayout = KvLayout.UNIFIED
     step_s: float = 0.0
     token_s: float = 0.0
-    swap_bytes: int = 1 << 30
+    other_layouts: tuple[KvLayout, ...] = ()
+    saved_bytes: int = 1 << 30
     max_prompt_logprob_tokens: int = 64
     embedding_size: int = 0
     adapters: tuple[str, ...] = ()
@@ -67,6 +69,7 @@ class Cluster:
             max_sequences=config.max_sequences,
             max_batch_tokens=config.max_batch_tokens,
             layout=config.layout,
+            other_layouts=config.other_layouts,
             max_prompt_logprob_tokens=config.max_prompt_logprob_tokens,
             embedding_size=config.embedding_size,
             adapters=config.adapters,
@@ -79,19 +82,19 @@ class Cluster:
                 backend="fake",
                 address=address,
                 drain_timeout_s=config.drain_timeout_s,
-                swap_space=config.swap_bytes / (1 << 30),
             ),
             lambda: self.backends[address],
         )
+        self.servers[address]._worker._make_runs = lambda _: RunStore(config.saved_bytes)
         await self.servers[address].start()
 
     async def stop_shard(self, address: str) -> None:
         await self.servers.pop(address).stop()
 
-    def swapped(self, address: str) -> int:
-        """Return the number of sequences in the shard's swap space."""
+    def saved_runs(self, address: str) -> set[bytes]:
+        """Return the keys of the runs that the shard has saved."""
         engine = self.servers[address]._engine
-        return 0 if engine is None else len(engine._pool.swap)
+        return set() if engine is None else {run.key for run, _ in engine.runs.list_runs()}
 
     def queued_commands(self, address: str) -> int:
         """Return the number of commands that the shard has received and not started."""
@@ -119,7 +122,7 @@ class Cluster:
                 held = {key: backend.length(key) for key in range(self.config.max_sequences) if backend.length(key)}
                 parked = {key: state.tree.length(key) for key in state.parked}
                 assert held == parked, f"{address} holds {held}, parked are {parked}"
-                assert self.swapped(address) == 0, f"{address} keeps {self.swapped(address)} swapped sequences"
+                assert set(state.runs.keys) == self.saved_runs(address), f"{address} has not the runs of the ledger"
 
 
 @contextlib.asynccontextmanager

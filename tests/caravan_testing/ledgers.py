@@ -1,17 +1,41 @@
 """Ledgers of shards with sequences on them, without a scheduler: commands are sent and answered by hand."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from caravan_router.scheduling.actions import Chunk, Decode, Prefill, PrefixCopy, SwapOut, SwapOutEntry
+from caravan_router.scheduling.actions import Chunk, Decode, Prefill, PrefixCopy, Save
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits
-from caravan_router.scheduling.sequence import Sequence, SwapTicket
+from caravan_router.scheduling.events import LayoutLimits, Loaded, Saved, Saving, ShardLimits
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_testing.requests import request
 
-LIMITS = ShardLimits(cells=400, cells_per_sequence=400, max_sequences=4, max_batch_tokens=128)
+
+def limits_of(
+    *,
+    cells: int = 400,
+    cells_per_sequence: int = 400,
+    max_sequences: int = 4,
+    max_batch_tokens: int = 128,
+    memory_bytes: int = 0,
+    max_prompt_logprob_tokens: int = 1,
+    **layout: Any,
+) -> ShardLimits:
+    """Return the limits of a shard with one layout. ``layout``: more fields of it."""
+    return ShardLimits(
+        layout=LayoutLimits(cells=cells, cells_per_sequence=cells_per_sequence, **layout),
+        max_sequences=max_sequences,
+        max_batch_tokens=max_batch_tokens,
+        memory_bytes=memory_bytes,
+        max_prompt_logprob_tokens=max_prompt_logprob_tokens,
+    )
+
+
+LIMITS = limits_of()
+# Fields of `limits_of` for a shard that can save as many cells as it likes.
+SAVING: dict[str, Any] = {"memory_bytes": 1 << 20, "saving": Saving.ANY}
 
 
 def ledger(name: str = "a", limits: ShardLimits = LIMITS, config: SchedulerConfig | None = None) -> ShardLedger:
@@ -66,14 +90,22 @@ def send_decode(shard: ShardLedger, *residents: Resident, max_steps: int = 8) ->
     return shard.in_flight[-1]
 
 
-def send_swap_out(shard: ShardLedger, *residents: Resident) -> InFlight:
-    """Send a SwapOut of ``residents``."""
-    entries = tuple(
-        SwapOutEntry(sequence_id=one.sequence_id, start=shard.kept_length(one, residents), handle=shard.leave(one))
-        for one in residents
-    )
-    shard.send(SwapOut(shard=shard.name, command_id=3, header=shard.next_header, entries=entries), residents)
+def send_save(shard: ShardLedger, *residents: Resident, release: bool = True) -> InFlight:
+    """Send a Save of ``residents``."""
+    entries = tuple(shard.save(residents, release=release))
+    shard.send(Save(shard=shard.name, command_id=3, header=shard.next_header, entries=entries), residents)
     return shard.in_flight[-1]
+
+
+def saved(*results: bool, size: int = 100) -> Saved:
+    """Return the reply to a Save with these results, each of ``size`` bytes."""
+    sizes = tuple(size if result else 0 for result in results)
+    return Saved(shard="a", command_id=3, saved=results, sizes_bytes=sizes, seconds=0.001)
+
+
+def loaded(*results: bool, bad_runs: tuple[bytes, ...] = ()) -> Loaded:
+    """Return the reply to a Load with these results."""
+    return Loaded(shard="a", command_id=4, loaded=results, bad_runs=bad_runs, seconds=0.001)
 
 
 def succeed(shard: ShardLedger, command: InFlight, seconds: float = 0.1) -> None:
@@ -100,11 +132,9 @@ def run(shard: ShardLedger, waiting: Sequence, *, priority: int = 0, output: int
     return resident
 
 
-def swap_out(shard: ShardLedger, resident: Resident) -> SwapTicket:
-    """Swap ``resident`` out and return its ticket."""
-    command = send_swap_out(shard, resident)
-    ((_, ticket),) = shard.apply_swap_out(command, (True,), 0.001)
+def swap_out(shard: ShardLedger, resident: Resident) -> None:
+    """Save and release ``resident``; its sequence waits again."""
+    command = send_save(shard, resident)
+    assert shard.apply_save(command, saved(True)) == [(resident, True)]
     shard.end_command(command)
-    assert ticket is not None
-    resident.sequence.ticket = ticket
-    return ticket
+    resident.sequence.saved_on = shard.name

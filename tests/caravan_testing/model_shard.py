@@ -2,24 +2,51 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken, PromptToken
-from caravan_router.scheduling.actions import Chunk, Command, Decode, FilterBatch, Prefill, PrefixCopy, SwapIn, SwapOut
+from caravan_router.scheduling.actions import (
+    Chunk,
+    Command,
+    Decode,
+    FilterBatch,
+    Load,
+    Prefill,
+    PrefixCopy,
+    Save,
+    SetLayout,
+)
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
+    LayoutLimits,
+    LayoutSet,
+    Loaded,
+    Saved,
+    SavedRun,
+    Saving,
     ShardLimits,
     StepOutcome,
     Stepped,
-    SwappedIn,
-    SwappedOut,
 )
 
 _VOCABULARY = 97
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLoad:
+    """What a step carries. ``pairs``: the sum over its prompt tokens of the tokens before their chunk."""
+
+    prompt_tokens: int = 0
+    pairs: int = 0
+    decodes: int = 0
+
+
+def _flat_seconds(load: StepLoad) -> float:
+    return 0.005 + 0.001 * (load.prompt_tokens + load.decodes)
 
 
 def next_token(tokens: list[int], adapter: str = "") -> int:
@@ -64,29 +91,44 @@ class _Held:
         del self.tokens[length:], self.cells[length:]
 
 
-@dataclass(frozen=True)
-class _Swapped:
-    held: _Held
-    start: int
+@dataclass
+class _Run:
+    """A saved run with all tokens up to its end, and the specification of the sequence it is from."""
+
+    saved: SavedRun
+    spec: GenerationSpec
+    tokens: list[int]
 
 
 class ModelShard:
-    """Carries out commands one step per ``advance``; every breach of the contract is an AssertionError."""
+    """Carries out commands one step per ``advance``; every breach of the contract is an AssertionError.
 
-    def __init__(self, name: str, limits: ShardLimits) -> None:
+    ``step_seconds`` returns the duration of a step.
+    """
+
+    def __init__(
+        self, name: str, limits: ShardLimits, step_seconds: Callable[[StepLoad], float] = _flat_seconds
+    ) -> None:
         self.name = name
         self.limits = limits
         self.held: dict[int, _Held] = {}
-        self.swapped: dict[int, _Swapped] = {}
+        self.runs: dict[bytes, _Run] = {}
         self.commands: deque[Command] = deque()
         self.fail_next_step: StepOutcome | None = None
-        self.refuse_next_swap = False
+        self.refuse_next_save = False
+        self.break_next_load = False
+        self.lose_next_moved = False
+        self._step_seconds = step_seconds
         self._steps_of_current = 0
         self._cells = itertools.count()
 
     @property
+    def layout(self) -> LayoutLimits:
+        return self.limits.layout
+
+    @property
     def used_cells(self) -> int:
-        if not self.limits.shares_cells:
+        if not self.layout.shares_cells:
             return sum(len(held.cells) for held in self.held.values())
         return len({cell for held in self.held.values() for cell in held.cells})
 
@@ -111,10 +153,12 @@ class ModelShard:
                 return [self._end()]
             case Decode():
                 return self._decode(command)
-            case SwapOut():
-                return [self._swap_out(command), self._end()]
-            case SwapIn():
-                return [self._swap_in(command), self._end()]
+            case Save():
+                return [self._save(command), self._end()]
+            case Load():
+                return [self._load(command), self._end()]
+            case SetLayout():
+                return [self._set_layout(command), self._end()]
 
     def _end(self) -> CommandEnded:
         self._steps_of_current = 0
@@ -126,27 +170,31 @@ class ModelShard:
             del self.held[sequence_id]
         for sequence_id, length in command.header.park:
             held = self.held[sequence_id]
-            assert not self.limits.whole_only or length == len(held.cells)
+            assert not self.layout.whole_only or length == len(held.cells)
             held.cut(length)
             held.ended = True
-        for handle in command.header.drop_handles:
-            self.swapped.pop(handle, None)
+        for key in command.header.drop_runs:
+            self.runs.pop(key, None)
+        for key in command.header.spill_runs:
+            if key in self.runs:
+                self.runs[key].saved = replace(self.runs[key].saved, on_disk=True)
+        assert self.memory_used <= self.limits.memory_bytes
 
     def _stepped(
         self,
         command: Command,
         rows: list[tuple[int, GeneratedToken]],
-        tokens: int,
+        load: StepLoad,
         prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = (),
     ) -> Stepped:
         outcome, self.fail_next_step = self.fail_next_step or StepOutcome.OK, None
-        assert self.used_cells <= self.limits.cells, f"{self.used_cells} cells of {self.limits.cells}"
+        assert self.used_cells <= self.layout.cells, f"{self.used_cells} cells of {self.layout.cells}"
         return Stepped(
             shard=self.name,
             command_id=command.command_id,
             outcome=outcome,
             tokens=tuple(rows),
-            seconds=0.005 + 0.001 * tokens,
+            seconds=self._step_seconds(load),
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -154,16 +202,21 @@ class ModelShard:
         """Make a sequence that begins with a prefix of another, or of what its own id held."""
         source = self.held[copy.source_id]
         assert 1 <= copy.length <= len(source.cells), f"{copy.length} of {len(source.cells)} cells"
-        assert not self.limits.whole_only or copy.length == len(source.cells)
+        assert not self.layout.whole_only or copy.length == len(source.cells)
         assert source.spec.adapter == spec.adapter, "cells of another adapter"
         cells = source.cells[: copy.length]
-        if copy.source_id != own_id and not self.limits.shares_cells:
+        if copy.source_id != own_id and not self.layout.shares_cells:
             cells = [next(self._cells) for _ in cells]
         return _Held(spec, source.tokens[: copy.length], cells)
 
     def _prefill(self, command: Prefill) -> Stepped:
-        tokens = sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
+        load = StepLoad(
+            prompt_tokens=sum(len(chunk.token_ids) for chunk in command.chunks),
+            pairs=sum(len(chunk.token_ids) * chunk.start for chunk in command.chunks),
+            decodes=len(command.ride),
+        )
         assert command.chunks
+        tokens = load.prompt_tokens + load.decodes
         assert tokens <= self.limits.max_batch_tokens, f"{tokens} tokens in one step"
         ids = [chunk.sequence_id for chunk in command.chunks] + list(command.ride)
         assert len(ids) == len(set(ids)), f"a sequence twice in one step: {ids}"
@@ -179,7 +232,7 @@ class ModelShard:
                 if chunk.sequence_id in taken_over and chunk.copy is not None:
                     self.held[chunk.sequence_id].cut(chunk.copy.length)
                     self.held[chunk.sequence_id].ended = True
-            return self._stepped(command, [], tokens)
+            return self._stepped(command, [], load)
         self.held |= new
         self._check_adapter(ids)
         logprobs = tuple(
@@ -192,10 +245,10 @@ class ModelShard:
             held.cells.extend(next(self._cells) for _ in chunk.token_ids)
             prompt = held.spec.prompt[: len(held.tokens)]
             assert tuple(held.tokens[: len(prompt)]) == prompt, "another prompt's prefix"
-            assert len(held.cells) <= self.limits.cells_per_sequence
+            assert len(held.cells) <= self.layout.cells_per_sequence
             if chunk.last:
                 rows.append(self._sample(chunk.sequence_id, held))
-        return self._stepped(command, rows, tokens, logprobs)
+        return self._stepped(command, rows, load, logprobs)
 
     def _check_adapter(self, ids: Iterable[int]) -> None:
         adapters = {self.held[sequence_id].spec.adapter for sequence_id in ids}
@@ -233,25 +286,25 @@ class ModelShard:
 
     def _overflows(self, new: dict[int, _Held], command: Prefill) -> bool:
         held = self.held | new
-        if self.limits.shares_cells:
+        if self.layout.shares_cells:
             used = len({cell for one in held.values() for cell in one.cells})
         else:
             used = sum(len(one.cells) for one in held.values())
         riders = sum(not held[key].ended for key in command.ride)
-        return used + sum(len(chunk.token_ids) for chunk in command.chunks) + riders > self.limits.cells
+        return used + sum(len(chunk.token_ids) for chunk in command.chunks) + riders > self.layout.cells
 
     def _decode(self, command: Decode) -> list[Event]:
         assert command.sequence_ids
         assert command.max_steps > 0
         self._check_adapter(command.sequence_ids)
         running = sum(not self.held[key].ended for key in command.sequence_ids)
-        if self.fail_next_step is None and self.used_cells + running > self.limits.cells:
+        if self.fail_next_step is None and self.used_cells + running > self.layout.cells:
             self.fail_next_step = StepOutcome.NO_KV
         if self.fail_next_step is not None:
-            return [self._stepped(command, [], 1), self._end()]
+            return [self._stepped(command, [], StepLoad(decodes=1)), self._end()]
         rows = [row for sequence_id in command.sequence_ids if (row := self._step(sequence_id)) is not None]
         self._steps_of_current += 1
-        events: list[Event] = [self._stepped(command, rows, len(rows))] if rows else []
+        events: list[Event] = [self._stepped(command, rows, StepLoad(decodes=len(rows)))] if rows else []
         if not rows or len(self.commands) > 1 or self._steps_of_current >= command.max_steps:
             events.append(self._end())
         return events
@@ -275,34 +328,91 @@ class ModelShard:
         held.ended = finish is not None
         return sequence_id, GeneratedToken(token, b"x", False, None, (), finish)
 
-    def _swap_out(self, command: SwapOut) -> SwappedOut:
-        saved = []
-        refused, self.refuse_next_swap = self.refuse_next_swap, False
+    def _save(self, command: Save) -> Saved:
+        saved: list[bool] = []
+        sizes: list[int] = []
+        refused, self.refuse_next_save = self.refuse_next_save, False
         for entry in command.entries:
-            assert entry.handle not in self.swapped
-            held = self.held.pop(entry.sequence_id)
-            assert 0 <= entry.start <= len(held.cells)
-            assert entry.start == 0 or (self.limits.shares_cells and not self.limits.whole_only)
-            saved.append(not held.ended and not refused)
-            if saved[-1]:
-                self.swapped[entry.handle] = _Swapped(held, entry.start)
-        return SwappedOut(shard=self.name, command_id=command.command_id, saved=tuple(saved), seconds=0.001)
+            held = self.held[entry.sequence_id]
+            places = [place for place, _ in entry.cuts]
+            end = places[-1]
+            assert self.layout.saving is not Saving.NOTHING
+            assert 0 <= entry.start < places[0], f"cuts {places} from {entry.start}"
+            assert places == sorted(set(places))
+            assert end <= len(held.cells), f"saved up to {end} of {len(held.cells)}"
+            if self.layout.saving is Saving.WHOLE_ONLY:
+                assert (entry.start, len(places)) == (0, 1)
+            assert entry.release or self.layout.saving is not Saving.ON_RELEASE
+            key = entry.cuts[-1][1]
+            size = 0
+            is_there = key in self.runs
+            if not is_there and not refused and (self.layout.saving is not Saving.WHOLE_ONLY or end == len(held.cells)):
+                is_there = self.memory_used + end - entry.start <= self.limits.memory_bytes
+                if is_there:
+                    size = end - entry.start
+                    run = SavedRun(start=entry.start, cuts=entry.cuts, size_bytes=size)
+                    self.runs[key] = _Run(run, held.spec, held.tokens[:end])
+            saved.append(is_there)
+            sizes.append(size)
+            if entry.release:
+                del self.held[entry.sequence_id]
+        return Saved(
+            shard=self.name,
+            command_id=command.command_id,
+            saved=tuple(saved),
+            sizes_bytes=tuple(sizes),
+            seconds=0.001,
+        )
 
-    def _swap_in(self, command: SwapIn) -> SwappedIn:
-        restored = []
+    @property
+    def memory_used(self) -> int:
+        return sum(run.saved.size_bytes for run in self.runs.values() if not run.saved.on_disk)
+
+    def _load(self, command: Load) -> Loaded:
+        loaded: list[bool] = []
+        bad: list[bytes] = []
+        breaks, self.break_next_load = self.break_next_load, False
         for entry in command.entries:
             assert entry.sequence_id not in self.held, f"sequence {entry.sequence_id} exists"
-            swapped = self.swapped.pop(entry.handle)
-            held, start = swapped.held, swapped.start
-            assert (entry.copy is None) == (start == 0)
-            if entry.copy is not None:
-                assert entry.copy.length == start
-                prefix = self._copied(entry.copy, entry.sequence_id, held.spec)
-                assert prefix.tokens == held.tokens[:start], "restored behind another prefix"
-                held.cells[:start] = prefix.cells
-            fresh = len(held.cells) - start
-            restored.append(self.used_cells + fresh <= self.limits.cells)
-            if restored[-1]:
-                held.cells[start:] = [next(self._cells) for _ in range(fresh)]
-                self.held[entry.sequence_id] = held
-        return SwappedIn(shard=self.name, command_id=command.command_id, restored=tuple(restored), seconds=0.001)
+            assert entry.sequence_id < self.limits.max_sequences
+            at = 0
+            for piece in entry.slices:
+                assert piece.start == at < piece.end
+                at = piece.end
+                run = self.runs.get(piece.key)
+                if breaks or run is None:
+                    self.runs.pop(piece.key, None)
+                    bad.append(piece.key)
+                    continue
+                assert run.saved.start <= piece.start
+                assert piece.end in [place for place, _ in run.saved.cuts]
+                assert list(entry.token_ids[piece.start : piece.end]) == run.tokens[piece.start : piece.end]
+                assert run.spec.adapter == entry.adapter, "cells of another adapter"
+            assert at == len(entry.token_ids) <= self.layout.cells_per_sequence
+            is_loaded = not bad and self.used_cells + at <= self.layout.cells
+            loaded.append(is_loaded)
+            if is_loaded:
+                cells = [next(self._cells) for _ in range(at)]
+                self.held[entry.sequence_id] = _Held(run.spec, list(entry.token_ids), cells, ended=True)
+        return Loaded(
+            shard=self.name,
+            command_id=command.command_id,
+            loaded=tuple(loaded),
+            bad_runs=tuple(bad),
+            seconds=0.001,
+        )
+
+    def _set_layout(self, command: SetLayout) -> LayoutSet:
+        other = self.limits.other_layout
+        assert other is not None
+        assert other.shares_cells is command.shares_cells
+        self.limits = replace(self.limits, layout=other, other_layout=self.limits.layout)
+        lost = tuple(self.held)[:1] if self.lose_next_moved else ()
+        self.lose_next_moved = False
+        for sequence_id in lost:
+            del self.held[sequence_id]
+        for held in self.held.values():
+            assert len(held.cells) <= other.cells_per_sequence, "moved to a layout that has no room for it"
+            held.cells = [next(self._cells) for _ in held.cells]
+        assert self.used_cells <= other.cells
+        return LayoutSet(shard=self.name, command_id=command.command_id, layout=other, lost=lost, seconds=0.2)

@@ -220,7 +220,8 @@ class ScriptedEngine:
 
     async def flush_prefixes(self, shards: Collection[str]) -> list[ShardPrefixes]:
         found = [self.prefixes[name] for name in shards]
-        self.prefixes |= {name: ShardPrefixes(shard=name, cells=0, prefixes=()) for name in shards}
+        empty = {name: ShardPrefixes(shard=name, cells=0, memory_bytes=0, disk_bytes=0, prefixes=()) for name in shards}
+        self.prefixes |= empty
         return found
 
     @property

@@ -54,10 +54,10 @@ async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, f
     return outputs, {how: float(count) for how, count in counts}
 
 
-@pytest.mark.parametrize(("swap_space", "how"), [("1", "swap"), ("0", "recompute")])
+@pytest.mark.parametrize(("cache_ram", "how"), [("64", "swap"), ("0", "recompute")])
 @pytest.mark.parametrize("layout", ["unified", "split"])
-def test_a_preempted_sequence_draws_the_same_tokens(oracle: Oracle, layout: str, swap_space: str, how: str) -> None:
-    with serve("-np", "2", "-c", "512", "-t", "1", "--kv-layout", layout, "--swap-space", swap_space) as served:
+def test_a_preempted_sequence_draws_the_same_tokens(oracle: Oracle, layout: str, cache_ram: str, how: str) -> None:
+    with serve("-np", "2", "-c", "512", "-t", "1", "--kv-layout", layout, "--cache-ram", cache_ram) as served:
         outputs, preemptions = asyncio.run(interrupted(served))
     assert preemptions.pop(how) >= 3
     assert not any(preemptions.values())

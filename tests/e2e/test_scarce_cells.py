@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 from caravan_testing.oracle import Oracle, check_same
 from caravan_testing.serve_process import Served, serve
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
 
 CELLS = 320
 # The two runs round differently: reused cells are summed in another order, and flash attention sums in half precision.
@@ -100,7 +100,7 @@ def without_scarcity() -> Outcome:
     ("flags", "how", "other"),
     [
         (("-np", "8", "-c", str(CELLS)), "swap", None),
-        (("-np", "8", "-c", str(CELLS), "--swap-space", "0"), "recompute", "swap"),
+        (("-np", "8", "-c", str(CELLS), "--cache-ram", "0"), "recompute", "swap"),
         (("-np", "2", "-c", "512", "--kv-layout", "split"), "swap", None),
     ],
     ids=["unified-swap", "unified-recompute", "split-swap"],

@@ -95,6 +95,6 @@ def test_prompts_longer_than_a_window_have_prompt_logprobs(record_property: Call
         driver.prefill_long(0, tokens[:length], max_new=1)
         logits = driver.backend.logits(1)[0].astype(np.float64)
         expected = logits[tokens[length]] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
-        record_property(f"error_{length}", abs(logprobs[length] - expected))
+        record_property(f"error_{length}", float(abs(logprobs[length] - expected)))
         assert logprobs[length] == pytest.approx(expected, abs=0.5), length
     driver.engine.close()

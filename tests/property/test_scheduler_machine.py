@@ -1,6 +1,7 @@
 """Arrivals, cancellations, steps, failures and losses in any order break no invariant and change no output."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -9,31 +10,64 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits, StepOutcome
+from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits, StepOutcome
 from caravan_testing.simulation import Simulation
 
-# Few cells and ids: contention is the rule.
-_LIMITS = st.builds(
-    lambda ids, per_sequence, split, batch, whole_only, swap: ShardLimits(
-        cells=ids * per_sequence if split else per_sequence,
-        cells_per_sequence=per_sequence,
+
+def _limits(
+    ids: int, per_sequence: int, layouts: str, batch: int, saving: Saving, memory: int, disk: int
+) -> ShardLimits:
+    """Return few cells and ids: contention is the rule."""
+    whole_only = saving is Saving.WHOLE_ONLY
+    both = {
+        "split": LayoutLimits(
+            cells=ids * per_sequence,
+            cells_per_sequence=per_sequence,
+            shares_cells=False,
+            whole_only=whole_only,
+            saving=saving,
+        ),
+        "unified": LayoutLimits(
+            cells=per_sequence, cells_per_sequence=per_sequence, whole_only=whole_only, saving=saving
+        ),
+    }
+    if layouts == "auto":
+        both["unified"] = replace(both["unified"], cells=ids * per_sequence, cells_per_sequence=ids * per_sequence)
+    return ShardLimits(
+        layout=both["split" if layouts == "auto" else layouts],
+        other_layout=both["unified"] if layouts == "auto" else None,
         max_sequences=ids,
         max_batch_tokens=batch,
-        shares_cells=not split,
-        whole_only=whole_only,
-        swap_bytes=1 if swap else 0,
+        memory_bytes=memory,
+        disk_bytes=disk,
         max_prompt_logprob_tokens=16,
-    ),
+    )
+
+
+_LIMITS = st.builds(
+    _limits,
     ids=st.integers(1, 4),
     per_sequence=st.integers(24, 80),
-    split=st.booleans(),
+    layouts=st.sampled_from(["split", "unified", "auto"]),
     batch=st.integers(20, 64),
-    whole_only=st.booleans(),
-    swap=st.booleans(),
+    saving=st.sampled_from(Saving),
+    memory=st.sampled_from([0, 60, 300]),
+    disk=st.sampled_from([0, 100]),
 )
-# Two tokens: prefixes in common are the rule.
-_PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=60) | st.builds(
-    lambda prefix, tail: [1] * prefix + tail, st.integers(1, 50), st.lists(st.integers(1, 2), min_size=1, max_size=6)
+# Two tokens, and few beginnings: prefixes in common are the rule.
+_PROMPTS = (
+    st.lists(st.integers(1, 2), min_size=1, max_size=60)
+    | st.builds(
+        lambda prefix, tail: [1] * prefix + tail,
+        st.integers(1, 50),
+        st.lists(st.integers(1, 2), min_size=1, max_size=6),
+    )
+    | st.builds(
+        lambda token, length, tail: [token, *[1] * length, *tail],
+        st.integers(3, 6),
+        st.sampled_from([15, 31, 40]),
+        st.lists(st.integers(1, 2), max_size=3),
+    )
 )
 _NAMES = ("a", "b", "c")
 
@@ -119,9 +153,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.simulation.shards)
     @rule(data=st.data())
-    def refuse_swap(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
-        self.simulation.shards[name].refuse_next_swap = True
+    def spoil(self, data: st.DataObject) -> None:
+        """Let the next Save, Load or SetLayout fail for some."""
+        shard = self.simulation.shards[data.draw(st.sampled_from(sorted(self.simulation.shards)))]
+        what = data.draw(st.sampled_from(["refuse_next_save", "break_next_load", "lose_next_moved"]))
+        setattr(shard, what, True)
 
     @precondition(lambda self: self.simulation.shards)
     @rule(data=st.data())
@@ -137,6 +173,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(names=st.sets(st.sampled_from(_NAMES)))
     def flush(self, names: set[str]) -> None:
         self.simulation.flush(*names)
+
+    @rule()
+    def rest(self) -> None:
+        """Let everything end, and time pass, in which shards save what they hold."""
+        self.simulation.run()
+        for _ in range(3):
+            self.simulation.tick(0.5)
+            self.simulation.run()
 
     @rule(seconds=st.sampled_from([1.0, 10.0]))
     def tick(self, seconds: float) -> None:

@@ -15,7 +15,7 @@ from caravan_testing.serve_process import Served, serve
 from soak.load import RandomLoad
 from soak.watch import Sample, growth, line, take
 
-FLAGS = ("-np", "160", "-c", "3072", "-t", "2", "--swap-space", "0.1")
+FLAGS = ("-np", "160", "-c", "3072", "-t", "2", "--cache-ram", "100")
 CLIENTS = 5
 BURST_EVERY_S = 150.0
 BURST_TOKENS = 256

@@ -12,6 +12,7 @@ from rich.markup import escape
 from caravan_router.bench.cpu_time import NoSuchProcessError
 from caravan_router.bench.dialects import Api
 from caravan_router.bench.report import print_report, write_json
+from caravan_router.bench.request import DrawnTokens
 from caravan_router.bench.runner import BenchConfig, WarmUpError, run_bench
 from caravan_router.bench.workloads import Shape, Workload
 
@@ -53,11 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key", help="sent as a bearer token")
     add("--workload", type=Workload, choices=tuple(Workload), default=Workload.PLAIN, help="which prompts to send")
     add("--concurrency", type=_positive, default=8, help="closed loop: requests running at once (default 8)")
-    add("--rate", type=float, help="open loop: mean arrivals per second (Poisson), instead of the closed loop")
+    add("--rate", type=_above_0, help="open loop: mean arrivals per second (Poisson), instead of the closed loop")
     add("--requests", type=_positive, help="requests per phase (default: the workload's)")
     add("--words", type=_positive, help="words per prompt (default: the workload's)")
     add("--tokens", type=_positive, help="output tokens per choice (default: the workload's)")
     add("--n", type=_positive, default=8, help="choices per prompt in the workload n (default 8)")
+    add("--between", type=_positive, default=50, help="other prompts before prefixes return (default 50)")
+    add("--temperature", type=_above_0, help="draw tokens at this temperature (default: greedy)")
+    add("--top-k", type=_positive, help="needs --temperature (default: the server's)")
+    add("--top-p", type=_above_0, help="needs --temperature (default: the server's)")
     add("--seed", type=int, default=0, help="seed of prompts and arrival times (default 0)")
     add("--warmup", type=int, default=1, help="short requests before anything is measured (default 1)")
     add("--timeout", type=float, default=600.0, help="seconds until a request counts as failed (default 600)")
@@ -75,11 +80,19 @@ def _positive(text: str) -> int:
     return value
 
 
+def _above_0(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        message = f"must be above 0, not {value:g}"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
 def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[BenchConfig, Path | None]:
     if not args.url.startswith(("http://", "https://")):
         parser.error(f"--url must start with http:// or https://, not {args.url!r}")
-    if args.rate is not None and args.rate <= 0:
-        parser.error(f"--rate must be above 0, not {args.rate:g}")
+    if args.temperature is None and (args.top_k is not None or args.top_p is not None):
+        parser.error("--top-k and --top-p need --temperature")
     if args.api is Api.GENERATE and args.workload is Workload.N:
         parser.error("the workload n needs --api completions: /generate_stream streams one choice alone")
     if args.pid and sys.platform != "linux":
@@ -90,8 +103,12 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
         requests=args.requests,
         concurrency=args.concurrency,
         n=args.n,
+        between=args.between,
         seed=args.seed,
     )
+    drawn = None
+    if args.temperature is not None:
+        drawn = DrawnTokens(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     config = BenchConfig(
         url=args.url,
         api=args.api,
@@ -100,6 +117,7 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
         workload=args.workload,
         shape=shape,
         rate=args.rate,
+        drawn=drawn,
         warmup=args.warmup,
         timeout_s=args.timeout,
         pids=tuple(args.pid),

@@ -5,7 +5,7 @@ from typing import Any, Protocol, assert_never
 
 import msgspec
 
-from caravan_router.bench.request import BenchRequest, StreamRecord
+from caravan_router.bench.request import BenchRequest, DrawnTokens, StreamRecord
 
 _DONE = b"[DONE]"
 
@@ -34,15 +34,24 @@ class Dialect(Protocol):
         """Note in ``record`` what an event that arrived at ``when`` says. Raises msgspec.MsgspecError if unreadable."""
 
 
-def dialect_of(api: Api, *, model: str) -> Dialect:
-    """Return the dialect of ``api``. ``model`` is the model name to send, where the API has a field for it."""
+def dialect_of(api: Api, *, model: str, drawn: DrawnTokens | None = None) -> Dialect:
+    """Return the dialect of ``api``. ``model`` is the model name to send, where the API has a field for it.
+
+    Outputs are greedy if ``drawn`` is None.
+    """
     match api:
         case Api.COMPLETIONS:
-            return CompletionsDialect(model=model)
+            return CompletionsDialect(model=model, drawn=drawn)
         case Api.GENERATE:
-            return GenerateDialect()
+            return GenerateDialect(drawn=drawn)
         case _:
             assert_never(api)
+
+
+def _drawn_fields(drawn: DrawnTokens) -> dict[str, object]:
+    """Return the fields that both APIs name alike."""
+    fields = {"temperature": drawn.temperature, "top_k": drawn.top_k, "top_p": drawn.top_p}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class _Choice(msgspec.Struct):
@@ -68,17 +77,18 @@ class CompletionsDialect:
     path = "/v1/completions"
     fixes_length = True
 
-    def __init__(self, *, model: str) -> None:
+    def __init__(self, *, model: str, drawn: DrawnTokens | None = None) -> None:
         self._model = model
+        self._sampling: dict[str, object] = {"temperature": 0} if drawn is None else _drawn_fields(drawn)
         self._decoder = msgspec.json.Decoder(_CompletionEvent)
 
     def body(self, request: BenchRequest) -> bytes:
-        """Ask for a greedy stream of exactly ``request.max_tokens`` tokens per choice."""
+        """Ask for a stream of exactly ``request.max_tokens`` tokens per choice."""
         fields: dict[str, object] = {
             "model": self._model,
             "prompt": request.prompt,
             "max_tokens": request.max_tokens,
-            "temperature": 0,
+            **self._sampling,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -130,16 +140,19 @@ class GenerateDialect:
     path = "/generate_stream"
     fixes_length = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, drawn: DrawnTokens | None = None) -> None:
+        self._sampling: dict[str, object] = {"do_sample": False}
+        if drawn is not None:
+            self._sampling = {"do_sample": True} | _drawn_fields(drawn)
         self._decoder = msgspec.json.Decoder(_GenerateEvent)
 
     def body(self, request: BenchRequest) -> bytes:
-        """Ask for a greedy stream of ``request.max_tokens`` tokens, or fewer on TGI. TGI streams only one choice."""
+        """Ask for a stream of ``request.max_tokens`` tokens, or fewer on TGI. TGI streams only one choice."""
         assert request.n == 1, f"n={request.n} on /generate_stream"
         parameters = {
             "max_new_tokens": request.max_tokens,
             "min_new_tokens": request.max_tokens,
-            "do_sample": False,
+            **self._sampling,
             "details": True,
         }
         return msgspec.json.encode({"inputs": request.prompt, "parameters": parameters})

@@ -33,6 +33,15 @@ class BenchRequest:
     n: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTokens:
+    """How tokens are drawn at random, for all requests of a run. None leaves a filter to the server's default."""
+
+    temperature: float
+    top_k: int | None = None
+    top_p: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a request failed: a kind to count, and the server's own message."""

@@ -12,6 +12,7 @@ from caravan_router.bench.cpu_time import cpu_seconds, with_children
 from caravan_router.bench.dialects import Api, dialect_of
 from caravan_router.bench.load import closed_loop, open_loop, poisson_arrivals
 from caravan_router.bench.progress import progress
+from caravan_router.bench.request import DrawnTokens
 from caravan_router.bench.stall import StallResult, run_stall
 from caravan_router.bench.statistics import Summary, summarise
 from caravan_router.bench.workloads import Phase, Shape, Workload, phases, stall_plan, warm_up
@@ -19,7 +20,10 @@ from caravan_router.bench.workloads import Phase, Shape, Workload, phases, stall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
-    """The options of a run. ``rate`` is in arrivals per second; None means the closed loop."""
+    """The options of a run. ``rate`` is in arrivals per second; None means the closed loop.
+
+    Outputs are greedy if ``drawn`` is None.
+    """
 
     url: str
     api: Api = Api.COMPLETIONS
@@ -28,6 +32,7 @@ class BenchConfig:
     workload: Workload = Workload.PLAIN
     shape: Shape = field(default_factory=Shape)
     rate: float | None = None
+    drawn: DrawnTokens | None = None
     warmup: int = 1
     timeout_s: float = 600.0
     pids: tuple[int, ...] = ()
@@ -86,7 +91,7 @@ async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
         client = SseClient(
             session=session,
             base_url=config.url.rstrip("/"),
-            dialect=dialect_of(config.api, model=config.model),
+            dialect=dialect_of(config.api, model=config.model, drawn=config.drawn),
             timeout_s=config.timeout_s,
         )
         for request in warm_up(config.shape, config.warmup):
@@ -111,7 +116,8 @@ async def _run_phase(phase: Phase, client: SseClient, config: BenchConfig, conso
     client_before = time.process_time()
     with progress(console, phase.name, len(phase.requests)) as on_done:
         if config.rate is None:
-            results = await closed_loop(client, phase.requests, concurrency=config.shape.concurrency, on_done=on_done)
+            concurrency = phase.concurrency or config.shape.concurrency
+            results = await closed_loop(client, phase.requests, concurrency=concurrency, on_done=on_done)
         else:
             arrivals = poisson_arrivals(len(phase.requests), rate=config.rate, seed=config.shape.seed)
             results = await open_loop(client, phase.requests, arrivals=arrivals, on_done=on_done)

@@ -1,5 +1,6 @@
 """The workloads: which prompts to send in which phases. The same seed always gives the same prompts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -15,6 +16,7 @@ class Workload(StrEnum):
     PLAIN = "plain"
     DECODE = "decode"
     SHARED_PREFIX = "shared-prefix"
+    RETURNING_PREFIX = "returning-prefix"
     N = "n"
     STALL = "stall"
     OVERLOAD = "overload"
@@ -22,22 +24,24 @@ class Workload(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a workload. None means the workload's own default."""
+    """Sizes of a workload. None means the workload's own default. ``between`` is for returning prefixes only."""
 
     words: int | None = None
     tokens: int | None = None
     requests: int | None = None
     concurrency: int = 8
     n: int = 8
+    between: int = 50
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Requests that are reported together."""
+    """Requests that are reported together. ``concurrency`` replaces the run's own, if it is set."""
 
     name: str
     requests: tuple[BenchRequest, ...]
+    concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,13 @@ _DEFAULTS = {
     # Long outputs after short prompts measure little but decoding, to compare with the bare engine's rate.
     Workload.DECODE: _Defaults(16, 192, None),
     Workload.SHARED_PREFIX: _Defaults(600, 64, None),
+    Workload.RETURNING_PREFIX: _Defaults(600, 8, 5),
     Workload.N: _Defaults(100, 64, 4),
     Workload.STALL: _Defaults(1500, 16, None),
     Workload.OVERLOAD: _Defaults(600, 64, 32),
 }
 _TAIL_WORDS = 30
+_BETWEEN = _Defaults(100, 8, None)
 _STALL_STREAMS = 4
 # Enough to outlive the prefill of the long prompt, even if decoding continues at full speed beside it.
 _STALL_STREAM_TOKENS = 512
@@ -85,17 +91,14 @@ def phases(workload: Workload, shape: Shape) -> tuple[Phase, ...]:
             )
             return (Phase(workload, sampled),)
         case Workload.SHARED_PREFIX:
-            prefix = words(rng, size.words)
-            return tuple(
-                Phase(
-                    name,
-                    tuple(
-                        BenchRequest(prompt=f"{prefix} {words(rng, _TAIL_WORDS)}", max_tokens=size.tokens)
-                        for _ in range(requests)
-                    ),
-                )
-                for name in ("cold", "warm")
-            )
+            prefixes = [words(rng, size.words)] * requests
+            return tuple(Phase(name, _continued(rng, prefixes, size)) for name in ("cold", "warm"))
+        case Workload.RETURNING_PREFIX:
+            # One request at a time, so that the time to the first token holds no waiting for other requests.
+            prefixes = [words(rng, size.words) for _ in range(requests)]
+            cold = Phase("cold", _continued(rng, prefixes, size), 1)
+            between = Phase("between", _distinct(rng, _BETWEEN, shape.between))
+            return (cold, between, Phase("warm", _continued(rng, prefixes, size), 1))
         case Workload.STALL:
             raise AssertionError("the workload `stall` has no phases: call `stall_plan`")
         case _:
@@ -126,6 +129,13 @@ def _sized(workload: Workload, shape: Shape) -> _Defaults:
         default.words if shape.words is None else shape.words,
         default.tokens if shape.tokens is None else shape.tokens,
         default.requests if shape.requests is None else shape.requests,
+    )
+
+
+def _continued(rng: Random, prefixes: Sequence[str], size: _Defaults) -> tuple[BenchRequest, ...]:
+    """Return one request for each prefix, with an end of its own."""
+    return tuple(
+        BenchRequest(prompt=f"{prefix} {words(rng, _TAIL_WORDS)}", max_tokens=size.tokens) for prefix in prefixes
     )
 
 

@@ -21,8 +21,13 @@ class CachedPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPrefixes:
-    """Prefixes on one shard, least recently used first. Evicting all of them frees ``cells`` KV cells."""
+    """Prefixes on one shard, least recently used first. Evicting all of them frees ``cells`` KV cells.
+
+    ``memory_bytes`` and ``disk_bytes``: size of the prefixes that are saved outside the cells.
+    """
 
     shard: str
     cells: int
+    memory_bytes: int
+    disk_bytes: int
     prefixes: tuple[CachedPrefix, ...]

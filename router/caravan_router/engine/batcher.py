@@ -30,16 +30,18 @@ from caravan_router.scheduling.actions import (
     FailureReason,
     FilterBatch,
     Flushed,
+    Load,
     Preempt,
     Prefill,
+    Save,
+    SetLayout,
     Start,
-    SwapIn,
-    SwapOut,
 )
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Cancelled, Event, FlushRequested, Submitted, Tick
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
+from caravan_router.scheduling.shard.saved_runs import Tier
 
 # The scheduler's deadlines are in seconds, so a coarse clock is enough when nothing else happens.
 _TICK_S = 0.5
@@ -116,7 +118,7 @@ class Batcher:
         while True:
             self._post(Tick())
             waiting = self.scheduler.waiting
-            self._observer.queue_size(len(waiting), sum(sequence.ticket is not None for sequence in waiting))
+            self._observer.queue_size(len(waiting), sum(bool(sequence.saved_on) for sequence in waiting))
             for name, shard in self.scheduler.shards.items():
                 self._observer.shard_use(
                     ShardUse(
@@ -124,6 +126,8 @@ class Batcher:
                         used_cells=shard.live_cells,
                         cached_cells=shard.held_cells - shard.live_cells,
                         total_cells=shard.capacity,
+                        memory_bytes=shard.runs.used_bytes[Tier.MEMORY],
+                        disk_bytes=shard.runs.used_bytes[Tier.DISK],
                         sequences=len(shard.residents),
                     )
                 )
@@ -146,7 +150,7 @@ class Batcher:
                 if action.joins is not None:
                     self._observer.joined(action.joins)
                 self._links[action.shard].send(action)
-            case Decode() | FilterBatch() | SwapOut() | SwapIn():
+            case Decode() | FilterBatch() | Save() | Load() | SetLayout():
                 self._links[action.shard].send(action)
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:

@@ -14,12 +14,12 @@ from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import TokenizedText
 from caravan_router.engine import codec
 from caravan_router.engine.fleet import ShardInfo, ShardStatus
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Prefill, SwapIn, SwapOut
-from caravan_router.scheduling.events import Stepped, SwappedIn, SwappedOut
+from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, Stepped
 
 _T = TypeVar("_T")
 
-Reply = Stepped | SwappedOut | SwappedIn
+Reply = Stepped | Saved | Loaded | LayoutSet
 
 _CONTROL_TIMEOUT_S = 5.0
 # Tokenizing the longest text that a shard accepts takes seconds.
@@ -72,6 +72,14 @@ class ShardClient:
         request = shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, ttl_ms=int(ttl_s * 1000))
         await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
 
+    async def saved_runs(self) -> tuple[SavedRun, ...]:
+        """Return the runs that the shard has saved."""
+        call = self._stub.ListRuns(shard_pb2.ListRunsRequest())
+        runs: list[SavedRun] = []
+        while isinstance(message := await _checked(call.read(), _CONTROL_TIMEOUT_S), shard_pb2.ListRunsResponse):
+            runs += codec.saved_runs(message)
+        return tuple(runs)
+
     async def watch(self, interval_s: float) -> AsyncGenerator[ShardStatus, None]:
         """Yield the shard's status when it starts to drain and at least every ``interval_s``; end when it ends."""
         call = self._stub.Watch(shard_pb2.WatchRequest(interval_ms=int(interval_s * 1000)))
@@ -80,7 +88,7 @@ class ShardClient:
             yield codec.shard_status(message)
 
     async def start(self, command: Command, epoch: int) -> AsyncIterator[Reply]:
-        """Send ``command`` and return its replies: one for each step or swap. What is started later runs later."""
+        """Send ``command`` and return its replies: one for each step, or one. What is started later runs later."""
         stub = self._stub
         match command:
             case Decode():
@@ -89,10 +97,12 @@ class ShardClient:
                 return self._step_replies(command, steps)
             case Prefill():
                 return self._reply(command, stub.Prefill(codec.prefill_request(command, epoch)), codec.stepped)
-            case SwapOut():
-                return self._reply(command, stub.SwapOut(codec.swap_out_request(command, epoch)), codec.swapped_out)
-            case SwapIn():
-                return self._reply(command, stub.SwapIn(codec.swap_in_request(command, epoch)), codec.swapped_in)
+            case Save():
+                return self._reply(command, stub.Save(codec.save_request(command, epoch)), codec.saved)
+            case Load():
+                return self._reply(command, stub.Load(codec.load_request(command, epoch)), codec.loaded)
+            case SetLayout():
+                return self._reply(command, stub.SetLayout(codec.set_layout_request(command, epoch)), codec.layout_set)
             case FilterBatch():
                 return self._reply(command, stub.FilterBatch(codec.filter_batch_request(command, epoch)), None)
             case _:

@@ -8,8 +8,29 @@ from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.engine.fleet import ShardInfo, ShardStatus
-from caravan_router.scheduling.actions import Chunk, Decode, FilterBatch, Header, Prefill, PrefixCopy, SwapIn, SwapOut
-from caravan_router.scheduling.events import ShardLimits, StepOutcome, Stepped, SwappedIn, SwappedOut
+from caravan_router.scheduling.actions import (
+    Chunk,
+    Decode,
+    FilterBatch,
+    Header,
+    Load,
+    LoadEntry,
+    Prefill,
+    PrefixCopy,
+    Save,
+    SetLayout,
+)
+from caravan_router.scheduling.events import (
+    LayoutLimits,
+    LayoutSet,
+    Loaded,
+    Saved,
+    SavedRun,
+    Saving,
+    ShardLimits,
+    StepOutcome,
+    Stepped,
+)
 
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -98,7 +119,8 @@ def _header(epoch: int, header: Header) -> types_pb2.CommandHeader:
         epoch=epoch,
         release_sequence_ids=header.release,
         park=[types_pb2.ParkedSequence(sequence_id=key, length=length) for key, length in header.park],
-        drop_swap_handles=header.drop_handles,
+        drop_runs=header.drop_runs,
+        spill_runs=header.spill_runs,
     )
 
 
@@ -123,26 +145,43 @@ def filter_batch_request(command: FilterBatch, epoch: int) -> shard_pb2.FilterBa
     return shard_pb2.FilterBatchRequest(header=_header(epoch, command.header), keep_sequence_ids=command.keep)
 
 
-def swap_out_request(command: SwapOut, epoch: int) -> shard_pb2.SwapOutRequest:
-    """Encode a SwapOut."""
-    return shard_pb2.SwapOutRequest(
+def save_request(command: Save, epoch: int) -> shard_pb2.SaveRequest:
+    """Encode a Save."""
+    return shard_pb2.SaveRequest(
         header=_header(epoch, command.header),
         entries=[
-            shard_pb2.SwapOutEntry(sequence_id=entry.sequence_id, handle=entry.handle, start=entry.start)
+            shard_pb2.SaveEntry(
+                sequence_id=entry.sequence_id,
+                start=entry.start,
+                cuts=[position for position, _ in entry.cuts],
+                keys=[key for _, key in entry.cuts],
+                release=entry.release,
+            )
             for entry in command.entries
         ],
     )
 
 
-def swap_in_request(command: SwapIn, epoch: int) -> shard_pb2.SwapInRequest:
-    """Encode a SwapIn."""
-    return shard_pb2.SwapInRequest(
-        header=_header(epoch, command.header),
-        entries=[
-            shard_pb2.SwapInEntry(handle=entry.handle, sequence_id=entry.sequence_id, copy=_copy(entry.copy))
-            for entry in command.entries
-        ],
+def load_request(command: Load, epoch: int) -> shard_pb2.LoadRequest:
+    """Encode a Load."""
+    return shard_pb2.LoadRequest(
+        header=_header(epoch, command.header), entries=[_load_entry(entry) for entry in command.entries]
     )
+
+
+def _load_entry(entry: LoadEntry) -> shard_pb2.LoadEntry:
+    return shard_pb2.LoadEntry(
+        sequence_id=entry.sequence_id,
+        token_ids=entry.token_ids,
+        slices=[shard_pb2.RunSlice(key=piece.key, start=piece.start, end=piece.end) for piece in entry.slices],
+        adapter=entry.adapter,
+    )
+
+
+def set_layout_request(command: SetLayout, epoch: int) -> shard_pb2.SetLayoutRequest:
+    """Encode a SetLayout."""
+    layout = shard_pb2.KV_LAYOUT_UNIFIED if command.shares_cells else shard_pb2.KV_LAYOUT_SPLIT
+    return shard_pb2.SetLayoutRequest(header=_header(epoch, command.header), kv_layout=layout)
 
 
 def stepped(shard: str, command_id: int, message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse) -> Stepped:
@@ -160,25 +199,66 @@ def stepped(shard: str, command_id: int, message: shard_pb2.PrefillResponse | sh
     )
 
 
-def swapped_out(shard: str, command_id: int, message: shard_pb2.SwapOutResponse) -> SwappedOut:
-    """Decode the reply to SwapOut."""
-    return SwappedOut(
+def saved(shard: str, command_id: int, message: shard_pb2.SaveResponse) -> Saved:
+    """Decode the reply to Save."""
+    return Saved(
         shard=shard,
         command_id=command_id,
         saved=tuple(message.saved),
+        sizes_bytes=tuple(message.bytes),
         seconds=message.total_ns / 1e9,
-        used_bytes=message.used_bytes,
     )
 
 
-def swapped_in(shard: str, command_id: int, message: shard_pb2.SwapInResponse) -> SwappedIn:
-    """Decode the reply to SwapIn."""
-    return SwappedIn(
+def loaded(shard: str, command_id: int, message: shard_pb2.LoadResponse) -> Loaded:
+    """Decode the reply to Load."""
+    return Loaded(
         shard=shard,
         command_id=command_id,
-        restored=tuple(message.restored),
+        loaded=tuple(message.loaded),
+        bad_runs=tuple(message.bad_runs),
         seconds=message.total_ns / 1e9,
-        used_bytes=message.used_bytes,
+    )
+
+
+def layout_set(shard: str, command_id: int, message: shard_pb2.SetLayoutResponse) -> LayoutSet:
+    """Decode the reply to SetLayout."""
+    return LayoutSet(
+        shard=shard,
+        command_id=command_id,
+        layout=_layout(message.limits),
+        lost=tuple(message.lost_sequence_ids),
+        seconds=message.total_ns / 1e9,
+    )
+
+
+def saved_runs(message: shard_pb2.ListRunsResponse) -> list[SavedRun]:
+    """Decode a part of the reply to ListRuns."""
+    cuts = list(zip(message.cuts, message.keys, strict=True))
+    runs: list[SavedRun] = []
+    at = 0
+    for start, size, on_disk, count in zip(
+        message.starts, message.bytes, message.on_disk, message.cut_counts, strict=True
+    ):
+        runs.append(SavedRun(start=start, cuts=tuple(cuts[at : at + count]), size_bytes=size, on_disk=on_disk))
+        at += count
+    return runs
+
+
+_SAVING = {
+    shard_pb2.RUN_SAVING_ANY: Saving.ANY,
+    shard_pb2.RUN_SAVING_ON_RELEASE: Saving.ON_RELEASE,
+    shard_pb2.RUN_SAVING_WHOLE_ONLY: Saving.WHOLE_ONLY,
+}
+
+
+def _layout(message: shard_pb2.LayoutLimits) -> LayoutLimits:
+    return LayoutLimits(
+        cells=message.cells,
+        cells_per_sequence=message.cells_per_sequence,
+        shares_cells=message.kv_layout != shard_pb2.KV_LAYOUT_SPLIT,
+        whole_only=message.prefix_sharing != shard_pb2.PREFIX_SHARING_ANY,
+        saving=_SAVING.get(message.run_saving, Saving.NOTHING),
     )
 
 
@@ -237,16 +317,7 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
         incarnation=message.incarnation,
         epoch=message.epoch,
         leased=message.leased,
-        limits=ShardLimits(
-            cells=limits.cells,
-            cells_per_sequence=limits.cells_per_sequence,
-            max_sequences=limits.max_sequences,
-            max_batch_tokens=limits.max_batch_tokens,
-            shares_cells=limits.kv_layout != shard_pb2.KV_LAYOUT_SPLIT,
-            whole_only=limits.prefix_sharing != shard_pb2.PREFIX_SHARING_ANY,
-            swap_bytes=limits.swap_bytes,
-            max_prompt_logprob_tokens=max(1, limits.max_prompt_logprob_tokens),
-        ),
+        limits=_limits(limits),
         facts=ModelFacts(
             name=model.name,
             fingerprint=model.fingerprint,
@@ -256,10 +327,10 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             bos_text=model.bos_text,
             eos_text=model.eos_text,
             adapters=tuple(model.adapters),
-            max_sequence_tokens=limits.cells_per_sequence,
+            max_sequence_tokens=max(layout.cells_per_sequence for layout in limits.layouts),
             max_top_n_tokens=limits.max_top_n_tokens,
             max_tokenize_bytes=limits.max_tokenize_bytes,
-            total_cells=limits.cells,
+            total_cells=limits.layouts[0].cells,
             embedding_size=limits.embedding_size,
             max_embed_tokens=limits.max_embed_tokens,
             architecture=model.architecture,
@@ -270,6 +341,19 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             device_bytes=model.device_bytes if model.HasField("device_bytes") else None,
             metadata=tuple((key, _metadata_value(value)) for key, value in sorted(model.metadata.items())),
         ),
+    )
+
+
+def _limits(message: shard_pb2.Limits) -> ShardLimits:
+    current, *others = (_layout(layout) for layout in message.layouts)
+    return ShardLimits(
+        layout=current,
+        other_layout=others[0] if others else None,
+        max_sequences=message.max_sequences,
+        max_batch_tokens=message.max_batch_tokens,
+        memory_bytes=message.saved_capacity.memory,
+        disk_bytes=message.saved_capacity.disk,
+        max_prompt_logprob_tokens=max(1, message.max_prompt_logprob_tokens),
     )
 
 

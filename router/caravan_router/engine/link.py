@@ -135,8 +135,12 @@ class ShardLink:
             info = await client.info()
             epoch = await self._take(client, info)
             self.client = client
-            self._post(ShardJoined(self.address, info.limits))
-            _log.info("shard joined", extra={"shard": self.address, "epoch": epoch, "cells": info.limits.cells})
+            runs = await client.saved_runs()
+            self._post(ShardJoined(self.address, info.limits, runs))
+            cells = info.limits.layout.cells
+            _log.info(
+                "shard joined", extra={"shard": self.address, "epoch": epoch, "cells": cells, "saved_runs": len(runs)}
+            )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._renew(client, epoch))
                 tasks.create_task(self._watch(client))
@@ -212,7 +216,6 @@ class ShardLink:
 
     def _observe(self, command: Command, reply: Reply) -> None:
         if not isinstance(reply, Stepped):
-            self._observer.swap_space(self.address, reply.used_bytes)
             return
         method = Method.DECODE if isinstance(command, Decode) else Method.PREFILL
         if reply.outcome is not StepOutcome.OK:

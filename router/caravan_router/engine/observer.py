@@ -18,12 +18,17 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUse:
-    """What a shard holds: running sequences take ``used_cells``, ended ones ``cached_cells``."""
+    """What a shard holds: running sequences take ``used_cells``, ended ones ``cached_cells``.
+
+    Saved runs take ``memory_bytes`` and ``disk_bytes``.
+    """
 
     shard: str
     used_cells: int
     cached_cells: int
     total_cells: int
+    memory_bytes: int
+    disk_bytes: int
     sequences: int
 
 
@@ -48,9 +53,6 @@ class EngineObserver(Protocol):
 
     def shard_gone(self, shard: str) -> None: ...
 
-    def swap_space(self, shard: str, used_bytes: int) -> None:
-        """The shard's swap space holds this many bytes."""
-
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A request started; ``cached_tokens`` of its prompt were in the cache."""
 
@@ -58,4 +60,4 @@ class EngineObserver(Protocol):
         """A running request gave its cells to others."""
 
     def queue_size(self, requests: int, swapped: int) -> None:
-        """This many requests wait; ``swapped`` of them are in a shard's swap space."""
+        """This many requests wait; the cells of ``swapped`` of them are saved."""

@@ -218,14 +218,13 @@ class Metrics:
     def preempted(self, how: Preemption) -> None:
         self._value("caravan_preemptions", how.value).add()
 
-    def swap_space(self, shard: str, used_bytes: int) -> None:
-        self._value("caravan_swap_bytes_used", shard).set(used_bytes)
-
     def shard_use(self, use: ShardUse) -> None:
         self._value("caravan_kv_cells_used", use.shard).set(use.used_cells)
         self._value("caravan_kv_cells_cached", use.shard).set(use.cached_cells)
         self._value("caravan_kv_cells_total", use.shard).set(use.total_cells)
         self._value("caravan_sequences_running", use.shard).set(use.sequences)
+        self._value("caravan_saved_bytes", use.shard, "memory").set(use.memory_bytes)
+        self._value("caravan_saved_bytes", use.shard, "disk").set(use.disk_bytes)
         self._shards[use.shard] = use
         self._sum_shards()
 

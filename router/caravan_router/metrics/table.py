@@ -92,7 +92,7 @@ METRICS = (
     MetricSpec("caravan_prefix_cache_hit_tokens", C, "Prompt tokens of requests that started, found in the cache"),
     MetricSpec("caravan_request_cached_tokens", H, "Prompt tokens of a request found in the cache", (), TOKENS),
     MetricSpec("caravan_preemptions", C, "Running requests that gave their cells to others: swap, recompute", ("how",)),
-    MetricSpec("caravan_sequences_swapped", G, "Waiting sequences that are in a shard's swap space"),
-    MetricSpec("caravan_swap_bytes_used", G, "Bytes of swap space in use", ("shard",)),
+    MetricSpec("caravan_sequences_swapped", G, "Waiting sequences whose cells are saved outside the cache"),
+    MetricSpec("caravan_saved_bytes", G, "Size of prefixes that are saved outside the cache", ("shard", "tier")),
     MetricSpec("caravan_shards_up", G, "Shards that the router holds"),
 )

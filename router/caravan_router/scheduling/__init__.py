@@ -18,7 +18,7 @@ Life of a request
                    |  |                                             |  +--- Cancelled; deadline ---> ended
                    |  +--- Cancelled; deadline; no shard; no shard  |
                    |       is large enough --------------> ended    |
-                   +------ preempted; shard lost; cache full; failed step; not restored
+                   +------ preempted; shard lost; cache full; failed step; not loaded; not moved
                            (ended if such failures repeat without a token in between)
 
 A request that ends without its last token gets a `Fail`, unless it was cancelled.
@@ -28,16 +28,26 @@ Life of a stay
 `shard.resident.TRANSITIONS` is the table of what may follow what. "Live": the request waits for results.
 
     status     live  the sequence id and its cells             next
-    STARTING   yes   taken; the shard is to start it           RUNNING, RELEASING
+    STARTING   yes   taken; the shard is to start it           RUNNING, LOADED, RELEASING
+    LOADED     yes   held: cells that were saved before        RUNNING, RELEASING
     RUNNING    yes   held by the shard                         LEAVING, PARKED, RELEASING
-    LEAVING    yes   being swapped out                         GONE, or DROPPED if the request ends
-    DROPPED    no    being swapped out for nobody              GONE
-    PARKED     no    kept for others to start from             RELEASING if evicted, GONE if another takes it over
+    LEAVING    yes   being saved, then released                GONE, or DROPPED if the request ends
+    DROPPED    no    the same, for nobody                      GONE
+    PARKED     no    kept for others to start from             RELEASING if evicted, DROPPED if saved before that,
+                                                               GONE if another takes it over
     RELEASING  no    released by the next command              GONE
     GONE       no    the id is free, or another's              -
 
 Replies come late: a command knows its residents, not only their ids (`shard.command.InFlight`), and a result for a
 resident that is not live is ignored.
+
+What outlives a stay
+--------------------
+The cells of a sequence can be saved as *runs* in the shard's host memory, and move on to its disk. A run is named by a
+hash of all tokens up to its end (`prefix_keys`), so a prefix is found wherever it was saved, and a common one is saved
+once. `shard.saved_runs` knows the runs of a shard and says which make way for others. A sequence that is preempted, or
+that ended and should no longer take cells, is saved; a request that begins like it loads what was saved, where that is
+faster than computing.
 
 Who writes what
 ---------------
@@ -46,6 +56,7 @@ shard takes a `shard.account.ShardAccount`, of which the ledger is the writable 
 
     what                                                        owner
     ids, cells, stays, commands under way and costs of a shard  shard.ledger.ShardLedger
+    what a shard has saved                                      shard.saved_runs.SavedRuns, called by the ledger
     which requests exist, wait or stay; what is charged         state.SchedulerState
     order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
     the leased shards; output tokens and losses of a sequence   scheduler.Scheduler
@@ -59,13 +70,16 @@ The plan
 After events, for the shards that have nothing under way, or only a Decode where something has changed:
 
     for each shard:  if its decodes lack cells: preempt the lowest priority, the newest first
+                     else if a sequence is too long for the layout, or fits the faster one again: change the layout
+                     else save ended sequences whose cells or ids are in the way, or while it is idle
     if that preempted nobody, for each waiting request in the queue's order:
-        choose the shard where it starts soonest: cells by forecast, a free id, token budget, the adapter's turn
+        choose the shard where it starts soonest: cells by forecast, a free id, what is cached or saved there,
+                                                  token budget, the adapter's turn
         it has a place:            the shard's step plan takes it, with a first chunk of its prompt
         its prefix is on its way:  it is passed over
         it has none, and is first: preempt lower priorities where that helps; then admit nobody else
         it has none:               lower priorities wait too; others go before it at most `max_bypass` times
-    for each shard:  send a SwapIn for those that come back; else a Prefill of chunks, with decodes riding; else a
+    for each shard:  send a Load for those that were saved; else a Prefill of chunks, with decodes riding; else a
                      Decode of many steps, which the next command cuts short; else a FilterBatch that only releases
 
 Where a new rule goes
@@ -77,6 +91,8 @@ Where a new rule goes
     which shard takes a request             planning.placement
     what one step carries, and how much     planning.step_plan; planning.chunking
     who gives way to whom, and how          planning.preemption
+    what is saved, and when                 planning.saving; shard.saved_runs
+    which layout the cells have             planning.layout
     which cells and ids are given up        shard.ledger
     what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, then engine.codec
 

@@ -12,15 +12,16 @@ from caravan_router.scheduling.config import JoinReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a shard does before the command itself: release, then park, then drop.
+    """What a shard does before the command itself: release, then park, then drop, then spill.
 
     ``release``: sequence ids to free. ``park``: ids of sequences that ended, each with the number of tokens to keep.
-    ``drop_handles``: swapped sequences to forget.
+    ``drop_runs`` and ``spill_runs``: keys of saved runs to forget, and of saved runs to move from memory to disk.
     """
 
     release: tuple[int, ...] = ()
     park: tuple[tuple[int, int], ...] = ()
-    drop_handles: tuple[int, ...] = ()
+    drop_runs: tuple[bytes, ...] = ()
+    spill_runs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +84,65 @@ class FilterBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapOutEntry:
-    """Save the cells of a sequence from position ``start`` on under ``handle``."""
+class SaveEntry:
+    """Save the cells of a sequence from position ``start`` on, up to the last of ``cuts``: positions and their keys.
+
+    ``release``: free its id and cells afterwards, saved or not.
+    """
 
     sequence_id: int
-    handle: int
     start: int
+    cuts: tuple[tuple[int, bytes], ...]
+    release: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapOut:
-    """Move sequences to the shard's swap space. Their ids and cells are free afterwards, saved or not."""
+class Save:
+    """Copy cells of sequences out of the cache, as runs that outlive them."""
 
     shard: str
     command_id: int
     header: Header
-    entries: tuple[SwapOutEntry, ...]
+    entries: tuple[SaveEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSlice:
+    """The cells [start, end) of the saved run with this key."""
+
+    key: bytes
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapInEntry:
-    """Bring a swapped sequence back under a free id. ``copy`` provides the tokens that were not saved."""
+class LoadEntry:
+    """Make an ended sequence that holds ``token_ids``, whose cells the slices provide without gaps."""
 
-    handle: int
     sequence_id: int
-    copy: PrefixCopy | None
+    token_ids: tuple[int, ...]
+    slices: tuple[RunSlice, ...]
+    adapter: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapIn:
-    """Bring swapped sequences back. Their handles are invalid afterwards, restored or not."""
+class Load:
+    """Copy saved runs into the cache, for sequences to start from. The runs stay."""
 
     shard: str
     command_id: int
     header: Header
-    entries: tuple[SwapInEntry, ...]
+    entries: tuple[LoadEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetLayout:
+    """Make the KV cache anew in the other layout, with all sequences in it."""
+
+    shard: str
+    command_id: int
+    header: Header
+    shares_cells: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,5 +206,5 @@ class Flushed:
     evicted: tuple[ShardPrefixes, ...]
 
 
-Command = Prefill | Decode | FilterBatch | SwapOut | SwapIn
+Command = Prefill | Decode | FilterBatch | Save | Load | SetLayout
 Action = Command | Start | Deliver | Fail | Preempt | Flushed

@@ -26,10 +26,10 @@ class JoinReason(Enum):
 class SchedulerConfig:
     """Configuration of the scheduler.
 
-    ``target_itl_s``: longest step with decodes, unless prompts outnumber them. ``idle_step_s``: longest step of any
-    kind, so that new requests and cancellations never wait long. ``waiting_served_ratio`` and ``max_waiting_tokens``
-    are TGI's: in pause mode a prefill interrupts the decodes if requests waiting >= ratio x running, or after that many
-    steps.
+    ``target_itl_s``: longest step with decodes, unless prompts lose too much by it (`planning.chunking`).
+    ``idle_step_s``: longest step of any kind, so that new requests and cancellations never wait long.
+    ``waiting_served_ratio`` and ``max_waiting_tokens`` are TGI's: in pause mode a prefill interrupts the decodes if
+    requests waiting >= ratio x running, or after that many steps.
     """
 
     mode: PrefillMode = PrefillMode.MIXED

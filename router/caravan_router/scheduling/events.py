@@ -7,23 +7,74 @@ from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.sequence import Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLimits:
-    """What fits on a shard: cells, cells per sequence, sequences, tokens in one step, bytes of swap space.
+class Saving(Enum):
+    """Which cells of a sequence can be saved."""
 
-    ``shares_cells``: sequences with a common prefix hold its cells once (the unified layout), else each has a copy.
+    # Any run of them, which can be cut anywhere.
+    ANY = "any"
+    # The same, but the sequence is released.
+    ON_RELEASE = "on_release"
+    # All of them, and they cannot be cut.
+    WHOLE_ONLY = "whole_only"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutLimits:
+    """What depends on the layout of a shard's KV cache.
+
+    ``shares_cells``: sequences with a common prefix hold its cells once, and any sequence may use any cell (the unified
+    layout); else each sequence has its own part of the cells, and copies of prefixes.
     ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory).
-    ``max_prompt_logprob_tokens``: prompt tokens of one step whose logprobs are returned, all sequences together.
     """
 
     cells: int
     cells_per_sequence: int
-    max_sequences: int
-    max_batch_tokens: int
     shares_cells: bool = True
     whole_only: bool = False
-    swap_bytes: int = 0
+    saving: Saving = Saving.NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLimits:
+    """What fits on a shard: sequences, tokens in one step, and what its layouts of the cache hold.
+
+    ``layout`` is the current one, ``other_layout`` the one that the cache can change to, if any.
+    ``memory_bytes`` and ``disk_bytes`` are there for saved runs.
+    ``max_prompt_logprob_tokens``: prompt tokens of one step whose logprobs are returned, all sequences together.
+    """
+
+    layout: LayoutLimits
+    other_layout: LayoutLimits | None = None
+    max_sequences: int
+    max_batch_tokens: int
+    memory_bytes: int = 0
+    disk_bytes: int = 0
     max_prompt_logprob_tokens: int = 1
+
+    @property
+    def most_cells_per_sequence(self) -> int:
+        """Most cells of a sequence in the layout that allows more."""
+        other = self.other_layout.cells_per_sequence if self.other_layout is not None else 0
+        return max(self.layout.cells_per_sequence, other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """The cells [start, end) of a prefix that a shard keeps outside its cache.
+
+    ``cuts``: the positions where the run can be cut, each with the key of the prefix that ends there. The last one is
+    its end and names the run.
+    """
+
+    start: int
+    cuts: tuple[tuple[int, bytes], ...]
+    size_bytes: int
+    on_disk: bool = False
+
+    @property
+    def key(self) -> bytes:
+        return self.cuts[-1][1]
 
 
 class StepOutcome(Enum):
@@ -50,10 +101,11 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class ShardJoined:
-    """A shard was leased and is empty."""
+    """A shard was leased. It holds no sequence, but maybe ``runs`` that were saved before, in order."""
 
     shard: str
     limits: ShardLimits
+    runs: tuple[SavedRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +142,36 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwappedOut:
-    """The reply to a SwapOut: one flag for each entry. ``used_bytes`` of swap space are in use afterwards."""
+class Saved:
+    """The reply to a Save. For each entry: whether a run with its key is there now, and the bytes written for it."""
 
     shard: str
     command_id: int
     saved: tuple[bool, ...]
+    sizes_bytes: tuple[int, ...]
     seconds: float
-    used_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwappedIn:
-    """The reply to a SwapIn: one flag for each entry. ``used_bytes`` of swap space are in use afterwards."""
+class Loaded:
+    """The reply to a Load: one flag for each entry. ``bad_runs``: keys of runs that the shard does not have."""
 
     shard: str
     command_id: int
-    restored: tuple[bool, ...]
+    loaded: tuple[bool, ...]
+    bad_runs: tuple[bytes, ...]
     seconds: float
-    used_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSet:
+    """The reply to a SetLayout: the limits now, and the ids of sequences that could not be moved, which are free."""
+
+    shard: str
+    command_id: int
+    layout: LayoutLimits
+    lost: tuple[int, ...]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +202,9 @@ Event = (
     | ShardLost
     | ShardDraining
     | Stepped
-    | SwappedOut
-    | SwappedIn
+    | Saved
+    | Loaded
+    | LayoutSet
     | CommandEnded
     | FlushRequested
     | Tick

@@ -16,14 +16,15 @@ from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
     FlushRequested,
+    LayoutSet,
+    Loaded,
+    Saved,
     ShardDraining,
     ShardJoined,
     ShardLost,
     StepOutcome,
     Stepped,
     Submitted,
-    SwappedIn,
-    SwappedOut,
     Tick,
 )
 from caravan_router.scheduling.planning.planner import Planner
@@ -91,7 +92,9 @@ class Scheduler:
                     self._state.abort(sequence)
             case ShardJoined():
                 self._lose(event.shard)  # a shard that joins is empty, whatever was known of it
-                self._state.shards[event.shard] = ShardLedger(event.shard, event.limits, self._state.config)
+                joined = ShardLedger(event.shard, event.limits, self._state.config)
+                joined.note_runs(event.runs)
+                self._state.shards[event.shard] = joined
                 self._fail_misfits(list(self._state.waiting))
             case ShardLost():
                 self._lose(event.shard)
@@ -99,14 +102,9 @@ class Scheduler:
             case ShardDraining():
                 if (shard := self._state.shards.get(event.shard)) is not None:
                     shard.drain()
-            case SwappedOut():
-                self._apply_swap_out(event)
-            case SwappedIn():
-                self._apply_swap_in(event)
-            case CommandEnded():
+            case Saved() | Loaded() | LayoutSet() | CommandEnded():
                 if (found := self._find_command(event)) is not None:
-                    shard, command = found
-                    shard.end_command(command)
+                    self._apply_reply(*found, event)
             case FlushRequested():
                 flushed = [shard for name, shard in self._state.shards.items() if name in event.shards]
                 evicted = tuple(shard.flush() for shard in flushed)
@@ -152,7 +150,7 @@ class Scheduler:
         shard = self._state.shards.pop(name, None)
         if shard is None:
             return
-        self._state.forget_tickets(name)
+        self._state.forget_saved(name)
         for resident in (*shard.residents.values(), *shard.leaving.values()):
             if resident.is_live:
                 self._lose_cells(resident.sequence)
@@ -167,7 +165,7 @@ class Scheduler:
     # Results
 
     def _find_command(
-        self, event: Stepped | SwappedOut | SwappedIn | CommandEnded
+        self, event: Stepped | Saved | Loaded | LayoutSet | CommandEnded
     ) -> tuple[ShardLedger, InFlight] | None:
         """Return the command to which ``event`` belongs; None if it was sent before the shard was lost."""
         shard = self._state.shards.get(event.shard)
@@ -228,20 +226,22 @@ class Scheduler:
         self._lose_cells(victim.sequence)
         return True
 
-    def _apply_swap_out(self, event: SwappedOut) -> None:
-        found = self._find_command(event)
-        if found is None:
-            return
-        shard, command = found
-        for resident, ticket in shard.apply_swap_out(command, event.saved, event.seconds):
-            self._state.wait_again(resident.sequence, ticket)
-            how = Preemption.RECOMPUTE if ticket is None else Preemption.SWAP
-            self._state.outbox.add(Preempt(resident.request_id, how))
-
-    def _apply_swap_in(self, event: SwappedIn) -> None:
-        found = self._find_command(event)
-        if found is None:
-            return
-        shard, command = found
-        for resident in shard.apply_swap_in(command, event.restored, event.seconds):
-            self._lose_cells(resident.sequence)
+    def _apply_reply(
+        self, shard: ShardLedger, command: InFlight, event: Saved | Loaded | LayoutSet | CommandEnded
+    ) -> None:
+        match event:
+            case Saved():
+                for resident, is_saved in shard.apply_save(command, event):
+                    self._state.wait_again(resident.sequence, saved_on=shard.name if is_saved else "")
+                    how = Preemption.SWAP if is_saved else Preemption.RECOMPUTE
+                    self._state.outbox.add(Preempt(resident.request_id, how))
+            case Loaded():
+                for resident in shard.apply_load(command, event):
+                    self._lose_cells(resident.sequence)
+            case LayoutSet():
+                for resident in shard.apply_layout(event):
+                    self._lose_cells(resident.sequence)
+            case CommandEnded():
+                shard.end_command(command)
+            case _:
+                assert_never(event)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.scheduling.prefix_keys import PrefixKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +34,6 @@ class Request:
         return self.spec.max_length - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwapTicket:
-    """What a shard keeps of a sequence in its swap space: the cells of positions [start, length).
-
-    ``target``: that of the resident that was swapped out.
-    """
-
-    shard: str
-    handle: int
-    start: int
-    length: int
-    target: int
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request and its tokens so far: all that is needed to compute it again on any shard."""
@@ -61,12 +48,16 @@ class Sequence:
     started: bool = False
     # Its tenant was charged for the tokens before this position; computing them again is free.
     charged: int = 0
-    # What a shard saved of it while it waits.
-    ticket: SwapTicket | None = None
+    # It waits, and this shard saved its cells; empty if none did.
+    saved_on: str = ""
     # Number of prompt tokens whose logprobs were delivered.
     prompt_logprobs_delivered: int = 0
     # How many first tokens it shares with other requests, by request id: found by placement while it waits.
     common: dict[int, int] = field(default_factory=dict)
+    keys: PrefixKeys = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
 
     @property
     def request_id(self) -> int:

@@ -6,7 +6,7 @@ from caravan_router.core.generation import GenerationState
 from caravan_router.scheduling.actions import Start
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.planning.forecast import OutputLengths
-from caravan_router.scheduling.sequence import Request, Sequence, SwapTicket
+from caravan_router.scheduling.sequence import Request, Sequence
 from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.waiting.deadlines import Deadlines
 from caravan_router.scheduling.waiting.fair_share import PROMPT_TOKEN, FairShare
@@ -56,13 +56,12 @@ class SchedulerState:
                 return GenerationState.SWAPPED
             return GenerationState.PREFILLING if resident.prefilling else GenerationState.RUNNING
         sequence = self.sequences.get(request_id)
-        has_ticket = sequence is not None and sequence.ticket is not None
-        return GenerationState.SWAPPED if has_ticket else GenerationState.QUEUED
+        return GenerationState.SWAPPED if sequence is not None and sequence.saved_on else GenerationState.QUEUED
 
     def stay(self, sequence: Sequence, shard: "ShardLedger", resident: "Resident") -> None:
         """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
         self._stays[sequence.request_id] = (shard, resident)
-        sequence.ticket = None
+        sequence.saved_on = ""
         sequence.common.clear()
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
         sequence.charged = resident.target
@@ -71,10 +70,10 @@ class SchedulerState:
             sequence.started = True
             self.outbox.add(Start(sequence.request_id, len(sequence.spec.prompt), cached_tokens=resident.shared))
 
-    def wait_again(self, sequence: Sequence, ticket: SwapTicket | None = None) -> None:
-        """Queue a request again whose stay has ended before it did. ``ticket``: what the shard saved of it."""
+    def wait_again(self, sequence: Sequence, *, saved_on: str = "") -> None:
+        """Queue a request again whose stay has ended before it did. ``saved_on``: the shard that saved its cells."""
         del self._stays[sequence.request_id]
-        sequence.ticket = ticket
+        sequence.saved_on = saved_on
         self.waiting.push(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -91,20 +90,13 @@ class SchedulerState:
             shard.cancel(resident)
         else:
             self.waiting.remove(sequence)
-            self.drop_ticket(sequence)
         self._forget(sequence)
 
-    def forget_tickets(self, shard: str) -> None:
-        """Forget what a lost shard saved of waiting sequences."""
+    def forget_saved(self, shard: str) -> None:
+        """Note that nothing is saved any more on ``shard``, which was lost."""
         for sequence in self.waiting:
-            if sequence.ticket is not None and sequence.ticket.shard == shard:
-                sequence.ticket = None
-
-    def drop_ticket(self, sequence: Sequence) -> None:
-        """Let the shard forget what it saved of ``sequence``."""
-        ticket, sequence.ticket = sequence.ticket, None
-        if ticket is not None and ticket.shard in self.shards:
-            self.shards[ticket.shard].drop_swapped(ticket)
+            if sequence.saved_on == shard:
+                sequence.saved_on = ""
 
     def _forget(self, sequence: Sequence) -> None:
         self.waiting.mark_due()

@@ -67,7 +67,7 @@ class ChunkCheck:
                 f"Given: {parameters.prompt_length} and {parameters.max_length}"
             )
         # The last token is sampled and never computed: it needs no cell.
-        most = self._capacity.current.cells_per_sequence + 1
+        most = max(limits.cells_per_sequence for limits in self._capacity.layouts) + 1
         if parameters.max_length > most:
             return Refusal(
                 ShardError.SEQUENCE_TOO_LONG, f"max_length must be <= {most} here. Given: {parameters.max_length}"

@@ -84,12 +84,12 @@ class CommandCheck:
             yield bad_request(f"the layouts of this shard are: {possible}")
             return
         for sequence_id in self._preview.held_ids():
-            need = self._preview.cells_needed(sequence_id)
-            if need > limits.cells_per_sequence:
+            length = self._preview.length(sequence_id)
+            if length > limits.cells_per_sequence:
                 yield Refusal(
                     ShardError.SEQUENCE_TOO_LONG,
                     f"a sequence holds {limits.cells_per_sequence} tokens in the layout {limits.layout.value}; "
-                    f"sequence {sequence_id} may need {need}",
+                    f"sequence {sequence_id} has {length}",
                 )
 
     def _check_complete(self, sequence_ids: Sequence[int]) -> Refusal | None:

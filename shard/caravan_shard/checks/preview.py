@@ -42,12 +42,6 @@ class Preview:
         """Return the ids of the sequences that will be held."""
         return [sequence_id for sequence_id in self._held if sequence_id not in self._released]
 
-    def cells_needed(self, sequence_id: int) -> int:
-        """Return the most cells that a sequence that will be held may need until it ends."""
-        # The last token is sampled and never computed: it needs no cell.
-        ended = self.phase(sequence_id) is Phase.ENDED
-        return self.length(sequence_id) if ended else self.parameters(sequence_id).max_length - 1
-
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of a sequence that will be held will be in the cache."""
         return self._parked.get(sequence_id, self._held[sequence_id].computed)

@@ -45,11 +45,8 @@ class SaveCheck:
                 ShardError.WRONG_POSITION,
                 f"sequence {entry.sequence_id} holds {computed} tokens. Given: a cut at {entry.cuts[-1]}",
             )
-        if self._saving is RunSaving.WHOLE_ONLY and (entry.start != 0 or list(entry.cuts) != [computed]):
-            return Refusal(
-                ShardError.WRONG_POSITION,
-                f"this model saves only whole sequences: start 0 and one cut at {computed}",
-            )
+        if self._saving is RunSaving.WHOLE_ONLY and (entry.start != 0 or len(entry.cuts) != 1):
+            return Refusal(ShardError.WRONG_POSITION, "this model saves only whole sequences: start 0 and one cut")
         return None
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.draw import Purpose, draw_index, uniform
+from caravan_shard.sampling.draw import Purpose, draw_index, draw_weighted, uniform
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import Penalty
-from caravan_shard.sampling.token_candidates import CandidateFilter, find_candidates
+from caravan_shard.sampling.token_candidates import CandidateFilter, find_candidates, scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,18 @@ def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -
     if 0.0 < parameters.xtc_probability <= uniform(parameters.seed, choice.position, Purpose.XTC):
         parameters = replace(parameters, xtc_probability=0.0)
     if not parameters.filters:
-        with np.errstate(over="ignore"):
-            return draw_index((logits - logits.max()) / np.float32(parameters.temperature), number)
+        weights = scale(logits, logits.max(), parameters.temperature)
+        return draw_weighted(np.exp(weights, out=weights), number)
     candidates = find_candidates(logits, parameters)
     if len(candidates.ids) == 0:
         # The logits are NaN. That must affect only this sequence.
         return int(logits.argmax())
-    # Ascending, so that the draw does not depend on the order in which the filter returned them.
-    left = np.sort(candidate_filter(candidates.scaled, candidates.parameters))
-    return int(candidates.ids[left][draw_index(candidates.scaled[left], number)])
+    ids, scaled = candidates.ids, candidates.scaled
+    if candidates.parameters is not None:
+        # Ascending, so that the draw does not depend on the order in which the filter returned them.
+        left = np.sort(candidate_filter(scaled, candidates.parameters))
+        ids, scaled = ids[left], scaled[left]
+    return int(ids[draw_index(scaled, number)])
 
 
 class Sampler:

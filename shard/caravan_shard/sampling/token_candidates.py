@@ -1,9 +1,10 @@
 """Finds the few tokens that can be drawn at all, with vector operations, before any filter has to sort.
 
-A vocabulary has 50,000 to 260,000 tokens, and a filter that sorts them costs milliseconds a row. What survives top_k or
-top_p nearly always lies within ten logits of the peak: some hundred tokens.
+A vocabulary has 50,000 to 260,000 tokens, and a filter that sorts them costs milliseconds a row. The tokens that
+survive top_k or top_p nearly always lie within ten logits of the peak, and are a few hundred.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -11,14 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats, Ids
+from caravan_shard.sampling.draw import sum_blocks
 from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sampling.peaks import Peaks
 
 # Logits below the peak. A token this far down is less likely than one in 4e15.
 HOPELESS = 36.0
-# Where to look first, in scaled logits below the peak.
-_FIRST_REACH = 10.0
-# The largest share of the probability within the first reach that is trusted. Above it, rounding could matter.
+# How far below the peak to look for the likeliest tokens, in scaled logits, until enough are found.
+_REACHES = (10.0, 15.0, 20.0, HOPELESS)
+# The largest share of the probability within the first reach that top_p may ask for. Above it, rounding could matter.
 _SAFE_SHARE = 0.9999
+# The reach of min_p, in logits, is widened by this, so that the filter sees every token that it could keep.
+_MARGIN = 0.001
 
 
 class CandidateFilter(Protocol):
@@ -35,11 +40,23 @@ class CandidateFilter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Ascending token ids, their scaled logits relative to the peak, and the filters that are still to be applied."""
+    """Ascending token ids, and their scaled logits relative to the peak.
+
+    ``parameters`` has the filters that are still to be applied; None if there are none.
+    """
 
     ids: NDArray[np.intp]
     scaled: Floats
-    parameters: SamplingParameters
+    parameters: SamplingParameters | None
+
+
+def scale(logits: Floats, peak: np.float32, temperature: float) -> Floats:
+    """Return ``logits`` relative to ``peak``, divided by ``temperature`` > 0."""
+    scaled: Floats = logits - peak
+    if temperature != 1.0:
+        with np.errstate(over="ignore"):
+            scaled /= np.float32(temperature)
+    return scaled
 
 
 def find_candidates(logits: Floats, parameters: SamplingParameters) -> Candidates:
@@ -47,24 +64,88 @@ def find_candidates(logits: Floats, parameters: SamplingParameters) -> Candidate
 
     The remaining filters leave the same of these candidates as all filters would leave of the whole vocabulary.
     """
-    peak = logits.max()
-    temperature = np.float32(parameters.temperature)
-
-    def within(reach: float, left: SamplingParameters) -> Candidates:
-        ids = np.flatnonzero(logits >= peak - np.float32(reach) * temperature)
-        return Candidates(ids, (logits[ids] - peak) / temperature, left)
-
+    search = _Search(logits, parameters)
+    if search.peaks.has_nan:
+        return search.within(0.0)
     if parameters.top_k > 0:
-        near = within(_FIRST_REACH, parameters)
-        # The top_k likeliest are among any top_k or more that reach down to one level.
-        if len(near.ids) >= parameters.top_k:
-            return near
-    elif parameters.typical_p == 1.0 and parameters.top_p < 1.0:
-        near = within(_FIRST_REACH, parameters)
-        with np.errstate(over="ignore"):
-            whole = np.exp((logits - peak) / temperature).sum(dtype=np.float64)
+        return search.top_k()
+    if parameters.typical_p < 1.0:
+        return search.within(HOPELESS)
+    if parameters.top_p < 1.0:
+        return search.top_p()
+    if parameters.min_p > 0.0:
+        return search.within(min(HOPELESS, _MARGIN - math.log(parameters.min_p)))
+    return search.within(HOPELESS)
+
+
+class _Search:
+    """Finds the candidates of one row of logits. Each method suits one filter as the first."""
+
+    def __init__(self, logits: Floats, parameters: SamplingParameters) -> None:
+        self.peaks = Peaks(logits)
+        self._logits = logits
+        self._parameters = parameters
+
+    def within(self, reach: float) -> Candidates:
+        """Return the tokens at most ``reach`` scaled logits below the peak."""
+        return self._among(self._ids(reach), self._parameters)
+
+    def top_k(self) -> Candidates:
+        """Return the ``top_k`` likeliest tokens and a few more."""
+        count = min(self._parameters.top_k, len(self._logits))
+        level = max(self.peaks.level(count), self._level(HOPELESS))
+        found = self._among(self.peaks.reaching(level), self._parameters)
+        rising = np.sort(found.scaled)
+        if (rising[1:] > rising[:-1]).all():
+            return found
+        # Which of several equally likely tokens a filter keeps depends on all the candidates that it gets.
+        near = self.within(_REACHES[0])
+        return near if len(near.ids) >= count else self.within(HOPELESS)
+
+    def top_p(self) -> Candidates:
+        """Return the fewest likeliest tokens that together are ``top_p`` likely."""
+        parameters = self._parameters
+        rest = replace(parameters, top_p=1.0) if parameters.min_p > 0.0 or parameters.xtc_probability > 0.0 else None
+        weights = scale(self._logits, self.peaks.highest, parameters.temperature)
+        np.exp(weights, out=weights)
+        near = self._ids(_REACHES[0])
+        part = weights[near]
         # top_p of the whole is a larger share of a part of it.
-        share = float(parameters.top_p * whole / np.exp(near.scaled).sum(dtype=np.float64)) if len(near.ids) else 1.0
+        share = float(parameters.top_p * sum_blocks(weights).sum() / part.sum(dtype=np.float64))
         if share <= _SAFE_SHARE:
-            return Candidates(near.ids, near.scaled, replace(parameters, top_p=share))
-    return within(HOPELESS, parameters)
+            kept = _likeliest(part, part.cumsum()[-1], share)
+            if kept is None:
+                return self._among(near, replace(parameters, top_p=share))
+            return self._among(near[kept], rest)
+        total = weights.cumsum()[-1]
+        for reach in _REACHES[1:]:
+            ids = self._ids(reach)
+            kept = _likeliest(weights[ids], total, parameters.top_p)
+            if kept is not None:
+                return self._among(ids[kept], rest)
+        return self.within(HOPELESS)
+
+    def _among(self, ids: NDArray[np.intp], parameters: SamplingParameters | None) -> Candidates:
+        return Candidates(ids, scale(self._logits[ids], self.peaks.highest, self._parameters.temperature), parameters)
+
+    def _ids(self, reach: float) -> NDArray[np.intp]:
+        return self.peaks.reaching(self._level(reach))
+
+    def _level(self, reach: float) -> np.float32:
+        return np.float32(self.peaks.highest - np.float32(reach) * np.float32(self._parameters.temperature))
+
+
+def _likeliest(weights: Floats, total: np.float32, share: float) -> NDArray[np.bool_] | None:
+    """Mark the fewest highest ``weights`` that add up to ``share`` of ``total``.
+
+    Return None if ``weights`` may be too few, or if one that is needed equals one that is not, so that the order of
+    llama.cpp's sort decides. Sums are in float32 and add one number after the other, because llama.cpp's do: more
+    precise sums would keep other tokens of a flat distribution, and seeds would draw others.
+    """
+    shares = weights / total
+    falling = np.sort(shares)[::-1]
+    count = int(falling.cumsum().searchsorted(np.float32(share))) + 1
+    if count >= len(falling) or falling[count] == falling[count - 1]:
+        return None
+    marked: NDArray[np.bool_] = shares >= falling[count - 1]
+    return marked

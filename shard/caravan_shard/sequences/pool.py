@@ -116,8 +116,11 @@ class SequencePool:
         known = self.runs.find(key)
         if known is not None:
             return known.size
-        if self._limits.saving is RunSaving.NOTHING or self.runs.memory_room <= 0:
+        saving = self._limits.saving
+        if saving is RunSaving.NOTHING or self.runs.memory_room <= 0:
             return None
+        if saving is RunSaving.WHOLE_ONLY and end != self.held[entry.sequence_id].computed:
+            return None  # it has grown since the router decided
         state = self._backend.save(entry.sequence_id, entry.start, end, self.runs.memory_room, releasing=entry.release)
         if state is None:
             return None

@@ -55,12 +55,12 @@ async def delays_of_one(running: Cluster, log: StepLog, number: int) -> tuple[in
     return 1 + sum(MARK not in tokens for tokens in steps[:last]), len(sent)
 
 
-@pytest.mark.parametrize("swap_bytes", [1 << 20, 0], ids=["swap", "recompute"])
+@pytest.mark.parametrize("saved_bytes", [1 << 20, 0], ids=["swap", "recompute"])
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
-async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: KvLayout, swap_bytes: int) -> None:
+async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: KvLayout, saved_bytes: int) -> None:
     """A hundred requests of low priority hold all sequence ids. Only commands that the shard has already go first."""
     log = StepLog()
-    config = ClusterConfig(layout=layout, cells=512, max_sequences=4, token_s=0.0002, swap_bytes=swap_bytes, hook=log)
+    config = ClusterConfig(layout=layout, cells=512, max_sequences=4, token_s=0.0002, saved_bytes=saved_bytes, hook=log)
     async with cluster(config) as running:
         (shard,) = running.engine.scheduler.shards.values()
         flood = [spec([number] * 20, 30 + number % 7) for number in range(100)]
@@ -71,7 +71,7 @@ async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: Kv
         assert (1, 1) in delays
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in flood]
         counts = {how: await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")}
-        assert counts["swap" if swap_bytes else "recompute"] > 0
+        assert counts["swap" if saved_bytes else "recompute"] > 0
         await running.wait_until_at_rest()
 
 

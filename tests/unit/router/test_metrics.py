@@ -15,7 +15,15 @@ async def lines(metrics: Metrics) -> list[str]:
 
 
 def use(shard: str, used: int, sequences: int) -> ShardUse:
-    return ShardUse(shard=shard, used_cells=used, cached_cells=0, total_cells=100, sequences=sequences)
+    return ShardUse(
+        shard=shard,
+        used_cells=used,
+        cached_cells=0,
+        total_cells=100,
+        memory_bytes=0,
+        disk_bytes=0,
+        sequences=sequences,
+    )
 
 
 async def test_every_metric_of_the_table_is_exposed_under_its_exact_name() -> None:

@@ -10,6 +10,7 @@ from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sampling.peaks import Peaks
 from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
 from caravan_shard.sampling.token_candidates import find_candidates
 
@@ -69,8 +70,33 @@ def test_filtering_the_likeliest_candidates_equals_filtering_all(
         every = np.flatnonzero(scaled > -80)
         whole = every[filter_candidates(scaled[every], parameters)]
         candidates = find_candidates(logits, parameters)
-        few = candidates.ids[filter_candidates(candidates.scaled, candidates.parameters)]
+        few = candidates.ids
+        if candidates.parameters is not None:
+            few = few[filter_candidates(candidates.scaled, candidates.parameters)]
         assert sorted(few.tolist()) == sorted(whole.tolist())
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 700, 5_000, 50_257])
+def test_peaks_find_the_highest_logits(size: int) -> None:
+    for seed, logits in enumerate((random_logits(size), np.round(random_logits(size)), np.zeros(size, np.float32))):
+        peaks = Peaks(logits)
+        assert peaks.highest == logits.max()
+        for count in {1, min(2, size), min(40, size), min(600, size), size}:
+            level = peaks.level(count)
+            assert level <= np.sort(logits)[-count]
+            found = peaks.reaching(level)
+            assert found.tolist() == np.flatnonzero(logits >= level).tolist()
+            if seed == 0:
+                assert len(found) <= 2 * count + 20
+
+
+def test_peaks_see_nan_anywhere() -> None:
+    for size in (1, 5_000, 50_257):
+        for place in (0, size // 2, size - 1):
+            logits = random_logits(size)
+            assert not Peaks(logits).has_nan
+            logits[place] = np.nan
+            assert Peaks(logits).has_nan
 
 
 def test_sampled_tokens_follow_the_distribution() -> None:

@@ -43,7 +43,11 @@ def _reply(found: Iterable[core.ShardPrefixes]) -> web.Response:
     now = time.monotonic()
     shards = [
         ShardPrefixes(
-            shard=one.shard, cells=one.cells, prefixes=[_cached_prefix(prefix, now) for prefix in one.prefixes]
+            shard=one.shard,
+            cells=one.cells,
+            memory_bytes=one.memory_bytes,
+            disk_bytes=one.disk_bytes,
+            prefixes=[_cached_prefix(prefix, now) for prefix in one.prefixes],
         )
         for one in found
     ]

@@ -19,10 +19,15 @@ class CachedPrefix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardPrefixes(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefixes on one shard, the least recently used first. Together they hold ``cells`` KV cells."""
+    """Prefixes on one shard, the least recently used first. Together they hold ``cells`` KV cells.
+
+    ``memory_bytes`` and ``disk_bytes``: size of the prefixes that are saved in host memory and on disk.
+    """
 
     shard: str
     cells: int
+    memory_bytes: int
+    disk_bytes: int
     prefixes: list[CachedPrefix]
 
 

@@ -1,37 +1,72 @@
 """How many prompt tokens the next step computes, and when decodes wait for them."""
 
+import math
+from dataclasses import dataclass
+
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
+from caravan_router.scheduling.shard.costs import FAST_CHUNK_TOKENS, ShardCosts
 
-# A step with fewer prompt tokens is mostly overhead. Above that, steps grow by amounts that suit the kernels' tiles.
+# A step with fewer prompt tokens is mostly overhead.
 MIN_CHUNK_TOKENS = 16
-# Prompt tokens of a step before any was measured: fewer while sequences decode.
-_FIRST_CHUNK_TOKENS = 128
-_FIRST_CHUNK_BESIDE_DECODES = 32
+# Chunks grow by amounts that suit the tiles of the kernels.
+_TILE_TOKENS = 8
 
 
-def step_seconds(config: SchedulerConfig, *, prompts: int, riders: int) -> float:
-    """Return how long the next step may take: the target of its decodes, stretched as ``prompts`` outnumber them.
+def step_seconds(config: SchedulerConfig, *, prompts: int, riders: int, decode_s: float) -> float:
+    """Return how long the next step may take beside ``riders`` decodes, which alone take ``decode_s``.
 
-    A crowd's time to first token weighs more than the gaps of a few, and larger chunks serve it faster. TGI's
-    waiting_served_ratio does the same by stopping the decodes; this does it by degrees.
+    That is the target of the decodes, and more where prompts lose more by it than decodes gain:
+
+    - as prompts outnumber the decodes. A crowd's time to first token weighs more than the gaps of a few, and larger
+      chunks serve it faster. TGI's waiting_served_ratio does the same by stopping the decodes; this does it by degrees.
+    - where decodes fill most of the target. Prompts get the share of the time that is theirs by heads.
     """
     if not riders:
         return config.idle_step_s
-    return min(config.target_itl_s * max(1.0, prompts / riders), max(config.idle_step_s, config.target_itl_s))
+    fair_s = max(config.target_itl_s * prompts / riders, decode_s * (prompts + riders) / riders)
+    return max(config.target_itl_s, min(config.idle_step_s, fair_s))
 
 
-def chunk_budget(config: SchedulerConfig, *, tokens_within_target: int | None, riders: int) -> int:
-    """Return the prompt tokens for the next step beside ``riders`` decodes: at least MIN_CHUNK_TOKENS.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step that may take ``seconds`` beside ``riders`` decodes."""
 
-    ``tokens_within_target``: what the cost model says fits the time of such a step, None before it knows.
+    seconds: float
+    riders: int
+
+
+def chunk_budget(
+    config: SchedulerConfig, costs: ShardCosts, step: Step, *, context: int, remaining: int | None = None
+) -> int:
+    """Return the prompt tokens for ``step``, at least MIN_CHUNK_TOKENS, of a prompt with ``remaining`` to compute.
+
+    ``context``: the tokens before them. Where small chunks are slow, the step takes longer than it may, but by no
+    larger a factor than the prompt gets faster; and no small chunk is left over.
     """
+    riders = step.riders
     if riders and config.mode is PrefillMode.PAUSE:
         return 0
-    tokens = tokens_within_target
-    if tokens is None:
-        tokens = _FIRST_CHUNK_BESIDE_DECODES if riders else _FIRST_CHUNK_TOKENS
-    whole_tiles = tokens // MIN_CHUNK_TOKENS * MIN_CHUNK_TOKENS
-    return min(max(whole_tiles, MIN_CHUNK_TOKENS), config.max_batch_prefill_tokens)
+    tokens = costs.tokens_within(step.seconds, riders=riders, context=context, remaining=remaining)
+    tokens = max(tokens // _TILE_TOKENS * _TILE_TOKENS, MIN_CHUNK_TOKENS)
+    may_be_fast = remaining is None or remaining >= FAST_CHUNK_TOKENS
+    if riders and may_be_fast and tokens < FAST_CHUNK_TOKENS <= costs.most_tokens(riders):
+        small_s = costs.seconds(tokens, riders=riders, context=context)
+        fast_s = costs.seconds(FAST_CHUNK_TOKENS, riders=riders, context=context)
+        if tokens * fast_s**2 <= FAST_CHUNK_TOKENS * small_s**2:
+            tokens = FAST_CHUNK_TOKENS
+    if remaining is not None and tokens >= FAST_CHUNK_TOKENS:
+        tokens = _without_rest(tokens, remaining)
+    return min(tokens, config.max_batch_prefill_tokens)
+
+
+def _without_rest(tokens: int, remaining: int) -> int:
+    """Return a size near ``tokens`` that leaves no small chunk of ``remaining`` for the end."""
+    if tokens >= 2 * FAST_CHUNK_TOKENS:
+        return remaining if tokens < remaining < tokens + FAST_CHUNK_TOKENS else tokens
+    chunks = math.ceil(remaining / tokens)
+    if chunks > 1 and remaining // chunks < FAST_CHUNK_TOKENS:
+        chunks -= 1
+    return max(tokens, math.ceil(remaining / chunks))
 
 
 def join_reason(config: SchedulerConfig, *, waiting: int, running: int, steps_since_prefill: int) -> JoinReason | None:

@@ -8,6 +8,7 @@ from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.prefix_tree import Match, common_length
 from caravan_router.scheduling.shard.resident import Resident
+from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
 from caravan_router.scheduling.waiting.queue import NotNow
 
 # What sharing a shard with one more sequence costs a request, in prompt tokens that could be computed in that time.
@@ -18,11 +19,16 @@ _LEAST_PREFIX_TO_WAIT_FOR = 16
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A request starts in ``plan`` from the prefix that ``match`` found. ``restore``: from the shard's swap space."""
+    """A request starts in ``plan`` from the prefix that ``match`` found in the cache, or from ``saved`` runs."""
 
     plan: StepPlan
     match: Match
-    restore: bool = False
+    saved: SavedPrefix = NO_PREFIX
+
+    @property
+    def cached(self) -> int:
+        """Its first tokens that need not be computed."""
+        return max(self.match.length, self.saved.length)
 
 
 def choose(plans: list[StepPlan], shards: Iterable[ShardAccount], sequence: Sequence) -> Place | NotNow:
@@ -31,43 +37,26 @@ def choose(plans: list[StepPlan], shards: Iterable[ShardAccount], sequence: Sequ
     Shards that hold more of its tokens, and shards with fewer residents, are preferred. NO_ROOM: nothing can take it
     now, or an emptier shard will after one step: being first in a fuller batch costs every token more.
     """
-    restored = _where_it_was_swapped(plans, sequence)
-    if restored is not None:
-        return restored
     best = _cheapest(plans, sequence)
     if best is None:
         return NotNow.NO_ROOM
     for shard in shards:
         if _waits_for_prefix(shard, sequence, best):
             return NotNow.PREFIX_COMING
-        if best.match.length == 0 and _is_soon_better(shard, best.plan.shard):
+        if best.cached == 0 and _is_soon_better(shard, best.plan.shard):
             return NotNow.NO_ROOM
     return best
 
 
-def _where_it_was_swapped(plans: list[StepPlan], sequence: Sequence) -> Place | None:
-    ticket = sequence.ticket
-    if ticket is None:
-        return None
-    for plan in plans:
-        if plan.shard.name == ticket.shard and (match := plan.restorable(sequence, ticket)) is not None:
-            return Place(plan, match, restore=True)
-    return None
-
-
 def _cheapest(plans: list[StepPlan], sequence: Sequence) -> Place | None:
-    ticket = sequence.ticket
     places: list[tuple[tuple[int, int, str], Place]] = []
     for plan in plans:
-        if not plan.is_open:
-            continue
         shard = plan.shard
         match = shard.match(sequence)
-        # What was swapped out here is not computed again because it has to wait a little.
-        swapped_here = ticket is not None and ticket.shard == shard.name and ticket.start <= match.length
-        if not swapped_here and plan.can_admit(sequence, match):
-            rank = (_cost(shard, sequence, match.length), -shard.free_cells, shard.name)
-            places.append((rank, Place(plan, match)))
+        place = Place(plan, match, shard.saved_prefix(sequence, match.length))
+        if plan.can_load(sequence) if place.saved.length else plan.can_admit(sequence, match):
+            rank = (_cost(shard, sequence, place.cached), -shard.free_cells, shard.name)
+            places.append((rank, place))
     return min(places, key=lambda ranked: ranked[0])[1] if places else None
 
 
@@ -82,10 +71,10 @@ def _is_soon_better(shard: ShardAccount, than: ShardAccount) -> bool:
 
 def _waits_for_prefix(shard: ShardAccount, sequence: Sequence, best: Place) -> bool:
     """Whether a prompt under way on ``shard`` will soon provide more of ``sequence`` than ``best`` has, and cheaper."""
-    if shard.limits.whole_only or shard.draining or sequence.needs_prompt_logprobs:
+    if shard.layout.whole_only or shard.draining or sequence.needs_prompt_logprobs:
         return False
     is_here = shard is best.plan.shard
-    cached = best.match.length if is_here else 0
+    cached = best.cached if is_here else 0
     for leader in shard.prefilling:
         if leader.priority < sequence.spec.priority:
             continue  # others may come before it yet
@@ -94,7 +83,7 @@ def _waits_for_prefix(shard: ShardAccount, sequence: Sequence, best: Place) -> b
         if common < cached + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
             continue
         to_compute = max(0, common - leader.computed)
-        if is_here or to_compute + _cost(shard, sequence, common) < _cost(best.plan.shard, sequence, best.match.length):
+        if is_here or to_compute + _cost(shard, sequence, common) < _cost(best.plan.shard, sequence, best.cached):
             return True
     return False
 

@@ -4,11 +4,13 @@ import functools
 import itertools
 import math
 
-from caravan_router.scheduling.actions import Preempt, Preemption, SwapOut, SwapOutEntry
+from caravan_router.scheduling.actions import Preempt, Preemption, Save, SetLayout
 from caravan_router.scheduling.config import PrefillMode
 from caravan_router.scheduling.planning.forecast import CellForecast
+from caravan_router.scheduling.planning.layout import may_return, needs_other_layout
 from caravan_router.scheduling.planning.placement import Place, choose
 from caravan_router.scheduling.planning.preemption import choose_how, victims_of_growth, victims_of_priority
+from caravan_router.scheduling.planning.saving import releases, to_save
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
@@ -29,22 +31,29 @@ class Planner:
 
         ``preempted``: whether requests lost their cells in this call of the scheduler; then no other is admitted.
         """
-        shards = [shard for shard in self._state.shards.values() if self._needs_plan(shard)]
+        shards = [shard for shard in self._state.shards.values() if self._needs_plan(shard, now)]
         if not shards:
             return
+        first = self._first_to_fit(now)
         for shard in shards:
             victims = victims_of_growth(shard)
             if victims:
                 self._preempt(shard, victims)
                 preempted = True
+            elif self._wants_other_layout(shard, first, now):
+                self._change_layout(shard)
+            else:
+                self._save(shard, to_save(shard, now), release=releases(shard))
         if not preempted and len(self._state.waiting):
             self._admit(shards, now)
         else:
             self._send(self._plans(shards, now), now)
 
-    def _needs_plan(self, shard: ShardLedger) -> bool:
+    def _needs_plan(self, shard: ShardLedger, now: float) -> bool:
         """Whether ``shard`` should get a command. Runs for every shard after every step of any: keep it cheap."""
-        return shard.can_command and (not shard.in_flight or shard.release_now or self._may_admit)
+        if not shard.can_command:
+            return False
+        return not shard.in_flight or shard.release_now or self._may_admit or bool(to_save(shard, now))
 
     @property
     def _may_admit(self) -> bool:
@@ -92,13 +101,8 @@ class Planner:
         self._send(plans, now)
 
     def _start(self, sequence: Sequence, place: Place) -> None:
-        state, plan, ticket = self._state, place.plan, sequence.ticket
-        if place.restore:
-            assert ticket is not None
-            resident = plan.restore(sequence, ticket, place.match)
-        else:
-            state.drop_ticket(sequence)
-            resident = plan.admit(sequence, place.match)
+        state, plan = self._state, place.plan
+        resident = plan.load(sequence, place.saved) if place.saved.length else plan.admit(sequence, place.match)
         state.stay(sequence, plan.shard, resident)
 
     def _send(self, plans: list[StepPlan], now: float) -> None:
@@ -128,24 +132,61 @@ class Planner:
 
     def _preempt(self, shard: ShardLedger, victims: list[Resident]) -> None:
         """Take the cells of ``victims``. They wait for their next stay, in their old order."""
-        entries: list[SwapOutEntry] = []
-        leaving: list[Resident] = []
+        saved = [resident for resident in victims if choose_how(shard, resident) is Preemption.SWAP]
         for resident in victims:
-            kept = shard.kept_length(resident, victims)
-            if choose_how(shard, resident, kept) is Preemption.SWAP:
-                handle = shard.leave(resident)
-                entries.append(SwapOutEntry(sequence_id=resident.sequence_id, handle=handle, start=kept))
-                leaving.append(resident)
-            else:
+            if resident not in saved:
                 shard.cancel(resident)
                 self._state.wait_again(resident.sequence)
                 self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))
-        if entries:
-            command = SwapOut(
-                shard=shard.name,
-                command_id=next(self._command_ids),
-                header=shard.next_header,
-                entries=tuple(entries),
-            )
-            shard.send(command, leaving)
-            self._state.outbox.add(command)
+        self._save(shard, saved, release=True)
+
+    # Saving, and the layout
+
+    def _save(self, shard: ShardLedger, residents: list[Resident], *, release: bool) -> None:
+        entries = shard.save(residents, release=release) if residents else []
+        if not entries:
+            return
+        command = Save(
+            shard=shard.name,
+            command_id=next(self._command_ids),
+            header=shard.next_header,
+            entries=tuple(entries),
+        )
+        ids = {entry.sequence_id for entry in entries}
+        shard.send(command, [resident for resident in residents if resident.sequence_id in ids])
+        self._state.outbox.add(command)
+
+    def _first_to_fit(self, now: float) -> Sequence | None:
+        """Return the first waiting request if a shard may change its layout for it."""
+        waiting = self._state.waiting
+        if not len(waiting) or all(shard.limits.other_layout is None for shard in self._state.shards.values()):
+            return None
+        return waiting.ordered(now)[0]
+
+    def _wants_other_layout(self, shard: ShardLedger, first: Sequence | None, now: float) -> bool:
+        if needs_other_layout(shard, None):
+            return True
+        if first is not None and needs_other_layout(shard, first):
+            # One shard changes its layout for it, the one that this disturbs least.
+            able = [one for one in self._state.shards.values() if one.could_ever_hold(first)]
+            ready = any(one.could_hold_now(first) for one in able)
+            return not ready and shard is min(able, key=lambda one: len(one.residents))
+        return may_return(shard, first, self._state.lengths, now)
+
+    def _change_layout(self, shard: ShardLedger) -> None:
+        """Change to the other layout, once everything that is kept of ended sequences is saved."""
+        parked = list(shard.parked.values()) if shard.can_save else []
+        self._save(shard, parked, release=True)
+        if not shard.can_command:
+            return
+        shard.evict_all()
+        other = shard.limits.other_layout
+        assert other is not None
+        command = SetLayout(
+            shard=shard.name,
+            command_id=next(self._command_ids),
+            header=shard.next_header,
+            shares_cells=other.shares_cells,
+        )
+        shard.send(command, shard.residents.values())
+        self._state.outbox.add(command)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.planning.forecast import GROWTH_CELLS, CellForecast
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.account import LOAD_S, ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.resident import Resident
 
@@ -58,10 +58,10 @@ def victim_of_full_cache(shard: ShardAccount, command: InFlight) -> Resident | N
     return max(named, key=lambda resident: resident.request_id, default=None)
 
 
-def choose_how(shard: ShardAccount, resident: Resident, kept_length: int) -> Preemption:
-    """Return what costs less by what was measured. ``kept_length``: its first tokens, which stay in the cache."""
-    if not shard.limits.swap_bytes or not resident.is_running:
+def choose_how(shard: ShardAccount, resident: Resident) -> Preemption:
+    """Return what costs less by what was measured: saving its cells and loading them again, or computing them again."""
+    if not shard.can_save or not resident.is_running:
         return Preemption.RECOMPUTE
-    cells = resident.computed - kept_length
-    out_and_in_s = 2 * cells * shard.costs.swap_cell_s
-    return Preemption.SWAP if out_and_in_s < cells * shard.costs.recompute_token_s else Preemption.RECOMPUTE
+    out_and_in_s = LOAD_S + 2 * resident.computed * shard.costs.copy_cell_s
+    recompute_s = resident.computed * shard.costs.recompute_token_s
+    return Preemption.SWAP if out_and_in_s < recompute_s else Preemption.RECOMPUTE

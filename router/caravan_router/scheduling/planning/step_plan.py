@@ -1,5 +1,6 @@
 """The next command of one shard while it is being planned."""
 
+import math
 from dataclasses import dataclass
 
 from caravan_router.scheduling.actions import (
@@ -7,18 +8,20 @@ from caravan_router.scheduling.actions import (
     Command,
     Decode,
     FilterBatch,
+    Load,
+    LoadEntry,
     Prefill,
     PrefixCopy,
-    SwapIn,
-    SwapInEntry,
 )
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.planning.chunking import chunk_budget, join_reason, step_seconds
+from caravan_router.scheduling.planning.chunking import Step, chunk_budget, join_reason, step_seconds
 from caravan_router.scheduling.planning.forecast import CellForecast, OutputLengths
-from caravan_router.scheduling.sequence import Sequence, SwapTicket
+from caravan_router.scheduling.planning.layout import steps_left
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
-from caravan_router.scheduling.shard.resident import Resident
+from caravan_router.scheduling.shard.resident import Resident, Status
+from caravan_router.scheduling.shard.saved_runs import SavedPrefix
 from caravan_router.scheduling.waiting.queue import effective_priority
 
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
@@ -42,8 +45,8 @@ class PlanInput:
 class StepPlan:
     """Collects what the next step of ``shard`` carries, within its token budget; `send` makes the command of it.
 
-    Prompts that have started come first; the rest of the budget admits waiting requests. Swapped sequences come back
-    by a command of their own, ahead of the step. All sequences of a step have one ``adapter``.
+    Prompts that have started come first; the rest of the budget admits waiting requests. Saved prefixes are loaded by a
+    command of their own, ahead of the step. All sequences of a step have one ``adapter``.
     """
 
     def __init__(self, shard: ShardLedger, given: PlanInput) -> None:
@@ -56,7 +59,7 @@ class StepPlan:
         self.adapter = shard.turn.next(wanted)
         self._forecast: CellForecast | None = None
         self._chunks: list[tuple[Resident, int]] = []
-        self._restored: list[tuple[Resident, SwapTicket]] = []
+        self._loaded: list[tuple[Resident, SavedPrefix]] = []
         self._decoding = [resident for resident in shard.decoding if resident.adapter == self.adapter]
         self._riders = self._decoding
         self._joins_others = False
@@ -70,47 +73,69 @@ class StepPlan:
         if given.config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
             self._riders = []  # decodes wait
         self._prompt_logprobs_budget = shard.limits.max_prompt_logprob_tokens
-        self._budget = self._token_budget(prompts=len(prefilling) + max(0, min(given.waiting, shard.free_sequences)))
+        riders = len(self._riders)
+        seconds = step_seconds(
+            given.config,
+            prompts=len(prefilling) + max(0, min(given.waiting, shard.free_sequences)),
+            riders=riders,
+            decode_s=shard.costs.decode_s(riders),
+        )
+        self._step = Step(seconds=seconds, riders=riders)
+        # Prompt tokens without context that still fit.
+        self._budget = self._whole_budget = self._token_budget(context=0)
         for resident in prefilling:
             self._add_chunk(resident)
 
-    def _token_budget(self, prompts: int) -> int:
-        config, riders = self._given.config, len(self._riders)
-        cost = self.shard.costs.beside_decodes if riders else self.shard.costs.prefill_alone
-        seconds = step_seconds(config, prompts=prompts, riders=riders)
-        budget = chunk_budget(config, tokens_within_target=cost.tokens_within(seconds), riders=riders)
-        return min(budget, self.shard.limits.max_batch_tokens - riders)
+    def _token_budget(self, context: int, remaining: int | None = None) -> int:
+        """Return how many tokens the whole step has for a prompt with ``context`` computed and ``remaining`` to do."""
+        shard, step = self.shard, self._step
+        budget = chunk_budget(self._given.config, shard.costs, step, context=context, remaining=remaining)
+        return min(budget, shard.limits.max_batch_tokens - step.riders)
 
     def _add_chunk(self, resident: Resident) -> None:
-        tokens = min(self._budget, resident.target - resident.computed)
+        if self._budget <= 0:
+            return
+        remaining = resident.target - resident.computed
+        whole = self._token_budget(resident.computed, remaining)
+        tokens = min(max(1, self._budget * whole // self._whole_budget), remaining)
         if resident.sequence.needs_prompt_logprobs:
             tokens = min(tokens, self._prompt_logprobs_budget)
             self._prompt_logprobs_budget -= max(0, tokens)
         if tokens > 0:
-            self._budget -= tokens
+            self._budget -= math.ceil(tokens * self._whole_budget / whole)
             self._chunks.append((resident, tokens))
 
     # Admission
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it carries nothing though the shard has residents: they have other adapters."""
+        return not (self._chunks or self._decoding or self._loaded) and bool(self.shard.residents)
+
+    @property
     def is_open(self) -> bool:
-        """Whether any request could start in this step. Sequences that come back go first, without newcomers."""
-        if self._join_reason is None or self._budget <= 0 or self._restored:
+        """Whether any request could start in this step with a chunk of its prompt."""
+        if self._join_reason is None or self._budget <= 0 or self._loaded:
             return False
         return self.shard.has_id_for(NO_MATCH)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it carries nothing though the shard has residents: they have other adapters."""
-        return not (self._chunks or self._decoding or self._restored) and bool(self.shard.residents)
-
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
-        if sequence.spec.adapter != self.adapter:
+        if not self.is_open or sequence.spec.adapter != self.adapter:
             return False
         if sequence.needs_prompt_logprobs and self._prompt_logprobs_budget == 0:
             return False
-        return self.shard.could_ever_hold(sequence) and self._has_cells(sequence, match.live_length)
+        return self.shard.could_hold_now(sequence) and self._has_cells(sequence, match.live_length)
+
+    def can_load(self, sequence: Sequence) -> bool:
+        """Whether what is saved of ``sequence`` could be loaded now, which no newcomer of this step has to wait for."""
+        if self._has_newcomers or not self.shard.has_id_for(NO_MATCH):
+            return False
+        return self.shard.could_hold_now(sequence) and self._has_cells(sequence, 0)
+
+    @property
+    def _has_newcomers(self) -> bool:
+        return any(resident.status is Status.STARTING for resident, _ in self._chunks)
 
     def _has_cells(self, sequence: Sequence, known_live: int) -> bool:
         if self._forecast is None:
@@ -128,26 +153,11 @@ class StepPlan:
     def _priority(self, sequence: Sequence) -> int:
         return effective_priority(sequence.request, self._given.now, self._given.config.aging_s)
 
-    # Restoring
-
-    def restorable(self, sequence: Sequence, ticket: SwapTicket) -> Match | None:
-        """Return the prefix that was not saved if ``sequence`` can be swapped in now, else None."""
-        if self._has_newcomers:
-            return None
-        match = self.shard.match(sequence) if ticket.start else NO_MATCH
-        if match.length < ticket.start or not self.shard.has_id_for(match):
-            return None
-        return match if self._has_cells(sequence, min(match.live_length, ticket.start)) else None
-
-    @property
-    def _has_newcomers(self) -> bool:
-        return any(not resident.is_running for resident, _ in self._chunks)
-
-    def restore(self, sequence: Sequence, ticket: SwapTicket, match: Match) -> Resident:
-        """Bring ``sequence`` back, for which `restorable` returned ``match``."""
+    def load(self, sequence: Sequence, prefix: SavedPrefix) -> Resident:
+        """Start ``sequence``, for which `can_load` is true, from what was saved."""
         self._forecast = None
-        resident = self.shard.restore(sequence, ticket, match, self._priority(sequence))
-        self._restored.append((resident, ticket))
+        resident = self.shard.load(sequence, prefix, self._priority(sequence))
+        self._loaded.append((resident, prefix))
         return resident
 
     # The command
@@ -155,8 +165,8 @@ class StepPlan:
     def send(self, command_id: int) -> Command | None:
         """Return the command, which the ledger counts as sent; None if the shard should continue as it is."""
         shard = self.shard
-        if self._restored:
-            return self._swap_in(command_id)
+        if self._loaded:
+            return self._load(command_id)
         if self._chunks:
             return self._prefill(command_id)
         if shard.in_flight and not shard.release_now:
@@ -167,14 +177,19 @@ class StepPlan:
             return self._filter(command_id)
         return None
 
-    def _swap_in(self, command_id: int) -> SwapIn:
+    def _load(self, command_id: int) -> Load:
         shard = self.shard
         entries = tuple(
-            SwapInEntry(handle=ticket.handle, sequence_id=resident.sequence_id, copy=_copy(resident))
-            for resident, ticket in self._restored
+            LoadEntry(
+                sequence_id=resident.sequence_id,
+                token_ids=resident.sequence.tokens(0, prefix.length),
+                slices=prefix.slices,
+                adapter=resident.adapter,
+            )
+            for resident, prefix in self._loaded
         )
-        command = SwapIn(shard=shard.name, command_id=command_id, header=shard.next_header, entries=entries)
-        shard.send(command, [resident for resident, _ in self._restored])
+        command = Load(shard=shard.name, command_id=command_id, header=shard.next_header, entries=entries)
+        shard.send(command, [resident for resident, _ in self._loaded])
         return command
 
     def _prefill(self, command_id: int) -> Prefill:
@@ -197,7 +212,8 @@ class StepPlan:
         if self._has_rivals:
             steps = min(steps, shard.turn.steps_left(self.adapter))
         shard.make_free(len(residents) * min(steps, _CLEARED_STEPS))
-        if shard.limits.shares_cells:
+        steps = min(steps, steps_left(shard, residents))
+        if shard.layout.shares_cells:
             steps = max(1, min(steps, shard.free_cells // len(residents)))
         command = Decode(
             shard=shard.name,

@@ -1,17 +1,29 @@
 """What the router knows of one shard, to read: sequence ids, cells, commands under way. `ShardLedger` changes it."""
 
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Mapping
 
 from caravan_router.core.prefixes import CachedPrefix, ShardPrefixes
 from caravan_router.scheduling.actions import Header
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits
+from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.adapter_turn import AdapterTurn
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.costs import ShardCosts
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
 from caravan_router.scheduling.shard.resident import Resident
+from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix, SavedRuns, Tier
+
+# What a Load costs beside the copy, in seconds: a command of its own.
+LOAD_S = 0.002
+# Cells that a sequence should be able to take after it starts, lest the layout has to change at once.
+_GROWTH_CELLS = 8
+
+
+def fits_for_now(sequence: Sequence, layout: LayoutLimits) -> bool:
+    """Whether ``sequence`` fits ``layout`` until it has grown by some tokens, or has ended."""
+    return min(sequence.known_tokens + _GROWTH_CELLS, sequence.request.peak_cells) <= layout.cells_per_sequence
 
 
 class ShardAccount:
@@ -23,12 +35,16 @@ class ShardAccount:
     def __init__(self, name: str, limits: ShardLimits, config: SchedulerConfig) -> None:
         self.name = name
         self.limits = limits
-        self.capacity = min(limits.cells, config.max_batch_total_tokens or limits.cells)
+        self._most_cells = config.max_batch_total_tokens
         self.tree = PrefixTree()
+        whole_only = limits.layout.saving is Saving.WHOLE_ONLY
+        self.runs = SavedRuns(limits.memory_bytes, limits.disk_bytes, whole_only=whole_only)
         self.turn = AdapterTurn()
         self.costs = ShardCosts()
         self.steps_since_prefill = 0
         self.draining = False
+        # When the layout was changed last, in seconds on the scheduler's clock.
+        self.layout_set_s = -math.inf
         # The shard should get a command at once: it computes for a client that is gone, or its cache is full.
         self.release_now = False
         self._max_residents = config.max_batch_size or limits.max_sequences
@@ -40,10 +56,21 @@ class ShardAccount:
         self._in_flight: list[InFlight] = []
         # Sequences from which the next command copies: they must not be evicted before it is sent.
         self._sources: set[int] = set()
-        # For the header of the next command: ids released and already given to others, lengths to park, swap handles.
+        # For the header of the next command: ids released and already given to others, lengths to park, keys of runs.
         self._recycled: list[int] = []
         self._parking: dict[int, int] = {}
-        self._drop_handles: list[int] = []
+        self._dropped_runs: list[bytes] = []
+        self._spilled_runs: list[bytes] = []
+
+    @property
+    def layout(self) -> LayoutLimits:
+        """What the cache holds in its current layout."""
+        return self.limits.layout
+
+    @property
+    def capacity(self) -> int:
+        """Cells of all sequences together."""
+        return min(self.layout.cells, self._most_cells or self.layout.cells)
 
     # Sequences
 
@@ -54,7 +81,7 @@ class ShardAccount:
 
     @property
     def leaving(self) -> Mapping[int, Resident]:
-        """Sequences whose SwapOut is under way, by id."""
+        """Sequences whose Save under way releases them, by id."""
         return self._leaving
 
     @property
@@ -104,19 +131,41 @@ class ShardAccount:
         return any(sequence_id not in kept for sequence_id in self._parked)
 
     def could_ever_hold(self, sequence: Sequence) -> bool:
-        """Whether the empty shard has room for ``sequence``."""
+        """Whether the empty shard has room for ``sequence``, in one of its layouts."""
         peak = sequence.request.peak_cells
-        return peak <= self.limits.cells_per_sequence and peak <= self.capacity
+        return peak <= self.limits.most_cells_per_sequence and peak <= self.capacity
+
+    def could_hold_now(self, sequence: Sequence) -> bool:
+        """Whether the empty shard has room for ``sequence`` in its current layout, for now."""
+        return self.could_ever_hold(sequence) and fits_for_now(sequence, self.layout)
+
+    def could_outgrow(self, resident: Resident) -> bool:
+        """Whether ``resident`` may get longer than the current layout allows."""
+        return resident.sequence.request.peak_cells > self.layout.cells_per_sequence
 
     def match(self, sequence: Sequence) -> Match:
         """Find the longest prefix of ``sequence`` that can be copied. Its last token is always computed."""
         if sequence.needs_prompt_logprobs:
             return NO_MATCH
         tokens = sequence.tokens(0, sequence.known_tokens)
-        find = self.tree.match_whole if self.limits.whole_only else self.tree.match
+        find = self.tree.match_whole if self.layout.whole_only else self.tree.match
         found = find(sequence.request.prefix_namespace, tokens, len(tokens) - 1)
         sources = tuple(sequence_id for sequence_id in found.sources if self._can_be_copied(sequence_id))
         return Match(found.length, found.live_length, sources) if sources else NO_MATCH
+
+    @property
+    def can_save(self) -> bool:
+        """Whether cells of sequences can be saved."""
+        return self.runs.is_on and self.layout.saving is not Saving.NOTHING
+
+    def saved_prefix(self, sequence: Sequence, cached: int) -> SavedPrefix:
+        """Find the longest saved prefix of ``sequence`` if loading it is faster than computing from ``cached`` on."""
+        if not self.can_save or sequence.needs_prompt_logprobs:
+            return NO_PREFIX
+        found = self.runs.find(sequence.keys, sequence.known_tokens - 1)
+        load_s = LOAD_S + found.length * self.costs.copy_cell_s
+        compute_s = (found.length - cached) * self.costs.recompute_token_s
+        return found if load_s < compute_s else NO_PREFIX
 
     def _can_be_copied(self, sequence_id: int) -> bool:
         resident = self._residents.get(sequence_id)
@@ -127,13 +176,13 @@ class ShardAccount:
     @property
     def is_bounded_by_sequence(self) -> bool:
         """Whether each sequence has cells of its own, so that there is nothing to share out."""
-        return not self.limits.shares_cells and self.capacity == self.limits.cells
+        return not self.layout.shares_cells and self.capacity == self.layout.cells
 
     @property
     def live_cells(self) -> int:
         """Cells of sequences that are not parked."""
         residents = (*self._residents.values(), *self._leaving.values())
-        if not self.limits.shares_cells:
+        if not self.layout.shares_cells:
             return sum(resident.computed for resident in residents)
         # The tree learns of outputs only when they are complete.
         tails = sum(resident.computed - self.tree.length(resident.sequence_id) for resident in residents)
@@ -142,7 +191,7 @@ class ShardAccount:
     @property
     def held_cells(self) -> int:
         """Cells that hold tokens, including those of parked sequences."""
-        if self.limits.shares_cells:
+        if self.layout.shares_cells:
             return self.live_cells + self.tree.cells - self.tree.live_cells
         return self.live_cells + sum(self.tree.length(sequence_id) for sequence_id in self._parked)
 
@@ -162,19 +211,15 @@ class ShardAccount:
         """Cells that could be had now without evicting anything. Releases count: the next command does them first."""
         return self.capacity - self.held_cells - self.promised_cells
 
-    def kept_length(self, resident: Resident, victims: Iterable[Resident]) -> int:
-        """Return how many first tokens of ``resident`` stay in the cache when all ``victims`` are swapped out."""
-        if not self.limits.shares_cells or self.limits.whole_only or not resident.is_running:
-            return 0
-        return self.tree.shared_length(resident.sequence_id, frozenset(victim.sequence_id for victim in victims))
-
     @property
     def prefixes(self) -> ShardPrefixes:
-        """What parked sequences hold."""
-        shares_cells = self.limits.shares_cells
+        """What parked sequences hold, and what is saved."""
+        shares_cells = self.layout.shares_cells
         return ShardPrefixes(
             shard=self.name,
             cells=self.held_cells - self.live_cells,
+            memory_bytes=self.runs.used_bytes[Tier.MEMORY],
+            disk_bytes=self.runs.used_bytes[Tier.DISK],
             prefixes=tuple(
                 CachedPrefix(
                     tokens=self.tree.length(sequence_id),
@@ -207,7 +252,7 @@ class ShardAccount:
     @property
     def has_header(self) -> bool:
         """Whether the next command has something to do first."""
-        return bool(self._releasing or self._recycled or self._parking or self._drop_handles)
+        return bool(self._releasing or self._recycled or self._parking or self._dropped_runs or self._spilled_runs)
 
     @property
     def next_header(self) -> Header:
@@ -215,7 +260,8 @@ class ShardAccount:
         return Header(
             release=(*self._recycled, *self._releasing),
             park=tuple(self._parking.items()),
-            drop_handles=tuple(self._drop_handles),
+            drop_runs=tuple(self._dropped_runs),
+            spill_runs=tuple(self._spilled_runs),
         )
 
     def find_command(self, command_id: int) -> InFlight | None:

@@ -1,69 +1,156 @@
-"""How long steps and swaps of a shard take, learnt from the steps and swaps themselves."""
+"""How long steps and copies of a shard take, learnt from the steps and copies themselves."""
 
 from dataclasses import dataclass, field
 
-# Attention costs more with every chunk of a long prompt: the last steps say most about the next.
-_NEWEST_CHUNK = 0.5
+from caravan_router.scheduling.shard.cost_curve import CostCurve
+
+_NEWEST_CHUNK = 0.3
 _NEWEST_DECODE = 0.2
-# A step with a chunk may measure no slower than one without; a chunk is never free.
-_LEAST_TOKEN_S = 1e-6
+# The first guess: reading the weights takes as long as decoding so many more sequences.
+_WEIGHTS_AS_SEQUENCES = 4.0
+# Tokens of the first chunk, and of later ones until so many were measured: fewer while sequences decode.
+_FIRST_CHUNK_TOKENS = 128
+_FIRST_CHUNK_BESIDE_DECODES = 32
+# Beyond that, a chunk is at most so many times the largest that was measured.
+_GROWTH = 4
+# Each chunk makes what earlier ones tell about attention count less.
+_KEPT = 0.98
+# llama.cpp's flash attention on CPUs computes 64 prompt tokens of a sequence at a time, and fewer one by one: each then
+# takes up to ten times as long for its context. With split cells, the first token of a chunk rides with the decodes.
+FAST_CHUNK_TOKENS = 72
+# The guess before such chunks were measured.
+_FAST_SHARE = 0.25
+# The standard deviation of the contexts, in tokens, from which on they show what a longer context costs.
+_LEAST_SPREAD = 100.0
+# A sequence is computed again in chunks of about this size.
+_RECOMPUTED_CHUNK_TOKENS = 256
 # The guess before the first chunk: a small model on a CPU.
 _FIRST_TOKEN_S = 1e-3
-# The guess before the first swap: 1,000 cells of a small model in 6 ms.
+# The guess before the first copy: 1,000 cells of a small model in 6 ms.
 _FIRST_CELL_S = 6e-6
-_NEWEST_SWAP = 0.3
+_NEWEST_COPY = 0.3
 
 
 @dataclass(slots=True)
-class StepCost:
-    """Seconds of a step = seconds of its decodes alone + seconds per prompt token x prompt tokens.
+class AttentionCost:
+    """Seconds that a token of context adds to each token of a chunk: the slope of a regression that forgets."""
 
-    Both are moving averages. The decodes' part is taken from steps without prompts, however many sequences decoded
-    then: its error ends up in the other part, and the sum stays right.
-    """
+    # None before contexts differed enough to tell.
+    pair_s: float | None = None
+    _weight: float = 0.0
+    _context: float = 0.0
+    _token_s: float = 0.0
+    _variance: float = 0.0
+    _covariance: float = 0.0
 
-    _decode_s: float = 0.0
-    _token_s: float | None = None
+    def observe(self, tokens: int, context: float, seconds: float) -> None:
+        """Learn from a chunk of ``tokens`` behind ``context`` tokens that took ``seconds``."""
+        self._weight = _KEPT * self._weight + tokens
+        gain = tokens / self._weight
+        context_change, token_change = context - self._context, seconds / tokens - self._token_s
+        self._context += gain * context_change
+        self._token_s += gain * token_change
+        self._variance = (1 - gain) * (self._variance + gain * context_change**2)
+        self._covariance = (1 - gain) * (self._covariance + gain * context_change * token_change)
+        if self._variance > _LEAST_SPREAD**2:
+            # A token without context costs something, too.
+            most = max(0.0, self._token_s / self._context)
+            self.pair_s = min(max(0.0, self._covariance / self._variance), most)
 
-    def observe_decode(self, seconds: float) -> None:
-        """Learn from a step that carried decodes only."""
-        weight = _NEWEST_DECODE if self._decode_s else 1.0
-        self._decode_s += weight * (seconds - self._decode_s)
 
-    def observe_chunk(self, tokens: int, seconds: float) -> None:
-        """Learn from a step that carried ``tokens`` > 0 prompt tokens."""
-        measured = max(_LEAST_TOKEN_S, (seconds - self._decode_s) / tokens)
-        self._token_s = (
-            measured if self._token_s is None else self._token_s + _NEWEST_CHUNK * (measured - self._token_s)
-        )
+@dataclass(slots=True)
+class AttentionCosts:
+    """The cost of attention in chunks below, and from, FAST_CHUNK_TOKENS."""
 
-    @property
-    def token_s(self) -> float | None:
-        """Seconds to compute a prompt token; None before the first chunk."""
-        return self._token_s
+    _small: AttentionCost = field(default_factory=AttentionCost)
+    _fast: AttentionCost = field(default_factory=AttentionCost)
 
-    def tokens_within(self, seconds: float) -> int | None:
-        """Return how many prompt tokens fit a step of ``seconds``, possibly 0; None before the first chunk."""
-        if self._token_s is None:
-            return None
-        return max(0, int((seconds - self._decode_s) / self._token_s))
+    def observe(self, tokens: int, context: float, seconds: float) -> None:
+        """Learn from a chunk of ``tokens`` behind ``context`` tokens that took ``seconds``."""
+        (self._fast if tokens >= FAST_CHUNK_TOKENS else self._small).observe(tokens, context, seconds)
+
+    def token_s(self, tokens: int, context: float) -> float:
+        """Return the seconds that each token of a chunk of ``tokens`` spends on ``context``."""
+        small_s, fast_s = self._small.pair_s, self._fast.pair_s
+        if tokens >= FAST_CHUNK_TOKENS:
+            return context * (fast_s if fast_s is not None else _FAST_SHARE * (small_s or 0.0))
+        return context * (small_s if small_s is not None else fast_s or 0.0)
 
 
 @dataclass(slots=True)
 class ShardCosts:
-    """Costs of one shard: steps with prompts alone, steps with decodes in them, and swaps."""
+    """Seconds of a step = seconds of its decodes + seconds of its prompt tokens; and the cost of copies.
 
-    prefill_alone: StepCost = field(default_factory=StepCost)
-    beside_decodes: StepCost = field(default_factory=StepCost)
-    # Seconds to move a cell out of the cache, or back.
-    swap_cell_s: float = _FIRST_CELL_S
+    Seconds of prompt tokens = what a table has for their number + what attention takes for their context. There is a
+    table for steps with decodes and one for steps without: beside decodes, the weights are read anyway. Errors of the
+    other parts end up in the table, and the sum stays right.
+    """
+
+    _decodes: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_DECODE, fixed=_WEIGHTS_AS_SEQUENCES))
+    _alone: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_CHUNK))
+    _beside_decodes: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_CHUNK))
+    _attention: AttentionCosts = field(default_factory=AttentionCosts)
+    # Seconds to copy a cell out of the cache, or back.
+    copy_cell_s: float = _FIRST_CELL_S
+
+    def observe_decodes(self, sequences: int, seconds: float) -> None:
+        """Learn from a step in which ``sequences`` decoded and nothing else."""
+        if sequences:
+            self._decodes.observe(sequences, seconds)
+
+    def observe_chunks(self, tokens: int, context: float, *, riders: int, seconds: float) -> None:
+        """Learn from a step with ``tokens`` > 0 of prompts, behind ``context`` tokens on average."""
+        curve, other = self._alone, self._beside_decodes
+        if riders:
+            curve, other = other, curve
+        if other.is_known and not curve.is_known:
+            curve.guess_from(other)
+        decode_s = self.decode_s(riders)
+        self._attention.observe(tokens, context, seconds - decode_s)
+        attention_s = tokens * self._attention.token_s(tokens, context)
+        curve.observe(tokens, seconds - decode_s - attention_s, beside_s=decode_s + attention_s)
+
+    def seconds(self, tokens: int, *, riders: int, context: int) -> float:
+        """Return the expected seconds of a step with ``tokens`` of prompts behind ``context`` tokens."""
+        attention_s = tokens * self._attention.token_s(tokens, context)
+        return self.decode_s(riders) + self._prompts(riders).seconds(tokens) + attention_s
+
+    def decode_s(self, sequences: int) -> float:
+        """Return the expected seconds of a step in which ``sequences`` decode; 0 before the first."""
+        return self._decodes.seconds(sequences)
+
+    def tokens_within(self, seconds: float, *, riders: int, context: int, remaining: int | None = None) -> int:
+        """Return how many prompt tokens behind ``context`` tokens fit a step of ``seconds`` beside ``riders``.
+
+        ``remaining``: how many the prompt has left, None if that is not known. Other prompts may take what it leaves. A
+        chunk much larger than any before is a guess, so sizes grow by steps.
+        """
+        curve, most = self._prompts(riders), self.most_tokens(riders)
+        if not curve.is_known:
+            return most
+        left_s = seconds - self.decode_s(riders)
+        small = min(most, curve.size_within(left_s, self._attention.token_s(1, context)))
+        if remaining is not None and remaining < FAST_CHUNK_TOKENS:
+            return small
+        fast = min(most, curve.size_within(left_s, self._attention.token_s(FAST_CHUNK_TOKENS, context)))
+        return fast if fast >= FAST_CHUNK_TOKENS else min(small, FAST_CHUNK_TOKENS - 1)
+
+    def most_tokens(self, riders: int) -> int:
+        """Return the largest number of prompt tokens whose cost can be guessed."""
+        first = _FIRST_CHUNK_BESIDE_DECODES if riders else _FIRST_CHUNK_TOKENS
+        return max(first, _GROWTH * self._prompts(riders).largest_measured)
 
     @property
     def recompute_token_s(self) -> float:
         """Seconds to compute a token again."""
-        return self.prefill_alone.token_s or self.beside_decodes.token_s or _FIRST_TOKEN_S
+        return self._prompts(0).seconds(_RECOMPUTED_CHUNK_TOKENS) / _RECOMPUTED_CHUNK_TOKENS or _FIRST_TOKEN_S
 
-    def observe_swap(self, cells: int, seconds: float) -> None:
-        """Learn from a swap of ``cells`` in one direction."""
+    def _prompts(self, riders: int) -> CostCurve:
+        """Return what is known of prompts beside ``riders``, or else of others."""
+        curves = (self._beside_decodes, self._alone) if riders else (self._alone, self._beside_decodes)
+        return next((curve for curve in curves if curve.is_known), curves[0])
+
+    def observe_copy(self, cells: int, seconds: float) -> None:
+        """Learn from a copy of ``cells`` in one direction."""
         if cells:
-            self.swap_cell_s += _NEWEST_SWAP * (seconds / cells - self.swap_cell_s)
+            self.copy_cell_s += _NEWEST_COPY * (seconds / cells - self.copy_cell_s)

@@ -1,18 +1,20 @@
 """The only writer of a shard's account: planner, step plan and scheduler call its operations."""
 
 import heapq
-import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 
 from caravan_router.core.prefixes import ShardPrefixes
-from caravan_router.scheduling.actions import Command, Decode, Prefill, SwapOut
+from caravan_router.scheduling.actions import Command, Decode, Prefill, Save, SaveEntry
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits
-from caravan_router.scheduling.sequence import Sequence, SwapTicket
+from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, ShardLimits
+from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, cuts_between
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
-from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
+from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
+from caravan_router.scheduling.shard.saved_runs import SavedPrefix
 
 # Copying a split sequence moves all of its cells: as long as computing one token for each so many of them.
 _CELLS_PER_TOKEN = 256
@@ -25,10 +27,12 @@ class ShardLedger(ShardAccount):
     def __init__(self, name: str, limits: ShardLimits, config: SchedulerConfig) -> None:
         super().__init__(name, limits, config)
         self._parks = config.prefix_caching
-        self._handles = itertools.count(1)
         self._now_s = 0.0
+        # Saves that were under way when everything was flushed.
+        self._unwanted_saves: set[InFlight] = set()
         self._table_of = {
             Status.STARTING: self._residents,
+            Status.LOADED: self._residents,
             Status.RUNNING: self._residents,
             Status.LEAVING: self._leaving,
             Status.DROPPED: self._leaving,
@@ -53,9 +57,12 @@ class ShardLedger(ShardAccount):
             self._evict(sequence_id)
 
     def flush(self) -> ShardPrefixes:
-        """Give up what all parked sequences hold, and return it. The next command releases them."""
+        """Give up what all parked sequences hold and all that is saved, and return it. The next command does it."""
         found = self.prefixes
         self.evict_all()
+        self._dropped_runs += self.runs.keys
+        self.runs.forget(self.runs.keys)
+        self._unwanted_saves = {command for command in self._in_flight if isinstance(command.command, Save)}
         return found
 
     # The start of a stay
@@ -84,19 +91,20 @@ class ShardLedger(ShardAccount):
             )
         )
 
-    def restore(self, sequence: Sequence, ticket: SwapTicket, match: Match, priority: int) -> Resident:
-        """Start ``sequence`` from its swapped cells, behind the prefix that ``match`` found. It needs a SwapIn."""
-        source_id = match.sources[0] if ticket.start else None
+    def load(self, sequence: Sequence, prefix: SavedPrefix, priority: int) -> Resident:
+        """Start ``sequence`` from what was saved of it. It needs a Load, then a first chunk."""
+        sequence_id = self._open(sequence, None, 0)
         resident = Resident(
             sequence,
-            self._open(sequence, source_id, ticket.start),
-            target=ticket.target,
+            sequence_id,
+            target=sequence.known_tokens,
             priority=priority,
-            shared=ticket.start,
-            computed=ticket.length,
-            source_id=source_id,
+            shared=prefix.length,
+            computed=prefix.length,
+            source_id=sequence_id,
         )
         self._index(resident)
+        self.runs.use(prefix)
         return self._enter(resident)
 
     def _enter(self, resident: Resident) -> Resident:
@@ -106,8 +114,8 @@ class ShardLedger(ShardAccount):
 
     def _worth_copying(self, match: Match) -> Match:
         """Return ``match``, or no match where copying would cost more than computing."""
-        limits = self.limits
-        if limits.shares_cells or match.length >= max(_LEAST_COPY, limits.cells_per_sequence // _CELLS_PER_TOKEN):
+        layout = self.layout
+        if layout.shares_cells or match.length >= max(_LEAST_COPY, layout.cells_per_sequence // _CELLS_PER_TOKEN):
             return match
         return NO_MATCH
 
@@ -116,7 +124,7 @@ class ShardLedger(ShardAccount):
         if parked in self._sources:
             return False
         held = self.tree.length(parked)
-        if match.length == held:
+        if match.length == held or (not self.layout.shares_cells and self._parked[parked].is_expendable):
             return True  # nothing is lost
         has_others = any(sequence_id not in self._sources | {parked} for sequence_id in self._parked)
         if not self._free_ids and not self._releasing and (not has_others or 2 * match.length >= held):
@@ -142,7 +150,8 @@ class ShardLedger(ShardAccount):
         """Take an id that is free, or released by the next command, or that of a parked sequence."""
         if not self._free_ids:
             if not self._releasing:
-                self._evict(next(key for key in self._parked if key not in self._sources))
+                evictable = [key for key in self._parked if key not in self._sources]
+                self._evict(next((key for key in evictable if self._parked[key].is_expendable), evictable[0]))
             self._recycle_ids()
         return heapq.heappop(self._free_ids)  # the lowest: split caches batch neighbouring ids together
 
@@ -152,7 +161,7 @@ class ShardLedger(ShardAccount):
         """Note that ``command``, which has ``next_header`` and names ``residents``, is under way."""
         assert command.header == self.next_header, f"{self.name}: {command.header} is not {self.next_header}"
         self._recycle_ids()
-        self._recycled, self._parking, self._drop_handles = [], {}, []
+        self._recycled, self._parking, self._dropped_runs, self._spilled_runs = [], {}, [], []
         self._sources.clear()
         self.release_now = False
         sent = InFlight(command, residents)
@@ -183,19 +192,23 @@ class ShardLedger(ShardAccount):
         chunk_tokens = command.chunk_tokens
         if not chunk_tokens:
             self.steps_since_prefill += 1
-            self.costs.beside_decodes.observe_decode(seconds)
+            self.costs.observe_decodes(sum(one.is_live for one in command.residents.values()), seconds)
             return turn_ended
-        has_riders = len(chunk_tokens) < len(command.residents)
-        cost = self.costs.beside_decodes if has_riders else self.costs.prefill_alone
-        cost.observe_chunk(sum(chunk_tokens.values()), seconds)
+        self._observe_chunks(command, seconds)
         for sequence_id, tokens in chunk_tokens.items():
             resident = command.residents[sequence_id]
-            if resident.status is Status.STARTING:
+            if resident.status in (Status.STARTING, Status.LOADED):
                 self._move(resident, Status.RUNNING)
             if resident.is_live:
                 resident.computed += tokens
                 self._index(resident)
         return True
+
+    def _observe_chunks(self, command: InFlight, seconds: float) -> None:
+        tokens = sum(command.chunk_tokens.values())
+        pairs = sum(count * command.residents[key].computed for key, count in command.chunk_tokens.items())
+        riders = len(command.residents) - len(command.chunk_tokens)
+        self.costs.observe_chunks(tokens, pairs / tokens, riders=riders, seconds=seconds)
 
     def grow(self, resident: Resident) -> None:
         """Note that ``resident`` decoded a token: its token before that is in a cell now."""
@@ -204,60 +217,139 @@ class ShardLedger(ShardAccount):
     def fail_step(self, command: InFlight) -> list[Resident]:
         """Apply a step that changed nothing on the shard. Return residents whose stay it ended before it began."""
         command.fail()
-        return self._undo_starts(command.starting)
-
-    def _undo_starts(self, starting: Iterable[Resident]) -> list[Resident]:
-        live = [resident for resident in starting if resident.is_live]
+        live = [resident for resident in command.starting if resident.is_live]
         for resident in live:
             self._remove(resident)
-        for resident in starting:
+        for resident in command.starting:
             # The shard never used its id, unless it is that of a parked sequence.
             if resident.status is Status.RELEASING and not resident.takes_over:
                 self._free_id(resident)
         return live
 
-    def leave(self, resident: Resident) -> int:
-        """Begin to swap ``resident`` out. Return the handle for its SwapOut."""
-        self._move(resident, Status.LEAVING)
-        return next(self._handles)
+    # Saving and loading
 
-    def apply_swap_out(
-        self, command: InFlight, saved: tuple[bool, ...], seconds: float
-    ) -> list[tuple[Resident, SwapTicket | None]]:
-        """End the stays of the entries. Return the live ones with tickets for what was saved."""
-        assert isinstance(command.command, SwapOut), command.command
+    def save(self, residents: Iterable[Resident], *, release: bool) -> list[SaveEntry]:
+        """Make entries for a Save of what is not saved yet of ``residents``, running or parked ones.
+
+        ``release``: their stays end with the Save. Runs that were used least recently make room. Parked sequences of
+        which nothing needs to be saved get no entry.
+        """
+        entries: list[SaveEntry] = []
         cells = 0
-        waiting: list[tuple[Resident, SwapTicket | None]] = []
-        for entry, is_saved in zip(command.command.entries, saved, strict=True):
+        for resident in residents:
+            keys, end = resident.sequence.keys, resident.computed
+            known = self.runs.find(keys, end)
+            if resident.status is Status.PARKED and (known.length == end or end < BLOCK_TOKENS):
+                resident.is_expendable = True
+                if release:
+                    self._evict(resident.sequence_id)
+                continue
+            # Saving a prefix that is there already does nothing.
+            start = known.length if known.length < end else 0
+            if self.runs.whole_only:
+                cuts = [end]
+                start = 0
+            else:
+                cuts = cuts_between(start, end)
+            entries.append(
+                SaveEntry(
+                    sequence_id=resident.sequence_id,
+                    start=start,
+                    cuts=tuple((cut, keys.at(cut)) for cut in cuts),
+                    release=release,
+                )
+            )
+            self.runs.use(known)
+            cells += end - known.length
+            if release:
+                self._move(resident, Status.LEAVING if resident.is_live else Status.DROPPED)
+                self._parking.pop(resident.sequence_id, None)
+            else:
+                resident.is_expendable = True
+        eviction = self.runs.make_room(cells)
+        self._dropped_runs += eviction.dropped
+        self._spilled_runs += eviction.spilled
+        return entries
+
+    def note_runs(self, runs: Iterable[SavedRun]) -> None:
+        """Note runs that were saved before the shard joined; each comes after those before it."""
+        for run in runs:
+            self.runs.add(run)
+
+    def apply_save(self, command: InFlight, reply: Saved) -> list[tuple[Resident, bool]]:
+        """Note which runs are there, and end the stays of released sequences. Return the live ones, and if saved."""
+        assert isinstance(command.command, Save), command.command
+        cells = 0
+        waiting: list[tuple[Resident, bool]] = []
+        for entry, is_saved, size in zip(command.command.entries, reply.saved, reply.sizes_bytes, strict=True):
             resident = command.residents[entry.sequence_id]
-            if resident.is_live:
-                ticket = None
-                if is_saved:
-                    ticket = SwapTicket(
-                        shard=self.name,
-                        handle=entry.handle,
-                        start=entry.start,
-                        length=resident.computed,
-                        target=resident.target,
-                    )
-                waiting.append((resident, ticket))
-            elif is_saved:
-                self._drop_handles.append(entry.handle)
-            cells += resident.computed - entry.start if is_saved else 0
-            self.tree.remove(resident.sequence_id)
-            self._free_id(resident)
-        self.costs.observe_swap(cells, seconds)
+            if is_saved:
+                self._note_saved(command, resident, SavedRun(start=entry.start, cuts=entry.cuts, size_bytes=size))
+                cells += entry.cuts[-1][0] - entry.start if size else 0
+            if entry.release:
+                if resident.is_live:
+                    waiting.append((resident, is_saved))
+                self.tree.remove(resident.sequence_id)
+                self._free_id(resident)
+        self._unwanted_saves.discard(command)
+        self.costs.observe_copy(cells, reply.seconds)
         return waiting
 
-    def apply_swap_in(self, command: InFlight, restored: tuple[bool, ...], seconds: float) -> list[Resident]:
-        """Apply which entries came back. Return the live ones that did not: their stay has ended."""
-        results = list(zip(command.residents.values(), restored, strict=True))
-        back = [resident for resident, is_restored in results if is_restored]
-        for resident in back:
-            if resident.status is Status.STARTING:
-                self._move(resident, Status.RUNNING)
-        self.costs.observe_swap(sum(resident.computed - resident.shared for resident in back), seconds)
-        return self._undo_starts([resident for resident, is_restored in results if not is_restored])
+    def _note_saved(self, command: InFlight, resident: Resident, run: SavedRun) -> None:
+        if command in self._unwanted_saves:
+            self._dropped_runs.append(run.key)
+            return
+        self.runs.add(run)
+        # So that the runs before it are given up after it.
+        self.runs.use(self.runs.find(resident.sequence.keys, run.cuts[-1][0]))
+
+    def apply_load(self, command: InFlight, reply: Loaded) -> list[Resident]:
+        """Apply which entries were loaded. Return the live ones that were not: their stay has ended."""
+        self.runs.forget(reply.bad_runs)
+        results = list(zip(command.residents.values(), reply.loaded, strict=True))
+        lost = []
+        for resident, is_loaded in results:
+            if is_loaded and resident.is_live:
+                self._move(resident, Status.LOADED)
+            elif not is_loaded:
+                if resident.is_live:
+                    self._remove(resident)
+                    lost.append(resident)
+                self._free_id(resident)  # the shard does not hold it
+        self.costs.observe_copy(sum(resident.shared for resident, is_loaded in results if is_loaded), reply.seconds)
+        return lost
+
+    # The layout
+
+    def apply_layout(self, reply: LayoutSet) -> list[Resident]:
+        """Apply a change of the layout. Return the live residents that were lost by it: their stay has ended."""
+        before = self.limits
+        if reply.layout.shares_cells != before.layout.shares_cells:
+            self.limits = replace(before, layout=reply.layout, other_layout=before.layout)
+        self.layout_set_s = self._now_s
+        lost: list[Resident] = []
+        for sequence_id in reply.lost:
+            table = next(table for table in (self._residents, self._parked, self._releasing) if sequence_id in table)
+            resident = table[sequence_id]
+            if resident.is_live:
+                lost.append(resident)
+            if resident.status is not Status.RELEASING:
+                self._parking.pop(sequence_id, None)
+                self._remove(resident)
+            self._free_id(resident)
+        self._rebuild_tree()
+        return lost
+
+    def _rebuild_tree(self) -> None:
+        """Enter every sequence on a path of its own: a sequence that was moved shares no cells with others."""
+        self.tree = PrefixTree()
+        for resident in (*self._residents.values(), *self._parked.values()):
+            self.tree.insert(resident.sequence_id, resident.sequence.request.prefix_namespace)
+            if resident.status is not Status.LOADED:
+                resident.shared = 0
+            self._index(resident)
+            if resident.status is Status.PARKED:
+                self.tree.park(resident.sequence_id)
 
     # The end of a stay
 
@@ -276,7 +368,7 @@ class ShardLedger(ShardAccount):
             self._move(resident, Status.DROPPED)
             return
         # A sequence that cannot be cut back to a length cannot be parked while it runs: its length is not known.
-        if self._parks and not self.limits.whole_only and resident.is_running and not resident.prefilling:
+        if self._parks and not self.layout.whole_only and resident.is_running and not resident.prefilling:
             self._park(resident)
             self._parking[resident.sequence_id] = resident.computed
         else:
@@ -287,10 +379,6 @@ class ShardLedger(ShardAccount):
         """End a stay because the cache is full, with a command at once. Nothing of it is kept."""
         self._remove(resident)
         self.release_now = True
-
-    def drop_swapped(self, ticket: SwapTicket) -> None:
-        """Let the shard forget what it saved for ``ticket``."""
-        self._drop_handles.append(ticket.handle)
 
     def _remove(self, resident: Resident) -> None:
         """End a stay and give up what it holds; the next command releases its id."""

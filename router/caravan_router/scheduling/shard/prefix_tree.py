@@ -191,16 +191,6 @@ class PrefixTree:
         node = max(whole, key=lambda node: node.end)
         return Match(node.end, self._live_length(node, node.end), tuple(sorted(node.ends & self._parked)))
 
-    def shared_length(self, sequence_id: int, leaving: frozenset[int]) -> int:
-        """Return how many first tokens live sequences hold that are neither ``sequence_id`` nor ``leaving``."""
-        node: _Node | None = self._leaf[sequence_id]
-        passing = {other for other in leaving | {sequence_id} if other in self._leaf and other not in self._parked}
-        while node is not None and node.parent is not None:
-            if node.live > sum(_passes(self._leaf[other], node) for other in passing):
-                return node.end
-            node = node.parent
-        return 0
-
     # Nodes
 
     def _end_in(self, node: _Node, sequence_id: int) -> None:
@@ -295,16 +285,6 @@ class PrefixTree:
 def _is_held_anyway(child: _Node, than: _Node | None) -> bool:
     """Whether ``child`` is live, unlike another node with the same tokens, so that using it takes no further cells."""
     return than is not None and child.live > 0 and than.live == 0
-
-
-def _passes(leaf: _Node, node: _Node) -> bool:
-    """Whether ``node`` is on the path to ``leaf``."""
-    at: _Node | None = leaf
-    while at is not None and at.start >= node.start:
-        if at is node:
-            return True
-        at = at.parent
-    return False
 
 
 def _sequences_below(node: _Node) -> Iterator[int]:

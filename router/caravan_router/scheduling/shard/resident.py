@@ -11,11 +11,13 @@ class Status(Enum):
 
     # It has an id and cells; the command that starts it is being planned or under way.
     STARTING = "starting", True
+    # The shard holds its first cells, which were saved before, under its id; its first chunk is to come.
+    LOADED = "loaded", True
     # The shard holds it.
     RUNNING = "running", True
-    # A SwapOut of it is under way.
+    # A Save that releases it is under way.
     LEAVING = "leaving", True
-    # It ended while its SwapOut was under way.
+    # The same, and nobody waits for it: it ended before or meanwhile.
     DROPPED = "dropped", False
     # It ended; the shard keeps its cells, and other sequences may start from them.
     PARKED = "parked", False
@@ -30,11 +32,12 @@ class Status(Enum):
 
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {
-    Status.STARTING: frozenset({Status.RUNNING, Status.RELEASING}),
+    Status.STARTING: frozenset({Status.LOADED, Status.RUNNING, Status.RELEASING}),
+    Status.LOADED: frozenset({Status.RUNNING, Status.RELEASING}),
     Status.RUNNING: frozenset({Status.LEAVING, Status.PARKED, Status.RELEASING}),
     Status.LEAVING: frozenset({Status.DROPPED, Status.GONE}),
     Status.DROPPED: frozenset({Status.GONE}),
-    Status.PARKED: frozenset({Status.RELEASING, Status.GONE}),
+    Status.PARKED: frozenset({Status.DROPPED, Status.RELEASING, Status.GONE}),
     Status.RELEASING: frozenset({Status.GONE}),
     Status.GONE: frozenset(),
 }
@@ -49,7 +52,8 @@ class Resident:
 
     ``target``: number of tokens known when the stay began, which prefill must compute. ``source_id``: the sequence from
     which the first ``shared`` tokens are copied. ``priority``: effective priority when the stay began.
-    ``last_used_s``: when it was parked, or last copied from while parked.
+    ``last_used_s``: when it was parked, or last copied from while parked. ``is_expendable``: giving up its cells
+    loses nothing, since they were saved or are not worth it.
     """
 
     sequence: Sequence
@@ -61,6 +65,7 @@ class Resident:
     source_id: int | None = None
     status: Status = Status.STARTING
     last_used_s: float = 0.0
+    is_expendable: bool = False
 
     @property
     def request_id(self) -> int:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from caravan_router.bench.dialects import CompletionsDialect, GenerateDialect
-from caravan_router.bench.request import BenchRequest, StreamRecord
+from caravan_router.bench.request import BenchRequest, DrawnTokens, StreamRecord
 
 
 def test_the_completions_body_demands_an_exact_length() -> None:
@@ -14,6 +14,15 @@ def test_the_completions_body_demands_an_exact_length() -> None:
     assert body["ignore_eos"] is True
     assert body["temperature"] == 0
     assert body["stream_options"] == {"include_usage": True}
+
+
+def test_both_bodies_can_ask_for_drawn_tokens() -> None:
+    drawn = DrawnTokens(temperature=0.8, top_k=40)
+    request = BenchRequest(prompt="hi", max_tokens=7)
+    body = msgspec.json.decode(CompletionsDialect(model="m", drawn=drawn).body(request))
+    assert (body["temperature"], body["top_k"], "top_p" in body) == (0.8, 40, False)
+    parameters = msgspec.json.decode(GenerateDialect(drawn=drawn).body(request))["parameters"]
+    assert (parameters["do_sample"], parameters["temperature"], parameters["top_k"]) == (True, 0.8, 40)
 
 
 def test_completions_events_give_token_times_and_usage() -> None:

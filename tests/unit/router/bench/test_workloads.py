@@ -36,6 +36,16 @@ def test_prompts_of_the_shared_prefix_workload_differ_only_in_their_tails() -> N
     assert len({tuple(prompt[600:]) for prompt in prompts}) == 16
 
 
+def test_a_returning_prefix_comes_once_before_the_other_prompts_and_once_after_them() -> None:
+    cold, between, warm = phases(Workload.RETURNING_PREFIX, Shape(requests=2, between=7))
+    assert (cold.concurrency, between.concurrency, warm.concurrency) == (1, None, 1)
+    assert len(between.requests) == 7
+    for first, again in zip(cold.requests, warm.requests, strict=True):
+        assert first.prompt.split()[:600] == again.prompt.split()[:600]
+        assert first.prompt != again.prompt
+    assert cold.requests[0].prompt.split()[:4] != cold.requests[1].prompt.split()[:4]
+
+
 def test_the_n_workload_asks_for_n_choices() -> None:
     (phase,) = phases(Workload.N, Shape(n=5))
     assert {request.n for request in phase.requests} == {5}

@@ -29,8 +29,8 @@ def engine() -> ScriptedEngine:
     hers = CachedPrefix(tokens=40, cells=12, tenant="alice", adapter="pirate", last_used_s=used)
     nobodys = CachedPrefix(tokens=20, cells=20, tenant="", adapter="", last_used_s=used)
     shards = [
-        ShardPrefixes(shard="unix:/a.sock", cells=40, prefixes=(hers, nobodys)),
-        ShardPrefixes(shard="host:2", cells=0, prefixes=()),
+        ShardPrefixes(shard="unix:/a.sock", cells=40, memory_bytes=3000, disk_bytes=500, prefixes=(hers, nobodys)),
+        ShardPrefixes(shard="host:2", cells=0, memory_bytes=0, disk_bytes=0, prefixes=()),
     ]
     return ScriptedEngine(prefixes={one.shard: one for one in shards})
 
@@ -44,12 +44,14 @@ async def locked(engine: ScriptedEngine) -> AsyncIterator[Service]:
 FIRST: dict[str, Any] = {
     "shard": "unix:/a.sock",
     "cells": 40,
+    "memory_bytes": 3000,
+    "disk_bytes": 500,
     "prefixes": [
         {"tokens": 40, "cells": 12, "tenant": "alice", "adapter": "pirate"},
         {"tokens": 20, "cells": 20, "tenant": None, "adapter": None},
     ],
 }
-SECOND: dict[str, Any] = {"shard": "host:2", "cells": 0, "prefixes": []}
+SECOND: dict[str, Any] = {"shard": "host:2", "cells": 0, "memory_bytes": 0, "disk_bytes": 0, "prefixes": []}
 
 
 async def ask(service: Service, method: str, path: str = "/admin/prefixes") -> list[dict[str, Any]]:
@@ -69,7 +71,7 @@ async def test_prefixes_are_listed(service: Service) -> None:
 
 async def test_prefixes_are_flushed(service: Service) -> None:
     assert await ask(service, "DELETE") == [FIRST, SECOND]
-    assert await ask(service, "GET") == [FIRST | {"cells": 0, "prefixes": []}, SECOND]
+    assert await ask(service, "GET") == [FIRST | SECOND | {"shard": FIRST["shard"]}, SECOND]
 
 
 async def test_prefixes_of_named_shards_are_flushed(service: Service) -> None:

@@ -98,13 +98,14 @@ async def test_bad_bodies_of_openai_routes(service: Service, body: bytes, status
     ],
 )
 async def test_bad_bodies_of_other_routes(service: Service, path: str, body: bytes, status: int) -> None:
-    began = time.monotonic()
+    # CPU time of client and server, which run in this thread: other processes do not count.
+    began = time.thread_time()
     response = await service.client.post(path, data=body, headers=JSON)
     text = await response.text()
     assert response.status == status, text
     assert '"validation"' in text
     assert len(text) < 600
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
     assert not service.engine.streams
 
 

@@ -2,11 +2,11 @@
 
 from caravan_router.scheduling.actions import Decode, Prefill
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.shard.adapter_turn import TURN_STEPS, AdapterTurn
+from caravan_testing.ledgers import limits_of
 from caravan_testing.simulation import Simulation
 
-LIMITS = ShardLimits(cells=2000, cells_per_sequence=2000, max_sequences=8, max_batch_tokens=128)
+LIMITS = limits_of(cells=2000, cells_per_sequence=2000, max_sequences=8, max_batch_tokens=128)
 PROMPT = tuple(range(1, 41))
 
 

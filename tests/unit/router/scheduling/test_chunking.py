@@ -1,23 +1,78 @@
 """How many prompt tokens a step computes, and how long it may take."""
 
+from typing import Any
+
 import pytest
 
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.planning.chunking import MIN_CHUNK_TOKENS, chunk_budget, step_seconds
+from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
+from caravan_router.scheduling.planning.chunking import MIN_CHUNK_TOKENS, Step, chunk_budget, step_seconds
+from caravan_router.scheduling.shard.costs import FAST_CHUNK_TOKENS, ShardCosts
+
+
+def costs(*, fast_pair_s: float = 1e-5) -> ShardCosts:
+    """Return costs of 30 ms for decodes and 4 ms for a token, and 10 us for each of its context in small chunks."""
+    made = ShardCosts()
+    made.observe_decodes(4, 0.03)
+    for tokens, pair_s in ((32, 1e-5), (128, fast_pair_s)):
+        for context in range(0, 2000, tokens):
+            seconds = 0.03 + tokens * (0.004 + pair_s * context)
+            made.observe_chunks(tokens, context, riders=4, seconds=seconds)
+    return made
+
+
+def budget(
+    known: ShardCosts,
+    seconds: float,
+    *,
+    riders: int = 4,
+    context: int = 0,
+    remaining: int | None = None,
+    **config: Any,
+) -> int:
+    step = Step(seconds=seconds, riders=riders)
+    return chunk_budget(SchedulerConfig(**config), known, step, context=context, remaining=remaining)
 
 
 def test_the_budget_is_whole_tiles_and_never_zero() -> None:
-    config = SchedulerConfig(max_batch_prefill_tokens=100)
-    assert chunk_budget(config, tokens_within_target=0, riders=8) == MIN_CHUNK_TOKENS
-    assert chunk_budget(config, tokens_within_target=70, riders=4) == 64
-    assert chunk_budget(config, tokens_within_target=10_000, riders=0) == 100
-    assert chunk_budget(config, tokens_within_target=None, riders=0) >= MIN_CHUNK_TOKENS
+    assert budget(costs(), 0.0) == MIN_CHUNK_TOKENS
+    assert budget(costs(), 0.22) == 40
+    assert budget(costs(), 0.22, context=500) == MIN_CHUNK_TOKENS
+    assert budget(costs(), 100.0, max_batch_prefill_tokens=100) == 100
+    assert budget(ShardCosts(), 0.22, riders=0) >= MIN_CHUNK_TOKENS
+
+
+def test_decodes_pause_where_they_should() -> None:
+    assert budget(costs(), 0.22, mode=PrefillMode.PAUSE) == 0
+    assert budget(costs(), 0.22, riders=0, mode=PrefillMode.PAUSE) > 0
+
+
+def test_a_chunk_is_large_enough_for_fast_attention_where_that_speeds_the_prompt_up_most() -> None:
+    tiled = costs(fast_pair_s=1e-6)
+    assert budget(tiled, 0.22) < FAST_CHUNK_TOKENS, "without context small chunks are nearly as fast, and smoother"
+    assert budget(tiled, 0.22, context=1500) == FAST_CHUNK_TOKENS
+    assert budget(costs(), 0.22, context=1500) == MIN_CHUNK_TOKENS, "the larger chunk is as slow"
+
+
+def test_no_small_chunk_is_left_over_where_small_chunks_are_slow() -> None:
+    tiled = costs(fast_pair_s=1e-6)
+    assert budget(tiled, 0.22, context=1500, remaining=72 * 3 + 20) == 79
+    assert budget(tiled, 0.22, context=1500, remaining=100) == 100
+    assert budget(tiled, 0.22, context=1500, remaining=40) == MIN_CHUNK_TOKENS, "too few for a large chunk"
 
 
 def test_a_step_is_stretched_as_prompts_outnumber_its_decodes() -> None:
     config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0)
-    assert step_seconds(config, prompts=1, riders=4) == 0.2
-    assert step_seconds(config, prompts=4, riders=4) == 0.2
-    assert step_seconds(config, prompts=6, riders=4) == pytest.approx(0.3)
-    assert step_seconds(config, prompts=7, riders=1) == 1.0, "bounded as a step without decodes is"
-    assert step_seconds(config, prompts=7, riders=0) == 1.0
+    assert step_seconds(config, prompts=1, riders=4, decode_s=0.03) == 0.2
+    assert step_seconds(config, prompts=4, riders=4, decode_s=0.03) == 0.2
+    assert step_seconds(config, prompts=6, riders=4, decode_s=0.03) == pytest.approx(0.3)
+    assert step_seconds(config, prompts=7, riders=1, decode_s=0.03) == 1.0, "bounded as a step without decodes is"
+    assert step_seconds(config, prompts=7, riders=0, decode_s=0.0) == 1.0
+
+
+def test_where_decodes_fill_the_target_prompts_get_their_share_of_the_time() -> None:
+    config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0)
+    assert step_seconds(config, prompts=1, riders=1, decode_s=0.18) == pytest.approx(0.36)
+    assert step_seconds(config, prompts=1, riders=9, decode_s=0.18) == pytest.approx(0.2), "many streams: the target"
+    assert step_seconds(config, prompts=1, riders=1, decode_s=0.7) == 1.0
+    slow = SchedulerConfig(target_itl_s=2.0, idle_step_s=1.0)
+    assert step_seconds(slow, prompts=8, riders=1, decode_s=0.1) == 2.0, "never less than the target"

@@ -1,14 +1,13 @@
 """An operator flushes what shards keep of ended sequences."""
 
-import dataclasses
-
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.actions import FilterBatch, Flushed, Prefill
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import FlushRequested, ShardLimits
+from caravan_testing.ledgers import limits_of
 from caravan_testing.simulation import Simulation
 
-LIMITS = ShardLimits(cells=400, cells_per_sequence=400, max_sequences=4, max_batch_tokens=128)
+LIMITS = limits_of(cells=400, cells_per_sequence=400, max_sequences=4, max_batch_tokens=128)
 HELLO = tuple(range(1, 21))
 
 
@@ -70,7 +69,7 @@ def test_prefixes_that_share_cells_count_them_once() -> None:
 
 
 def test_each_sequence_of_a_split_cache_has_cells_of_its_own() -> None:
-    sim = simulation("a", limits=dataclasses.replace(LIMITS, cells_per_sequence=100, shares_cells=False))
+    sim = simulation("a", limits=limits_of(cells_per_sequence=100, shares_cells=False))
     sim.submit((*HELLO, 50, 51), 2, ignore_eos=True)
     sim.submit((*HELLO, 60, 61), 2, ignore_eos=True)
     sim.run()

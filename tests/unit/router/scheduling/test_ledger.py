@@ -4,25 +4,31 @@ import dataclasses
 
 import pytest
 
-from caravan_router.scheduling.actions import FilterBatch, Header, SwapIn, SwapInEntry
+from caravan_router.scheduling.actions import FilterBatch, Header, Load, LoadEntry, Save
 from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.events import LayoutLimits, LayoutSet
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
 from caravan_testing.ledgers import (
     LIMITS,
+    SAVING,
     ledger,
+    limits_of,
+    loaded,
     run,
+    saved,
     send_decode,
     send_prefill,
-    send_swap_out,
+    send_save,
     sequence,
     start,
     succeed,
     swap_out,
 )
 
-SPLIT = dataclasses.replace(LIMITS, shares_cells=False, cells=1600)
+SAVES = limits_of(**SAVING)
+SPLIT = limits_of(shares_cells=False, cells=1600)
 
 
 def cells(shard: ShardLedger) -> tuple[int, int, int]:
@@ -84,7 +90,7 @@ def test_a_cancelled_sequence_that_decodes_is_parked_at_its_known_length() -> No
 
 
 def test_a_cancelled_sequence_whose_length_is_not_known_is_released() -> None:
-    shard = ledger(limits=dataclasses.replace(LIMITS, whole_only=True))
+    shard = ledger(limits=limits_of(whole_only=True))
     resident = run(shard, sequence(1))
     shard.cancel(resident)
     assert shard.next_header == Header(release=(0,))
@@ -195,7 +201,7 @@ def test_what_the_next_command_copies_is_not_evicted_before_it_is_sent() -> None
 
 
 def test_an_id_is_available_unless_it_holds_what_is_to_be_copied() -> None:
-    shard = ledger(limits=dataclasses.replace(LIMITS, max_sequences=1))
+    shard = ledger(limits=limits_of(max_sequences=1))
     shard.finish(run(shard, sequence(1)))
     assert shard.has_id_for(NO_MATCH)
     assert not shard.has_id_for(Match(5, 0, (0,)))
@@ -234,58 +240,97 @@ def test_a_prefill_completes_the_prompts_that_it_computes_to_their_end() -> None
     assert not shard.completes_prefill
 
 
-def test_a_swapped_sequence_keeps_its_cells_until_the_shard_has_moved_them() -> None:
-    shard = ledger()
-    resident = run(shard, sequence(1, range(10)), output=2)
-    command = send_swap_out(shard, resident)
-    assert (resident.status, shard.live_cells, len(shard.free_ids)) == (Status.LEAVING, 12, 3)
-    ((back, ticket),) = shard.apply_swap_out(command, (True,), 0.001)
-    assert back is resident
-    assert ticket is not None
-    assert (ticket.shard, ticket.start, ticket.length, ticket.target) == ("a", 0, 12, 10)
+def test_a_sequence_keeps_its_cells_until_they_are_saved() -> None:
+    shard = ledger(limits=SAVES)
+    resident = run(shard, sequence(1, range(40)), output=2)
+    command = send_save(shard, resident)
+    assert isinstance(command.command, Save)
+    (entry,) = command.command.entries
+    keys = resident.sequence.keys
+    assert (entry.start, entry.cuts) == (0, ((16, keys.at(16)), (32, keys.at(32)), (42, keys.at(42))))
+    assert (resident.status, shard.live_cells, len(shard.free_ids)) == (Status.LEAVING, 42, 3)
+    assert shard.apply_save(command, saved(True)) == [(resident, True)]
     assert (resident.status, shard.live_cells, len(shard.free_ids)) == (Status.GONE, 0, 4)
+    assert shard.runs.find(keys, 41).length == 32, "it can be cut"
+    assert shard.runs.find(keys, 42).length == 42
 
 
-def test_a_sequence_that_could_not_be_saved_has_no_ticket() -> None:
-    shard = ledger()
+def test_a_sequence_that_could_not_be_saved_is_released_all_the_same() -> None:
+    shard = ledger(limits=SAVES)
     resident = run(shard, sequence(1))
-    command = send_swap_out(shard, resident)
-    assert shard.apply_swap_out(command, (False,), 0.001) == [(resident, None)]
+    command = send_save(shard, resident)
+    assert shard.apply_save(command, saved(False)) == [(resident, False)]
+    assert (len(shard.runs), resident.status) == (0, Status.GONE)
 
 
-def test_what_was_saved_for_a_request_that_ended_meanwhile_is_dropped() -> None:
-    shard = ledger()
+def test_what_was_saved_of_a_request_that_ended_meanwhile_stays() -> None:
+    shard = ledger(limits=SAVES)
     resident = run(shard, sequence(1))
-    command = send_swap_out(shard, resident)
+    command = send_save(shard, resident)
     shard.cancel(resident)
     assert resident.status is Status.DROPPED
-    assert shard.apply_swap_out(command, (True,), 0.001) == []
-    assert shard.next_header == Header(drop_handles=(1,))
+    assert shard.apply_save(command, saved(True)) == []
+    assert len(shard.runs) == 1
 
 
-def test_cells_that_others_hold_too_stay_when_a_sequence_is_swapped_out() -> None:
-    shard = ledger()
-    first = run(shard, sequence(1, range(10)))
-    second = run(shard, sequence(2, range(15)))
-    assert shard.kept_length(second, [second]) == 10
-    assert shard.kept_length(second, [first, second]) == 0
-    ticket = swap_out(shard, second)
-    assert (ticket.start, shard.live_cells) == (10, 10)
+def test_a_save_that_a_flush_overtakes_is_dropped() -> None:
+    shard = ledger(limits=SAVES)
+    resident = run(shard, sequence(1))
+    command = send_save(shard, resident)
+    shard.flush()
+    shard.apply_save(command, saved(True))
+    assert (len(shard.runs), shard.next_header) == (0, Header(drop_runs=(resident.sequence.keys.at(10),)))
 
 
-@pytest.mark.parametrize("restored", [True, False])
-def test_a_swapped_sequence_comes_back_or_waits_again(restored: bool) -> None:
-    shard = ledger()
+def test_only_what_is_new_is_saved() -> None:
+    shard = ledger(limits=SAVES)
+    swap_out(shard, run(shard, sequence(1, range(40))))
+    second = run(shard, sequence(2, range(70)))
+    command = send_save(shard, second, release=False)
+    assert isinstance(command.command, Save)
+    (entry,) = command.command.entries
+    assert (entry.start, [place for place, _ in entry.cuts]) == (40, [48, 64, 70])
+    assert second.is_expendable
+
+
+def test_a_parked_sequence_of_which_nothing_is_new_needs_no_save() -> None:
+    shard = ledger(limits=SAVES)
+    swap_out(shard, run(shard, sequence(1, range(40))))
+    again = run(shard, sequence(2, range(40)))
+    shard.finish(again)
+    assert shard.save([again], release=False) == []
+    assert again.is_expendable
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_saved_sequence_comes_back_or_waits_again(is_loaded: bool) -> None:
+    shard = ledger(limits=SAVES)
     back = sequence(1, range(10))
-    ticket = swap_out(shard, run(shard, back, output=2))
-    resident = shard.restore(back, ticket, NO_MATCH, 0)
-    assert cells(shard) == (12, 12, 388)
-    entry = SwapInEntry(handle=ticket.handle, sequence_id=resident.sequence_id, copy=None)
-    shard.send(SwapIn(shard="a", command_id=4, header=shard.next_header, entries=(entry,)), [resident])
-    lost = shard.apply_swap_in(shard.in_flight[-1], (restored,), 0.001)
-    assert lost == ([] if restored else [resident])
-    assert resident.status is (Status.RUNNING if restored else Status.GONE)
-    assert shard.live_cells == (12 if restored else 0)
+    swap_out(shard, run(shard, back, output=2))
+    prefix = shard.runs.find(back.keys, back.known_tokens - 1)
+    resident = shard.load(back, prefix, 0)
+    assert cells(shard) == (12, 12, 388 - 1), "one token is left to compute"
+    entry = LoadEntry(sequence_id=0, token_ids=back.tokens(0, 12), slices=prefix.slices, adapter="")
+    shard.send(Load(shard="a", command_id=4, header=shard.next_header, entries=(entry,)), [resident])
+    bad = () if is_loaded else (prefix.slices[0].key,)
+    lost = shard.apply_load(shard.in_flight[-1], loaded(is_loaded, bad_runs=bad))
+    assert lost == ([] if is_loaded else [resident])
+    assert resident.status is (Status.LOADED if is_loaded else Status.GONE)
+    assert shard.live_cells == (12 if is_loaded else 0)
+    assert len(shard.runs) == (1 if is_loaded else 0), "a run that cannot be loaded is forgotten"
+
+
+def test_a_change_of_the_layout_gives_every_sequence_cells_of_its_own() -> None:
+    split = LayoutLimits(cells=400, cells_per_sequence=100, shares_cells=False)
+    shard = ledger(limits=dataclasses.replace(LIMITS, other_layout=split))
+    first = run(shard, sequence(1, range(50)))
+    second = run(shard, sequence(2, [*range(50), 60]))
+    third = run(shard, sequence(3, range(200, 230)))
+    assert shard.live_cells == 81
+    lost = shard.apply_layout(LayoutSet(shard="a", command_id=5, layout=split, lost=(third.sequence_id,), seconds=0.2))
+    assert (lost, third.status) == ([third], Status.GONE)
+    assert (shard.layout, shard.limits.other_layout) == (split, LIMITS.layout)
+    assert (shard.live_cells, first.own_cells, second.own_cells) == (101, 50, 51)
 
 
 def test_a_full_cache_takes_a_sequence_back_at_once() -> None:
@@ -317,7 +362,7 @@ def test_only_a_lone_decode_yields_to_the_next_command() -> None:
 
 
 def test_an_id_may_be_another_sequences_when_late_results_arrive() -> None:
-    shard = ledger(limits=dataclasses.replace(LIMITS, max_sequences=1))
+    shard = ledger(limits=limits_of(max_sequences=1))
     old = run(shard, sequence(1))
     late = send_decode(shard, old)
     shard.take_back(old)

@@ -10,9 +10,10 @@ ROOM = Path(caravan_router.scheduling.__file__).parent
 # Modules that assign to attributes of objects other than their own ``self``, and these attributes.
 WRITERS = {
     "scheduler.py": {"losses", "prompt_logprobs_delivered"},
-    "state.py": {"charged", "started", "ticket"},
-    "shard/ledger.py": {"computed", "last_used_s", "status", "steps_left"},
+    "state.py": {"charged", "started", "saved_on"},
+    "shard/ledger.py": {"computed", "is_expendable", "last_used_s", "shared", "status", "steps_left"},
     "shard/prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},
+    "shard/saved_runs.py": {"tier"},
     "waiting/queue.py": {"bypassed"},
 }
 

@@ -1,7 +1,5 @@
 """Where a request starts, or why it does not start now."""
 
-import dataclasses
-
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.planning.forecast import OutputLengths
 from caravan_router.scheduling.planning.placement import Place, choose
@@ -9,7 +7,7 @@ from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.waiting.queue import NotNow
-from caravan_testing.ledgers import LIMITS, ledger, run, sequence, start, succeed, swap_out
+from caravan_testing.ledgers import LIMITS, SAVING, ledger, limits_of, run, sequence, start, succeed, swap_out
 
 PROMPT = range(1, 101)
 
@@ -50,13 +48,13 @@ def test_a_long_prefix_outweighs_a_resident_and_a_short_one_does_not() -> None:
 
 
 def test_among_equal_shards_the_one_with_more_free_cells_then_the_first_by_name() -> None:
-    first, second = ledger("a"), ledger("b", dataclasses.replace(LIMITS, cells=500))
+    first, second = ledger("a"), ledger("b", limits_of(cells=500))
     assert shard_of(chosen([first, second], sequence(1))) == "b"
     assert shard_of(chosen([ledger("d"), ledger("c")], sequence(1))) == "c"
 
 
 def test_without_a_shard_that_takes_it_there_is_no_room() -> None:
-    full, draining, busy = ledger("a", dataclasses.replace(LIMITS, max_sequences=1)), ledger("b"), ledger("c")
+    full, draining, busy = ledger("a", limits_of(max_sequences=1)), ledger("b"), ledger("c")
     run(full, sequence(1))
     draining.drain()
     start(busy, sequence(2))
@@ -93,7 +91,7 @@ def test_nobody_waits_for_a_prefix_of_lower_priority_or_for_one_that_gives_no_pr
 
 
 def test_nobody_waits_for_a_shard_that_drains_or_can_only_copy_whole_sequences() -> None:
-    for limits, drains in ((LIMITS, True), (dataclasses.replace(LIMITS, whole_only=True), False)):
+    for limits, drains in ((LIMITS, True), (limits_of(whole_only=True), False)):
         first, second = ledger("a", limits), ledger("b")
         start(first, sequence(1, PROMPT))
         if drains:
@@ -112,18 +110,27 @@ def test_an_emptier_shard_that_will_take_it_after_one_step_is_waited_for() -> No
 
 
 def test_a_swapped_sequence_returns_to_where_its_cells_are() -> None:
-    first, second = ledger("a"), ledger("b")
+    first, second = ledger("a", limits_of(**SAVING)), ledger("b")
     back = sequence(1, PROMPT)
     swap_out(first, run(first, back))
-    for number in (2, 3):
-        run(first, sequence(number, range(100 * number, 100 * number + 20)))
+    run(first, sequence(2, range(200, 220)))
     place = chosen([first, second], back)
     assert isinstance(place, Place)
-    assert (place.plan.shard.name, place.restore) == ("a", True)
+    assert (place.plan.shard.name, place.saved.length) == ("a", len(PROMPT))
 
 
-def test_a_swapped_sequence_is_computed_elsewhere_rather_than_again_on_its_shard() -> None:
-    first, second = ledger("a", dataclasses.replace(LIMITS, max_sequences=1)), ledger("b")
+def test_what_is_saved_is_computed_again_where_loading_takes_longer() -> None:
+    shard = ledger("a", limits_of(**SAVING))
+    back = sequence(1, PROMPT)
+    swap_out(shard, run(shard, back))
+    shard.costs.copy_cell_s = 1.0
+    place = chosen([shard], back)
+    assert isinstance(place, Place)
+    assert place.cached == 0
+
+
+def test_a_swapped_sequence_is_computed_elsewhere_if_its_shard_has_no_place() -> None:
+    first, second = ledger("a", limits_of(max_sequences=1, **SAVING)), ledger("b")
     back = sequence(1, PROMPT)
     swap_out(first, run(first, back))
     run(first, sequence(2, range(200, 220)))

@@ -1,16 +1,14 @@
 """What the planner sends to shards, given what waits and what they hold."""
 
-import dataclasses
-
-from caravan_router.scheduling.actions import Action, Decode, Preempt, Preemption, Prefill, Start, SwapOut
+from caravan_router.scheduling.actions import Action, Decode, Preempt, Preemption, Prefill, Save, Start
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.state import SchedulerState
-from caravan_testing.ledgers import LIMITS, ledger, send_decode, send_prefill, succeed
+from caravan_testing.ledgers import SAVING, ledger, limits_of, send_decode, send_prefill, succeed
 from caravan_testing.requests import request
 
-SMALL = dataclasses.replace(LIMITS, cells=100, cells_per_sequence=100)
+SMALL = limits_of(cells=100, cells_per_sequence=100)
 
 
 class Desk:
@@ -110,7 +108,7 @@ def test_nobody_is_admitted_in_a_step_that_took_cells() -> None:
 
 
 def test_without_cells_for_the_next_step_the_newest_gives_way_and_nobody_starts() -> None:
-    shard = ledger(limits=dataclasses.replace(LIMITS, cells=41, cells_per_sequence=41))
+    shard = ledger(limits=limits_of(cells=41, cells_per_sequence=41))
     desk = Desk(shard)
     desk.run(shard, 1, 20, max_new_tokens=20)
     desk.run(shard, 2, 20, max_new_tokens=20)
@@ -122,14 +120,14 @@ def test_without_cells_for_the_next_step_the_newest_gives_way_and_nobody_starts(
 
 
 def test_where_saving_is_cheaper_the_victim_is_swapped_out_by_a_command_of_its_own() -> None:
-    shard = ledger(limits=dataclasses.replace(LIMITS, cells=41, cells_per_sequence=41, swap_bytes=1))
+    shard = ledger(limits=limits_of(cells=41, cells_per_sequence=41, **SAVING))
     desk = Desk(shard)
     desk.run(shard, 1, 20, max_new_tokens=20)
     desk.run(shard, 2, 20, max_new_tokens=20)
     (command,) = desk.plan()
-    assert isinstance(command, SwapOut)
+    assert isinstance(command, Save)
     (entry,) = command.entries
-    assert (entry.sequence_id, entry.start) == (1, 0)
+    assert (entry.sequence_id, entry.start, entry.release) == (1, 0, True)
     assert desk.waiting == [], "it waits again when the shard has answered"
 
 

@@ -1,6 +1,5 @@
 """Who gives way to whom, and how."""
 
-import dataclasses
 import functools
 
 import pytest
@@ -16,9 +15,9 @@ from caravan_router.scheduling.planning.preemption import (
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
-from caravan_testing.ledgers import LIMITS, ledger, run, send_decode, sequence, start
+from caravan_testing.ledgers import SAVING, ledger, limits_of, run, send_decode, sequence, start
 
-SWAPS = dataclasses.replace(LIMITS, swap_bytes=1 << 20)
+SWAPS = limits_of(**SAVING)
 
 
 def requests(residents: list[Resident]) -> list[int]:
@@ -27,7 +26,7 @@ def requests(residents: list[Resident]) -> list[int]:
 
 def filled(cells: int, priorities: list[int], **limits: object) -> ShardLedger:
     """A shard on which requests 1, 2, ... with these priorities have 20 tokens each."""
-    shard = ledger(limits=dataclasses.replace(LIMITS, cells=cells, **limits))  # type: ignore[arg-type]
+    shard = ledger(limits=limits_of(cells=cells, **limits))  # type: ignore[arg-type]
     for number, priority in enumerate(priorities, 1):
         run(shard, sequence(number, range(100 * number, 100 * number + 20)), priority=priority)
     return shard
@@ -88,22 +87,18 @@ def test_the_newest_of_a_failed_command_gives_way_to_a_full_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("swap_cell_s", "kept", "how"),
-    [
-        (1e-6, 0, Preemption.SWAP),
-        (1.0, 0, Preemption.RECOMPUTE),
-        (1e-6, 10, Preemption.RECOMPUTE),  # nothing is left to save
-    ],
+    ("copy_cell_s", "how"),
+    [(1e-6, Preemption.SWAP), (1.0, Preemption.RECOMPUTE)],
 )
-def test_what_was_measured_to_cost_less_is_chosen(swap_cell_s: float, kept: int, how: Preemption) -> None:
+def test_what_was_measured_to_cost_less_is_chosen(copy_cell_s: float, how: Preemption) -> None:
     shard = ledger(limits=SWAPS)
     resident = run(shard, sequence(1, range(10)))
-    shard.costs.swap_cell_s = swap_cell_s
-    assert choose_how(shard, resident, kept) is how
+    shard.costs.copy_cell_s = copy_cell_s
+    assert choose_how(shard, resident) is how
 
 
-def test_without_swap_space_or_anything_computed_it_is_computed_again() -> None:
+def test_without_memory_for_it_or_anything_computed_it_is_computed_again() -> None:
     resident = run(ledger(), sequence(1))
-    assert choose_how(ledger(), resident, 0) is Preemption.RECOMPUTE
+    assert choose_how(ledger(), resident) is Preemption.RECOMPUTE
     shard = ledger(limits=SWAPS)
-    assert choose_how(shard, start(shard, sequence(2)), 0) is Preemption.RECOMPUTE
+    assert choose_how(shard, start(shard, sequence(2))) is Preemption.RECOMPUTE

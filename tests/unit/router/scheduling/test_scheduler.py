@@ -11,20 +11,22 @@ from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerC
 from caravan_router.scheduling.events import (
     Cancelled,
     CommandEnded,
+    LayoutSet,
+    Loaded,
+    Saved,
     ShardDraining,
     ShardJoined,
     ShardLimits,
     StepOutcome,
     Stepped,
     Submitted,
-    SwappedIn,
-    SwappedOut,
 )
+from caravan_testing.ledgers import SAVING, limits_of
 from caravan_testing.model_shard import expected_output
 from caravan_testing.requests import request
 from caravan_testing.simulation import Simulation
 
-LIMITS = ShardLimits(cells=400, cells_per_sequence=400, max_sequences=4, max_batch_tokens=128)
+LIMITS = limits_of(cells=400, cells_per_sequence=400, max_sequences=4, max_batch_tokens=128)
 
 
 def simulation(*shards: str, limits: ShardLimits = LIMITS, **config: object) -> Simulation:
@@ -75,7 +77,7 @@ def test_mixed_mode_carries_decodes_along_with_a_long_prompt() -> None:
 
 def test_mixed_budget_follows_the_target() -> None:
     def largest_chunk(target_s: float) -> int:
-        sim = simulation(target_itl_s=target_s, limits=dataclasses.replace(LIMITS, cells=4000, cells_per_sequence=4000))
+        sim = simulation(target_itl_s=target_s, limits=limits_of(cells=4000, cells_per_sequence=4000))
         sim.submit(prompt(10), 200, ignore_eos=True)
         for _ in range(40):
             sim.advance("a")
@@ -164,7 +166,7 @@ def test_cancelling_the_only_request_leaves_the_shard_empty(steps: int) -> None:
 
 
 def test_cancelling_a_waiting_request_sends_nothing() -> None:
-    sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=1))
+    sim = simulation(limits=limits_of(max_sequences=1))
     sim.submit(prompt(10), 20)
     waiting = sim.submit(prompt(10), 20)
     sim.actions.clear()
@@ -174,7 +176,7 @@ def test_cancelling_a_waiting_request_sends_nothing() -> None:
 
 
 def test_cells_are_never_promised_twice() -> None:
-    sim = simulation(limits=ShardLimits(cells=100, cells_per_sequence=100, max_sequences=8, max_batch_tokens=64))
+    sim = simulation(limits=limits_of(cells=100, cells_per_sequence=100, max_sequences=8, max_batch_tokens=64))
     for number in range(10):
         sim.submit(prompt(20, number), 30, ignore_eos=True)
     for _ in range(5):
@@ -187,7 +189,7 @@ def test_cells_are_never_promised_twice() -> None:
 
 def test_small_requests_pass_a_large_one_but_not_for_ever() -> None:
     sim = simulation(
-        limits=ShardLimits(cells=100, cells_per_sequence=100, max_sequences=8, max_batch_tokens=64), max_bypass=3
+        limits=limits_of(cells=100, cells_per_sequence=100, max_sequences=8, max_batch_tokens=64), max_bypass=3
     )
     first = sim.submit(prompt(20), 31, ignore_eos=True)
     large = sim.submit(prompt(60), 40, ignore_eos=True)
@@ -215,8 +217,8 @@ def test_waiting_requests_that_do_not_fit_fail_when_a_shard_joins() -> None:
 
 def test_waiting_requests_that_only_the_lost_shard_could_hold_end_with_their_error() -> None:
     sim = Simulation(SchedulerConfig(max_bypass=0))
-    sim.join("small", dataclasses.replace(LIMITS, max_sequences=1))
-    sim.join("large", ShardLimits(cells=1000, cells_per_sequence=1000, max_sequences=1, max_batch_tokens=128))
+    sim.join("small", limits_of(max_sequences=1))
+    sim.join("large", limits_of(cells=1000, cells_per_sequence=1000, max_sequences=1, max_batch_tokens=128))
     running = sim.submit(prompt(500), 100)
     waiting = sim.submit(prompt(600), 100)
     behind = [sim.submit(prompt(10, number), 10, ignore_eos=True) for number in range(3)]
@@ -228,7 +230,7 @@ def test_waiting_requests_that_only_the_lost_shard_could_hold_end_with_their_err
 
 
 def test_a_request_that_fits_a_remaining_shard_survives_the_loss_of_another() -> None:
-    sim = simulation("a", "b", limits=dataclasses.replace(LIMITS, max_sequences=1))
+    sim = simulation("a", "b", limits=limits_of(max_sequences=1))
     ids = {sim.submit(prompt(300, number), 50, ignore_eos=True) for number in range(3)}
     sim.lose("a")
     assert sim.failed == {}
@@ -246,7 +248,7 @@ def test_placement_prefers_the_emptier_shard() -> None:
 
 
 def test_a_request_starts_where_room_appears_first() -> None:
-    sim = simulation("a", "b", limits=dataclasses.replace(LIMITS, max_sequences=1))
+    sim = simulation("a", "b", limits=limits_of(max_sequences=1))
     sim.submit(prompt(10), 60, ignore_eos=True)
     sim.submit(prompt(10), 5, ignore_eos=True)
     third = sim.submit(prompt(10), 5, ignore_eos=True)
@@ -270,7 +272,7 @@ def test_no_token_is_lost_with_a_shard() -> None:
 
 
 def test_a_draining_shard_serves_its_sequences_and_takes_no_others() -> None:
-    sim = simulation("a", "b", limits=dataclasses.replace(LIMITS, max_sequences=2))
+    sim = simulation("a", "b", limits=limits_of(max_sequences=2))
     first = [sim.submit(prompt(10, number), 40, ignore_eos=True) for number in range(2)]
     for _ in range(3):
         sim.advance("a")
@@ -337,7 +339,7 @@ def test_a_request_whose_shards_are_lost_again_and_again_fails() -> None:
 
 
 def test_a_full_cache_takes_back_the_newest_request_and_admits_none_in_that_step() -> None:
-    sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=2))
+    sim = simulation(limits=limits_of(max_sequences=2))
     old = sim.submit(prompt(10), 20, ignore_eos=True)
     new = sim.submit(prompt(10), 20, ignore_eos=True)
     third = sim.submit(prompt(10), 20, ignore_eos=True)
@@ -364,7 +366,7 @@ def test_an_aborted_step_is_repeated() -> None:
 
 
 def test_the_state_of_a_request_through_its_life() -> None:
-    sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=1, swap_bytes=1))
+    sim = simulation(limits=limits_of(max_sequences=1, **SAVING))
     low = sim.submit(prompt(200), 60, ignore_eos=True)
     waiting = sim.submit(prompt(20, 2), 3)
     state_of = sim.scheduler.state_of
@@ -383,11 +385,12 @@ def test_the_state_of_a_request_through_its_life() -> None:
     assert sim.finished == {low, waiting, high}
 
 
-def test_late_replies_to_swaps_of_an_earlier_life_are_ignored() -> None:
+def test_late_replies_to_commands_of_an_earlier_life_are_ignored() -> None:
     sim = simulation()
     late = (
-        SwappedOut(shard="a", command_id=99, saved=(True,), seconds=0.1),
-        SwappedIn(shard="b", command_id=99, restored=(True,), seconds=0.1),
+        Saved(shard="a", command_id=99, saved=(True,), sizes_bytes=(1,), seconds=0.1),
+        Loaded(shard="b", command_id=99, loaded=(True,), bad_runs=(), seconds=0.1),
+        LayoutSet(shard="a", command_id=99, layout=LIMITS.layout, lost=(), seconds=0.1),
         ShardDraining("b"),
         Cancelled(99),
     )
@@ -395,7 +398,7 @@ def test_late_replies_to_swaps_of_an_earlier_life_are_ignored() -> None:
 
 
 def test_deadlines_end_requests_that_have_not_started_or_not_ended() -> None:
-    sim = simulation(limits=dataclasses.replace(LIMITS, max_sequences=1))
+    sim = simulation(limits=limits_of(max_sequences=1))
     requests = [
         dataclasses.replace(request(number, prompt(10, number), 300), start_by_s=1.0, end_by_s=end_by_s)
         for number, end_by_s in ((1, 2.0), (2, math.inf))

@@ -2,15 +2,23 @@
 
 import dataclasses
 
-import pytest
-
-from caravan_router.scheduling.actions import Decode, FilterBatch, Prefill, PrefixCopy, SwapIn
+from caravan_router.scheduling.actions import Decode, FilterBatch, Load, Prefill, PrefixCopy
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.planning.forecast import OutputLengths
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH
-from caravan_testing.ledgers import LIMITS, ledger, run, send_decode, sequence, succeed, swap_out
+from caravan_testing.ledgers import (
+    SAVING,
+    ledger,
+    limits_of,
+    loaded,
+    run,
+    send_decode,
+    sequence,
+    succeed,
+    swap_out,
+)
 
 PAUSE = SchedulerConfig(mode=PrefillMode.PAUSE)
 
@@ -49,20 +57,20 @@ def test_prompts_that_have_started_come_first_and_decodes_ride() -> None:
     shard = ledger()
     run(shard, sequence(1))
     halfway = plan(shard)
-    halfway.admit(sequence(2, range(100, 200)), NO_MATCH)
-    halfway.send(1)
+    halfway.admit(sequence(2, range(100, 160)), NO_MATCH)
+    ((_, computed, _),) = chunks(halfway.send(1))
     succeed(shard, shard.in_flight[-1], seconds=1e-3)
     both = plan(shard)
     both.admit(sequence(3, range(200, 210)), NO_MATCH)
     command = both.send(2)
-    assert chunks(command) == [(1, 68, True), (2, 10, True)]
+    assert chunks(command) == [(1, 60 - computed, True), (2, 10, True)]
     assert isinstance(command, Prefill)
     assert command.ride == (0,)
     assert command.joins is JoinReason.CHUNKING
 
 
 def test_a_first_chunk_carries_the_spec_and_the_copy_and_later_ones_do_not() -> None:
-    shard = ledger(limits=dataclasses.replace(LIMITS, max_batch_tokens=40))
+    shard = ledger(limits=limits_of(max_batch_tokens=40))
     run(shard, sequence(1, range(10)))
     new = sequence(2, range(70))
     first = plan(shard)
@@ -71,15 +79,16 @@ def test_a_first_chunk_carries_the_spec_and_the_copy_and_later_ones_do_not() -> 
     assert isinstance(command, Prefill)
     (chunk,) = command.chunks
     assert (chunk.setup, chunk.copy, chunk.start) == (new.spec, PrefixCopy(0, 10), 10)
+    computed = 10 + len(chunk.token_ids)
     succeed(shard, shard.in_flight[-1])
     command = plan(shard).send(2)
     assert isinstance(command, Prefill)
     (chunk,) = command.chunks
-    assert (chunk.setup, chunk.copy, chunk.start) == (None, None, 42)
+    assert (chunk.setup, chunk.copy, chunk.start) == (None, None, computed)
 
 
 def test_prompt_logprobs_have_a_budget_of_their_own() -> None:
-    shard = ledger(limits=dataclasses.replace(LIMITS, max_prompt_logprob_tokens=30))
+    shard = ledger(limits=limits_of(max_prompt_logprob_tokens=30))
     step = plan(shard)
     step.admit(sequence(1, range(20), prompt_logprobs=True), NO_MATCH)
     second = sequence(2, range(20), prompt_logprobs=True)
@@ -184,43 +193,42 @@ def test_a_cancelled_sequence_is_released_though_nothing_else_is_to_do() -> None
     assert (command.header.release, command.keep) == ((1,), (0,))
 
 
-def test_a_swapped_sequence_comes_back_ahead_of_the_step_and_without_newcomers() -> None:
-    shard = ledger()
+def test_a_saved_sequence_comes_back_ahead_of_the_step_and_without_newcomers() -> None:
+    shard = ledger(limits=limits_of(**SAVING))
     back = sequence(1, range(10))
-    ticket = swap_out(shard, run(shard, back))
+    swap_out(shard, run(shard, back))
     step = plan(shard)
-    match = step.restorable(back, ticket)
-    assert match == NO_MATCH
-    step.restore(back, ticket, match)
-    assert not step.is_open
+    assert step.can_load(back)
+    step.load(back, shard.runs.find(back.keys, 10))
+    assert not step.can_admit(sequence(2, range(20, 30)), NO_MATCH)
     command = step.send(1)
-    assert isinstance(command, SwapIn)
+    assert isinstance(command, Load)
     (entry,) = command.entries
-    assert (entry.handle, entry.sequence_id, entry.copy) == (1, 0, None)
+    assert (entry.sequence_id, entry.token_ids) == (0, tuple(range(10)))
+    assert [(piece.start, piece.end) for piece in entry.slices] == [(0, 10)]
 
 
-def test_a_swapped_sequence_waits_for_the_next_command_if_a_newcomer_is_in_this_one() -> None:
-    shard = ledger()
+def test_the_first_chunk_of_a_loaded_sequence_takes_over_what_was_loaded() -> None:
+    shard = ledger(limits=limits_of(**SAVING))
     back = sequence(1, range(10))
-    ticket = swap_out(shard, run(shard, back))
+    swap_out(shard, run(shard, back))
+    step = plan(shard)
+    step.load(back, shard.runs.find(back.keys, 10))
+    step.send(1)
+    command = shard.in_flight[-1]
+    assert shard.apply_load(command, loaded(True)) == []
+    shard.end_command(command)
+    prefill = plan(shard).send(2)
+    assert isinstance(prefill, Prefill)
+    (chunk,) = prefill.chunks
+    assert (chunk.start, chunk.token_ids, chunk.copy) == (10, (50,), PrefixCopy(0, 10))
+    assert chunk.setup is back.spec
+
+
+def test_a_saved_sequence_waits_for_the_next_command_if_a_newcomer_is_in_this_one() -> None:
+    shard = ledger(limits=limits_of(**SAVING))
+    back = sequence(1, range(10))
+    swap_out(shard, run(shard, back))
     step = plan(shard)
     step.admit(sequence(2, range(20, 30)), NO_MATCH)
-    assert step.restorable(back, ticket) is None
-
-
-@pytest.mark.parametrize("prefix_is_there", [True, False])
-def test_a_swapped_sequence_needs_the_prefix_that_was_not_saved(prefix_is_there: bool) -> None:
-    shard = ledger()
-    holder = run(shard, sequence(1, range(10)))
-    back = sequence(2, range(15))
-    ticket = swap_out(shard, run(shard, back))
-    if not prefix_is_there:
-        shard.take_back(holder)
-    step = plan(shard)
-    match = step.restorable(back, ticket)
-    assert (match is not None) == prefix_is_there
-    if match is not None:
-        step.restore(back, ticket, match)
-        command = step.send(1)
-        assert isinstance(command, SwapIn)
-        assert command.entries[0].copy == PrefixCopy(0, 10)
+    assert not step.can_load(back)

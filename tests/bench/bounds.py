@@ -1,0 +1,111 @@
+"""The speed that the bare engine allows, from times that llama-batched-bench measures.
+
+A server can exceed such a bound by a little, since single measurements vary.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """One run of llama-batched-bench: ``sequences`` prompts, or one that they ``share``, and their output tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+    sequences: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTime:
+    """How long the run takes for all its sequences together."""
+
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """How often the work of a row contains the prefill and the decoding of an engine run."""
+
+    run: EngineRun
+    prefills: int = 1
+    decodes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Work that yields ``tokens`` and consists of ``parts``."""
+
+    tokens: int
+    parts: tuple[Part, ...]
+
+    def tokens_per_s(self, times: Mapping[EngineRun, EngineTime]) -> float:
+        """Return the highest possible rate, given the times of all runs."""
+        seconds = sum(
+            part.prefills * times[part.run].prefill_s + part.decodes * times[part.run].decode_s for part in self.parts
+        )
+        return self.tokens / seconds
+
+
+# The bound of a row, given the mean number of prompt tokens of its requests, which depends on the model.
+BoundOf: TypeAlias = Callable[[int], Bound]
+
+
+def decoding(sequences: int, output_tokens: int) -> BoundOf:
+    """Decode only: the prompts do not count."""
+
+    def bound(prompt_tokens: int) -> Bound:
+        run = EngineRun(prompt_tokens=prompt_tokens, output_tokens=output_tokens, sequences=sequences)
+        return Bound(tokens=sequences * output_tokens, parts=(Part(run=run, prefills=0),))
+
+    return bound
+
+
+def whole(sequences: int, output_tokens: int) -> BoundOf:
+    """Prefill a full batch of prompts, then decode. The rate counts output tokens."""
+
+    def bound(prompt_tokens: int) -> Bound:
+        run = EngineRun(prompt_tokens=prompt_tokens, output_tokens=output_tokens, sequences=sequences)
+        return Bound(tokens=sequences * output_tokens, parts=(Part(run=run),))
+
+    return bound
+
+
+def whole_with_prompt(sequences: int, output_tokens: int) -> BoundOf:
+    """Prefill a full batch of prompts, then decode. The rate counts prompt tokens too."""
+
+    def bound(prompt_tokens: int) -> Bound:
+        run = EngineRun(prompt_tokens=prompt_tokens, output_tokens=output_tokens, sequences=sequences)
+        return Bound(tokens=sequences * (prompt_tokens + output_tokens), parts=(Part(run=run),))
+
+    return bound
+
+
+def choices(n: int, output_tokens: int) -> BoundOf:
+    """Prefill one prompt, then decode ``n`` choices."""
+
+    def bound(prompt_tokens: int) -> Bound:
+        run = EngineRun(prompt_tokens=prompt_tokens, output_tokens=output_tokens, sequences=n, shared=True)
+        return Bound(tokens=n * output_tokens, parts=(Part(run=run),))
+
+    return bound
+
+
+def shared_prefix(sequences: int, output_tokens: int, *, waves: int, tail_share: float) -> BoundOf:
+    """Prefill the prefix once, then ``waves`` times as many tails and outputs as there are ``sequences``."""
+
+    def bound(prompt_tokens: int) -> Bound:
+        tail_tokens = max(1, round(prompt_tokens * tail_share))
+        prefix = EngineRun(
+            prompt_tokens=prompt_tokens - tail_tokens, output_tokens=output_tokens, sequences=sequences, shared=True
+        )
+        tails = EngineRun(prompt_tokens=tail_tokens, output_tokens=1, sequences=sequences)
+        return Bound(
+            tokens=waves * sequences * output_tokens,
+            parts=(Part(run=prefix, decodes=waves), Part(run=tails, prefills=waves, decodes=0)),
+        )
+
+    return bound

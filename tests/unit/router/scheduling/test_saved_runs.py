@@ -1,0 +1,95 @@
+"""What a shard has saved, how a prefix is found in it, and what makes way."""
+
+from caravan_router.scheduling.actions import RunSlice
+from caravan_router.scheduling.events import SavedRun
+from caravan_router.scheduling.prefix_keys import PrefixKeys, cuts_between
+from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedRuns, Tier
+
+
+def keys(tokens: list[int]) -> PrefixKeys:
+    return PrefixKeys("", lambda start, stop: tokens[start:stop])
+
+
+TOKENS = list(range(100))
+KEYS = keys(TOKENS)
+
+
+def run(start: int, end: int, of: PrefixKeys = KEYS, *, size: int = 10, on_disk: bool = False) -> SavedRun:
+    cuts = tuple((cut, of.at(cut)) for cut in cuts_between(start, end))
+    return SavedRun(start=start, cuts=cuts, size_bytes=size, on_disk=on_disk)
+
+
+def having(*saved: SavedRun, memory: int = 1000, disk: int = 0, whole_only: bool = False) -> SavedRuns:
+    runs = SavedRuns(memory, disk, whole_only=whole_only)
+    for one in saved:
+        runs.add(one)
+    return runs
+
+
+def test_a_prefix_is_found_up_to_the_last_block_or_the_end() -> None:
+    runs = having(run(0, 40))
+    for most, length in ((100, 40), (40, 40), (39, 32), (20, 16), (15, 0)):
+        found = runs.find(KEYS, most)
+        assert found.length == length
+        assert found.slices == ((RunSlice(KEYS.at(40), 0, length),) if length else ())
+
+
+def test_other_tokens_are_not_found_beyond_what_they_have_in_common() -> None:
+    other = keys([*TOKENS[:20], 77, *TOKENS[21:]])
+    assert having(run(0, 40)).find(other, 100).length == 16
+
+
+def test_a_prefix_may_go_through_several_runs() -> None:
+    runs = having(run(0, 40), run(40, 70))
+    assert runs.find(KEYS, 100).slices == (RunSlice(KEYS.at(40), 0, 40), RunSlice(KEYS.at(70), 40, 70))
+    assert runs.find(KEYS, 50).slices == (RunSlice(KEYS.at(40), 0, 40), RunSlice(KEYS.at(70), 40, 48))
+
+
+def test_a_run_is_of_no_use_without_the_runs_before_it() -> None:
+    runs = having(run(0, 40), run(40, 70))
+    runs.forget([KEYS.at(40)])
+    assert runs.find(KEYS, 100) == NO_PREFIX
+
+
+def test_a_run_that_cannot_be_cut_is_found_whole() -> None:
+    whole = SavedRun(start=0, cuts=((40, KEYS.at(40)),), size_bytes=10)
+    runs = having(whole, whole_only=True)
+    assert runs.find(KEYS, 39) == NO_PREFIX
+    assert runs.find(KEYS, 99).length == 40
+
+
+def test_what_was_used_least_recently_makes_way() -> None:
+    others = [keys([number] * 50) for number in range(3)]
+    runs = having(*(run(0, 40, other) for other in others), memory=30)
+    runs.use(runs.find(others[0], 40))
+    eviction = runs.make_room(40)  # as large as the runs that were seen: 10 bytes
+    assert (eviction.dropped, eviction.spilled) == ((others[1].at(40),), ())
+    assert runs.used_bytes[Tier.MEMORY] == 20
+
+
+def test_the_beginning_of_a_prefix_makes_way_last() -> None:
+    runs = having(run(0, 40), run(40, 70), memory=20)
+    runs.use(runs.find(KEYS, 70))
+    assert runs.make_room(20).dropped == (KEYS.at(70),)
+
+
+def test_runs_move_to_disk_and_then_make_way_there() -> None:
+    others = [keys([number] * 50) for number in range(3)]
+    runs = having(*(run(0, 40, other) for other in others), memory=30, disk=10)
+    assert runs.make_room(40).spilled == (others[0].at(40),)
+    assert runs.used_bytes == {Tier.MEMORY: 20, Tier.DISK: 10}
+    assert runs.find(others[0], 40).length == 40, "it can be loaded from there"
+    runs.add(run(0, 40, keys([9] * 50)))
+    eviction = runs.make_room(40)
+    assert (eviction.spilled, eviction.dropped) == ((others[1].at(40),), (others[0].at(40),))
+
+
+def test_runs_on_disk_survive_the_shard() -> None:
+    runs = having(run(0, 40, on_disk=True), run(40, 70, on_disk=True), disk=100)
+    assert runs.find(KEYS, 100).length == 70
+    assert runs.used_bytes == {Tier.MEMORY: 0, Tier.DISK: 20}
+
+
+def test_a_run_with_a_known_key_changes_nothing() -> None:
+    runs = having(run(0, 40), run(0, 40, size=99))
+    assert (len(runs), runs.used_bytes[Tier.MEMORY]) == (1, 10)
