@@ -7,7 +7,7 @@ from caravan_shard.backends.base import Prefix, PrefixSharing
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Header, Load, Save, SetLayout
-from caravan_shard.protocol.results import LayoutSet, Loaded, Refusal, Saved
+from caravan_shard.protocol.results import LayoutSet, Loaded, Refusal, Saved, StepOutcome, StepResult
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_testing.shard_builders import (
@@ -216,10 +216,12 @@ def test_a_recurrent_model_saves_whole_sequences() -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.decode([0], steps=2)
     whole = [*PROMPT, *driver.output[0][:-1]]
-    for entry in (save_entry(0, whole, 3), save_entry(0, whole, 0, 5), save_entry(0, whole[:-1])):
+    for entry in (save_entry(0, whole, 3), save_entry(0, whole, 0, 5)):
         refusal = driver.engine.save(Save(entries=[entry]), 0)
         assert isinstance(refusal, Refusal)
         assert refusal.error is ShardError.WRONG_POSITION
+    # The sequence has grown since the router decided.
+    assert driver.save(save_entry(0, whole[:-1])) == [False]
     assert driver.save(save_entry(0, whole, release=True)) == [True]
     part = load_entry(4, whole[:-1], (whole, len(whole) - 1))
     assert isinstance(driver.engine.load(Load(entries=[part]), 0), Refusal)
@@ -268,19 +270,31 @@ def test_the_same_layout_changes_nothing(driver: EngineDriver) -> None:
     assert driver.checked_free_cells() == free
 
 
-def test_a_sequence_that_may_outgrow_its_part_keeps_the_cells_unified() -> None:
+def test_a_sequence_that_does_not_fit_its_part_keeps_the_cells_unified() -> None:
     driver = EngineDriver(backend(KvLayout.UNIFIED, cells=320))
-    driver.prefill(first_chunk(0, PROMPT, max_new=14), first_chunk(1, [65] * 41, max_new=1, ignore_eos=True))
-    command = SetLayout(layout=KvLayout.SPLIT, header=header(release=[1]))
-    for refused in (split_command(header()), command):
-        answer = driver.engine.set_layout(refused, 0)
+    driver.prefill(first_chunk(0, PROMPT, max_new=100), first_chunk(1, [65] * 41, max_new=1, ignore_eos=True))
+    for refused in (header(), header(release=[0]), header(park={1: 41})):
+        answer = driver.engine.set_layout(split_command(refused), 0)
         assert isinstance(answer, Refusal)
         assert answer.error is ShardError.SEQUENCE_TOO_LONG
         assert driver.engine.sequence_count == 2
-    # Only what is computed of an ended sequence counts.
-    answer = driver.engine.set_layout(split_command(header(park={0: 28, 1: 40})), 0)
+    answer = driver.engine.set_layout(split_command(header(park={1: 40})), 0)
     assert isinstance(answer, LayoutSet)
     assert (answer.limits.layout, answer.limits.cells_per_sequence, answer.lost_ids) == (KvLayout.SPLIT, 40, [])
+
+
+def test_a_sequence_that_fills_its_part_continues_in_the_unified_layout() -> None:
+    driver = EngineDriver(backend(KvLayout.SPLIT, cells=320))
+    too_long = driver.try_prefill(first_chunk(1, [65] * 20, total=330, last=False, max_new=1))
+    assert isinstance(too_long, Refusal)
+    driver.prefill(first_chunk(0, PROMPT, max_new=50, ignore_eos=True))
+    driver.decode([0], steps=40 - len(PROMPT))
+    step = driver.engine.decode_step([0], 0)
+    assert isinstance(step, StepResult)
+    assert step.outcome is StepOutcome.NO_KV
+    assert driver.set_layout(KvLayout.UNIFIED) == []
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True)
 
 
 def split_command(with_header: Header) -> SetLayout:
