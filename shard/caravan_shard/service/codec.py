@@ -1,6 +1,6 @@
 """Decodes protobuf messages into the shard's own types, and encodes results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
 import numpy as np
@@ -50,6 +50,8 @@ from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
 from caravan_shard.sequences.run import Run
 
+# A cut takes about 20 bytes: a message stays far below the limit of 4 MiB.
+_CUTS_PER_MESSAGE = 20_000
 _FINISH = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
@@ -302,8 +304,17 @@ def layout_response(result: LayoutSet) -> shard_pb2.SetLayoutResponse:
     )
 
 
-def runs_response(runs: Sequence[tuple[Run, bool]]) -> shard_pb2.ListRunsResponse:
-    """Encode some of the runs, each with whether it is on disk, for ListRuns."""
+def runs_responses(runs: Sequence[tuple[Run, bool]]) -> Iterator[shard_pb2.ListRunsResponse]:
+    """Encode runs, each with whether it is on disk, as the messages of ListRuns."""
+    first = cuts = 0
+    for place, (run, _) in enumerate(runs):
+        cuts += len(run.cuts)
+        if cuts >= _CUTS_PER_MESSAGE or place == len(runs) - 1:
+            yield _runs_response(runs[first : place + 1])
+            first, cuts = place + 1, 0
+
+
+def _runs_response(runs: Sequence[tuple[Run, bool]]) -> shard_pb2.ListRunsResponse:
     return shard_pb2.ListRunsResponse(
         starts=[run.start for run, _ in runs],
         bytes=[run.size for run, _ in runs],

@@ -37,8 +37,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _R = TypeVar("_R")
 
 _MIN_WATCH_MS = 100
-# A run has a few hundred bytes here: a message stays far below the limit of 4 MiB.
-_RUNS_PER_MESSAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +145,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def ListRuns(
         self, request: shard_pb2.ListRunsRequest, context: Context
     ) -> AsyncIterator[shard_pb2.ListRunsResponse]:
-        runs = self._engine.runs.list_runs()
-        for first in range(0, len(runs), _RUNS_PER_MESSAGE):
-            yield codec.runs_response(runs[first : first + _RUNS_PER_MESSAGE])
+        for response in codec.runs_responses(self._engine.runs.list_runs()):
+            yield response
 
     async def SetLayout(self, request: shard_pb2.SetLayoutRequest, context: Context) -> shard_pb2.SetLayoutResponse:
         replies = await self._submit(codec.layout_command(request), request.header.epoch, context)

@@ -106,12 +106,17 @@ async def test_many_runs_are_listed_in_several_messages() -> None:
     async with running_shard() as shard:
         await shard.take()
         await shard.prefill(prompt_chunk(0, PROMPT, ignore_eos=True))
+        cuts = range(1, len(PROMPT) + 1)
         keys = [number.to_bytes(16, "little") for number in range(2_001)]
-        entries = [shard_pb2.SaveEntry(sequence_id=0, start=0, cuts=[2, 5], keys=[bytes(16), key]) for key in keys]
+        entries = [
+            shard_pb2.SaveEntry(sequence_id=0, start=0, cuts=cuts, keys=[*[bytes(16)] * (len(cuts) - 1), key])
+            for key in keys
+        ]
         assert all((await shard.save(*entries)).saved)
         assert {key for key, *_ in await shard.runs()} == set(keys)
         parts = [len(part.starts) async for part in shard.stub.ListRuns(shard_pb2.ListRunsRequest())]
-        assert parts == [1_000, 1_000, 1]
+        # A message has 20,000 cuts, of 22 for each run.
+        assert parts == [910, 910, 181]
 
 
 async def test_the_layout_changes_under_running_sequences() -> None:
