@@ -111,11 +111,6 @@ class Promise:
         """The tokens in the cache: the last output token is not computed yet."""
         return self.held + self.output[:-1]
 
-    @property
-    def cells_needed(self) -> int:
-        """The most cells that the sequence may need until it ends."""
-        return self.total + self.max_new - 1 if self.is_unfinished else len(self.computed)
-
     def park(self, length: int) -> None:
         self.held, self.output, self.is_parked = self.computed[:length], [], True
         self.prompt_logprobs = None
@@ -495,7 +490,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.backend.layout_works = works
         answer = self.driver.engine.set_layout(SetLayout(layout=layout), 0)
         part = CELLS // SEQUENCES if layout is KvLayout.SPLIT else CELLS
-        if any(promise.cells_needed > part for promise in self.promises.values()):
+        if any(len(promise.computed) > part for promise in self.promises.values()):
             assert isinstance(answer, Refusal)
             return
         assert isinstance(answer, LayoutSet)

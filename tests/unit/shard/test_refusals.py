@@ -261,7 +261,6 @@ CASES: dict[str, tuple[Command, ShardError]] = {
         ShardError.SEQUENCE_EXISTS,
     ),
     "a layout that the shard does not know": (SetLayout(layout=None), ShardError.BAD_REQUEST),
-    "a layout in which a sequence does not fit": (SetLayout(layout=KvLayout.SPLIT), ShardError.SEQUENCE_TOO_LONG),
     "release unknown with a layout": (
         SetLayout(layout=KvLayout.UNIFIED, header=Header(release_ids=[6])),
         ShardError.UNKNOWN_SEQUENCE,

@@ -216,7 +216,8 @@ def test_a_recurrent_model_saves_whole_sequences() -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.decode([0], steps=2)
     whole = [*PROMPT, *driver.output[0][:-1]]
-    for entry in (save_entry(0, whole, 3), save_entry(0, whole, 0, 5), save_entry(0, whole[:-1])):
+    assert driver.save(save_entry(0, whole[:-1])) == [False], "it has grown since"
+    for entry in (save_entry(0, whole, 3), save_entry(0, whole, 0, 5)):
         refusal = driver.engine.save(Save(entries=[entry]), 0)
         assert isinstance(refusal, Refusal)
         assert refusal.error is ShardError.WRONG_POSITION
@@ -268,17 +269,15 @@ def test_the_same_layout_changes_nothing(driver: EngineDriver) -> None:
     assert driver.checked_free_cells() == free
 
 
-def test_a_sequence_that_may_outgrow_its_part_keeps_the_cells_unified() -> None:
+def test_a_sequence_that_is_too_long_for_its_part_keeps_the_cells_unified() -> None:
     driver = EngineDriver(backend(KvLayout.UNIFIED, cells=320))
     driver.prefill(first_chunk(0, PROMPT, max_new=14), first_chunk(1, [65] * 41, max_new=1, ignore_eos=True))
-    command = SetLayout(layout=KvLayout.SPLIT, header=header(release=[1]))
-    for refused in (split_command(header()), command):
-        answer = driver.engine.set_layout(refused, 0)
-        assert isinstance(answer, Refusal)
-        assert answer.error is ShardError.SEQUENCE_TOO_LONG
-        assert driver.engine.sequence_count == 2
-    # Only what is computed of an ended sequence counts.
-    answer = driver.engine.set_layout(split_command(header(park={0: 28, 1: 40})), 0)
+    answer = driver.engine.set_layout(split_command(header()), 0)
+    assert isinstance(answer, Refusal)
+    assert answer.error is ShardError.SEQUENCE_TOO_LONG
+    assert driver.engine.sequence_count == 2
+    # What it may grow to does not count.
+    answer = driver.engine.set_layout(split_command(header(park={1: 40})), 0)
     assert isinstance(answer, LayoutSet)
     assert (answer.limits.layout, answer.limits.cells_per_sequence, answer.lost_ids) == (KvLayout.SPLIT, 40, [])
 
