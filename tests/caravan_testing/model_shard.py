@@ -376,6 +376,7 @@ class ModelShard:
             assert entry.sequence_id not in self.held, f"sequence {entry.sequence_id} exists"
             assert entry.sequence_id < self.limits.max_sequences
             at = 0
+            spec = None
             for piece in entry.slices:
                 assert piece.start == at < piece.end
                 at = piece.end
@@ -385,15 +386,18 @@ class ModelShard:
                     bad.append(piece.key)
                     continue
                 assert run.saved.start <= piece.start
-                assert piece.end in [place for place, _ in run.saved.cuts]
+                end = run.saved.cuts[-1][0]
+                assert piece.end == end or (piece.end < end and self.layout.saving is not Saving.WHOLE_ONLY)
                 assert list(entry.token_ids[piece.start : piece.end]) == run.tokens[piece.start : piece.end]
                 assert run.spec.adapter == entry.adapter, "cells of another adapter"
+                spec = run.spec
             assert at == len(entry.token_ids) <= self.layout.cells_per_sequence
             is_loaded = not bad and self.used_cells + at <= self.layout.cells
             loaded.append(is_loaded)
             if is_loaded:
+                assert spec is not None
                 cells = [next(self._cells) for _ in range(at)]
-                self.held[entry.sequence_id] = _Held(run.spec, list(entry.token_ids), cells, ended=True)
+                self.held[entry.sequence_id] = _Held(spec, list(entry.token_ids), cells, ended=True)
         return Loaded(
             shard=self.name,
             command_id=command.command_id,

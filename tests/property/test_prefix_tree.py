@@ -207,16 +207,6 @@ class Comparison:
         assert found.live_length == self.model.shared_cells(cells, self.model.live())
         return cells
 
-    def check_shared_length(self) -> None:
-        """Check how much of a sequence others hold that do not leave."""
-        if not self.model.holders:
-            return
-        sequence_id = self.rng.choice(list(self.model.holders))
-        leaving = frozenset(self.rng.sample(range(self.sequences), self.rng.randint(0, self.sequences)))
-        stay = self.model.live() - leaving - {sequence_id}
-        expected = self.model.shared_cells(self.model.holders[sequence_id].cells, stay)
-        assert self.tree.shared_length(sequence_id, leaving) == expected
-
 
 SIZES = pytest.mark.parametrize(
     ("seed", "sequences", "longest"), [(1, 2, 6), (2, 4, 6), (3, 6, 12), (4, 10, 8), (5, 10, 24)]
@@ -231,7 +221,6 @@ def test_the_tree_knows_what_the_model_knows(seed: int, sequences: int, longest:
         both.check_cells()
         both.check_own_cells()
         both.check_match()
-        both.check_shared_length()
     for sequence_id in list(both.model.holders):
         both.tree.remove(sequence_id)
     assert both.tree.cells == both.tree.live_cells == 0

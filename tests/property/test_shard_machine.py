@@ -490,7 +490,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.backend.layout_works = works
         answer = self.driver.engine.set_layout(SetLayout(layout=layout), 0)
         part = CELLS // SEQUENCES if layout is KvLayout.SPLIT else CELLS
-        if layout is not before and any(len(promise.computed) > part for promise in self.promises.values()):
+        if any(len(promise.computed) > part for promise in self.promises.values()):
             assert isinstance(answer, Refusal)
             return
         assert isinstance(answer, LayoutSet)

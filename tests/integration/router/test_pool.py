@@ -15,6 +15,8 @@ LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: l
 # Six steps of 16 tokens. A request does not wait for the last few tokens of a prefix, but computes them again.
 PREFIX = list(range(1, 97))
 NEW_TOKENS = 12
+# Computing takes longer than loading what was saved.
+TOKEN_S = 0.0002
 
 
 async def run_at_once(running: Cluster, wanted: list[GenerationSpec]) -> None:
@@ -68,7 +70,7 @@ async def test_choices_fork_one_prefill(layout: KvLayout, max_sequences: int) ->
 @LAYOUTS
 async def test_the_second_turn_of_a_conversation_computes_only_what_is_new(layout: KvLayout) -> None:
     log = StepLog()
-    async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
+    async with cluster(ClusterConfig(layout=layout, hook=log, token_s=TOKEN_S)) as running:
         answer = await run(running.engine, spec(PREFIX, NEW_TOKENS))
         before = log.computed_tokens
         question = [*PREFIX, *answer, 200, 201, 202]
@@ -83,7 +85,7 @@ async def test_the_second_turn_of_a_conversation_computes_only_what_is_new(layou
 async def test_nothing_is_shared_between_namespaces(layout: KvLayout) -> None:
     """Neither with ended requests nor with those of the same instant."""
     log = StepLog()
-    async with cluster(ClusterConfig(layout=layout, hook=log)) as running:
+    async with cluster(ClusterConfig(layout=layout, hook=log, token_s=TOKEN_S)) as running:
         at_once = [running.engine.submit(spec(PREFIX, NEW_TOKENS, namespace=name)) for name in ("", "a", "b")]
         await asyncio.gather(*map(read, at_once))
         assert [stream.cached_tokens for stream in at_once] == [0, 0, 0]

@@ -696,8 +696,8 @@ class SaveEntry(_message.Message):
     """Release the sequence afterwards, saved or not."""
     @_builtins.property
     def cuts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Positions, ascending, in (start, computed]; the last names the run. Where only whole sequences are saved, one: all
-        that is computed of the sequence.
+        """Positions, ascending, in (start, computed]; the last names the run. Where only whole sequences are saved, one, and
+        nothing is saved unless it is all that is computed of the sequence.
         """
 
     @_builtins.property

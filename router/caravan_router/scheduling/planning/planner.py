@@ -43,7 +43,8 @@ class Planner:
             elif self._wants_other_layout(shard, first, now):
                 self._change_layout(shard)
             else:
-                self._save(shard, to_save(shard, now), release=releases(shard))
+                waiting = len(self._state.waiting)
+                self._save(shard, to_save(shard, now, waiting), release=releases(shard, waiting))
         if not preempted and len(self._state.waiting):
             self._admit(shards, now)
         else:
@@ -53,7 +54,9 @@ class Planner:
         """Whether ``shard`` should get a command. Runs for every shard after every step of any: keep it cheap."""
         if not shard.can_command:
             return False
-        return not shard.in_flight or shard.release_now or self._may_admit or bool(to_save(shard, now))
+        if not shard.in_flight or shard.release_now or self._may_admit:
+            return True
+        return bool(to_save(shard, now, len(self._state.waiting)))
 
     @property
     def _may_admit(self) -> bool:

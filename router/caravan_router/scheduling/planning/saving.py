@@ -10,19 +10,19 @@ _MOST_CELLS_AT_ONCE = 2048
 _IDLE_S = 0.2
 
 
-def to_save(shard: ShardAccount, now: float) -> list[Resident]:
+def to_save(shard: ShardAccount, now: float, waiting: int) -> list[Resident]:
     """Return the parked sequences that the next command should save, least recently used first.
 
-    In the unified layout their cells slow down every step, so they are saved and released at once. In the split layout
-    they cost nothing before the last free id is gone: they are saved while the shard is idle, or when every id that
-    could be taken holds something that is not saved.
+    In the unified layout their cells slow down every step, so they are saved and released at once unless requests wait,
+    which may start from them. In the split layout they cost nothing before the last free id is gone: they are saved
+    while the shard is idle, or when every id that could be taken holds something that is not saved.
     """
     if not shard.can_save:
         return []
     unsaved = [resident for resident in shard.parked.values() if not resident.is_expendable]
     if not unsaved:
         return []
-    if shard.layout.shares_cells:
+    if shard.layout.shares_cells and not waiting:
         return _within(unsaved, _MOST_CELLS_AT_ONCE)
     can_take = bool(shard.free_ids or shard.releasing) or len(unsaved) < len(shard.parked)
     is_idle = not shard.residents and not shard.in_flight and now - unsaved[-1].last_used_s >= _IDLE_S
@@ -42,6 +42,6 @@ def _within(residents: list[Resident], cells: int) -> list[Resident]:
     return found
 
 
-def releases(shard: ShardAccount) -> bool:
+def releases(shard: ShardAccount, waiting: int) -> bool:
     """Whether parked sequences are released when they are saved."""
-    return shard.layout.shares_cells or shard.layout.saving is Saving.ON_RELEASE
+    return (shard.layout.shares_cells and not waiting) or shard.layout.saving is Saving.ON_RELEASE

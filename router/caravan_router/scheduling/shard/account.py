@@ -162,7 +162,7 @@ class ShardAccount:
         """Find the longest saved prefix of ``sequence`` if loading it is faster than computing from ``cached`` on."""
         if not self.can_save or sequence.needs_prompt_logprobs:
             return NO_PREFIX
-        found = self.runs.find(sequence.keys, sequence.known_tokens - 1)
+        found = self.runs.find(sequence.keys, sequence.known_tokens, sequence.known_tokens - 1)
         load_s = LOAD_S + found.length * self.costs.copy_cell_s
         compute_s = (found.length - cached) * self.costs.recompute_token_s
         return found if load_s < compute_s else NO_PREFIX

@@ -111,33 +111,37 @@ class SavedRuns:
 
     # Questions
 
-    def find(self, keys: PrefixKeys, most: int) -> SavedPrefix:
-        """Return the longest saved prefix of at most ``most`` tokens."""
-        length = self._whole_length(keys, most) if self.whole_only else self._cut_length(keys, most)
-        return self._prefix(keys, length)
+    def find(self, keys: PrefixKeys, known: int, most: int | None = None) -> SavedPrefix:
+        """Return the longest saved prefix of ``known`` tokens, at most the first ``most`` of it."""
+        most = known if most is None else most
+        if self.whole_only:
+            return self._prefix(keys, self._whole_length(keys, most), most)
+        return self._prefix(keys, self._cut_length(keys, known), most)
 
-    def _cut_length(self, keys: PrefixKeys, most: int) -> int:
+    def _cut_length(self, keys: PrefixKeys, known: int) -> int:
         blocks = 0
-        while (blocks + 1) * BLOCK_TOKENS <= most and keys.at((blocks + 1) * BLOCK_TOKENS) in self._cuts:
+        while (blocks + 1) * BLOCK_TOKENS <= known and keys.at((blocks + 1) * BLOCK_TOKENS) in self._cuts:
             blocks += 1
         length = blocks * BLOCK_TOKENS
-        ends = range(min(length + BLOCK_TOKENS - 1, most), length, -1)
+        ends = range(min(length + BLOCK_TOKENS - 1, known), length, -1)
         return next((end for end in ends if keys.at(end) in self._cuts), length)
 
     def _whole_length(self, keys: PrefixKeys, most: int) -> int:
         ends = sorted({run.end for run in self._runs.values() if run.end <= most}, reverse=True)
         return next((end for end in ends if keys.at(end) in self._runs), 0)
 
-    def _prefix(self, keys: PrefixKeys, length: int) -> SavedPrefix:
+    def _prefix(self, keys: PrefixKeys, length: int, most: int) -> SavedPrefix:
+        """Return the first ``most`` tokens of the prefix that ends with the cut at ``length``."""
         slices: list[RunSlice] = []
         end = length
         while end > 0:
             run = self._cuts.get(keys.at(end))
             if run is None:
                 return NO_PREFIX  # the beginning of a run was given up before the run
-            slices.append(RunSlice(run.key, run.start, end))
+            if run.start < most:
+                slices.append(RunSlice(run.key, run.start, min(end, most)))
             end = run.start
-        return SavedPrefix(length, tuple(reversed(slices)))
+        return SavedPrefix(min(length, most), tuple(reversed(slices)))
 
     # Changes
 

@@ -34,6 +34,12 @@ def test_a_prefix_is_found_up_to_the_last_block_or_the_end() -> None:
         assert found.slices == ((RunSlice(KEYS.at(40), 0, length),) if length else ())
 
 
+def test_a_run_is_cut_where_a_request_wants_to_compute_the_rest() -> None:
+    found = having(run(0, 40), run(40, 70)).find(KEYS, 48, 47)
+    assert found.slices == (RunSlice(KEYS.at(40), 0, 40), RunSlice(KEYS.at(70), 40, 47))
+    assert having(run(0, 40), run(40, 70)).find(KEYS, 48, 40).slices == (RunSlice(KEYS.at(40), 0, 40),)
+
+
 def test_other_tokens_are_not_found_beyond_what_they_have_in_common() -> None:
     other = keys([*TOKENS[:20], 77, *TOKENS[21:]])
     assert having(run(0, 40)).find(other, 100).length == 16

@@ -15,8 +15,8 @@ def ended(shard: ShardLedger, number: int) -> None:
     shard.finish(run(shard, sequence(number, range(100 * number, 100 * number + 40))))
 
 
-def numbers(shard: ShardLedger, now: float = LATER) -> list[int]:
-    return [resident.request_id for resident in to_save(shard, now)]
+def numbers(shard: ShardLedger, now: float = LATER, waiting: int = 0) -> list[int]:
+    return [resident.request_id for resident in to_save(shard, now, waiting)]
 
 
 def test_where_cells_are_shared_they_are_saved_at_once() -> None:
@@ -25,6 +25,7 @@ def test_where_cells_are_shared_they_are_saved_at_once() -> None:
     ended(shard, 2)
     ended(shard, 3)
     assert numbers(shard, 0.0) == [2, 3]
+    assert numbers(shard, waiting=1) == [], "a request that waits may start from them"
 
 
 def test_where_they_cost_nothing_they_stay_while_there_is_a_free_id() -> None:
@@ -41,7 +42,7 @@ def test_an_idle_shard_saves_one_after_another() -> None:
     ended(shard, 1)
     assert numbers(shard, 0.1) == [], "its client may ask again at once"
     assert numbers(shard) == [1]
-    shard.save(to_save(shard, LATER), release=False)
+    shard.save(to_save(shard, LATER, 0), release=False)
     assert numbers(shard) == []
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from caravan_router.scheduling.actions import Deliver
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardJoined, ShardLimits, Stepped
+from caravan_router.scheduling.events import ShardJoined, Stepped
+from caravan_testing.ledgers import limits_of
 from caravan_testing.model_shard import ModelShard, StepLoad
 from caravan_testing.simulation import Simulation
 
 TARGET_S = 0.22
-LIMITS = ShardLimits(cells=24_000, cells_per_sequence=24_000, max_sequences=9, max_batch_tokens=2048)
+LIMITS = limits_of(cells=24_000, cells_per_sequence=24_000, max_sequences=9, max_batch_tokens=2048)
 _seeds = itertools.count()
 
 
