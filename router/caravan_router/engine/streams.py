@@ -22,7 +22,8 @@ class RequestStream:
         self._error: EngineError | None = None
         self._ended = False
         self._closed = False
-        self._wakeup = asyncio.Event()
+        # What the consumer awaits; None while it does not.
+        self._waiter: asyncio.Future[None] | None = None
         self._submitted = time.monotonic()
         self._started: float | None = None
         self._first_token: float | None = None
@@ -53,14 +54,20 @@ class RequestStream:
             self._first_token = time.monotonic()
         self._tokens += tokens
         self._ended = tokens[-1].finish is not None
-        self._wakeup.set()
+        self._wake()
         return self._ended
 
     def fail(self, error: EngineError) -> None:
         """End the stream with ``error``, after the tokens that it has."""
         self._error = error
         self._ended = True
-        self._wakeup.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        # It is done if the consumer was cancelled.
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def close(self) -> None:
         """Stop reading. Before the end this releases the sequence, afterwards it does nothing."""
@@ -77,5 +84,5 @@ class RequestStream:
                 raise self._error
             if self._ended:
                 return
-            self._wakeup.clear()
-            await self._wakeup.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter

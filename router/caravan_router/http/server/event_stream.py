@@ -5,11 +5,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
 from caravan_router.http.limits import Limits
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractStreamWriter
 
 # Set once a streamed response has started: errors can no longer become a status.
 STREAM_BEGUN = web.RequestKey("stream_begun", bool)
@@ -33,7 +36,7 @@ class Framing:
 
     def frame(self, data: bytes) -> bytes:
         """Return one message. ``data`` is JSON, so that nothing in it can end the message."""
-        if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        if not data.isascii() and (b"\xe2\x80" in data or b"\xc2\x85" in data):
             for raw, escaped in _LINE_ENDS.items():
                 data = data.replace(raw, escaped)
         return self.before + data + self.after
@@ -67,13 +70,16 @@ class EventStream:
             }
         )
         self._pulse: asyncio.Task[None] | None = None
+        self._writer: AbstractStreamWriter
         self._written_at = time.monotonic()
         # When the current write began, in seconds on time.monotonic; None between writes.
         self._blocked_since: float | None = None
 
     async def __aenter__(self) -> Self:
         self._request[STREAM_BEGUN] = True
-        await self.response.prepare(self._request)
+        writer = await self.response.prepare(self._request)
+        assert writer is not None
+        self._writer = writer
         self._pulse = asyncio.create_task(self._keep_alive_or_cut())
         return self
 
@@ -97,7 +103,8 @@ class EventStream:
         frame = self._framing.frame
         data = frame(messages[0]) if len(messages) == 1 else b"".join(map(frame, messages))
         now = self._blocked_since = time.monotonic()
-        await self.response.write(data)
+        # Not through the response, which would check at each event that it has been prepared.
+        await self._writer.write(data)
         self._blocked_since = None
         self._written_at = now
 
