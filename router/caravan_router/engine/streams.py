@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from caravan_router.core.engine import StreamTimes
@@ -18,7 +17,8 @@ class RequestStream:
         """``on_close`` releases the sequence; ``ask_state`` says where it is until it has ended."""
         self._on_close = on_close
         self._ask_state = ask_state
-        self._tokens: deque[GeneratedToken] = deque()
+        # Not read yet.
+        self._tokens: list[GeneratedToken] = []
         self._error: EngineError | None = None
         self._ended = False
         self._closed = False
@@ -76,10 +76,11 @@ class RequestStream:
             if not self._ended:
                 self._on_close()
 
-    async def __aiter__(self) -> AsyncIterator[GeneratedToken]:
+    async def __aiter__(self) -> AsyncIterator[list[GeneratedToken]]:
         while True:
             while self._tokens:
-                yield self._tokens.popleft()
+                tokens, self._tokens = self._tokens, []
+                yield tokens
             if self._error is not None:
                 raise self._error
             if self._ended:

@@ -51,8 +51,7 @@ class EventStream:
     """A streamed response, used as an async context manager.
 
     Entering sends the headers; leaving without an error ends the body. A client that disconnected is not an error.
-    ``send`` waits only while this client's buffers are full. The transport flushes once per loop iteration, so tokens
-    that are ready together leave in one system call.
+    ``send`` waits only while this client's buffers are full. Messages of one call leave in one write.
     """
 
     def __init__(
@@ -99,7 +98,9 @@ class EventStream:
         return isinstance(error, ConnectionResetError)
 
     async def send(self, *messages: bytes) -> None:
-        """Write JSON ``messages``. Raises ConnectionResetError when the client has disconnected or was cut."""
+        """Write JSON ``messages``, if any. Raises ConnectionResetError when the client has disconnected or was cut."""
+        if not messages:
+            return
         frame = self._framing.frame
         data = frame(messages[0]) if len(messages) == 1 else b"".join(map(frame, messages))
         now = self._blocked_since = time.monotonic()
