@@ -3,6 +3,8 @@
 import os
 import sys
 
+from caravan_proto.environment import prepare_grpc
+
 _USAGE = """usage: caravan COMMAND [FLAGS]
 
   serve    run shards and a router on this host: caravan serve --model FILE.gguf
@@ -20,7 +22,7 @@ def main() -> int:
     command, flags = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     match command:
         case "serve":
-            _prepare_grpc()
+            prepare_grpc()
             from caravan_router.serve.cli import main as serve
 
             return serve(flags)
@@ -51,16 +53,7 @@ def router() -> int:
 
 
 def _run_router(flags: list[str]) -> int:
-    _prepare_grpc()
+    prepare_grpc()
     from caravan_router.cli import main as run
 
     return run(flags)
-
-
-def _prepare_grpc() -> None:
-    """Switch off gRPC's support for forking; gRPC reads the variable when it is imported.
-
-    The router's children replace themselves by other programs and never use its channels, but each start of one would
-    log a line.
-    """
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -1,8 +1,17 @@
-"""`python -m caravan_shard`."""
+"""The command `caravan-shard`, also as `python -m caravan_shard`."""
 
 import sys
 
-from caravan_shard.cli import main
+from caravan_proto.environment import prepare_grpc
+
+
+def main() -> int:
+    """Run the shard."""
+    prepare_grpc()
+    from caravan_shard.cli import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,18 +1,24 @@
 """Measures the CPU time of the router's process for one streamed token. Not run by the test suite.
 
-``python tests/bench/stream_cost.py``: each of 32 streams gets a token every ``STEP_S`` seconds. The path measured goes
-from the engine's token streams to a socket that another process reads, without the engine's own part (steps, gRPC).
+``python tests/bench/stream_cost.py``: each stream gets a token every ``STEP_S`` seconds. The path measured goes from
+the engine's token streams to a socket that another process reads, without the engine's own part (steps, gRPC).
+
+With ``--cold`` the processor's caches are emptied before each step, as the weights of a model empty them in a forward
+pass. This time is not counted. Most of the cost then is that of code and data that is used for the first time in a
+step, so that one stream costs more than a thirty-second of 32.
 """
 
+import argparse
 import asyncio
 import logging
 import multiprocessing
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -25,23 +31,45 @@ from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.metrics.recorder import Metrics
-from caravan_testing.scripted_engine import MODEL, ScriptedEngine
+from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 
-STREAMS, TOKENS, STEP_S = 32, 2000, 0.002
+STEP_S = 0.002
+# Larger than the caches of one core, in bytes.
+SWEPT_BYTES = 48 << 20
+CACHE_LINE_BYTES = 64
 STOPS = ["\n\nUser:", "</s>"]
-REQUESTS = {
-    "/generate_stream": {"inputs": "x", "parameters": {"max_new_tokens": TOKENS}},
-    "/generate_stream, 2 stop strings": {"inputs": "x", "parameters": {"max_new_tokens": TOKENS, "stop": STOPS}},
-    "/v1/completions": {"prompt": "x", "stream": True, "max_tokens": TOKENS},
-    "/v1/completions, 2 stop strings": {"prompt": "x", "stream": True, "max_tokens": TOKENS, "stop": STOPS},
-}
+STOPS = ["\n\nUser:", "</s>"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How many streams get how many tokens, and whether the caches are emptied before each."""
+
+    streams: int
+    tokens: int
+    cold: bool
+
+
+def requests(tokens: int) -> dict[str, object]:
+    """Return request bodies by path, with what tells them apart."""
+    generate = {"max_new_tokens": tokens}
+    complete = {"prompt": "x", "stream": True, "max_tokens": tokens}
+    chat = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": tokens}
+    return {
+        "/generate_stream": {"inputs": "x", "parameters": generate},
+        "/generate_stream, 2 stop strings": {"inputs": "x", "parameters": generate | {"stop": STOPS}},
+        "/v1/completions": complete,
+        "/v1/completions, 2 stop strings": complete | {"stop": STOPS},
+        "/v1/chat/completions": chat,
+    }
 
 
 class SteppedEngine(ScriptedEngine):
     """Gives every stream a token in each step, as the batch of one shard does."""
 
-    def __init__(self) -> None:
-        super().__init__(model=replace(MODEL, max_sequence_tokens=2 * TOKENS))
+    def __init__(self, load: Load) -> None:
+        super().__init__(model=replace(CHAT_MODEL, max_sequence_tokens=2 * load.tokens))
+        self._load = load
         self.real_streams: list[RequestStream] = []
 
     def submit(self, spec: GenerationSpec) -> RequestStream:  # type: ignore[override]
@@ -51,18 +79,22 @@ class SteppedEngine(ScriptedEngine):
 
     async def run(self) -> float:
         """Return the seconds of CPU time that this process uses until all streams have got all tokens."""
-        began = time.process_time()
-        for number in range(TOKENS):
-            finish = FinishReason.LENGTH if number == TOKENS - 1 else None
+        swept = np.zeros(SWEPT_BYTES, np.uint8)
+        used_s = 0.0
+        for number in range(self._load.tokens):
+            if self._load.cold:
+                swept[::CACHE_LINE_BYTES] += 1
+            began = time.process_time()
+            finish = FinishReason.LENGTH if number == self._load.tokens - 1 else None
             token = GeneratedToken(1234, b" word", False, -1.25, (), finish)
             for stream in self.real_streams:
                 stream.deliver((), (token,))
             await asyncio.sleep(STEP_S)
-        await asyncio.sleep(0.2)
-        return time.process_time() - began
+            used_s += time.process_time() - began
+        return used_s
 
 
-def read_all(port: int, path: str, body: bytes) -> None:
+def read_all(port: int, path: str, body: bytes, streams: int) -> None:
     """Read all streams and forget what they say; runs in another process."""
 
     async def read_one() -> None:
@@ -74,28 +106,39 @@ def read_all(port: int, path: str, body: bytes) -> None:
         writer.close()
 
     async def read_streams() -> None:
-        await asyncio.gather(*(read_one() for _ in range(STREAMS)))
+        await asyncio.gather(*(read_one() for _ in range(streams)))
 
     uvloop.run(read_streams())
 
 
-async def measure(path: str, body: bytes) -> float:
+async def measure(path: str, body: bytes, load: Load) -> float:
     """Return the microseconds of CPU time per token."""
-    engine = SteppedEngine()
+    engine = SteppedEngine(load)
     limits = Limits()
     async with listening(build_app(engine, limits, Metrics()), limits, Listen()) as url:
-        port = int(url.rpartition(":")[2])
-        reader = multiprocessing.get_context("spawn").Process(target=read_all, args=(port, path, body), daemon=True)
+        given = (int(url.rpartition(":")[2]), path, body, load.streams)
+        reader = multiprocessing.get_context("spawn").Process(target=read_all, args=given, daemon=True)
         reader.start()
-        while len(engine.real_streams) < STREAMS:  # noqa: ASYNC110 - the engine sets no event
+        while len(engine.real_streams) < load.streams:  # noqa: ASYNC110 - the engine sets no event
             await asyncio.sleep(0.01)
         used_s = await engine.run()
         await asyncio.to_thread(reader.join)
-    return used_s / (STREAMS * TOKENS) * 1e6
+    return used_s / (load.streams * load.tokens) * 1e6
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--cold", action="store_true")
+    given = parser.parse_args()
+    load = Load(streams=given.streams, tokens=given.tokens, cold=given.cold)
+    logging.disable()
+    for name, request in requests(load.tokens).items():
+        cost = uvloop.run(measure(name.partition(",")[0], msgspec.json.encode(request), load))
+        sys.stdout.write(f"{name}: {cost:.1f} us a token\n")
 
 
 if __name__ == "__main__":
-    logging.disable()
-    for name, request in REQUESTS.items():
-        cost = uvloop.run(measure(name.partition(",")[0], msgspec.json.encode(request)))
-        sys.stdout.write(f"{name}: {cost:.1f} us a token\n")
+    main()

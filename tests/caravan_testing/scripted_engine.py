@@ -62,7 +62,8 @@ class Pause:
     """A step of a script: wait until the engine's ``resume`` is set."""
 
 
-Step = GeneratedToken | Pause | EngineError
+# A list has tokens that are ready together.
+Step = GeneratedToken | list[GeneratedToken] | Pause | EngineError
 Script = Callable[[GenerationSpec], Sequence[Step]]
 
 
@@ -132,7 +133,7 @@ class ScriptedStream:
         rest = [PromptToken(-0.25, tuple(alternatives)) for _ in self.spec.prompt[1:]]
         return [PromptToken(None, ()), *rest]
 
-    async def __aiter__(self) -> AsyncIterator[GeneratedToken]:
+    async def __aiter__(self) -> AsyncIterator[Sequence[GeneratedToken]]:
         for step in self._steps:
             if isinstance(step, Pause):
                 await self._engine.resume.wait()
@@ -142,8 +143,9 @@ class ScriptedStream:
             await asyncio.sleep(self._engine.step_s)
             assert not self.closed, "read after close"
             self._first_token = self._first_token or time.monotonic()
-            self.sent += 1
-            yield step
+            tokens = step if isinstance(step, list) else [step]
+            self.sent += len(tokens)
+            yield tokens
 
     def close(self) -> None:
         assert not self.closed, "closed twice"

@@ -57,7 +57,7 @@ def undisturbed(wanted: GenerationSpec) -> list[int]:
 async def read(stream: RequestStream) -> list[int]:
     """Return the tokens of ``stream`` to its end, and close it."""
     try:
-        return [token.token_id async for token in stream]
+        return [token.token_id async for tokens in stream for token in tokens]
     finally:
         stream.close()
 

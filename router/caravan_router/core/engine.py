@@ -20,7 +20,8 @@ class StreamTimes:
 
 
 class TokenStream(Protocol):
-    """The tokens of one generation as they are sampled; ends after the token with ``finish``.
+    """The tokens of one generation as they are sampled, in lists of those that are ready together; ends after the token
+    with ``finish``.
 
     Its holder closes it on every path; closing early releases the sequence by the next step. Iterating raises
     NoShardError, GenerationError, QueueTimeoutError or DeadlineError.
@@ -42,7 +43,7 @@ class TokenStream(Protocol):
         """One entry for each token of the prompt if the spec asks for them, else empty. Complete at the first token."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[GeneratedToken]: ...
+    def __aiter__(self) -> AsyncIterator[Sequence[GeneratedToken]]: ...
 
     def close(self) -> None: ...
 

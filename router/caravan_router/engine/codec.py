@@ -275,24 +275,24 @@ def _prompt_logprobs(columns: types_pb2.PromptColumns) -> tuple[tuple[int, tuple
 
 
 def _tokens(columns: types_pb2.TokenColumns) -> tuple[tuple[int, GeneratedToken], ...]:
-    count = len(columns.sequence_ids)
-    logprobs = columns.logprobs or (math.nan,) * count
-    alternatives = _alternatives(columns) if columns.top_counts else ((),) * count
+    # Slices make lists at once; protobuf's iterators look up element by element.
+    sequence_ids = columns.sequence_ids[:]
+    logprobs = [None if math.isnan(value) else value for value in columns.logprobs] or [None] * len(sequence_ids)
+    alternatives = _alternatives(columns) if columns.top_counts else [()] * len(sequence_ids)
     return tuple(
-        (
-            sequence_id,
-            GeneratedToken(token_id, piece, special, None if math.isnan(logprob) else logprob, top, _FINISH[end]),
-        )
-        for sequence_id, token_id, piece, special, end, logprob, top in zip(
-            columns.sequence_ids,
-            columns.token_ids,
-            columns.pieces,
-            columns.specials,
-            columns.finish_reasons,
-            logprobs,
-            alternatives,
-            strict=True,
-        )
+        [
+            (sequence_id, GeneratedToken(token_id, piece, special, logprob, top, _FINISH[end]))
+            for sequence_id, token_id, piece, special, logprob, top, end in zip(
+                sequence_ids,
+                columns.token_ids[:],
+                columns.pieces[:],
+                columns.specials[:],
+                logprobs,
+                alternatives,
+                columns.finish_reasons[:],
+                strict=True,
+            )
+        ]
     )
 
 

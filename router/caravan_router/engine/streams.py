@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from caravan_router.core.engine import StreamTimes
@@ -18,11 +17,13 @@ class RequestStream:
         """``on_close`` releases the sequence; ``ask_state`` says where it is until it has ended."""
         self._on_close = on_close
         self._ask_state = ask_state
-        self._tokens: deque[GeneratedToken] = deque()
+        # Not read yet.
+        self._tokens: list[GeneratedToken] = []
         self._error: EngineError | None = None
         self._ended = False
         self._closed = False
-        self._wakeup = asyncio.Event()
+        # What the consumer awaits; None while it does not.
+        self._waiter: asyncio.Future[None] | None = None
         self._submitted = time.monotonic()
         self._started: float | None = None
         self._first_token: float | None = None
@@ -53,14 +54,20 @@ class RequestStream:
             self._first_token = time.monotonic()
         self._tokens += tokens
         self._ended = tokens[-1].finish is not None
-        self._wakeup.set()
+        self._wake()
         return self._ended
 
     def fail(self, error: EngineError) -> None:
         """End the stream with ``error``, after the tokens that it has."""
         self._error = error
         self._ended = True
-        self._wakeup.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        # It is done if the consumer was cancelled.
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def close(self) -> None:
         """Stop reading. Before the end this releases the sequence, afterwards it does nothing."""
@@ -69,13 +76,14 @@ class RequestStream:
             if not self._ended:
                 self._on_close()
 
-    async def __aiter__(self) -> AsyncIterator[GeneratedToken]:
+    async def __aiter__(self) -> AsyncIterator[list[GeneratedToken]]:
         while True:
             while self._tokens:
-                yield self._tokens.popleft()
+                tokens, self._tokens = self._tokens, []
+                yield tokens
             if self._error is not None:
                 raise self._error
             if self._ended:
                 return
-            self._wakeup.clear()
-            await self._wakeup.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter

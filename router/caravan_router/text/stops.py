@@ -41,6 +41,8 @@ class StopMatcher:
         """
         found: StopMatch | None = None
         for number, stop in enumerate(self._stops):
+            if self._states[number] == 0 and stop[0] not in text:
+                continue  # It is not begun, and does not begin in this part.
             end = self._advance(number, stop, text, ignore_matches)
             # Only a strictly earlier end replaces a match: at the same end, the longer string came first.
             if end is not None and (found is None or end < found.end):

@@ -231,7 +231,7 @@ class Engine:
             return TokenRows(), None
         logits = self.backend.logits(output_count)
         prompt_logprobs = None
-        if any(part.prompt_logprob_count for part in parts):
+        if any(part.prompt and part.prompt_logprob_count for part in parts):
             prompt_logprobs, logits = take_prompt_logprobs(parts, logits, self.backend.vocabulary)
         sampled = [part.sequence for part in parts if part.samples]
         rows = sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()

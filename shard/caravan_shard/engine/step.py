@@ -1,7 +1,7 @@
 """The parts of a step, and the arrays that describe it to the backend."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,9 +9,10 @@ from caravan_shard.backends.base import TokenBatch
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """One sequence's share of a step: ``tokens`` go to the positions from ``start``, where the cached tokens end.
+
+    A named tuple, since one is made for each sequence of a step and a frozen dataclass costs twice as much.
 
     ``samples``: the step samples the next token of the sequence.
     ``prompt``: the tokens are a chunk of the prompt; the sequence knows them only once the step has succeeded.
@@ -43,14 +44,11 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
     The order lets llama.cpp's split layout compute runs of consecutive ids together.
     """
     adapter = parts[0].sequence.parameters.adapter
-    if all(len(part.tokens) == 1 for part in parts):
-        return TokenBatch(
-            np.array([part.tokens[0] for part in parts], np.int32),
-            np.array([part.start for part in parts], np.int32),
-            np.array([part.sequence.sequence_id for part in parts], np.int32),
-            np.array([part.output_count for part in parts], np.int8),
-            adapter,
-        )
+    if not any(part.prompt for part in parts):
+        rows = [(part.tokens[0], part.start, part.sequence.sequence_id) for part in parts]
+        # One array for all columns: making an array costs more than filling it.
+        tokens, positions, sequence_ids = np.array(list(zip(*rows, strict=True)), np.int32)
+        return TokenBatch(tokens, positions, sequence_ids, np.ones(len(parts), np.int8), adapter)
     outputs = np.zeros(sum(len(part.tokens) for part in parts), np.int8)
     end = 0
     for part in parts:

@@ -43,8 +43,6 @@ from caravan_shard.protocol.results import (
     SavedBytes,
     StepOutcome,
     StepResult,
-    Timings,
-    TokenRows,
 )
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
@@ -220,14 +218,14 @@ def _outcome(outcome: StepOutcome) -> types_pb2.StepOutcome.ValueType:
             assert_never(outcome)
 
 
-def _columns(rows: TokenRows) -> types_pb2.TokenColumns:
-    columns = types_pb2.TokenColumns(
-        sequence_ids=rows.sequence_ids,
-        token_ids=rows.token_ids,
-        pieces=rows.pieces,
-        specials=rows.specials,
-        finish_reasons=[_FINISH[reason] for reason in rows.finish_reasons],
-    )
+def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse, result: StepResult) -> None:
+    """Write the parts that all replies to steps have. In place, since protobuf copies messages that it is given."""
+    rows, columns = result.rows, message.tokens
+    columns.sequence_ids.extend(rows.sequence_ids)
+    columns.token_ids.extend(rows.token_ids)
+    columns.pieces.extend(rows.pieces)
+    columns.specials.extend(rows.specials)
+    columns.finish_reasons.extend([_FINISH[reason] for reason in rows.finish_reasons])
     if rows.logprobs:
         columns.logprobs.extend(rows.logprobs)
         columns.top_counts.extend(rows.top_counts)
@@ -235,7 +233,10 @@ def _columns(rows: TokenRows) -> types_pb2.TokenColumns:
         columns.top_logprobs.extend(rows.top_logprobs)
         columns.top_pieces.extend(rows.top_pieces)
         columns.top_specials.extend(rows.top_specials)
-    return columns
+    timings = message.timings
+    timings.forward_ns = result.timings.forward_ns
+    timings.sample_ns = result.timings.sample_ns
+    timings.total_ns = result.timings.total_ns
 
 
 def _prompt_columns(rows: PromptLogprobs) -> types_pb2.PromptColumns:
@@ -251,25 +252,21 @@ def _prompt_columns(rows: PromptLogprobs) -> types_pb2.PromptColumns:
     )
 
 
-def _timings(timings: Timings) -> types_pb2.StepTimings:
-    return types_pb2.StepTimings(forward_ns=timings.forward_ns, sample_ns=timings.sample_ns, total_ns=timings.total_ns)
-
-
 def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
     """Encode the reply to Prefill."""
-    return shard_pb2.PrefillResponse(
+    message = shard_pb2.PrefillResponse(
         outcome=_outcome(result.outcome),
-        tokens=_columns(result.rows),
-        timings=_timings(result.timings),
         prompt=_prompt_columns(result.prompt_logprobs) if result.prompt_logprobs is not None else None,
     )
+    _fill_step(message, result)
+    return message
 
 
 def decode_response(result: StepResult) -> shard_pb2.DecodeResponse:
     """Encode one reply to Decode."""
-    return shard_pb2.DecodeResponse(
-        outcome=_outcome(result.outcome), tokens=_columns(result.rows), timings=_timings(result.timings)
-    )
+    message = shard_pb2.DecodeResponse(outcome=_outcome(result.outcome))
+    _fill_step(message, result)
+    return message
 
 
 def filter_response(holdings: Holdings) -> shard_pb2.FilterBatchResponse:

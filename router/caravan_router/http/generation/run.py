@@ -11,7 +11,7 @@ from caravan_router.core.engine import StreamTimes, TokenStream
 from caravan_router.core.errors import DeadlineError, EngineError, IncompleteGenerationError
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
-from caravan_router.core.tokens import PromptToken
+from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.server.errors import AbortedError, kind_of
 from caravan_router.http.server.state import AppState
@@ -24,8 +24,8 @@ T = TypeVar("T")
 class Run:
     """One generation. Entering submits it; leaving releases its sequence and counts it, even after an error.
 
-    Iterate over it for lists of pieces that may leave together. The sequence is released as soon as a stop string
-    matched, so that it gets no further step.
+    Iterating over it yields what is ready: an iterator over the lists of pieces that tokens release, which must be read
+    to its end. The sequence is released as soon as a stop string matched, so that it gets no further step.
     """
 
     __slots__ = ("_arrived", "_assembler", "_last_token", "_state", "_stream", "cut", "finish", "spec", "tokens")
@@ -91,9 +91,17 @@ class Run:
         else:
             metrics.request_failed(Failure.DROPPED)
 
-    async def __aiter__(self) -> AsyncIterator[list[Piece]]:
-        """Yield the next pieces, never an empty list. Raises EngineError."""
-        async for token in self._stream:
+    async def __aiter__(self) -> AsyncIterator[Iterator[list[Piece]]]:
+        """Yield what is ready, then wait for more. Raises EngineError."""
+        async for tokens in self._stream:
+            yield self._assemble(tokens)
+            if self.finish is not None:
+                return
+        raise IncompleteGenerationError("the stream ended without a finish reason")
+
+    def _assemble(self, tokens: Sequence[GeneratedToken]) -> Iterator[list[Piece]]:
+        """Yield the pieces that each token releases, never an empty list, until the run has ended."""
+        for token in tokens:
             self._count_token()
             pieces = self._assembler.push(token)
             if pieces:
@@ -102,7 +110,6 @@ class Run:
                 yield pieces
             if self.finish is not None:
                 return
-        raise IncompleteGenerationError("the stream ended without a finish reason")
 
     async def read(self, take: Callable[[Sequence[Piece]], None]) -> None:
         """Pass all pieces to ``take``, for a reply that is sent whole.
@@ -110,8 +117,9 @@ class Run:
         A deadline ends the run with what was generated so far and FinishReason.LENGTH. Raises every other EngineError.
         """
         try:
-            async for pieces in self:
-                take(pieces)
+            async for ready in self:
+                for pieces in ready:
+                    take(pieces)
         except DeadlineError as error:
             self.cut = error
             self._end(FinishReason.LENGTH)
@@ -162,10 +170,9 @@ def started(state: AppState, requests: Sequence[ValidRequest], arrived: float) -
 
 async def on_all(runs: Sequence[Run], work: Callable[[int, Run], Awaitable[None]]) -> None:
     """Do ``work`` on every run at the same time."""
-    if len(runs) == 1:
-        await work(0, runs[0])
-    else:
-        await together([work(index, run) for index, run in enumerate(runs)])
+    # A single run gets a task too: resuming a task goes through all of its nested coroutines, and the task that handles
+    # the request is a dozen deep.
+    await together([work(index, run) for index, run in enumerate(runs)])
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:

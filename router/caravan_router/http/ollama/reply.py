@@ -69,11 +69,14 @@ class AnswerReply(Reply):
         output = ChatOutput(self._chat.plan.parser())
         unsent = _Unsent()
         model = self._chat.model
-        async for pieces in run:
-            self._take(pieces, output, unsent, run)
-            text, calls = unsent.take_text(), unsent.take_calls(ended=output.finish is not None)
-            if text or calls:
-                await events.send(_ENCODER.encode(self._shape(model, text, calls)))
+        async for ready in run:
+            messages = []
+            for pieces in ready:
+                self._take(pieces, output, unsent, run)
+                text, calls = unsent.take_text(), unsent.take_calls(ended=output.finish is not None)
+                if text or calls:
+                    messages.append(_ENCODER.encode(self._shape(model, text, calls)))
+            await events.send(*messages)
         last = self._shape(model, "", ())
         self._finish(last, output, run)
         await events.send(_ENCODER.encode(last))

@@ -5,11 +5,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
 from caravan_router.http.limits import Limits
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractStreamWriter
 
 # Set once a streamed response has started: errors can no longer become a status.
 STREAM_BEGUN = web.RequestKey("stream_begun", bool)
@@ -33,7 +36,7 @@ class Framing:
 
     def frame(self, data: bytes) -> bytes:
         """Return one message. ``data`` is JSON, so that nothing in it can end the message."""
-        if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        if not data.isascii() and (b"\xe2\x80" in data or b"\xc2\x85" in data):
             for raw, escaped in _LINE_ENDS.items():
                 data = data.replace(raw, escaped)
         return self.before + data + self.after
@@ -48,8 +51,7 @@ class EventStream:
     """A streamed response, used as an async context manager.
 
     Entering sends the headers; leaving without an error ends the body. A client that disconnected is not an error.
-    ``send`` waits only while this client's buffers are full. The transport flushes once per loop iteration, so tokens
-    that are ready together leave in one system call.
+    ``send`` waits only while this client's buffers are full. Messages of one call leave in one write.
     """
 
     def __init__(
@@ -67,13 +69,16 @@ class EventStream:
             }
         )
         self._pulse: asyncio.Task[None] | None = None
+        self._writer: AbstractStreamWriter
         self._written_at = time.monotonic()
         # When the current write began, in seconds on time.monotonic; None between writes.
         self._blocked_since: float | None = None
 
     async def __aenter__(self) -> Self:
         self._request[STREAM_BEGUN] = True
-        await self.response.prepare(self._request)
+        writer = await self.response.prepare(self._request)
+        assert writer is not None
+        self._writer = writer
         self._pulse = asyncio.create_task(self._keep_alive_or_cut())
         return self
 
@@ -93,11 +98,14 @@ class EventStream:
         return isinstance(error, ConnectionResetError)
 
     async def send(self, *messages: bytes) -> None:
-        """Write JSON ``messages``. Raises ConnectionResetError when the client has disconnected or was cut."""
+        """Write JSON ``messages``, if any. Raises ConnectionResetError when the client has disconnected or was cut."""
+        if not messages:
+            return
         frame = self._framing.frame
         data = frame(messages[0]) if len(messages) == 1 else b"".join(map(frame, messages))
         now = self._blocked_since = time.monotonic()
-        await self.response.write(data)
+        # Not through the response, which would check at each event that it has been prepared.
+        await self._writer.write(data)
         self._blocked_since = None
         self._written_at = now
 

@@ -1,6 +1,7 @@
 """Replies of ``/generate``, ``/generate_stream`` and ``POST /``, whole and streamed."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import ClassVar
 
 import msgspec
@@ -116,9 +117,9 @@ class GenerateReply(Reply):
         top_tokens = bool(self._parameters.top_n_tokens)
         text = [self._before]
         number = 0
-        async for pieces in run:
+        async for ready in run:
             messages = []
-            for piece in pieces:
+            for piece in chain.from_iterable(ready):
                 number += 1
                 text.append(piece.text)
                 message = StreamEvent(

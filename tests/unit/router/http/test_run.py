@@ -19,9 +19,14 @@ def run_of(service: Service, stops: tuple[str, ...], *steps: Step) -> Run:
     return Run(service.app[STATE], SPEC, TextOptions(stops=stops), arrived=0.0)
 
 
+async def read_to_end(run: Run) -> None:
+    async for ready in run:
+        assert list(ready)
+
+
 async def test_held_back_pieces_are_yielded_together_and_every_token_counts(service: Service) -> None:
     with run_of(service, ("bx",), word("a"), word("b"), word("c"), EOS_TOKEN) as run:
-        texts = [[piece.text for piece in pieces] async for pieces in run]
+        texts = [[piece.text for piece in pieces] async for ready in run for pieces in ready]
     assert texts == [["a"], ["b", "c"], [""]]
     assert run.tokens == 4
     assert run.finish is FinishReason.EOS_TOKEN
@@ -30,7 +35,7 @@ async def test_held_back_pieces_are_yielded_together_and_every_token_counts(serv
 
 async def test_a_stop_string_closes_the_stream_without_another_token(service: Service) -> None:
     with run_of(service, ("b",), word("a"), word("b"), word("c"), EOS_TOKEN) as run:
-        texts = ["".join(piece.text for piece in pieces) async for pieces in run]
+        texts = ["".join(piece.text for piece in pieces) async for ready in run for pieces in ready]
         assert service.engine.all_closed
     assert texts == ["a", ""]
     assert service.engine.streams[0].sent == 2
@@ -41,22 +46,22 @@ async def test_an_error_is_raised_and_the_stream_is_closed(service: Service) -> 
         pytest.raises(GenerationError, match="broken"),
         run_of(service, (), word("a"), GenerationError("broken")) as run,
     ):
-        async for _ in run:
-            pass
+        await read_to_end(run)
     assert service.engine.all_closed
     assert await service.sample('tgi_request_failure{err="generation"}') == 1
 
 
 async def test_a_stream_that_ends_without_a_finish_reason_is_an_error(service: Service) -> None:
     with pytest.raises(IncompleteGenerationError), run_of(service, (), word("a")) as run:
-        async for _ in run:
-            pass
+        await read_to_end(run)
 
 
-async def test_a_reader_may_end_a_run_early(service: Service) -> None:
-    with run_of(service, (), word("a"), word("b"), EOS_TOKEN) as run:
-        async for _ in run:
-            run.end()
+@pytest.mark.parametrize("steps", [[word("a"), word("b"), EOS_TOKEN], [[word("a"), word("b"), EOS_TOKEN]]])
+async def test_a_reader_may_end_a_run_early(service: Service, steps: list[Step]) -> None:
+    with run_of(service, (), *steps) as run:
+        async for ready in run:
+            for _ in ready:
+                run.end()
     assert (run.tokens, run.finish) == (1, FinishReason.STOP_SEQUENCE)
     assert service.engine.all_closed
 

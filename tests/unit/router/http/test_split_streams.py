@@ -68,3 +68,27 @@ async def test_the_splitting_proxy_changes_no_byte(service: Service) -> None:
     async with splitting(service.url, 1) as url:
         split, direct = await exchange(url, [request]), await exchange(service.url, [request])
     assert split.partition(b"\r\n\r\n")[2] == direct.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "mark"),
+    [
+        ("/generate_stream", b'{"inputs":"a"}', b"data:"),
+        ("/v1/completions", b'{"prompt":"a","stream":true}', b"data:"),
+        ("/v1/chat/completions", b'{"messages":[{"role":"user","content":"a"}],"stream":true}', b"data:"),
+        ("/api/generate", b'{"model":"any","prompt":"a","raw":true}', b'"done":false'),
+    ],
+)
+async def test_tokens_that_are_ready_together_leave_in_one_write(path: str, body: bytes, mark: bytes) -> None:
+    last = word("d", finish=FinishReason.LENGTH)
+    engine = ScriptedEngine(script=lambda _: [[word("a"), word("b"), word("c")], last], model=CHAT_MODEL)
+    async with serving(engine) as service:
+        reply = await exchange(service.url, [post(path, body, "Connection: close")])
+    # Each write is a chunk of the body: its length in hexadecimal digits, a line break, the data, a line break.
+    rest, writes = reply.partition(b"\r\n\r\n")[2], []
+    while rest:
+        length, _, rest = rest.partition(b"\r\n")
+        size = int(length, 16)
+        writes.append(rest[:size].count(mark))
+        rest = rest[size + 2 :]
+    assert writes[:2] == [3, 1]

@@ -74,19 +74,22 @@ class ChatReply(Reply):
     async def send(self, events: EventStream, index: int, run: Run) -> None:
         output = ChatOutput(self._chat.plan.parser())
         token_ids = bool(self._body.return_token_ids)
-        async for pieces in run:
-            parts = output.push(pieces, pieces[-1].finish)
-            delta = output.delta(parts, always=self._chat.logprobs or token_ids)
-            if not output.wanted:
-                run.end()
-            if delta is not None:
-                logprobs = chat_logprobs(pieces) if self._chat.logprobs else None
-                # All choices share one chunk: it is encoded before another choice can change it.
-                ids = token_ids_of(pieces) if token_ids else msgspec.UNSET
-                self._chunk.choices = [ChunkChoice(index, delta, logprobs, output.finish, ids)]
-                await events.send(_ENCODER.encode(self._chunk))
-                # Only the first chunk has the prompt's token ids.
-                self._chunk.prompt_token_ids = msgspec.UNSET
+        async for ready in run:
+            messages = []
+            for pieces in ready:
+                parts = output.push(pieces, pieces[-1].finish)
+                delta = output.delta(parts, always=self._chat.logprobs or token_ids)
+                if not output.wanted:
+                    run.end()
+                if delta is not None:
+                    logprobs = chat_logprobs(pieces) if self._chat.logprobs else None
+                    # All choices share one chunk: it is encoded before another choice can change it.
+                    ids = token_ids_of(pieces) if token_ids else msgspec.UNSET
+                    self._chunk.choices = [ChunkChoice(index, delta, logprobs, output.finish, ids)]
+                    messages.append(_ENCODER.encode(self._chunk))
+                    # Only the first chunk has the prompt's token ids.
+                    self._chunk.prompt_token_ids = msgspec.UNSET
+            await events.send(*messages)
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
         if not wants_usage(self._body.stream_options):

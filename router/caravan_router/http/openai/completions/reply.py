@@ -81,18 +81,21 @@ class CompletionReply(Reply):
 
     async def send(self, events: EventStream, index: int, run: Run) -> None:
         before: Echo | int | None = None
-        async for pieces in run:
-            choice = self._choice(
-                index, pieces, pieces[-1].finish, self._echo(index, run) if before is None else before
-            )
-            if before is None and self._body.return_token_ids:
-                choice.prompt_token_ids = list(run.spec.prompt)
-            before = (before if isinstance(before, int) else 0) + len(choice.text)
-            # An incomplete character or a control token has no text to send.
-            if choice.text or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
-                # All choices share one envelope: it is encoded before another choice can change it.
-                self._envelope.choices = [choice]
-                await events.send(_ENCODER.encode(self._envelope))
+        async for ready in run:
+            messages = []
+            for pieces in ready:
+                choice = self._choice(
+                    index, pieces, pieces[-1].finish, self._echo(index, run) if before is None else before
+                )
+                if before is None and self._body.return_token_ids:
+                    choice.prompt_token_ids = list(run.spec.prompt)
+                before = (before if isinstance(before, int) else 0) + len(choice.text)
+                # An incomplete character or a control token has no text to send.
+                if choice.text or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
+                    # All choices share one envelope: it is encoded before another choice can change it.
+                    self._envelope.choices = [choice]
+                    messages.append(_ENCODER.encode(self._envelope))
+            await events.send(*messages)
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
         if not wants_usage(self._body.stream_options):

@@ -1,0 +1,16 @@
+"""Environment variables of gRPC, which reads them when it is imported: import this module, not grpc, before."""
+
+import os
+
+
+def prepare_grpc() -> None:
+    """Choose how gRPC works in this process and its children, where the environment does not say it already.
+
+    Support for forking is off: children replace themselves by other programs and never use a channel of their parent,
+    but each start of one would log a line.
+
+    The event engine is off: it passes each message through three of its threads. Without it, the thread that grpc.aio
+    has in any case reads the socket, which saves 30 to 50 us of CPU time a step, router and shard together.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
