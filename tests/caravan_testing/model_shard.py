@@ -342,7 +342,6 @@ class ModelShard:
             assert end <= len(held.cells), f"saved up to {end} of {len(held.cells)}"
             if self.layout.saving is Saving.WHOLE_ONLY:
                 assert (entry.start, len(places)) == (0, 1)
-            assert entry.release or self.layout.saving is not Saving.ON_RELEASE
             key = entry.cuts[-1][1]
             size = 0
             is_there = key in self.runs

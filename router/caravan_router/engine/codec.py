@@ -247,7 +247,6 @@ def saved_runs(message: shard_pb2.ListRunsResponse) -> list[SavedRun]:
 
 _SAVING = {
     shard_pb2.RUN_SAVING_ANY: Saving.ANY,
-    shard_pb2.RUN_SAVING_ON_RELEASE: Saving.ON_RELEASE,
     shard_pb2.RUN_SAVING_WHOLE_ONLY: Saving.WHOLE_ONLY,
 }
 

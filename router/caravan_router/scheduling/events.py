@@ -12,8 +12,6 @@ class Saving(Enum):
 
     # Any run of them, which can be cut anywhere.
     ANY = "any"
-    # The same, but the sequence is released.
-    ON_RELEASE = "on_release"
     # All of them, and they cannot be cut.
     WHOLE_ONLY = "whole_only"
     NOTHING = "nothing"

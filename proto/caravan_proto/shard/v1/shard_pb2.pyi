@@ -70,11 +70,9 @@ class _RunSavingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunSaving.V
     RUN_SAVING_UNSPECIFIED: _RunSaving.ValueType  # 0
     RUN_SAVING_ANY: _RunSaving.ValueType  # 1
     """Any part; a run can be cut at any position."""
-    RUN_SAVING_ON_RELEASE: _RunSaving.ValueType  # 2
-    """Any part, when the sequence is released; a run can be cut at any position."""
-    RUN_SAVING_WHOLE_ONLY: _RunSaving.ValueType  # 3
+    RUN_SAVING_WHOLE_ONLY: _RunSaving.ValueType  # 2
     """The whole sequence; a run cannot be cut."""
-    RUN_SAVING_NOTHING: _RunSaving.ValueType  # 4
+    RUN_SAVING_NOTHING: _RunSaving.ValueType  # 3
 
 class RunSaving(_RunSaving, metaclass=_RunSavingEnumTypeWrapper):
     """Which cells of a sequence can be saved as a run."""
@@ -82,11 +80,9 @@ class RunSaving(_RunSaving, metaclass=_RunSavingEnumTypeWrapper):
 RUN_SAVING_UNSPECIFIED: RunSaving.ValueType  # 0
 RUN_SAVING_ANY: RunSaving.ValueType  # 1
 """Any part; a run can be cut at any position."""
-RUN_SAVING_ON_RELEASE: RunSaving.ValueType  # 2
-"""Any part, when the sequence is released; a run can be cut at any position."""
-RUN_SAVING_WHOLE_ONLY: RunSaving.ValueType  # 3
+RUN_SAVING_WHOLE_ONLY: RunSaving.ValueType  # 2
 """The whole sequence; a run cannot be cut."""
-RUN_SAVING_NOTHING: RunSaving.ValueType  # 4
+RUN_SAVING_NOTHING: RunSaving.ValueType  # 3
 Global___RunSaving: _TypeAlias = RunSaving  # noqa: Y015
 
 @_typing.final

@@ -1,6 +1,5 @@
 """Which ended sequences are saved now, so that their cells and ids can be given to others without loss."""
 
-from caravan_router.scheduling.events import Saving
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.resident import Resident
 
@@ -26,7 +25,7 @@ def to_save(shard: ShardAccount, now: float, waiting: int) -> list[Resident]:
         return _within(unsaved, _MOST_CELLS_AT_ONCE)
     can_take = bool(shard.free_ids or shard.releasing) or len(unsaved) < len(shard.parked)
     is_idle = not shard.residents and not shard.in_flight and now - unsaved[-1].last_used_s >= _IDLE_S
-    if can_take and (not is_idle or shard.layout.saving is Saving.ON_RELEASE):
+    if can_take and not is_idle:
         return []
     return unsaved[:1]
 
@@ -44,4 +43,4 @@ def _within(residents: list[Resident], cells: int) -> list[Resident]:
 
 def releases(shard: ShardAccount, waiting: int) -> bool:
     """Whether parked sequences are released when they are saved."""
-    return (shard.layout.shares_cells and not waiting) or shard.layout.saving is Saving.ON_RELEASE
+    return shard.layout.shares_cells and not waiting

@@ -46,16 +46,6 @@ def test_an_idle_shard_saves_one_after_another() -> None:
     assert numbers(shard) == []
 
 
-def test_what_can_only_be_saved_by_giving_it_up_is_kept_as_long_as_possible() -> None:
-    shard = ledger(
-        limits=limits_of(cells=1600, shares_cells=False, max_sequences=2, memory_bytes=1, saving=Saving.ON_RELEASE)
-    )
-    ended(shard, 1)
-    assert numbers(shard) == []
-    ended(shard, 2)
-    assert numbers(shard) == [1]
-
-
 @pytest.mark.parametrize("limits", [limits_of(), limits_of(memory_bytes=1, saving=Saving.NOTHING)])
 def test_nothing_is_saved_where_it_cannot_be(limits: object) -> None:
     shard = ledger(limits=limits)  # type: ignore[arg-type]
