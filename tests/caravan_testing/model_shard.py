@@ -118,6 +118,7 @@ class ModelShard:
         self.refuse_next_save = False
         self.break_next_load = False
         self.lose_next_moved = False
+        self.refuse_next_layout = False
         self._step_seconds = step_seconds
         self._steps_of_current = 0
         self._cells = itertools.count()
@@ -409,6 +410,11 @@ class ModelShard:
         other = self.limits.other_layout
         assert other is not None
         assert other.shares_cells is command.shares_cells
+        if self.refuse_next_layout:
+            self.refuse_next_layout = False
+            self.limits = replace(self.limits, other_layout=None)
+            layout = self.layout
+            return LayoutSet(shard=self.name, command_id=command.command_id, layout=layout, lost=(), seconds=0.2)
         self.limits = replace(self.limits, layout=other, other_layout=self.limits.layout)
         lost = tuple(self.held)[:1] if self.lose_next_moved else ()
         self.lose_next_moved = False

@@ -156,7 +156,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def spoil(self, data: st.DataObject) -> None:
         """Let the next Save, Load or SetLayout fail for some."""
         shard = self.simulation.shards[data.draw(st.sampled_from(sorted(self.simulation.shards)))]
-        what = data.draw(st.sampled_from(["refuse_next_save", "break_next_load", "lose_next_moved"]))
+        what = data.draw(
+            st.sampled_from(["refuse_next_save", "break_next_load", "lose_next_moved", "refuse_next_layout"])
+        )
         setattr(shard, what, True)
 
     @precondition(lambda self: self.simulation.shards)

@@ -121,9 +121,9 @@ class Scheduler:
         self._state.abort(sequence)
         self._state.outbox.add(Fail(sequence.request_id, reason))
 
-    def _fail_misfits(self, waiting: list[Sequence]) -> None:
-        """End requests of ``waiting`` that fit no shard even when it is empty. Without any shard they may wait."""
-        for sequence in waiting if self._state.shards else ():
+    def _fail_misfits(self, sequences: list[Sequence]) -> None:
+        """End requests of ``sequences`` that fit no shard even when it is empty. Without any shard they may wait."""
+        for sequence in sequences if self._state.shards else ():
             if not any(shard.could_ever_hold(sequence) for shard in self._state.shards.values()):
                 self._fail(sequence, FailureReason.DOES_NOT_FIT)
 
@@ -241,6 +241,7 @@ class Scheduler:
             case LayoutSet():
                 for resident in shard.apply_layout(event):
                     self._lose_cells(resident.sequence)
+                self._fail_misfits(list(self._state.sequences.values()))
             case CommandEnded():
                 shard.end_command(command)
             case _:

@@ -324,8 +324,9 @@ class ShardLedger(ShardAccount):
     def apply_layout(self, reply: LayoutSet) -> list[Resident]:
         """Apply a change of the layout. Return the live residents that were lost by it: their stay has ended."""
         before = self.limits
-        if reply.layout.shares_cells != before.layout.shares_cells:
-            self.limits = replace(before, layout=reply.layout, other_layout=before.layout)
+        # A shard that could not change would fail again.
+        changed = reply.layout.shares_cells != before.layout.shares_cells
+        self.limits = replace(before, layout=reply.layout, other_layout=before.layout if changed else None)
         self.layout_set_s = self._now_s
         lost: list[Resident] = []
         for sequence_id in reply.lost:

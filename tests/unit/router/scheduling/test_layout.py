@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from caravan_router.scheduling.actions import Decode, Load, Prefill, Save, SetLayout
+from caravan_router.scheduling.actions import Decode, FailureReason, Load, Prefill, Save, SetLayout
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits
 from caravan_testing.simulation import Simulation
@@ -80,6 +80,18 @@ def test_a_sequence_that_cannot_be_moved_is_computed_again() -> None:
     sim.run()
     sim.check_at_rest()
     assert first in sim.finished
+
+
+def test_a_shard_that_cannot_change_is_not_asked_again() -> None:
+    sim = simulation()
+    short = sim.submit(prompt(20), 60, ignore_eos=True)
+    growing = sim.submit(prompt(20, 3), 200, ignore_eos=True)
+    sim.shards["a"].refuse_next_layout = True
+    sim.run()
+    sim.check_at_rest()
+    assert layouts(sim) == [True]
+    assert short in sim.finished
+    assert sim.failed[growing] is FailureReason.DOES_NOT_FIT
 
 
 def test_ended_sequences_are_saved_before_the_layout_changes() -> None:
