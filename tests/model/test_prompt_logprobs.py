@@ -86,7 +86,7 @@ def test_prompt_logprobs_equal_llamas(model: Path, layout: KvLayout) -> None:
 
 
 def test_prompts_longer_than_a_window_have_prompt_logprobs(record_property: Callable[[str, object], None]) -> None:
-    driver = ModelDriver(fetched(WINDOW_MODEL), ctx_size=2048)
+    driver = ModelDriver(fetched(WINDOW_MODEL), ctx_size=2048, kv_layout="unified")
     size = driver.backend.capacity.max_prompt_logprob_tokens
     tokens = driver.tokens(TEXT * 25)[:560]
     logprobs, _ = prompt_logprobs_of(driver, tokens, size)
