@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from caravan_router.engine.batcher import Batcher
 from caravan_router.serve.shard_process import ShardProcess, ShardStartError
 
 _log = logging.getLogger(__name__)
+
+# The default of a shard's --cache-ram.
+_CACHE_RAM_MIB = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +60,15 @@ def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[
     )
 
 
-def _thread_flags(shards: int, flags: Sequence[str]) -> list[str]:
-    """Return the flags that divide the cores among several shards, unless the user has set the number of threads."""
-    if shards == 1 or {"-t", "--threads"} & set(flags) or "CARAVAN_THREADS" in os.environ:
-        return []
-    return ["--threads", str(max(1, len(os.sched_getaffinity(0)) // shards))]
+def host_shares(shards: int, flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the flags that divide the host's cores and memory among several shards, but for what the user has set."""
+    given = {flag.partition("=")[0] for flag in flags}
+    shares: list[str] = []
+    if shards > 1 and not {"-t", "--threads"} & given and "CARAVAN_THREADS" not in environment:
+        shares += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // shards))]
+    if shards > 1 and not {"-cram", "--cache-ram"} & given and "CARAVAN_CACHE_RAM" not in environment:
+        shares += ["--cache-ram", str(_CACHE_RAM_MIB // shards)]
+    return shares
 
 
 async def _announce_when_ready(engine: Batcher, url: str) -> None:
@@ -75,7 +82,7 @@ async def _announce_when_ready(engine: Batcher, url: str) -> None:
 
 
 async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str], folder: Path) -> None:
-    flags = [*_thread_flags(serve.shards, shard_flags), *shard_flags]
+    flags = [*host_shares(serve.shards, shard_flags, os.environ), *shard_flags]
     shards = [ShardProcess(f"shard-{number}", folder / f"{number}.sock", flags) for number in range(serve.shards)]
     stop = stop_on_signals()
     router = replace(router, shard=(*(shard.address for shard in shards), *router.shard))
