@@ -4,8 +4,8 @@ DEMO_MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO_MODEL)
 SHARDS ?= 1
 ARGS ?=
-# The tests of a file share servers and stay together.
-PYTEST := .venv/bin/pytest --numprocesses 2 --dist loadfile
+# The tests of a file share servers and stay together. Those in tests/e2e are the slowest and start first.
+PYTEST := .venv/bin/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 MINUTES ?= 20
 BIN := .venv/bin
 INSTALLED := .venv/.installed
