@@ -84,11 +84,8 @@ class Engine:
         if not parts:
             return StepResult(StepOutcome.OK, TokenRows(), _timings(started_ns, 0, 0))
         parts.sort(key=lambda part: part.sequence.sequence_id)
-        tokens = sum(len(part.tokens) for part in parts)
         # Taking over cuts a sequence back, which cannot be undone: here the backend's own NO_KV would come too late.
-        if any(chunk.takes_over for chunk in command.chunks) and not self._pool.has_room(
-            (part.sequence for part in parts), tokens
-        ):
+        if any(chunk.takes_over for chunk in command.chunks) and not self._has_room(parts):
             return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
         self._pool.share(command.chunks)
         return self._run_step(parts, started_ns)
@@ -165,6 +162,13 @@ class Engine:
         self._sampler.close()
         self._finder.close()
         self.backend.close()
+
+    def _has_room(self, parts: list[Part]) -> bool:
+        """Whether the tokens of ``parts`` fit, also into what one sequence may have in the split layout."""
+        most = self.backend.capacity.current.cells_per_sequence
+        if any(part.start + len(part.tokens) > most for part in parts):
+            return False
+        return self._pool.has_room((part.sequence for part in parts), sum(len(part.tokens) for part in parts))
 
     def _new_check(self) -> CommandCheck:
         return CommandCheck(self._pool.held, self.runs, self.backend.capacity)

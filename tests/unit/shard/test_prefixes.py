@@ -180,3 +180,17 @@ def test_a_recurrent_sequence_survives_a_failed_take_over() -> None:
     backend.hook = None
     driver.decode([0])
     assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True)
+
+
+def test_nothing_is_taken_over_where_another_sequence_has_outgrown_its_part() -> None:
+    """A source that is taken over is cut back: too late to find that the step has no room."""
+    backend = ToyBackend(cells=64, max_sequences=4, layout=KvLayout.SPLIT, other_layouts=[KvLayout.UNIFIED])
+    driver = EngineDriver(backend)
+    driver.prefill(first_chunk(0, [65] * 10, ignore_eos=True))
+    driver.decode([0], steps=6)
+    driver.prefill(first_chunk(2, [32, 32], max_new=1, ignore_eos=True))
+    assert backend.length(0) == 16
+    result = driver.try_prefill(first_chunk(2, [33], copy=Prefix(source_id=2, length=1)), riders=[0])
+    assert isinstance(result, StepResult)
+    assert result.outcome is StepOutcome.NO_KV
+    assert backend.length(2) == 2
