@@ -118,7 +118,7 @@ class Engine:
             return refusal
         self._pool.apply(command.header)
         sizes = [self._pool.save(entry) for entry in command.entries]
-        return Saved(sizes=sizes, used=self.runs.used, total_ns=perf_counter_ns() - started_ns)
+        return Saved(sizes=sizes, total_ns=perf_counter_ns() - started_ns)
 
     def load(self, command: Load, started_ns: int) -> Loaded | Refusal:
         """Make sequences of saved runs."""
@@ -130,7 +130,6 @@ class Engine:
         return Loaded(
             loaded=[bad is None for bad in bad_runs],
             bad_runs=list(dict.fromkeys(key for bad in bad_runs for key in bad or ())),
-            used=self.runs.used,
             total_ns=perf_counter_ns() - started_ns,
         )
 

@@ -116,7 +116,6 @@ class Saved:
     """``sizes`` has the size of the run of each entry in bytes, None if it was not saved."""
 
     sizes: list[int | None]
-    used: SavedBytes
     total_ns: int
 
 
@@ -126,7 +125,6 @@ class Loaded:
 
     loaded: list[bool]
     bad_runs: list[bytes]
-    used: SavedBytes
     total_ns: int
 
 

@@ -280,7 +280,6 @@ def save_response(result: Saved) -> shard_pb2.SaveResponse:
         saved=[size is not None for size in result.sizes],
         bytes=[size or 0 for size in result.sizes],
         total_ns=result.total_ns,
-        saved_bytes=_saved_bytes(result.used),
     )
 
 
@@ -290,7 +289,6 @@ def load_response(result: Loaded) -> shard_pb2.LoadResponse:
         loaded=result.loaded,
         bad_runs=result.bad_runs,
         total_ns=result.total_ns,
-        saved_bytes=_saved_bytes(result.used),
     )
 
 

@@ -139,7 +139,7 @@ def test_a_key_that_is_there_is_saved_already(driver: EngineDriver) -> None:
     result = driver.engine.save(Save(entries=[save_entry(0, PROMPT), save_entry(1, PROMPT, release=True)]), 0)
     assert isinstance(result, Saved)
     assert result.sizes == [CELL_BYTES * len(PROMPT)] * 2
-    assert result.used.memory == CELL_BYTES * len(PROMPT)
+    assert driver.engine.runs.used.memory == CELL_BYTES * len(PROMPT)
     assert driver.engine.sequence_count == 1
 
 

@@ -143,7 +143,7 @@ async def test_a_decode_yields_to_commands_about_runs_and_runs_outlive_a_lease()
         worker.release_all(OVERTAKEN)
         (result,) = await all_of(worker.submit(Load(entries=[load_entry(0, prompt)])))
         assert isinstance(result, Loaded)
-        assert (result.loaded, result.used.memory) == ([True], 8 * len(prompt))
+        assert result.loaded == [True]
         assert engine.unfinished_count == 0
 
 

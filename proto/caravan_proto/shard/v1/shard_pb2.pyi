@@ -724,7 +724,6 @@ class SaveResponse(_message.Message):
     SAVED_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_NS_FIELD_NUMBER: _builtins.int
-    SAVED_BYTES_FIELD_NUMBER: _builtins.int
     total_ns: _builtins.int
     @_builtins.property
     def saved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
@@ -734,19 +733,16 @@ class SaveResponse(_message.Message):
     def bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The size of the run of each entry; 0 if it was not saved."""
 
-    @_builtins.property
-    def saved_bytes(self) -> Global___SavedBytes: ...
     def __init__(
         self,
         *,
         saved: _abc.Iterable[_builtins.bool] | None = ...,
         bytes: _abc.Iterable[_builtins.int] | None = ...,
         total_ns: _builtins.int = ...,
-        saved_bytes: Global___SavedBytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["saved_bytes", b"saved_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "saved", b"saved", "saved_bytes", b"saved_bytes", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "saved", b"saved", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -868,7 +864,6 @@ class LoadResponse(_message.Message):
     LOADED_FIELD_NUMBER: _builtins.int
     BAD_RUNS_FIELD_NUMBER: _builtins.int
     TOTAL_NS_FIELD_NUMBER: _builtins.int
-    SAVED_BYTES_FIELD_NUMBER: _builtins.int
     total_ns: _builtins.int
     @_builtins.property
     def loaded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
@@ -878,19 +873,16 @@ class LoadResponse(_message.Message):
     def bad_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Keys of the runs that are unknown or damaged. They are forgotten."""
 
-    @_builtins.property
-    def saved_bytes(self) -> Global___SavedBytes: ...
     def __init__(
         self,
         *,
         loaded: _abc.Iterable[_builtins.bool] | None = ...,
         bad_runs: _abc.Iterable[_builtins.bytes] | None = ...,
         total_ns: _builtins.int = ...,
-        saved_bytes: Global___SavedBytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["saved_bytes", b"saved_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_runs", b"bad_runs", "loaded", b"loaded", "saved_bytes", b"saved_bytes", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_runs", b"bad_runs", "loaded", b"loaded", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
