@@ -49,7 +49,12 @@ class ShardConfig:
         high=2**40,
     )
     gpu_layers: int = flag(0, "layers to keep on the GPU; -1 = all", "-ngl", "--n-gpu-layers", low=-1, high=10_000)
-    flash_attn: str = flag("auto", "flash attention", "-fa", choices=("on", "off", "auto"))
+    flash_attn: str = flag(
+        "auto",
+        "flash attention; auto: as llama.cpp decides, but off on CPUs where a step behind 512 tokens is faster without",
+        "-fa",
+        choices=("on", "off", "auto"),
+    )
     cache_type_k: str = flag("f16", "data type of the cached keys", "-ctk", choices=_CACHE_TYPES)
     cache_type_v: str = flag("f16", "data type of the cached values", "-ctv", choices=_CACHE_TYPES)
     cache_ram: int = flag(
@@ -120,11 +125,16 @@ class ShardConfig:
                 f"batch-size must be >= parallel, or not all sequences can decode. "
                 f"Given: {self.batch_size} and {self.parallel}"
             )
-        if self.flash_attn == "off" and self.cache_type_v.startswith(("q", "iq")):
+        if self.flash_attn == "off" and self.has_quantized_values:
             raise ValueError(f"cache-type-v {self.cache_type_v} needs flash attention: pass -fa on")
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
+
+    @property
+    def has_quantized_values(self) -> bool:
+        """Whether values are cached in a type that only flash attention can read."""
+        return self.cache_type_v.startswith(("q", "iq"))
 
     @property
     def adapters(self) -> list[AdapterFile]:

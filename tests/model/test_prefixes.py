@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
 
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import CellSlice, DecodeOutcome, Prefix, RunSaving, TokenBatch
+from caravan_shard.backends.base import CellSlice, DecodeOutcome, Prefix, TokenBatch
+from caravan_shard.backends.llama.context import Contexts
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
@@ -70,15 +72,20 @@ class Shard:
         self.driver.decode(sequence_ids, steps=5)
 
 
+# The model, its layout, whether attention is flash attention, and the tokens of the prompt.
 CASES = {
-    "demo-unified": (DEMO_MODEL, KvLayout.UNIFIED, 120),
-    "demo-split": (DEMO_MODEL, KvLayout.SPLIT, 120),
+    "demo-unified": (DEMO_MODEL, KvLayout.UNIFIED, "on", 120),
+    "demo-split": (DEMO_MODEL, KvLayout.SPLIT, "on", 120),
+    # Values are transposed.
+    "demo-split-plain": (DEMO_MODEL, KvLayout.SPLIT, "off", 120),
     # The prompt is longer than the window.
-    "window-unified": (WINDOW_MODEL, KvLayout.UNIFIED, 600),
-    "window-split": (WINDOW_MODEL, KvLayout.SPLIT, 600),
+    "window-unified": (WINDOW_MODEL, KvLayout.UNIFIED, "on", 600),
+    "window-split": (WINDOW_MODEL, KvLayout.SPLIT, "on", 600),
+    "window-split-plain": (WINDOW_MODEL, KvLayout.SPLIT, "off", 600),
     # Begins split.
-    "demo-auto": (DEMO_MODEL, None, 120),
-    "window-auto": (WINDOW_MODEL, None, 600),
+    "demo-auto": (DEMO_MODEL, None, "on", 120),
+    "demo-plain-auto": (DEMO_MODEL, None, "off", 120),
+    "window-auto": (WINDOW_MODEL, None, "on", 600),
 }
 AUTO = pytest.mark.parametrize("loaded", [name for name in CASES if name.endswith("auto")], indirect=True)
 
@@ -86,8 +93,9 @@ AUTO = pytest.mark.parametrize("loaded", [name for name in CASES if name.endswit
 @pytest.fixture(scope="module", params=[name for name in CASES if not name.endswith("auto")])
 def loaded(request: pytest.FixtureRequest) -> Iterator[Shard]:
     """A model in a layout, with the output of the prompt when it runs alone."""
-    model, layout, length = CASES[request.param]
-    driver = ModelDriver(fetched(model), ctx_size=CELLS, kv_layout=layout.value if layout else "auto")
+    model, layout, flash_attn, length = CASES[request.param]
+    kv_layout = layout.value if layout else "auto"
+    driver = ModelDriver(fetched(model), ctx_size=CELLS, kv_layout=kv_layout, flash_attn=flash_attn)
     prompt = driver.tokens(" ".join(f"Number {number} is followed by {number + 1}." for number in range(200)))[:length]
     other = driver.tokens(" ".join(f"My {number}. friend likes the colour blue." for number in range(200)))[:length]
     expected = driver.alone(prompt, NEW_TOKENS)
@@ -250,16 +258,60 @@ def test_a_state_that_does_not_fit_is_neither_saved_nor_restored(model: Path, ce
     driver.engine.close()
 
 
-def test_without_flash_attention_nothing_is_saved_and_moving_loses_sequences() -> None:
-    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=1024, flash_attn="off")
-    assert {limits.saving for limits in driver.backend.capacity.layouts} == {RunSaving.NOTHING}
-    prompt = driver.tokens("The values are transposed.")
-    driver.prefill_long(0, prompt, max_new=3)
-    driver.prefill_long(1, prompt, max_new=3)
-    assert driver.save(save_entry(0, prompt, release=True)) == [False]
-    assert driver.load(load_entry(0, prompt)) == [False]
-    assert driver.set_layout(KvLayout.UNIFIED) == [1]
-    assert driver.engine.free_cells == 1024
+@pytest.mark.parametrize("is_left", [True, False])
+def test_the_faster_attention_is_chosen_and_states_move_between_both(
+    is_left: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("caravan_shard.backends.llama.backend.is_worth_leaving", lambda _with_s, _without_s: is_left)
+    with caplog.at_level("INFO"):
+        driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, flash_attn="auto")
+    (said,) = [record for record in caplog.records if "flash attention" in record.message]
+    assert ("off" in said.message) is is_left
+    assert 0 < said.__dict__["ms_with"] < 60_000
+    assert 0 < said.__dict__["ms_without"] < 60_000
+    contexts = driver.backend._contexts
+    assert (KvLayout.SPLIT in contexts._without_flash_attention) is is_left
+    assert KvLayout.UNIFIED not in contexts._without_flash_attention
+    prompt = driver.tokens("The values are transposed, or not, and nobody can tell from the outside.")
+    expected = driver.alone(prompt, NEW_TOKENS)
+    driver.prefill_long(0, prompt, max_new=NEW_TOKENS)
+    for layout in (KvLayout.UNIFIED, KvLayout.SPLIT):
+        driver.decode([0], steps=2)
+        assert driver.set_layout(layout) == []
+    driver.decode([0])
+    driver.check_same(prompt, expected, driver.output[0])
+    driver.engine.close()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"flash_attn": "on"},
+        {"cache_type_v": "q8_0"},
+        # In unified cells, only flash attention skips those of others.
+        {"kv_layout": "unified"},
+    ],
+    ids=str,
+)
+def test_flash_attention_stays_where_it_is_needed(flags: dict[str, str]) -> None:
+    driver = ModelDriver(fetched(DEMO_MODEL), **{"ctx_size": 1024, "flash_attn": "auto", **flags})
+    contexts = driver.backend._contexts
+    assert not any(
+        contexts.may_leave_flash_attention(layout) for layout in contexts.layouts if layout.value == "unified"
+    )
+    assert flags == {"kv_layout": "unified"} or not contexts.may_leave_flash_attention(KvLayout.SPLIT)
+    assert not contexts._without_flash_attention
+    driver.engine.close()
+
+
+def test_without_room_for_another_context_flash_attention_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Contexts.open
+    monkeypatch.setattr(
+        Contexts, "open", lambda self, layout: None if self._without_flash_attention else real(self, layout)
+    )
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=1024, flash_attn="auto")
+    assert not driver.backend._contexts._without_flash_attention
+    assert len(driver.alone(driver.tokens("It still"), 4)) == 4
     driver.engine.close()
 
 
@@ -294,3 +346,12 @@ def test_neighbours_take_no_cell_of_a_window(shard: Shard) -> None:
     driver.prefill(park={1: shard.cut}, release=[0])
     shard.start_behind(Prefix(source_id=1, length=shard.cut), 3)
     shard.finish(3)
+
+
+def test_without_flash_attention_ubatches_keep_the_scores_small() -> None:
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=20_480, kv_layout="unified", flash_attn="off")
+    ubatch = int(llama_cpp.llama_n_ubatch(driver.backend._context))
+    assert 64 <= ubatch < 512
+    # 9 heads, 4 bytes for a score.
+    assert ubatch * 9 * 4 * 20_480 <= 256 << 20
+    driver.engine.close()

@@ -112,6 +112,30 @@ def test_missing_cells_are_noticed(form: StateFormat) -> None:
             joined(form, [(state_of(form, positions), 0, 5)])
 
 
+@pytest.mark.parametrize("kind", [0, F16, 30])
+def test_values_may_be_transposed(kind: int) -> None:
+    size = 4 if kind == 0 else 2
+    cache = CacheFormat((TensorFormat(Q8, 3),), (TensorFormat(kind, 6 * size),))
+    form = StateFormat((cache, cache))
+    state = state_of(form, list(range(9)))
+    parts = [[cells] for cells in form.parse(state)]
+    transposed: State = np.zeros(form.state_bytes(4, 9), np.uint8)
+    form.build(parts, 4, transposed, transposes=True)
+    assert find_format(transposed[: len(transposed)]) == form
+    # The last value of the last row is the last element in both; of the row before, it is next to it.
+    element = np.frombuffer(row(1, 1, 8, 6 * size), np.uint8)[-size:]
+    end = len(transposed) - 3 * 4
+    assert np.array_equal(transposed[end - size : end], element)
+    before = np.frombuffer(row(1, 1, 7, 6 * size), np.uint8)[-size:]
+    assert np.array_equal(transposed[end - 2 * size : end - size], before)
+    # Back, in parts, and mixed with rows that were not transposed.
+    assert same_cells(form, joined(form, [(transposed, 0, 4), (state, 4, 6), (transposed, 6, 9)]), list(range(9)))
+    mixed: State = np.zeros(form.state_bytes(1, 7), np.uint8)
+    pieces = [[cells.cut(0, 5) for cells in form.parse(transposed)], [cells.cut(5, 7) for cells in form.parse(state)]]
+    form.build(list(zip(*pieces, strict=True)), 1, mixed, transposes=True)
+    assert same_cells(form, joined(form, [(mixed, 0, 7)]), list(range(7)))
+
+
 def test_the_window_may_hold_fewer_cells() -> None:
     form = FORMATS["with a window"]
     state = state_of(form, list(range(10)), [7, 8, 9])
@@ -153,8 +177,8 @@ def changed(state: State, at: int, value: int) -> State:
 
 def test_unknown_formats_are_not_guessed_at() -> None:
     state = state_of(FORMATS["one cache"], [0, 1])
-    # Magic, sequence ids of a cell, transposed values, and the number of layers.
-    for at, value in ((0, 7), (20, 2), (40, 1), (44, 0), (44, 3)):
+    # Magic, sequence ids of a cell, values that are quantized and transposed, or neither, and the number of layers.
+    for at, value in ((0, 7), (20, 2), (40, 1), (40, 2), (44, 0), (44, 3)):
         assert find_format(changed(state, at, value)) is None
         with pytest.raises(StateError):
             FORMATS["one cache"].parse(changed(state, at, value))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, RunSaving, StartupError, TokenBatch
 from caravan_shard.backends.llama.adapters import LlamaAdapters
+from caravan_shard.backends.llama.attention import is_worth_leaving, step_seconds
 from caravan_shard.backends.llama.batch import LlamaBatch
 from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
@@ -78,6 +80,8 @@ class LlamaCppBackend:
         self._use(opened)
         self._warm_up()
         self._find_state_format()
+        if self._contexts.may_leave_flash_attention(opened.limits.layout):
+            self._choose_attention(opened.limits.layout)
         self.state_fingerprint = self._fingerprint(config)
         _log.info(
             "model ready",
@@ -105,7 +109,7 @@ class LlamaCppBackend:
                 raise StartupError(f"the first forward pass failed ({outcome.value}); see --log-level debug")
 
     def _use(self, opened: OpenContext) -> None:
-        self._context = opened.context
+        self._context: Any = opened.context
         self._memory = opened.memory
         self._logits_address = 0
         self._logits: Floats = np.empty((0, self.vocabulary.size), np.float32)
@@ -120,6 +124,25 @@ class LlamaCppBackend:
                 nothing = [replace(limits, saving=RunSaving.NOTHING) for limits in self.capacity.layouts]
                 self.capacity = replace(self.capacity, layouts=tuple(nothing))
         self._memory.clear()
+
+    def _choose_attention(self, layout: KvLayout) -> None:
+        """Leave flash attention where steps are faster without it."""
+        longest = self.capacity.current.cells_per_sequence
+        with_s = step_seconds(self.decode, self._memory, longest)
+        if with_s is None:
+            return
+        self._contexts.leave_flash_attention(layout, leave=True)
+        without_s = step_seconds(self.decode, self._memory, longest) if self._replace_context(layout) else None
+        leave = without_s is not None and is_worth_leaving(with_s, without_s)
+        if not leave:
+            self._contexts.leave_flash_attention(layout, leave=False)
+            if not self._replace_context(layout):
+                raise self._contexts.cannot_open()
+        _log.info(
+            "flash attention is %s",
+            "off: steps are faster without it" if leave else "on",
+            extra={"ms_with": round(1e3 * with_s, 1), "ms_without": round(1e3 * (without_s or 0), 1)},
+        )
 
     def _fingerprint(self, config: ShardConfig) -> str:
         adapters = [(adapter.name, adapter.scale, fingerprint(adapter.path)) for adapter in config.adapters]
@@ -180,17 +203,25 @@ class LlamaCppBackend:
     def set_layout(self, layout: KvLayout) -> bool:
         """Free the context and make another over the same model."""
         old = self.capacity.current.layout
-        llama_cpp.llama_free(self._context)
-        self._adapters.forget_context()
         for one in (layout, old):
-            opened = self._contexts.open(one)
-            if opened is not None:
-                self._use(opened)
-                self._memory.set_format(self._state_format)
+            if self._replace_context(one):
                 self.capacity = self.capacity.moved_to(one)
                 return one is layout
             _log.error("llama.cpp cannot make a context", extra={"layout": one.value})
         raise RuntimeError("there is no context any more")
+
+    def _replace_context(self, layout: KvLayout) -> bool:
+        """Free the context, if there is one, and make another; False if llama.cpp cannot."""
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
+            self._context = None
+            self._adapters.forget_context()
+        opened = self._contexts.open(layout)
+        if opened is None:
+            return False
+        self._use(opened)
+        self._memory.set_format(self._state_format)
+        return True
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
         """Embed in the second context."""
@@ -201,5 +232,6 @@ class LlamaCppBackend:
         """Free the contexts, then the model."""
         if self._embedder is not None:
             self._embedder.close()
-        llama_cpp.llama_free(self._context)
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)

@@ -8,28 +8,35 @@ A state (`llama_state_seq_get_data_ext`) has these parts, little-endian:
         for each stream:
             u32 cells (0 for streams of other sequences, which have no further part)
             for each cell: i32 position, u32 number of sequence ids (1), i32 sequence id
-            u32 whether values are transposed (0), u32 layers
+            u32 whether values are transposed, u32 layers
             for each layer: i32 type of the keys, u64 bytes of a row, a row for each cell
-            for each layer: i32 type of the values, u64 bytes of a row, a row for each cell
+            for each layer, if values are not transposed: as for the keys
+            for each layer, if they are: i32 type of the values, u32 bytes of an element, u32 elements of a row,
+                                         for each element of a row: that element of each cell
 
 Where the cells come from, and in which order they are, does not matter to llama.cpp: it reads the positions, looks for
-free cells, and ignores the sequence ids.
+free cells, and ignores the sequence ids. Values are transposed in contexts without flash attention, which read only
+states of their kind.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from caravan_shard.arrays import Ids, State
+from caravan_shard.arrays import Ids, Rows, State
 
 MAGIC = 0xAF143CD8
 _HEAD = struct.Struct("<Ii")
 _U32 = struct.Struct("<I")
 _LAYERS = struct.Struct("<II")
 _TENSOR = struct.Struct("<iQ")
+# As long as _TENSOR, so that the size of a state does not depend on it.
+_TRANSPOSED = struct.Struct("<iII")
+# The elements of a row by ggml type: f32, f16 and bf16. No other type can be transposed.
+_ELEMENTS: dict[int, np.dtype[np.unsignedinteger[Any]]] = {0: np.dtype("<u4"), 1: np.dtype("<u2"), 30: np.dtype("<u2")}
 _CELL = np.dtype([("position", "<i4"), ("id_count", "<u4"), ("sequence_id", "<i4")])
 # More than any real one has.
 _MAX_LAYERS = 4096
@@ -72,10 +79,13 @@ class CacheFormat:
 
 @dataclass(frozen=True, slots=True)
 class CacheCells:
-    """Cells of one cache: their positions [cells], and [cells, row_bytes] for each tensor, keys first."""
+    """Cells of one cache: their positions [cells], and a row for each cell in each tensor, keys first.
+
+    Rows are [cells, bytes], or [cells, elements] where they come from transposed values.
+    """
 
     positions: Ids
-    rows: list[State]
+    rows: list[Rows]
 
     def cut(self, start: int, end: int) -> "CacheCells":
         """Return the cells of the positions [start, end), in order; raises StateError if one is missing."""
@@ -109,9 +119,14 @@ class StateFormat:
         reader.finish()
         return cells
 
-    def build(self, parts: Sequence[Sequence[CacheCells]], streams: int, state: State) -> None:
-        """Write a state. ``parts`` has cells for each cache; ``state`` has the right size, see `state_bytes`."""
-        writer = _Writer(state)
+    def build(
+        self, parts: Sequence[Sequence[CacheCells]], streams: int, state: State, *, transposes: bool = False
+    ) -> None:
+        """Write a state. ``parts`` has cells for each cache; ``state`` has the right size, see `state_bytes`.
+
+        ``transposes``: write the values transposed, which is possible if they are of a type with single elements.
+        """
+        writer = _Writer(state, transposes=transposes)
         writer.write(_HEAD, MAGIC, 0)
         for cache, cells in zip(self.caches, parts, strict=True):
             writer.cache(cache, cells, streams)
@@ -178,26 +193,28 @@ class _Reader:
         if len(positions) == 0:
             empty = [np.empty((0, tensor.row_bytes), np.uint8) for tensor in (*cache.keys, *cache.values)]
             return CacheCells(positions, empty)
-        if self._layers() != len(cache.keys):
+        layers, transposed = self._layers()
+        if layers != len(cache.keys):
             raise StateError("another number of layers")
-        rows = []
-        for tensor in chain(cache.keys, cache.values):
-            if self._read(_TENSOR) != (tensor.kind, tensor.row_bytes):
-                raise StateError("another type or size of a tensor")
-            rows.append(self._bytes(len(positions) * tensor.row_bytes).reshape(len(positions), tensor.row_bytes))
+        found = [self._tensor(len(positions)) for _ in cache.keys]
+        read_values = self._transposed_tensor if transposed else self._tensor
+        found += [read_values(len(positions)) for _ in cache.values]
+        if tuple(tensor for tensor, _ in found) != (*cache.keys, *cache.values):
+            raise StateError("another type or size of a tensor")
         self._skip_empty(streams_after)
-        return CacheCells(positions, rows)
+        return CacheCells(positions, [rows for _, rows in found])
 
     def find_cache(self, *, has_values: bool) -> CacheFormat:
         """Read a cache that is not known; at least one cell is needed for that."""
         positions, streams_after = self._cells()
         if len(positions) == 0:
             raise StateError("no cells")
-        layers = self._layers()
+        layers, transposed = self._layers()
         if not 0 < layers <= _MAX_LAYERS:
             raise StateError(f"{layers} layers")
-        keys = tuple(self._find_tensor(len(positions)) for _ in range(layers))
-        values = tuple(self._find_tensor(len(positions)) for _ in range(layers)) if has_values else ()
+        keys = tuple(self._tensor(len(positions))[0] for _ in range(layers))
+        read_values = self._transposed_tensor if transposed else self._tensor
+        values = tuple(read_values(len(positions))[0] for _ in range(layers)) if has_values else ()
         self._skip_empty(streams_after)
         return CacheFormat(keys, values)
 
@@ -213,18 +230,26 @@ class _Reader:
                 return np.ascontiguousarray(cells["position"], np.int32), streams - stream - 1
         return np.empty(0, np.int32), 0
 
-    def _layers(self) -> int:
+    def _layers(self) -> tuple[int, bool]:
+        """Read the number of layers, and whether the values are transposed."""
         transposed, layers = self._read(_LAYERS)
-        if transposed:
-            raise StateError("the values are transposed")
-        return int(layers)
+        if transposed > 1:
+            raise StateError("values are neither transposed nor not")
+        return layers, bool(transposed)
 
-    def _find_tensor(self, cells: int) -> TensorFormat:
+    def _tensor(self, cells: int) -> tuple[TensorFormat, Rows]:
         kind, row_bytes = self._read(_TENSOR)
-        if not (0 <= kind <= _MAX_TENSOR_TYPE and 0 < row_bytes <= _MAX_ROW_BYTES):
-            raise StateError(f"no tensor: type {kind}, {row_bytes} bytes")
-        self._bytes(cells * row_bytes)
-        return TensorFormat(kind, row_bytes)
+        _check_tensor(kind, row_bytes)
+        return TensorFormat(kind, row_bytes), self._bytes(cells * row_bytes).reshape(cells, row_bytes)
+
+    def _transposed_tensor(self, cells: int) -> tuple[TensorFormat, Rows]:
+        kind, element_bytes, elements = self._read(_TRANSPOSED)
+        _check_tensor(kind, element_bytes * elements)
+        element = _ELEMENTS.get(kind)
+        if element is None or element.itemsize != element_bytes:
+            raise StateError(f"type {kind} with {element_bytes} bytes cannot be transposed")
+        values = self._bytes(cells * elements * element_bytes).view(element)
+        return TensorFormat(kind, elements * element_bytes), values.reshape(elements, cells).T
 
     def _skip_empty(self, streams: int) -> None:
         for _ in range(streams):
@@ -243,9 +268,15 @@ class _Reader:
         return self._state[self.at - size : self.at]
 
 
+def _check_tensor(kind: int, row_bytes: int) -> None:
+    if not (0 <= kind <= _MAX_TENSOR_TYPE and 0 < row_bytes <= _MAX_ROW_BYTES):
+        raise StateError(f"no tensor: type {kind}, {row_bytes} bytes")
+
+
 class _Writer:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, transposes: bool) -> None:
         self._state = state
+        self._transposes = transposes
         self.at = 0
 
     def cache(self, cache: CacheFormat, parts: Sequence[CacheCells], streams: int) -> None:
@@ -257,11 +288,13 @@ class _Writer:
             cells["position"] = positions
             cells["id_count"] = 1
             self._put(cells.view(np.uint8))
-            self.write(_LAYERS, 0, len(cache.keys))
+            self.write(_LAYERS, int(self._transposes), len(cache.keys))
             for index, tensor in enumerate((*cache.keys, *cache.values)):
-                self.write(_TENSOR, tensor.kind, tensor.row_bytes)
-                for part in parts:
-                    self._put(part.rows[index])
+                rows = [part.rows[index] for part in parts]
+                if self._transposes and index >= len(cache.keys):
+                    self._put_transposed(tensor, rows, len(positions))
+                else:
+                    self._put_tensor(tensor, rows)
         # llama.cpp reads the cells of any stream into that of the sequence.
         for _ in range(streams - 1):
             self.write(_U32, 0)
@@ -270,6 +303,21 @@ class _Writer:
         part.pack_into(self._state.data, self.at, *values)
         self.at += part.size
 
-    def _put(self, rows: State) -> None:
-        self._state[self.at : self.at + rows.size].reshape(rows.shape)[:] = rows
-        self.at += rows.size
+    def _put_tensor(self, tensor: TensorFormat, parts: list[Rows]) -> None:
+        self.write(_TENSOR, tensor.kind, tensor.row_bytes)
+        for rows in parts:
+            self._put(rows)
+
+    def _put_transposed(self, tensor: TensorFormat, parts: list[Rows], cells: int) -> None:
+        element = _ELEMENTS[tensor.kind]
+        elements = tensor.row_bytes // element.itemsize
+        self.write(_TRANSPOSED, tensor.kind, element.itemsize, elements)
+        by_cell = self._next(cells * tensor.row_bytes).view(element).reshape(elements, cells).T
+        np.concatenate([rows.view(element) for rows in parts], out=by_cell)
+
+    def _put(self, rows: Rows) -> None:
+        self._next(rows.nbytes).view(rows.dtype).reshape(rows.shape)[:] = rows
+
+    def _next(self, size: int) -> State:
+        self.at += size
+        return self._state[self.at - size : self.at]

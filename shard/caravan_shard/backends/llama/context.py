@@ -27,6 +27,10 @@ _CACHE_TYPES = {
 
 # llama.cpp reserves this room for the logits of prompt tokens, whether prompt logprobs are requested or not.
 _PROMPT_LOGITS_BYTES = 64 << 20
+# Without flash attention, each pass has room for the scores of all its tokens for all cells. Smaller ubatches keep it
+# within this, and are about as fast on CPUs.
+_SCORES_BYTES = 256 << 20
+_LEAST_UBATCH = 64
 _LEAST_PROMPT_LOGPROB_TOKENS = 16
 
 
@@ -94,6 +98,8 @@ class Contexts:
         self.batch_tokens = min(config.batch_size, self._cells)
         if any(traits.has_guards for traits in self._traits.values()):
             self.batch_tokens = max(min(config.ubatch_size, self.batch_tokens), config.parallel)
+        # Layouts in which flash attention is switched off because its alternative is faster here.
+        self._without_flash_attention = set(layouts) if config.flash_attn == "off" else set()
         vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
         fitting = _PROMPT_LOGITS_BYTES // (4 * vocabulary_size)
         self.prompt_logprob_tokens = min(self.batch_tokens, max(_LEAST_PROMPT_LOGPROB_TOKENS, fitting))
@@ -102,6 +108,24 @@ class Contexts:
     def layouts(self) -> tuple[KvLayout, ...]:
         """The possible layouts, beginning with the one to start with."""
         return tuple(self._traits)
+
+    def may_leave_flash_attention(self, layout: KvLayout) -> bool:
+        """Whether what is faster decides about flash attention.
+
+        It needs no accelerator, and values that are not quantized. In unified cells, only flash attention skips the
+        cells of other sequences.
+        """
+        config = self._config
+        return (
+            config.flash_attn == "auto"
+            and config.gpu_layers == 0
+            and not config.has_quantized_values
+            and (layout is KvLayout.SPLIT or config.parallel == 1)
+        )
+
+    def leave_flash_attention(self, layout: KvLayout, *, leave: bool) -> None:
+        """Make the next contexts of ``layout`` without flash attention, or with it again."""
+        (self._without_flash_attention.add if leave else self._without_flash_attention.discard)(layout)
 
     def limits(self, layout: KvLayout) -> LayoutLimits:
         """Return what fits in a layout."""
@@ -160,6 +184,10 @@ class Contexts:
         parameters.n_threads = config.decode_threads
         parameters.n_threads_batch = config.batch_threads
         parameters.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+        if layout in self._without_flash_attention:
+            parameters.flash_attn_type = FLASH_ATTENTION["off"]
+            if not traits.has_guards:
+                parameters.n_ubatch = min(parameters.n_ubatch, self._ubatch_of_scores(layout))
         parameters.type_k = _CACHE_TYPES[config.cache_type_k]
         parameters.type_v = _CACHE_TYPES[config.cache_type_v]
         parameters.kv_unified = layout is KvLayout.UNIFIED
@@ -169,12 +197,20 @@ class Contexts:
         parameters.swa_full = True
         return parameters
 
+    def _ubatch_of_scores(self, layout: KvLayout) -> int:
+        """Return how many tokens have scores for all cells that they can see within _SCORES_BYTES."""
+        cells = self._cells if layout is KvLayout.UNIFIED else self._cells // self._config.parallel
+        token_bytes = 4 * cells * int(llama_cpp.llama_model_n_head(self._model))
+        return max(_LEAST_UBATCH, _SCORES_BYTES // token_bytes)
+
     def _memory(self, context: Any, layout: KvLayout) -> LlamaMemory:
         traits, parallel = self._traits[layout], self._config.parallel
+        # llama.cpp does so whenever it is told to leave flash attention.
+        transposes = layout in self._without_flash_attention
         if traits.has_guards:
-            return WindowedMemory(context, sequences=parallel, window=traits.window)
+            return WindowedMemory(context, sequences=parallel, window=traits.window, transposes=transposes)
         if layout is KvLayout.UNIFIED:
-            return LlamaMemory(context, copies_whole=traits.stateful, streams=1)
+            return LlamaMemory(context, copies_whole=traits.stateful, streams=1, transposes=transposes)
         if traits.window > 0:
-            return SplitWindowedMemory(context, copies_whole=True, streams=parallel)
-        return LlamaMemory(context, copies_whole=True, streams=parallel)
+            return SplitWindowedMemory(context, copies_whole=True, streams=parallel, transposes=transposes)
+        return LlamaMemory(context, copies_whole=True, streams=parallel, transposes=transposes)

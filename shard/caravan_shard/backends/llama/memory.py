@@ -17,9 +17,13 @@ TO_THE_END = -1
 class LlamaMemory:
     """The memory of one context. Callers have checked ids and lengths: llama.cpp ends the process on some misuses."""
 
-    def __init__(self, context: Any, *, copies_whole: bool, streams: int) -> None:
-        """``copies_whole``: llama.cpp can only copy all that the source holds; the copy is then cut."""
+    def __init__(self, context: Any, *, copies_whole: bool, streams: int, transposes: bool) -> None:
+        """``copies_whole``: llama.cpp can only copy all that the source holds; the copy is then cut.
+
+        ``transposes``: the context keeps values transposed. Saved states never have them so: any context can use them.
+        """
         self._context = context
+        self._transposes = transposes
         self._memory = llama_cpp.llama_get_memory(context)
         self._copies_whole = copies_whole
         self._streams = streams
@@ -81,22 +85,42 @@ class LlamaMemory:
         if releasing:
             llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, end, TO_THE_END)
             llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
-            return self._whole_state(sequence_id)
+            if not self._transposes:
+                return self._whole_state(sequence_id)
         state = self._get_state(sequence_id, self._lent(self._state_bytes(sequence_id)))
         return self._built(form, [[cache.cut(start, end)] for cache in form.parse(state)])
 
     def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
         """Put saved cells into memory; False, and nothing is held, if there is no room or a state is damaged."""
         assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
-        state = slices[0].state
-        if self._format is not None:
-            try:
-                pieces = [[cache.cut(one.start, one.end) for cache in self._format.parse(one.state)] for one in slices]
-            except StateError:
-                return False
-            state = self._lent(self._format.state_bytes(self._streams, slices[-1].end))
-            self._format.build(list(zip(*pieces, strict=True)), self._streams, state)
+        form = self._format
+        if form is None:
+            return self._set_state(sequence_id, slices[0].state)
+        try:
+            pieces = [[cache.cut(one.start, one.end) for cache in form.parse(one.state)] for one in slices]
+        except StateError:
+            return False
+        return self.put(form, sequence_id, list(zip(*pieces, strict=True)))
+
+    def put(self, form: StateFormat, sequence_id: int, parts: Sequence[Sequence[CacheCells]]) -> bool:
+        """Put cells into memory, ``parts`` of each cache; False, and nothing is held, if there is no room."""
+        state = self._lent(form.state_bytes(self._streams, sum(len(part.positions) for part in parts[0])))
+        form.build(parts, self._streams, state, transposes=self._transposes)
         return self._set_state(sequence_id, state)
+
+    def repeat_cells(self, sequence_id: int, length: int) -> bool:
+        """Let a sequence that holds a token hold ``length`` copies of it; False, and nothing is held, if it cannot."""
+        form = self._format
+        try:
+            held = form.parse(self._whole_state(sequence_id)) if form is not None else []
+        except StateError:
+            held = []
+        self.trim(sequence_id, 0)
+        if form is None or not held:
+            return False
+        positions = np.arange(length, dtype=np.int32)
+        cells = [CacheCells(positions, [rows[:1].repeat(length, axis=0) for rows in cache.rows]) for cache in held]
+        return self.put(form, sequence_id, [[cache] for cache in cells])
 
     def _built(self, form: StateFormat, parts: Sequence[Sequence[CacheCells]]) -> State:
         cells = sum(len(part.positions) for part in parts[0])

@@ -32,9 +32,9 @@ class WindowedMemory(LlamaMemory):
     With several ubatches, cells of the first could leave the window and be taken before a guard holds them.
     """
 
-    def __init__(self, context: Any, *, sequences: int, window: int) -> None:
+    def __init__(self, context: Any, *, sequences: int, window: int, transposes: bool) -> None:
         """``window``: the model's sliding window, in tokens."""
-        super().__init__(context, copies_whole=False, streams=1)
+        super().__init__(context, copies_whole=False, streams=1, transposes=transposes)
         self._sequences = sequences
         self._window = window
         self._spare_id = 2 * sequences
@@ -121,7 +121,7 @@ class SplitWindowedMemory(LlamaMemory):
         except StateError as error:
             raise RuntimeError(f"sequence {sequence_id} was cut back and cannot be put back") from error
         self.trim(sequence_id, 0)
-        restored = self._set_state(sequence_id, whole)
+        restored = self.put(form, sequence_id, [[cache] for cache in form.parse(whole)])
         assert restored, f"sequence {sequence_id} does not fit where it was"
         if (start, end) == (0, length):
             return whole
