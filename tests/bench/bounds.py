@@ -1,11 +1,19 @@
-"""The speed that the bare engine allows, from times that llama-batched-bench measures.
+"""The speed that the bare engine allows, from times that llama-batched-bench measures, with the better attention.
 
 A server can exceed such a bound by a little, since single measurements vary.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
+
+
+class Attention(Enum):
+    """Whether the engine uses flash attention; the values are those of llama.cpp's flag."""
+
+    FLASH = "on"
+    PLAIN = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +34,10 @@ class EngineTime:
     decode_s: float
 
 
+# The times of all runs with each attention.
+Engine: TypeAlias = Mapping[Attention, Mapping[EngineRun, EngineTime]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """How often the work of a row contains the prefill and the decoding of an engine run."""
@@ -42,12 +54,14 @@ class Bound:
     tokens: int
     parts: tuple[Part, ...]
 
-    def tokens_per_s(self, times: Mapping[EngineRun, EngineTime]) -> float:
+    def tokens_per_s(self, engine: Engine) -> float:
         """Return the highest possible rate, given the times of all runs."""
-        seconds = sum(
+        return max(self.tokens / self._seconds(times) for times in engine.values())
+
+    def _seconds(self, times: Mapping[EngineRun, EngineTime]) -> float:
+        return sum(
             part.prefills * times[part.run].prefill_s + part.decodes * times[part.run].decode_s for part in self.parts
         )
-        return self.tokens / seconds
 
 
 # The bound of a row, given the mean number of prompt tokens of its requests, which depends on the model.

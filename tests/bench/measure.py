@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import count, groupby
 
 from bench.batched_bench import engine_time
+from bench.bounds import Attention
 from bench.busy import busy_neighbours
 from bench.contenders import Common, Contender
 from bench.figures import failures, mean_prompt_tokens
@@ -74,5 +75,8 @@ def _with_engine(groups: tuple[dict[str, Load], ...], result: RowResult, common:
     prompt_tokens = next(filter(None, map(mean_prompt_tokens, reports)), None)
     bounds = [figure.bound for figure in result.row.figures if figure.bound is not None]
     parts = [] if prompt_tokens is None else [part for bound in bounds for part in bound(prompt_tokens).parts]
-    times = {run: engine_time(common, run, ours.cells) for run in {part.run for part in parts}}
-    return Round(groups=groups, prompt_tokens=prompt_tokens, engine=times)
+    runs = {part.run for part in parts}
+    engine = {
+        attention: {run: engine_time(common, run, ours.cells, attention) for run in runs} for attention in Attention
+    }
+    return Round(groups=groups, prompt_tokens=prompt_tokens, engine=engine)

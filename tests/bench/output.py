@@ -42,7 +42,11 @@ def document(results: Sequence[RowResult]) -> list[dict[str, Any]]:
             "rounds": [
                 {
                     "groups": [{name: asdict(load) for name, load in group.items()} for group in round_.groups],
-                    "engine": [asdict(run) | asdict(time) for run, time in round_.engine.items()],
+                    "engine": [
+                        {"flash_attention": attention.value} | asdict(run) | asdict(time)
+                        for attention, times in round_.engine.items()
+                        for run, time in times.items()
+                    ],
                 }
                 for round_ in result.rounds
             ],

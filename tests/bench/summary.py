@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from statistics import median
 
-from bench.bounds import EngineRun, EngineTime
+from bench.bounds import Engine
 from bench.contenders import Contender, Lineup
 from bench.figures import Better, Figure
 from bench.fleet import Load
@@ -20,7 +20,7 @@ class Round:
 
     groups: tuple[dict[str, Load], ...]
     prompt_tokens: int | None
-    engine: dict[EngineRun, EngineTime]
+    engine: Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

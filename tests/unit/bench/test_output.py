@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from bench.bounds import EngineRun, EngineTime, whole
+from bench.bounds import Attention, EngineRun, EngineTime, whole
 from bench.contenders import against_llama_server
 from bench.figures import rate, ttft
 from bench.fleet import Load
@@ -34,7 +34,9 @@ def _load(tokens_per_s: float, ttft_s: float, *, failed: bool = False) -> Load:
 
 def _round(caravan: Load, split: Load, unified: Load) -> Round:
     groups = ({"split": split, "Caravan": caravan, "unified": unified},)
-    return Round(groups=groups, prompt_tokens=110, engine={RUN: EngineTime(prefill_s=2.0, decode_s=2.0)})
+    return Round(
+        groups=groups, prompt_tokens=110, engine={Attention.FLASH: {RUN: EngineTime(prefill_s=2.0, decode_s=2.0)}}
+    )
 
 
 def _result() -> RowResult:
