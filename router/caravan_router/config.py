@@ -76,6 +76,13 @@ class RouterConfig:
     )
     priority_aging_s: float = flag(60.0, "seconds of waiting that raise a request's priority by one", low=0.001)
 
+    stream_interval_ms: int = flag(
+        20,
+        "a token that follows the last one within this time may be sent together with the next one, which saves "
+        "processor time; 0: each at once",
+        low=0,
+        high=10_000,
+    )
     step_timeout_s: float = flag(
         60.0, "a shard whose step takes longer is given up, and its requests run elsewhere", low=1
     )
@@ -119,7 +126,9 @@ class RouterConfig:
     def link(self) -> LinkConfig:
         """The settings of the links to shards. router_id is new with every start: older leases are not its own."""
         return LinkConfig(
-            router_id=f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}", step_timeout_s=self.step_timeout_s
+            router_id=f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}",
+            step_timeout_s=self.step_timeout_s,
+            stream_interval_ms=self.stream_interval_ms,
         )
 
     @property

@@ -66,6 +66,14 @@ class RunningShard:
         request = shard_pb2.DecodeRequest(header=self.header(**header), sequence_ids=sequence_ids, max_steps=max_steps)
         return self.stub.Decode(request)  # type: ignore[no-any-return]
 
+    async def steps(
+        self, sequence_ids: Iterable[int], max_steps: int = 1_000, **header: Any
+    ) -> AsyncIterator[shard_pb2.DecodeStep]:
+        """Decode; yield the steps one by one."""
+        async for response in self.decode(sequence_ids, max_steps, **header):
+            for step in response.steps:
+                yield step
+
     def keep(self, *sequence_ids: int, **header: Any) -> grpc.aio.UnaryUnaryCall[Any, shard_pb2.FilterBatchResponse]:
         """Start a FilterBatch."""
         request = shard_pb2.FilterBatchRequest(header=self.header(**header), keep_sequence_ids=sequence_ids)

@@ -51,9 +51,13 @@ def _shard_error(rpc_error: grpc.aio.AioRpcError) -> ShardRpcError:
 
 
 class ShardClient:
-    """Calls to the shard at ``address`` (``unix:/path`` or ``host:port``). ``step_timeout_s`` bounds one step."""
+    """Calls to the shard at ``address`` (``unix:/path`` or ``host:port``). ``step_timeout_s`` bounds one step.
 
-    def __init__(self, address: str, step_timeout_s: float) -> None:
+    ``stream_interval_ms``: see `LinkConfig`.
+    """
+
+    def __init__(self, address: str, step_timeout_s: float, stream_interval_ms: int = 0) -> None:
+        self._stream_interval_ms = stream_interval_ms
         self._address = address
         self._channel = grpc.aio.insecure_channel(address, options=client_options())
         self._stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(self._channel)
@@ -87,12 +91,15 @@ class ShardClient:
         while isinstance(message := await _checked(call.read(), timeout_s), shard_pb2.WatchResponse):
             yield codec.shard_status(message)
 
-    async def start(self, command: Command, epoch: int) -> AsyncIterator[Reply]:
-        """Send ``command`` and return its replies: one for each step, or one. What is started later runs later."""
+    async def start(self, command: Command, epoch: int) -> AsyncIterator[Sequence[Reply]]:
+        """Send ``command`` and return its replies, one for each step, or one; those of a message together.
+
+        What is started later runs later.
+        """
         stub = self._stub
         match command:
             case Decode():
-                steps = stub.Decode(codec.decode_request(command, epoch))
+                steps = stub.Decode(codec.decode_request(command, epoch, self._stream_interval_ms))
                 await _checked(steps.initial_metadata(), self._step_timeout_s)
                 return self._step_replies(command, steps)
             case Prefill():
@@ -110,18 +117,18 @@ class ShardClient:
 
     async def _reply(
         self, command: Command, call: Awaitable[_T], decode: Callable[[str, int, _T], Reply] | None
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncIterator[Sequence[Reply]]:
         message = await _checked(call, self._step_timeout_s)
         if decode is not None:
-            yield decode(self._address, command.command_id, message)
+            yield (decode(self._address, command.command_id, message),)
 
     async def _step_replies(
         self, command: Decode, call: grpc.aio.UnaryStreamCall[shard_pb2.DecodeRequest, shard_pb2.DecodeResponse]
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncIterator[Sequence[Reply]]:
         # Without a deadline, which would cost a timer per step: the link watches whether steps complete.
         try:
             while isinstance(message := await call.read(), shard_pb2.DecodeResponse):
-                yield codec.stepped(self._address, command.command_id, message)
+                yield [codec.stepped(self._address, command.command_id, step) for step in message.steps]
         except grpc.aio.AioRpcError as rpc_error:
             raise _shard_error(rpc_error) from None
 

@@ -133,10 +133,13 @@ def prefill_request(command: Prefill, epoch: int) -> shard_pb2.PrefillRequest:
     )
 
 
-def decode_request(command: Decode, epoch: int) -> shard_pb2.DecodeRequest:
+def decode_request(command: Decode, epoch: int, reply_interval_ms: int) -> shard_pb2.DecodeRequest:
     """Encode a Decode."""
     return shard_pb2.DecodeRequest(
-        header=_header(epoch, command.header), sequence_ids=command.sequence_ids, max_steps=command.max_steps
+        header=_header(epoch, command.header),
+        sequence_ids=command.sequence_ids,
+        max_steps=command.max_steps,
+        reply_interval_ms=reply_interval_ms,
     )
 
 
@@ -184,8 +187,8 @@ def set_layout_request(command: SetLayout, epoch: int) -> shard_pb2.SetLayoutReq
     return shard_pb2.SetLayoutRequest(header=_header(epoch, command.header), kv_layout=layout)
 
 
-def stepped(shard: str, command_id: int, message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse) -> Stepped:
-    """Decode the reply to Prefill, or one of the replies to Decode."""
+def stepped(shard: str, command_id: int, message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep) -> Stepped:
+    """Decode the reply to Prefill, or a step of a Decode."""
     timings = message.timings
     return Stepped(
         shard=shard,

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
@@ -45,13 +45,15 @@ class LinkConfig:
 
     ``router_id`` names the holder of the leases. A lease ends ``lease_ttl_s`` seconds after its last renewal. Every
     ``heartbeat_s`` seconds the router renews it and the shard reports its steps; a shard that has work and completes no
-    step for ``step_timeout_s`` seconds is given up.
+    step for ``step_timeout_s`` seconds is given up. A decode step that follows the last reply within
+    ``stream_interval_ms`` is reported with the next step.
     """
 
     router_id: str
     lease_ttl_s: float = 15.0
     heartbeat_s: float = 1.0
     step_timeout_s: float = 60.0
+    stream_interval_ms: int = 20
 
 
 class _SessionError(Exception):
@@ -65,7 +67,7 @@ class _DrainedError(_SessionError):
 @dataclass(frozen=True, slots=True)
 class _Sent:
     command: Command
-    replies: AsyncIterator[Reply]
+    replies: AsyncIterator[Sequence[Reply]]
     at: float
 
 
@@ -130,7 +132,7 @@ class ShardLink:
 
     async def _session(self) -> None:
         """Hold the shard from connecting to its end. Raise ShardRpcError or _SessionError, or a group of them."""
-        client = ShardClient(self.address, self._config.step_timeout_s)
+        client = ShardClient(self.address, self._config.step_timeout_s, self._config.stream_interval_ms)
         try:
             info = await client.info()
             epoch = await self._take(client, info)
@@ -207,20 +209,24 @@ class ShardLink:
         """Post the replies to a command and its end."""
         # Time in which the shard had no command is not overhead.
         self._last_step_end = max(self._last_step_end, sent.at)
-        async for reply in sent.replies:
-            self._observe(sent.command, reply)
-            self._post(reply)
+        async for replies in sent.replies:
+            self._observe(sent.command, replies)
+            for reply in replies:
+                self._post(reply)
         if isinstance(sent.command, FilterBatch):
             self._observer.filtered(time.monotonic() - sent.at)
         self._post(CommandEnded(self.address, sent.command.command_id))
 
-    def _observe(self, command: Command, reply: Reply) -> None:
-        if not isinstance(reply, Stepped):
+    def _observe(self, command: Command, replies: Sequence[Reply]) -> None:
+        steps = [reply for reply in replies if isinstance(reply, Stepped)]
+        if not steps:
             return
         method = Method.DECODE if isinstance(command, Decode) else Method.PREFILL
-        if reply.outcome is not StepOutcome.OK:
-            self._observer.step_failed(method)
-            return
         now = time.monotonic()
         elapsed, self._last_step_end = now - self._last_step_end, now
-        self._observer.step(reply, method, overhead_s=max(0.0, elapsed - reply.forward_s))
+        overhead_s = max(0.0, elapsed - sum(step.forward_s for step in steps)) / len(steps)
+        for step in steps:
+            if step.outcome is StepOutcome.OK:
+                self._observer.step(step, method, overhead_s=overhead_s)
+            else:
+                self._observer.step_failed(method)

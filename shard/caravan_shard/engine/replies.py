@@ -2,13 +2,16 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 
 from caravan_shard.protocol.results import Result
 
 # The most results of a Decode that wait to be taken. Enough to hide scheduling hiccups, and few enough that a router
 # that has stopped reading does not get many steps computed that it may never want.
 RUN_AHEAD = 16
+# The most results that are sent together.
+_MOST_TOGETHER = RUN_AHEAD // 2
 
 
 class Replies:
@@ -18,7 +21,9 @@ class Replies:
         """``on_change`` is called on the event loop when there is room again or the caller has gone."""
         self._loop = loop
         self._on_change = on_change
-        self._arrived: deque[Result | None] = deque()
+        self._arrived: deque[Sequence[Result] | None] = deque()
+        self._held: list[Result] = []
+        self._sent_ns = -(1 << 62)
         self._waiter: asyncio.Future[None] | None = None
         self._put = 0
         self._taken = 0
@@ -34,13 +39,23 @@ class Replies:
         """Worker: whether another result may be put."""
         return self._put - self._taken < RUN_AHEAD
 
-    def put(self, result: Result) -> None:
-        """Worker: send a result."""
+    def put(self, result: Result, *, interval_ns: int = 0) -> None:
+        """Worker: send a result, or hold it for the next one if less than ``interval_ns`` passed since the last."""
         self._put += 1
-        self._loop.call_soon_threadsafe(self._arrive, result)
+        self._held.append(result)
+        if perf_counter_ns() - self._sent_ns >= interval_ns or len(self._held) >= _MOST_TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Worker: send the results that are held."""
+        if self._held:
+            held, self._held = self._held, []
+            self._sent_ns = perf_counter_ns()
+            self._loop.call_soon_threadsafe(self._arrive, held)
 
     def end(self) -> None:
-        """Worker: send the end."""
+        """Worker: send what is held, and the end."""
+        self.flush()
         self._loop.call_soon_threadsafe(self._arrive, None)
 
     def cancel(self) -> None:
@@ -49,18 +64,19 @@ class Replies:
             self._cancelled = True
             self._on_change()
 
-    async def next(self) -> Result | None:
-        """Loop: wait for the next result; None at the end."""
+    async def next(self) -> Sequence[Result] | None:
+        """Loop: wait for the next results, at least one; None at the end."""
         while not self._arrived:
             self._waiter = self._loop.create_future()
             await self._waiter
         was_full = not self.has_room
-        self._taken += 1
+        results = self._arrived.popleft()
+        self._taken += len(results or ())
         if was_full:
             self._on_change()
-        return self._arrived.popleft()
+        return results
 
-    def _arrive(self, result: Result | None) -> None:
-        self._arrived.append(result)
+    def _arrive(self, results: Sequence[Result] | None) -> None:
+        self._arrived.append(results)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -206,10 +206,11 @@ class Worker:
             result = engine.decode_step(command.sequence_ids, max(started_ns, self._text_ended_ns))
             if result is None:
                 return
-            replies.put(result)
             if not isinstance(result, StepResult) or result.outcome is not StepOutcome.OK:
+                replies.put(result)
                 return
             started_ns = perf_counter_ns()
+            replies.put(result, interval_ns=0 if result.rows.ends_a_sequence else command.reply_interval_ns)
             self._working_since = monotonic()
 
     def _may_continue(self, engine: Engine, replies: Replies) -> bool:
@@ -225,6 +226,7 @@ class Worker:
                     return False
                 text = self._texts.popleft() if self._text_is_due or (self._texts and not replies.has_room) else None
             if text is not None:
+                replies.flush()
                 self._execute(engine, text)
                 self._working_since = monotonic()
             if replies.has_room:

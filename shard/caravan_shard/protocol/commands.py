@@ -60,10 +60,14 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """Run up to ``max_steps`` steps over the sequences."""
+    """Run up to ``max_steps`` steps over the sequences.
+
+    A step that ends less than ``reply_interval_ns`` after the last reply may be reported with the next one.
+    """
 
     sequence_ids: Sequence[int]
     max_steps: int
+    reply_interval_ns: int = 0
     header: Header = EMPTY_HEADER
 
 

@@ -57,6 +57,11 @@ class TokenRows:
     top_pieces: list[bytes] = field(default_factory=list)
     top_specials: list[bool] = field(default_factory=list)
 
+    @property
+    def ends_a_sequence(self) -> bool:
+        """Whether one of the tokens is the last of its sequence."""
+        return any(reason is not None for reason in self.finish_reasons)
+
 
 @dataclass(slots=True)
 class PromptLogprobs:

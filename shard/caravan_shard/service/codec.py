@@ -1,6 +1,6 @@
 """Decodes protobuf messages into the shard's own types, and encodes results."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 import numpy as np
@@ -94,6 +94,7 @@ def decode_command(request: shard_pb2.DecodeRequest) -> Decode:
     return Decode(
         sequence_ids=list(request.sequence_ids),
         max_steps=request.max_steps,
+        reply_interval_ns=request.reply_interval_ms * 1_000_000,
         header=_header(request.header),
     )
 
@@ -218,7 +219,7 @@ def _outcome(outcome: StepOutcome) -> types_pb2.StepOutcome.ValueType:
             assert_never(outcome)
 
 
-def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeResponse, result: StepResult) -> None:
+def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, result: StepResult) -> None:
     """Write the parts that all replies to steps have. In place, since protobuf copies messages that it is given."""
     rows, columns = result.rows, message.tokens
     columns.sequence_ids.extend(rows.sequence_ids)
@@ -262,10 +263,13 @@ def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
     return message
 
 
-def decode_response(result: StepResult) -> shard_pb2.DecodeResponse:
+def decode_response(results: Iterable[StepResult]) -> shard_pb2.DecodeResponse:
     """Encode one reply to Decode."""
-    message = shard_pb2.DecodeResponse(outcome=_outcome(result.outcome))
-    _fill_step(message, result)
+    message = shard_pb2.DecodeResponse()
+    for result in results:
+        step = message.steps.add()
+        step.outcome = _outcome(result.outcome)
+        _fill_step(step, result)
     return message
 
 

@@ -117,11 +117,12 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     ) -> AsyncIterator[shard_pb2.DecodeResponse]:
         replies = await self._submit(codec.decode_command(request), request.header.epoch, context)
         await context.send_initial_metadata(())
-        while (result := await replies.next()) is not None:
-            if isinstance(result, StepResult):
-                yield codec.decode_response(result)
-            else:
-                await _abort_with(context, result)
+        while (results := await replies.next()) is not None:
+            steps = [result for result in results if isinstance(result, StepResult)]
+            if steps:
+                yield codec.decode_response(steps)
+            if len(steps) < len(results):
+                await _abort_with(context, results[-1])
 
     async def FilterBatch(
         self, request: shard_pb2.FilterBatchRequest, context: Context
@@ -211,7 +212,7 @@ async def _abort(context: Context, refusal: Refusal) -> NoReturn:
 
 async def _result(replies: Replies, kind: type[_R], context: Context) -> _R:
     """Return the one result of a command; abort the call if the command was refused."""
-    result = await replies.next()
+    (result,) = await replies.next() or (None,)
     if not isinstance(result, kind):
         await _abort_with(context, result)
     return result

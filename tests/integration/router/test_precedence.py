@@ -8,6 +8,7 @@ import pytest
 
 from caravan_router.core.errors import DeadlineError, EngineError, QueueTimeoutError
 from caravan_router.core.tenant import Tenant
+from caravan_router.engine.link import LinkConfig
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
@@ -60,7 +61,16 @@ async def delays_of_one(running: Cluster, log: StepLog, number: int) -> tuple[in
 async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: KvLayout, saved_bytes: int) -> None:
     """A hundred requests of low priority hold all sequence ids. Only commands that the shard has already go first."""
     log = StepLog()
-    config = ClusterConfig(layout=layout, cells=512, max_sequences=4, token_s=0.0002, saved_bytes=saved_bytes, hook=log)
+    config = ClusterConfig(
+        layout=layout,
+        cells=512,
+        max_sequences=4,
+        token_s=0.0002,
+        saved_bytes=saved_bytes,
+        hook=log,
+        # The router hears of each step before the next one ends.
+        link=LinkConfig(router_id="test", heartbeat_s=0.2, stream_interval_ms=0),
+    )
     async with cluster(config) as running:
         (shard,) = running.engine.scheduler.shards.values()
         flood = [spec([number] * 20, 30 + number % 7) for number in range(100)]

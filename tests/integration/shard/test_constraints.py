@@ -53,7 +53,7 @@ async def test_a_constraint_is_compiled_without_a_lease_and_enforced() -> None:
         assert "no constraint" in sentence
         await shard.take()
         first = (await shard.prefill(constrained(0, regex="[xyz]{5}"), prompt_chunk(1, PROMPT))).tokens
-        rows = [first, *[response.tokens async for response in shard.decode([0, 1])]]
+        rows = [first, *[response.tokens async for response in shard.steps([0, 1])]]
         output: dict[int, list[int]] = {0: [], 1: []}
         for row in rows:
             for key, token in zip(row.sequence_ids, row.token_ids, strict=True):
@@ -105,7 +105,7 @@ async def test_commands_keep_their_order_while_a_constraint_is_compiled(monkeypa
         assert not prefill.done()
         gate.end.set()
         assert (await prefill).tokens.pieces[0] == b"["
-        assert [len(response.tokens.token_ids) async for response in decode] == [2]
+        assert [len(response.steps[0].tokens.token_ids) async for response in decode] == [2]
 
 
 async def test_decoding_and_tokenizing_continue_while_a_bomb_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

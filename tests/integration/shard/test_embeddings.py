@@ -82,7 +82,7 @@ async def test_texts_come_between_the_steps_of_a_decode() -> None:
         await shard.take()
         reply = await shard.prefill(prompt_chunk(0, prompt, ignore_eos=True))
         output = list(reply.tokens.token_ids)
-        steps = aiter(shard.decode([0]))
+        steps = aiter(shard.steps([0]))
         output += (await anext(steps)).tokens.token_ids
         np.testing.assert_array_equal(await embed(shard, *TEXTS), [toy_embedding(text, SIZE) for text in TEXTS])
         async for step in steps:

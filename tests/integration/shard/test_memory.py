@@ -43,7 +43,7 @@ def load_of(sequence_id: int, tokens: bytes, *parts: tuple[bytes, int]) -> shard
 
 async def said(shard: RunningShard, *sequence_ids: int, **decode: Any) -> dict[int, list[int]]:
     output: dict[int, list[int]] = {key: [] for key in sequence_ids}
-    async for reply in shard.decode(sequence_ids, **decode):
+    async for reply in shard.steps(sequence_ids, **decode):
         for key, token in zip(reply.tokens.sequence_ids, reply.tokens.token_ids, strict=True):
             output[key].append(token)
     return output

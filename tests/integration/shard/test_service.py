@@ -54,7 +54,7 @@ async def test_a_sequence_has_the_adapter_it_names() -> None:
         chunk = prompt_chunk(0, b"ab", ignore_eos=True, max_new=5)
         chunk.parameters.adapter = "jurist"
         output = list((await shard.prefill(chunk)).tokens.token_ids)
-        async for reply in shard.decode([0]):
+        async for reply in shard.steps([0]):
             output += reply.tokens.token_ids
         assert output == expected_output(b"ab", 5, ignore_eos=True, adapter="jurist")
         chunk.sequence_id = 1
@@ -85,7 +85,7 @@ async def test_prompts_are_answered_and_released() -> None:
         await shard.take()
         first = await shard.prefill(*(prompt_chunk(key, prompt) for key, prompt in prompts.items()))
         output = dict(zip(first.tokens.sequence_ids, ([token] for token in first.tokens.token_ids), strict=True))
-        async for reply in shard.decode(prompts):
+        async for reply in shard.steps(prompts):
             assert reply.outcome == types_pb2.STEP_OUTCOME_OK
             assert reply.timings.total_ns >= reply.timings.forward_ns
             for sequence_id, token in zip(reply.tokens.sequence_ids, reply.tokens.token_ids, strict=True):
@@ -180,9 +180,9 @@ async def test_a_full_cache_is_an_outcome_of_prefill_and_of_decode() -> None:
         reply = await shard.prefill(prompt_chunk(1, b"y" * 10, max_new=2), release=[])
         assert reply.outcome == types_pb2.STEP_OUTCOME_NO_KV
         await shard.prefill(prompt_chunk(1, b"yy", ignore_eos=True, max_new=9))
-        outcomes = [reply.outcome async for reply in shard.decode([0, 1])]
+        outcomes = [reply.outcome async for reply in shard.steps([0, 1])]
         assert outcomes == [types_pb2.STEP_OUTCOME_NO_KV]
-        outcomes = [reply.outcome async for reply in shard.decode([0], release=[1])]
+        outcomes = [reply.outcome async for reply in shard.steps([0], release=[1])]
         assert outcomes == [types_pb2.STEP_OUTCOME_OK] * 3
 
 

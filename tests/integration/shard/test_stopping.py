@@ -15,7 +15,7 @@ async def outputs(shard: RunningShard, *chunks: types_pb2.PrefillChunk) -> dict[
     """Run them to their ends."""
     first = await shard.prefill(*chunks)
     found = dict(zip(first.tokens.sequence_ids, ([token] for token in first.tokens.token_ids), strict=True))
-    async for reply in shard.decode(found):
+    async for reply in shard.steps(found):
         for sequence_id, token in zip(reply.tokens.sequence_ids, reply.tokens.token_ids, strict=True):
             found[sequence_id].append(token)
     return found
@@ -29,7 +29,7 @@ async def test_a_stop_token_has_a_reason_of_its_own() -> None:
         chunk.parameters.min_tokens = 9
         first = await shard.prefill(chunk)
         output, reasons = list(first.tokens.token_ids), list(first.tokens.finish_reasons)
-        async for reply in shard.decode([0]):
+        async for reply in shard.steps([0]):
             output += reply.tokens.token_ids
             reasons += reply.tokens.finish_reasons
         sampling = SamplingParameters(temperature=1.0, seed=2)

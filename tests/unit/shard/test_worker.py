@@ -25,7 +25,17 @@ from caravan_shard.protocol.commands import (
     Save,
     SetLayout,
 )
-from caravan_shard.protocol.results import Embedding, Holdings, LayoutSet, Loaded, Refusal, Result, Saved, StepResult
+from caravan_shard.protocol.results import (
+    Embedding,
+    Holdings,
+    LayoutSet,
+    Loaded,
+    Refusal,
+    Result,
+    Saved,
+    StepOutcome,
+    StepResult,
+)
 from caravan_shard.sequences.runs import RunStore
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, toy_prompt
 
@@ -77,10 +87,10 @@ async def worker_on(backend: ToyBackend) -> AsyncIterator[tuple[Worker, Engine]]
 
 
 async def all_of(replies: Replies) -> list[Result]:
-    results = []
+    results: list[Result] = []
     async with asyncio.timeout(5):
-        while (result := await replies.next()) is not None:
-            results.append(result)
+        while (together := await replies.next()) is not None:
+            results += together
     return results
 
 
@@ -322,7 +332,7 @@ async def test_texts_are_embedded_while_the_results_of_a_decode_are_not_read() -
             assert [type(result) for result in await all_of(worker.submit(Embed([65, key])))] == [Embedding]
         assert engine.step_count == steps == 1 + RUN_AHEAD
         await until(lambda: not worker.is_busy)
-        assert isinstance(await decoding.next(), StepResult)
+        assert [type(result) for result in await decoding.next() or ()] == [StepResult]
         await until(lambda: engine.step_count == steps + 1)
         decoding.cancel()
 
@@ -341,3 +351,64 @@ async def test_texts_survive_a_new_lease_but_not_the_end_of_the_worker() -> None
         await until(lambda: engine.sequence_count == 0)
         await worker.stop(5.0)
         assert await all_of(worker.submit(Embed([65]))) == [ENDING]
+
+
+async def groups_of(replies: Replies) -> list[Sequence[Result]]:
+    groups = []
+    async with asyncio.timeout(5):
+        while (together := await replies.next()) is not None:
+            groups.append(together)
+    return groups
+
+
+async def test_steps_that_follow_each_other_closely_are_sent_together() -> None:
+    async with worker_on(ToyBackend()) as (worker, engine):
+        await all_of(worker.submit(START))
+        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=30, reply_interval_ns=10**12))
+        groups = await groups_of(decoding)
+        # The first is sent at once, then as many as may be held, then what is left at the end.
+        assert [len(group) for group in groups] == [1, 8, 8, 8, 5]
+        steps = [step for group in groups for step in group if isinstance(step, StepResult)]
+        assert [len(step.rows.token_ids) for step in steps] == [2] * 30
+        assert engine.step_count == 31
+
+
+async def test_the_end_of_a_sequence_and_a_step_that_fails_are_not_held() -> None:
+    chunks = [first_chunk(key, toy_prompt("four"), max_new=4 + 40 * key, ignore_eos=True) for key in range(2)]
+    async with worker_on(ToyBackend(cells=50)) as (worker, _engine):
+        await all_of(worker.submit(Prefill(chunks=chunks)))
+        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=100, reply_interval_ns=10**12))
+        groups = await groups_of(decoding)
+        assert [len(group) for group in groups[:2]] == [1, 2]
+        last = groups[-1][-1]
+        assert isinstance(last, StepResult)
+        assert last.outcome is StepOutcome.NO_KV
+
+
+async def test_tokens_do_not_wait_for_a_text() -> None:
+    entered, allowed = threading.Event(), threading.Event()
+
+    class SlowTexts(ToyBackend):
+        def embed(self, tokens: Sequence[int]) -> Floats | None:
+            entered.set()
+            allowed.wait(5)
+            return super().embed(tokens)
+
+    gate = Gate()
+    async with worker_on(SlowTexts(embedding_size=8, hook=gate)) as (worker, _engine):
+        gate.allow_one()
+        await all_of(worker.submit(START))
+        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=4, reply_interval_ns=10**12))
+        gate.allow_one()
+        assert len(await decoding.next() or ()) == 1
+        for _ in range(3):  # the prompts, the first step of the Decode, the second one
+            await gate.next_step()
+        text = worker.submit(Embed([65]))
+        gate.allow_one()
+        async with asyncio.timeout(5):
+            assert await asyncio.to_thread(entered.wait, 5)
+            assert len(await decoding.next() or ()) == 1
+        allowed.set()
+        gate.open()
+        assert [type(result) for result in await all_of(text)] == [Embedding]
+        assert len(await all_of(decoding)) == 2

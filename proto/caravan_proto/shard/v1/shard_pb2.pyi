@@ -549,7 +549,12 @@ class DecodeRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
+    REPLY_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     max_steps: _builtins.int
+    reply_interval_ms: _builtins.int
+    """A step that ends within this time after the last reply may wait for the next step, to be reported with it. Steps in
+    which a sequence ends do not wait.
+    """
     @_builtins.property
     def header(self) -> _types_pb2.CommandHeader: ...
     @_builtins.property
@@ -562,10 +567,11 @@ class DecodeRequest(_message.Message):
         header: _types_pb2.CommandHeader | None = ...,
         sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_steps: _builtins.int = ...,
+        reply_interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_steps", b"max_steps", "sequence_ids", b"sequence_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_steps", b"max_steps", "reply_interval_ms", b"reply_interval_ms", "sequence_ids", b"sequence_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -573,6 +579,28 @@ Global___DecodeRequest: _TypeAlias = DecodeRequest  # noqa: Y015
 
 @_typing.final
 class DecodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodeStep]:
+        """In order; at least one."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___DecodeStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
+
+@_typing.final
+class DecodeStep(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOME_FIELD_NUMBER: _builtins.int
@@ -596,7 +624,7 @@ class DecodeResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
+Global___DecodeStep: _TypeAlias = DecodeStep  # noqa: Y015
 
 @_typing.final
 class FilterBatchRequest(_message.Message):
