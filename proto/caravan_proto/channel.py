@@ -3,9 +3,10 @@
 # A reply with 256 rows and alternatives is far smaller; a prompt of a million tokens is 4 MB.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
-# Keepalive alone does not notice a stopped peer (SIGSTOP); ping_timeout_ms does, in about two seconds.
-KEEPALIVE_MS = 5_000
-PING_TIMEOUT_MS = 2_000
+# Keepalive alone does not notice a stopped peer (SIGSTOP); ping_timeout_ms does. Neither notices a peer whose event
+# loop hangs, since gRPC answers pings beside it: the router also watches for the shard's reports.
+KEEPALIVE_MS = 1_000
+PING_TIMEOUT_MS = 1_500
 
 # A busy host or a distant one takes more than a few hundred milliseconds to accept a connection.
 CONNECT_TIMEOUT_MS = 5_000

@@ -33,7 +33,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
     tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
     metrics = Metrics()
-    batcher = Batcher(config.shard, config.scheduler, config.link, metrics)
+    batcher = Batcher(config.sources, config.scheduler, config.link, metrics)
     info = InfoExtras(
         version=caravan_proto.__version__,
         waiting_served_ratio=config.waiting_served_ratio,

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from caravan_proto.flags import flag
+from caravan_router.engine.discovery import ShardSource, parse_source
 from caravan_router.engine.link import LinkConfig
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.tls import TlsFiles
@@ -18,7 +19,12 @@ class RouterConfig:
 
     hostname: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
     port: int = flag(3000, "TCP port to listen on; 0 picks a free one", "-p", low=0, high=65535)
-    shard: tuple[str, ...] = flag((), "address of a shard, unix:/path or host:port; repeatable")
+    shard: tuple[str, ...] = flag(
+        (),
+        "where shards are: unix:/path, host:port, dns:name:port (every IP address of the name) or file:path (one "
+        "address per line); repeatable",
+    )
+    shard_refresh_s: float = flag(2.0, "seconds between two lookups of dns: and file: shards", low=0.05)
 
     max_concurrent_requests: int = flag(128, "most generations that run or wait; more are answered 429", low=1)
     max_client_batch_size: int = flag(32, "most prompts in one /v1/completions request", low=1)
@@ -83,8 +89,14 @@ class RouterConfig:
         low=0,
         high=10_000,
     )
+    shard_silence_s: float = flag(
+        1.5,
+        "a shard that reports nothing for so many seconds is given up, and its requests run elsewhere; so is one whose "
+        "step takes longer than that and than 4 times the slowest of its last steps",
+        low=0.3,
+    )
     step_timeout_s: float = flag(
-        60.0, "a shard whose step takes longer is given up, and its requests run elsewhere", low=1
+        60.0, "a shard whose step takes longer is given up, whatever its last steps took", low=1
     )
     shard_grace_s: float = flag(30.0, "seconds that requests wait for a shard while none is up", low=0)
     graceful_termination_timeout: float = flag(90.0, "seconds for running requests to end after SIGTERM", low=0)
@@ -92,6 +104,10 @@ class RouterConfig:
     json_output: bool = flag(False, "log JSON objects instead of text")
 
     def __post_init__(self) -> None:
+        try:
+            _ = self.sources
+        except ValueError as error:
+            raise ValueError(f"--shard {error}") from None
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ValueError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         if (
@@ -123,12 +139,20 @@ class RouterConfig:
         )
 
     @property
+    def sources(self) -> tuple[ShardSource, ...]:
+        """Where shards are."""
+        return tuple(parse_source(text) for text in self.shard)
+
+    @property
     def link(self) -> LinkConfig:
         """The settings of the links to shards. router_id is new with every start: older leases are not its own."""
         return LinkConfig(
             router_id=f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}",
+            heartbeat_s=self.shard_silence_s / 3,
+            silence_s=self.shard_silence_s,
             step_timeout_s=self.step_timeout_s,
             stream_interval_ms=self.stream_interval_ms,
+            address_refresh_s=self.shard_refresh_s,
         )
 
     @property

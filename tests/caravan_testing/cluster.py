@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aiohttp import ClientSession
 
+from caravan_router.core.shards import ShardReport, ShardState
 from caravan_router.engine.batcher import Batcher
+from caravan_router.engine.discovery import Address, AddressFile, ShardSource
 from caravan_router.engine.link import LinkConfig
 from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
@@ -18,19 +20,25 @@ from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.toy.backend import DecodeHook, ToyBackend
+from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.config import ShardConfig
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
 from caravan_testing.http_server import sample_of
+from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import eventually
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """The configuration of all shards. ``hook`` runs before each step of any shard, on its worker thread."""
+    """The configuration of all shards. ``hook`` runs before each step of any shard, on its worker thread.
+
+    ``listed``: the router has the addresses from a file (see `Cluster.list_shards`), not from its flags.
+    """
 
     shards: int = 1
+    listed: bool = False
     cells: int = 4096
     max_sequences: int = 8
     max_batch_tokens: int = 512
@@ -46,7 +54,12 @@ class ClusterConfig:
     drain_timeout_s: float = 0.5
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: Limits = field(default_factory=Limits)
-    link: LinkConfig = field(default_factory=lambda: LinkConfig(router_id="test", heartbeat_s=0.2))
+    link: LinkConfig = field(
+        default_factory=lambda: LinkConfig(router_id="test", heartbeat_s=0.2, silence_s=20.0, address_refresh_s=0.02)
+    )
+
+
+VOCABULARY = ToyVocabulary()
 
 
 class Cluster:
@@ -59,10 +72,37 @@ class Cluster:
         self.backends: dict[str, ToyBackend] = {}
         self.metrics = Metrics()
         self.addresses = [f"unix:{folder}/{number}.sock" for number in range(config.shards)]
-        self.engine = Batcher(self.addresses, config.scheduler, config.link, self.metrics)
+        self._list = folder / "shards"
+        fixed = (Address(address) for address in self.addresses)
+        sources: list[ShardSource] = [AddressFile(str(self._list))] if config.listed else [*fixed]
+        self.engine = Batcher(sources, config.scheduler, config.link, self.metrics)
         self.url = ""
 
-    async def start_shard(self, address: str) -> None:
+    def list_shards(self, addresses: Iterable[str]) -> None:
+        """Write the file of addresses."""
+        new = self._list.with_suffix(".new")
+        new.write_text("".join(f"{address}\n" for address in addresses))
+        new.replace(self._list)
+
+    def delete_list(self) -> None:
+        self._list.unlink()
+
+    def add_address(self) -> str:
+        """Return an address at which no shard was started yet."""
+        self.addresses.append(f"unix:{self._folder}/{len(self.addresses)}.sock")
+        return self.addresses[-1]
+
+    def report(self, address: str) -> ShardReport | None:
+        """Return what the engine knows of the shard at ``address``; None if it does not know the address."""
+        return next((report for report in self.engine.shards() if report.address == address), None)
+
+    def state(self, address: str) -> ShardState | None:
+        """Return the state of the shard at ``address``; None if the engine does not know the address."""
+        report = self.report(address)
+        return None if report is None else report.standing.state
+
+    async def start_shard(self, address: str, fingerprint: str | None = None) -> None:
+        """Start a shard, of another model if ``fingerprint`` is given."""
         config = self.config
         self.backends[address] = ToyBackend(
             cells=config.cells,
@@ -77,6 +117,9 @@ class Cluster:
             token_s=config.token_s,
             hook=config.hook,
         )
+        if fingerprint is not None:
+            backend = self.backends[address]
+            backend.facts = replace(backend.facts, fingerprint=fingerprint, name="other")
         self.servers[address] = ShardServer(
             ShardConfig(
                 backend="fake",
@@ -133,6 +176,8 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
         running = Cluster(config, Path(folder))
         for address in running.addresses:
             await running.start_shard(address)
+        if config.listed:
+            running.list_shards(running.addresses)
         engine = asyncio.create_task(running.engine.run())
         app = build_app(running.engine, config.limits, running.metrics)
         try:
@@ -146,6 +191,18 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
                 await running.stop_shard(address)
         if not engine.cancelled():
             await engine
+
+
+def expected_text(prompt: str, max_new_tokens: int) -> str:
+    """Return the toy model's greedy output for ``prompt`` as text."""
+    tokens = expected_output(VOCABULARY.tokenize(prompt, add_special=True, parse_special=True), max_new_tokens)
+    pieces = [VOCABULARY.piece(token) for token in tokens]
+    return b"".join(piece.data for piece in pieces if not piece.special).decode(errors="replace")
+
+
+def body(prompt: str, max_new_tokens: int) -> dict[str, object]:
+    """Return the body of a request to /generate."""
+    return {"inputs": prompt, "parameters": {"max_new_tokens": max_new_tokens}}
 
 
 async def generate(session: ClientSession, url: str, body: dict[str, object]) -> dict[str, object]:

@@ -11,6 +11,7 @@ from caravan_router.core.errors import EngineError, GenerationError, NoShardErro
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.sampling import FinishReason
+from caravan_router.core.shards import ShardReport
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 
 BOS, EOS = 1, 2
@@ -169,12 +170,16 @@ class ScriptedEngine:
     controls: dict[str, int] = field(default_factory=dict)
     # What shards hold of ended sequences, by shard.
     prefixes: dict[str, ShardPrefixes] = field(default_factory=dict)
+    reports: list[ShardReport] = field(default_factory=list)
     # Returns what is wrong with a constraint, or None.
     problem: Callable[[Constraint], str | None] = no_problem
 
     @property
     def queries(self) -> "ScriptedEngine":
         return self
+
+    async def wait_for_model(self) -> None:
+        """Return at once: a script has a model from the start, or never."""
 
     def submit(self, spec: GenerationSpec) -> ScriptedStream:
         stream = ScriptedStream(self, spec)
@@ -216,6 +221,9 @@ class ScriptedEngine:
         if self.model is None:
             raise NoShardError("none")
         return [tuple(length_vector(len(text), self.model.embedding_size)) for text in texts]
+
+    def shards(self) -> list[ShardReport]:
+        return self.reports
 
     def cached_prefixes(self) -> list[ShardPrefixes]:
         return list(self.prefixes.values())

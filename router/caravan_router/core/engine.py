@@ -7,6 +7,7 @@ from typing import Protocol
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import ShardPrefixes
+from caravan_router.core.shards import ShardReport
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 
 
@@ -120,6 +121,9 @@ class Engine(Protocol):
     def model(self) -> ModelFacts | None:
         """The model; None before the first shard joined. It stays known while no shard is up."""
 
+    async def wait_for_model(self) -> None:
+        """Wait until the model is known, at most the time that requests wait for a shard."""
+
     @property
     def healthy(self) -> bool:
         """Whether at least one shard is up and makes progress."""
@@ -129,6 +133,10 @@ class Engine(Protocol):
 
     def submit(self, spec: GenerationSpec) -> TokenStream:
         """Queue a generation. Never blocks and never refuses."""
+
+    def shards(self) -> Sequence[ShardReport]:
+        """Return the state of each shard whose address is known, in the order in which the addresses became known."""
+        ...
 
     def cached_prefixes(self) -> Sequence[ShardPrefixes]:
         """Return what each shard that is up keeps of ended sequences."""

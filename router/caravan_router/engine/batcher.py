@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import assert_never
 
 from caravan_router.core.engine import ModelFacts
@@ -17,8 +18,10 @@ from caravan_router.core.errors import (
 )
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prefixes import ShardPrefixes
-from caravan_router.engine.fleet import Fleet
+from caravan_router.core.shards import ShardReport, ShardRoom
+from caravan_router.engine.discovery import ShardSource
 from caravan_router.engine.link import LinkConfig, ShardLink
+from caravan_router.engine.link_pool import LinkPool
 from caravan_router.engine.observer import EngineObserver, ShardUse
 from caravan_router.engine.queries import ShardQueries
 from caravan_router.engine.streams import RequestStream
@@ -64,20 +67,17 @@ class Batcher:
 
     def __init__(
         self,
-        shard_addresses: Sequence[str],
+        sources: Iterable[ShardSource],
         scheduler_config: SchedulerConfig,
         link_config: LinkConfig,
         observer: EngineObserver,
     ) -> None:
         self.scheduler = Scheduler(scheduler_config)
         self._queue_timeout_s = scheduler_config.queue_timeout_s
+        self._no_shard_grace_s = scheduler_config.no_shard_grace_s
         self._observer = observer
-        self._fleet = Fleet()
-        self._links = {
-            address: ShardLink(address, link_config, post=self._post, accept=self._fleet.accept, observer=observer)
-            for address in shard_addresses
-        }
-        self.queries = ShardQueries(list(self._links.values()), load=self._sequences_on)
+        self._pool = LinkPool(sources, link_config, post=self._post, is_idle=self._is_idle, observer=observer)
+        self.queries = ShardQueries(self._pool.links, self._sequences_on, scheduler_config.no_shard_grace_s)
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = itertools.count(1)
         self._flushes: dict[int, asyncio.Future[tuple[ShardPrefixes, ...]]] = {}
@@ -90,8 +90,7 @@ class Batcher:
     async def run(self) -> None:
         """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
         async with asyncio.TaskGroup() as tasks:
-            for link in self._links.values():
-                tasks.create_task(link.run())
+            tasks.create_task(self._pool.run())
             tasks.create_task(self._tick())
             while True:
                 await self._posted.wait()
@@ -120,6 +119,9 @@ class Batcher:
             waiting = self.scheduler.waiting
             self._observer.queue_size(len(waiting), sum(bool(sequence.saved_on) for sequence in waiting))
             for name, shard in self.scheduler.shards.items():
+                link = self._pool.links.get(name)
+                if link is None or link.client is None:
+                    continue  # It is lost, and the scheduler has not been told yet.
                 self._observer.shard_use(
                     ShardUse(
                         shard=name,
@@ -149,9 +151,9 @@ class Batcher:
                     self._observer.admitted(started)
                 if action.joins is not None:
                     self._observer.joined(action.joins)
-                self._links[action.shard].send(action)
+                self._pool.links[action.shard].send(action)
             case Decode() | FilterBatch() | Save() | Load() | SetLayout():
-                self._links[action.shard].send(action)
+                self._pool.links[action.shard].send(action)
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:
                     stream.start(action.cached_tokens)
@@ -171,7 +173,14 @@ class Batcher:
     @property
     def model(self) -> ModelFacts | None:
         """The model that the shards serve; None until the first shard has joined."""
-        return self._fleet.facts
+        return self._pool.facts
+
+    async def wait_for_model(self) -> None:
+        """Wait until the model is known, at most the time that requests wait for a shard."""
+        if self.model is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._no_shard_grace_s):
+                    await self.ready.wait()
 
     @property
     def healthy(self) -> bool:
@@ -198,6 +207,32 @@ class Batcher:
         self._post(Submitted(request))
         return stream
 
+    def shards(self) -> list[ShardReport]:
+        """Return the state of each shard whose address is known."""
+        return [self._report(link) for link in self._pool.links.values()]
+
+    def _report(self, link: ShardLink) -> ShardReport:
+        report = ShardReport(address=link.address, standing=link.standing, epoch=link.epoch)
+        if link.info is None:
+            return report
+        leased = self.scheduler.shards.get(link.address)
+        limits = link.info.limits if leased is None else leased.limits
+        return replace(
+            report,
+            shard_id=link.info.shard_id,
+            version=link.info.version,
+            model=link.info.facts.name,
+            room=ShardRoom(
+                max_sequences=limits.max_sequences,
+                max_batch_tokens=limits.max_batch_tokens,
+                cells=limits.layout.cells,
+                cells_per_sequence=limits.layout.cells_per_sequence,
+                unified=limits.layout.shares_cells,
+            ),
+            sequences=0 if leased is None else len(leased.residents),
+            used_cells=0 if leased is None else leased.live_cells,
+        )
+
     def cached_prefixes(self) -> list[ShardPrefixes]:
         """Return what each leased shard keeps of ended sequences."""
         return [shard.prefixes for shard in self.scheduler.shards.values()]
@@ -212,6 +247,11 @@ class Batcher:
             return await waiter
         finally:
             del self._flushes[flush_id]
+
+    def _is_idle(self, address: str) -> bool:
+        """Whether the shard at ``address`` runs nothing, or is not leased."""
+        shard = self.scheduler.shards.get(address)
+        return shard is None or not (shard.residents or shard.leaving or shard.in_flight)
 
     def _sequences_on(self, address: str) -> int:
         shard = self.scheduler.shards.get(address)

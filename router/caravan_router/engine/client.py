@@ -1,7 +1,8 @@
 """One gRPC channel to one shard: typed calls with deadlines. Every failure is a ShardRpcError."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import TypeVar, assert_never
 
 import grpc
@@ -22,6 +23,8 @@ _T = TypeVar("_T")
 Reply = Stepped | Saved | Loaded | LayoutSet
 
 _CONTROL_TIMEOUT_S = 5.0
+# A timer that is later than this means that this process did not run.
+_LATE_S = 0.25
 # Tokenizing the longest text that a shard accepts takes seconds.
 _TOKENIZE_TIMEOUT_S = 30.0
 _COMPILE_TIMEOUT_S = 30.0
@@ -45,6 +48,23 @@ async def _checked(call: Awaitable[_T], timeout_s: float) -> _T:
         raise _shard_error(rpc_error) from None
 
 
+async def _heard(read: Coroutine[None, None, _T], silence_s: float) -> _T:
+    """Await ``read`` for ``silence_s``, and again if this process itself did not run in time to read what arrived."""
+    reading = asyncio.ensure_future(read)
+    try:
+        while True:
+            began = time.monotonic()
+            await asyncio.wait({reading}, timeout=silence_s)
+            if reading.done():
+                return reading.result()
+            if time.monotonic() - began < silence_s + _LATE_S:
+                raise ShardRpcError(None, f"it has reported nothing for {silence_s:g} s")
+    except grpc.aio.AioRpcError as rpc_error:
+        raise _shard_error(rpc_error) from None
+    finally:
+        reading.cancel()
+
+
 def _shard_error(rpc_error: grpc.aio.AioRpcError) -> ShardRpcError:
     error, sentence = parse_error(rpc_error.details())
     return ShardRpcError(error, f"{rpc_error.code().name}: {sentence}")
@@ -62,6 +82,8 @@ class ShardClient:
         self._channel = grpc.aio.insecure_channel(address, options=client_options())
         self._stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(self._channel)
         self._step_timeout_s = step_timeout_s
+        # Number of texts that are being embedded.
+        self.embedding = 0
 
     async def close(self) -> None:
         """End the channel and every call on it."""
@@ -84,11 +106,13 @@ class ShardClient:
             runs += codec.saved_runs(message)
         return tuple(runs)
 
-    async def watch(self, interval_s: float) -> AsyncGenerator[ShardStatus, None]:
-        """Yield the shard's status when it starts to drain and at least every ``interval_s``; end when it ends."""
+    async def watch(self, interval_s: float, silence_s: float) -> AsyncGenerator[ShardStatus, None]:
+        """Yield the shard's status when it starts to drain and at least every ``interval_s``; end when it ends.
+
+        Raises ShardRpcError after ``silence_s`` without a status.
+        """
         call = self._stub.Watch(shard_pb2.WatchRequest(interval_ms=int(interval_s * 1000)))
-        timeout_s = interval_s + _CONTROL_TIMEOUT_S
-        while isinstance(message := await _checked(call.read(), timeout_s), shard_pb2.WatchResponse):
+        while isinstance(message := await _heard(call.read(), silence_s), shard_pb2.WatchResponse):
             yield codec.shard_status(message)
 
     async def start(self, command: Command, epoch: int) -> AsyncIterator[Sequence[Reply]]:
@@ -153,4 +177,8 @@ class ShardClient:
     async def embed(self, text: Sequence[int]) -> tuple[float, ...]:
         """Return the vector of a text's tokens."""
         request = shard_pb2.EmbedRequest(token_ids=text, counts=[len(text)])
-        return tuple((await _checked(self._stub.Embed(request), self._step_timeout_s)).values)
+        self.embedding += 1
+        try:
+            return tuple((await _checked(self._stub.Embed(request), self._step_timeout_s)).values)
+        finally:
+            self.embedding -= 1

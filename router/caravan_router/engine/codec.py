@@ -316,6 +316,8 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
     """Decode the reply to Info."""
     limits, model = message.limits, message.model
     return ShardInfo(
+        shard_id=message.shard_id,
+        version=message.version,
         incarnation=message.incarnation,
         epoch=message.epoch,
         leased=message.leased,

@@ -11,10 +11,12 @@ from caravan_router.scheduling.events import ShardLimits
 class ShardInfo:
     """A shard's identity, lease, limits and model.
 
-    ``incarnation`` is new with every start of the shard's process. ``epoch`` numbers its last lease; ``leased`` says
-    whether a router still holds that one.
+    ``shard_id`` is its name, ``version`` that of its program. ``incarnation`` is new with every start of its process.
+    ``epoch`` numbers its last lease; ``leased`` says whether a router still holds that one.
     """
 
+    shard_id: str
+    version: str
     incarnation: str
     epoch: int
     leased: bool
@@ -32,26 +34,35 @@ class ShardStatus:
 
 
 class Fleet:
-    """Keeps the facts of every accepted shard, also while it is away: what clients were told stays true."""
+    """Judges which shards may serve together, and combines their limits.
+
+    The facts of a shard stay while it is away, so that what clients were told stays true, until its address is gone.
+    """
 
     def __init__(self) -> None:
-        self._facts: dict[str, ModelFacts] = {}
+        self._accepted: dict[str, ModelFacts] = {}
+        self.facts: ModelFacts | None = None
+        """The model with the limits that hold on every shard, or held on the last one; None until one was accepted."""
 
     def accept(self, address: str, info: ShardInfo) -> str | None:
         """Add the shard at ``address``, or return why it cannot serve beside the others."""
-        for other_address, other in self._facts.items():
+        for other_address, other in self._accepted.items():
             if other_address != address and other.fingerprint != info.facts.fingerprint:
                 return f"it serves {info.facts.name}, {other_address} serves {other.name}: all must have one model"
-        self._facts[address] = info.facts
+        self._accepted[address] = info.facts
+        self._combine()
         return None
 
-    @property
-    def facts(self) -> ModelFacts | None:
-        """The model with the limits that hold on every shard; None until a shard was accepted."""
-        if not self._facts:
-            return None
-        every = list(self._facts.values())
-        return dataclasses.replace(
+    def forget(self, address: str) -> None:
+        """Forget the shard at ``address``, an address that is gone."""
+        if self._accepted.pop(address, None) is not None:
+            self._combine()
+
+    def _combine(self) -> None:
+        every = list(self._accepted.values())
+        if not every:
+            return
+        self.facts = dataclasses.replace(
             every[0],
             max_sequence_tokens=min(facts.max_sequence_tokens for facts in every),
             max_top_n_tokens=min(facts.max_top_n_tokens for facts in every),

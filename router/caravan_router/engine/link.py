@@ -16,13 +16,17 @@ import contextlib
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import assert_never
 
+from caravan_router.core.shards import ShardStanding, ShardState
 from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
 from caravan_router.engine.fleet import ShardInfo
 from caravan_router.engine.observer import EngineObserver, Method
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch
+from caravan_router.engine.pace import StepPace
+from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
@@ -38,26 +42,41 @@ _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
 
+# Part of a lease's time after which it is renewed.
+_RENEWED_AFTER = 1 / 15
+
+_GONE = "its address is gone"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
     """Settings of the links to all shards.
 
-    ``router_id`` names the holder of the leases. A lease ends ``lease_ttl_s`` seconds after its last renewal. Every
-    ``heartbeat_s`` seconds the router renews it and the shard reports its steps; a shard that has work and completes no
-    step for ``step_timeout_s`` seconds is given up. A decode step that follows the last reply within
-    ``stream_interval_ms`` is reported with the next step.
+    ``router_id`` names the holder of the leases. A lease ends ``lease_ttl_s`` seconds after its last renewal.
+
+    A shard reports its progress every ``heartbeat_s`` seconds, also while it computes a step. It is given up if it
+    reports nothing for ``silence_s`` seconds, or has work and completes no step for as long as `StepPace` allows, at
+    most ``step_timeout_s`` seconds.
+
+    A decode step that follows the last reply within ``stream_interval_ms`` is reported with the next step. Names and
+    files of addresses are looked up every ``address_refresh_s`` seconds.
     """
 
     router_id: str
     lease_ttl_s: float = 15.0
-    heartbeat_s: float = 1.0
+    heartbeat_s: float = 0.5
+    silence_s: float = 1.5
     step_timeout_s: float = 60.0
     stream_interval_ms: int = 20
+    address_refresh_s: float = 2.0
 
 
 class _SessionError(Exception):
     """Why a session with the shard ended or could not start, apart from a failed call."""
+
+
+class _RefusedError(_SessionError):
+    """The shard may not serve beside the others."""
 
 
 class _DrainedError(_SessionError):
@@ -92,97 +111,173 @@ class ShardLink:
         self._accept = accept
         self._observer = observer
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
+        # Commands that the shard has and has not ended.
+        self._under_way: deque[Command] = deque()
+        self._pace = self._new_pace()
         self._last_step_end = 0.0
+        # Incarnation and number of steps of a shard whose next step hung.
+        self._hung: tuple[str, int] | None = None
         # Incarnation and epoch of the last lease this router held; None before the first.
-        self._last_lease: tuple[str, int] | None = None
+        self.lease: tuple[str, int] | None = None
+        self.retired = False
         # For calls other than commands; None while the shard is not leased.
         self.client: ShardClient | None = None
+        # What the shard said last; None before it has answered.
+        self.info: ShardInfo | None = None
+        self.standing = ShardStanding(state=ShardState.JOINING, since_s=time.monotonic())
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last lease this router held; 0 before the first."""
+        return 0 if self.lease is None else self.lease[1]
 
     def send(self, command: Command) -> None:
         """Queue ``command``; a running Decode yields to it."""
         self._commands.put_nowait(command)
 
+    def retire(self) -> None:
+        """Drain the shard, whose address is gone: `run` returns when its session has ended."""
+        if not self.retired:
+            self.retired = True
+            if self.standing.state is ShardState.SERVING:
+                self._drain(_GONE)
+
     async def run(self) -> None:
-        """Keep the shard leased, or wait for it, until cancelled."""
+        """Keep the shard leased, or wait for it, until cancelled or retired."""
         backoff_s = _FIRST_BACKOFF_S
-        while True:
+        while not self.retired:
             joined_at = time.monotonic()
             try:
                 await self._session()
             except* (ShardRpcError, _SessionError) as errors:
-                level = logging.DEBUG if self.client is None else logging.WARNING
-                if any(isinstance(error, _DrainedError) for error in errors.exceptions):
-                    level = logging.INFO
-                reason = "; ".join(str(error) for error in errors.exceptions)
-                _log.log(level, "shard is not available", extra={"shard": self.address, "reason": reason})
+                self._note_end(errors.exceptions)
             finally:
                 self._leave()
             if time.monotonic() - joined_at > _MAX_BACKOFF_S:
                 backoff_s = _FIRST_BACKOFF_S
             # Jitter: routers and links that lost the same host must not come back at the same moment.
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
+            pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311
+            self.standing = replace(self.standing, next_try_s=time.monotonic() + pause_s)
+            await asyncio.sleep(pause_s)
+            self.standing = replace(self.standing, next_try_s=None)
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+
+    def _note_end(self, errors: Sequence[Exception]) -> None:
+        """Log why a session ended or could not start, and note it for operators."""
+        reason = "; ".join(str(error) for error in errors)
+        if any(isinstance(error, _RefusedError) for error in errors):
+            # Once: the shard is asked again and again.
+            level = logging.DEBUG if reason == self.standing.reason else logging.ERROR
+            _log.log(level, "shard refused", extra={"shard": self.address, "reason": reason})
+            self._become(ShardState.REFUSED, reason)
+            return
+        level = logging.DEBUG if self.client is None else logging.WARNING
+        if any(isinstance(error, _DrainedError) for error in errors):
+            level = logging.INFO
+        _log.log(level, "shard is not available", extra={"shard": self.address, "reason": reason})
+        self._become(ShardState.JOINING if self.lease is None else ShardState.LOST, reason)
+
+    def _become(self, state: ShardState, reason: str = "") -> None:
+        since_s = self.standing.since_s if state is self.standing.state else time.monotonic()
+        self.standing = ShardStanding(state=state, since_s=since_s, reason=reason)
+
+    def _drain(self, reason: str) -> None:
+        self._become(ShardState.DRAINING, reason)
+        self._post(ShardDraining(self.address))
 
     def _leave(self) -> None:
         if self.client is not None:
             self.client = None
             self._commands = asyncio.Queue()
+            self._under_way.clear()
             self._observer.shard_gone(self.address)
             self._post(ShardLost(self.address))
+
+    def _new_pace(self) -> StepPace:
+        # Progress is seen once per heartbeat, so half of one less is noticed as soon as silence.
+        shortest_s = self._config.silence_s - self._config.heartbeat_s / 2
+        return StepPace(shortest_s, self._config.step_timeout_s)
 
     async def _session(self) -> None:
         """Hold the shard from connecting to its end. Raise ShardRpcError or _SessionError, or a group of them."""
         client = ShardClient(self.address, self._config.step_timeout_s, self._config.stream_interval_ms)
         try:
-            info = await client.info()
+            self.info = info = await client.info()
+            if self._hung is not None:
+                await self._check_moved(client, info)
             epoch = await self._take(client, info)
             self.client = client
             runs = await client.saved_runs()
             self._post(ShardJoined(self.address, info.limits, runs))
+            self._become(ShardState.SERVING)
+            if self.retired:
+                self._drain(_GONE)
             cells = info.limits.layout.cells
             _log.info(
                 "shard joined", extra={"shard": self.address, "epoch": epoch, "cells": cells, "saved_runs": len(runs)}
             )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._renew(client, epoch))
-                tasks.create_task(self._watch(client))
+                tasks.create_task(self._watch(client, info))
                 tasks.create_task(self._carry_out(client, epoch))
         finally:
             await client.close()
+
+    async def _check_moved(self, client: ShardClient, info: ShardInfo) -> None:
+        """Raise _SessionError while the shard is still in the step that hung."""
+        async with contextlib.aclosing(client.watch(self._config.heartbeat_s, self._config.silence_s)) as statuses:
+            async for status in statuses:
+                if status.busy and self._hung == (info.incarnation, status.steps):
+                    raise _SessionError("its step still hangs")
+                break
+        self._hung = None
 
     async def _take(self, client: ShardClient, info: ShardInfo) -> int:
         """Take the lease and return its epoch."""
         refusal = self._accept(self.address, info)
         if refusal is not None:
-            _log.error("shard refused", extra={"shard": self.address, "reason": refusal})
-            raise _SessionError(refusal)
-        if info.leased and self._last_lease not in (None, (info.incarnation, info.epoch)):
+            raise _RefusedError(refusal)
+        if info.leased and self.lease not in (None, (info.incarnation, info.epoch)):
             raise _SessionError("another router holds the shard")
+        if self.lease is not None and info.incarnation != self.lease[0]:
+            self._pace = self._new_pace()
         epoch = info.epoch + 1
         await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s)
-        self._last_lease = (info.incarnation, epoch)
+        self.lease = (info.incarnation, epoch)
         return epoch
 
     async def _renew(self, client: ShardClient, epoch: int) -> None:
         while True:
-            await asyncio.sleep(self._config.heartbeat_s)
+            await asyncio.sleep(self._config.lease_ttl_s * _RENEWED_AFTER)
             await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s)
 
-    async def _watch(self, client: ShardClient) -> None:
-        """Post that the shard drains; raise once it ends, or has work and completes no step for too long."""
-        last_steps, moved_at, draining = -1, time.monotonic(), False
-        async with contextlib.aclosing(client.watch(self._config.heartbeat_s)) as statuses:
+    async def _watch(self, client: ShardClient, info: ShardInfo) -> None:
+        """Note that the shard drains. Raise once it ends, reports nothing, or completes no step for too long."""
+        heartbeat_s = self._config.heartbeat_s
+        last_steps, still_s, heard_at, draining = -1, 0.0, time.monotonic(), False
+        async with contextlib.aclosing(client.watch(heartbeat_s, self._config.silence_s)) as statuses:
             async for status in statuses:
                 if status.draining and not draining:
                     draining = True
-                    self._post(ShardDraining(self.address))
-                if status.steps != last_steps or not status.busy:
-                    last_steps, moved_at = status.steps, time.monotonic()
-                elif time.monotonic() - moved_at > self._config.step_timeout_s:
-                    raise _SessionError(f"no step completed for {self._config.step_timeout_s:g} s")
+                    self._drain("the shard is ending")
+                # At most two heartbeats: in a longer time, it was this process that did not run.
+                since_s, heard_at = min(time.monotonic() - heard_at, 2 * heartbeat_s), time.monotonic()
+                stands_still = status.busy and status.steps == last_steps
+                still_s = still_s + since_s if stands_still else 0.0
+                last_steps = status.steps
+                if still_s > self._longest_step_s(client):
+                    self._hung = (info.incarnation, status.steps)
+                    raise _SessionError(f"no step completed for {still_s:.1f} s")
         # The last replies may still be on their way.
         await self._commands.join()
         raise _DrainedError("the shard ended") if draining else _SessionError("the shard ended")
+
+    def _longest_step_s(self, client: ShardClient) -> float:
+        """Return how long the shard may go without completing a step."""
+        if client.embedding or not all(isinstance(command, Prefill | Decode) for command in self._under_way):
+            # Texts are embedded between steps; commands that copy cells are no steps.
+            return self._config.step_timeout_s
+        return self._pace.limit_s(max(map(_tokens, self._under_way), default=0))
 
     async def _carry_out(self, client: ShardClient, epoch: int) -> None:
         """Send commands in order. The next is sent while the last one runs, so that the shard need not wait for it."""
@@ -190,6 +285,7 @@ class ShardLink:
 
         async def start_next() -> _Sent:
             command = await commands.get()
+            self._under_way.append(command)
             sent_at = time.monotonic()
             return _Sent(command, await client.start(command, epoch), sent_at)
 
@@ -199,6 +295,7 @@ class ShardLink:
             try:
                 await self._collect(current)
                 commands.task_done()
+                self._under_way.popleft()
                 current = await successor
             finally:
                 successor.cancel()
@@ -222,11 +319,26 @@ class ShardLink:
         if not steps:
             return
         method = Method.DECODE if isinstance(command, Decode) else Method.PREFILL
+        tokens = max(1, _tokens(command))
         now = time.monotonic()
         elapsed, self._last_step_end = now - self._last_step_end, now
         overhead_s = max(0.0, elapsed - sum(step.forward_s for step in steps)) / len(steps)
         for step in steps:
             if step.outcome is StepOutcome.OK:
                 self._observer.step(step, method, overhead_s=overhead_s)
+                self._pace.note(tokens, step.seconds)
             else:
                 self._observer.step_failed(method)
+
+
+def _tokens(command: Command) -> int:
+    """Return the number of tokens of each step of ``command``; 0 if it is no step."""
+    match command:
+        case Prefill():
+            return sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
+        case Decode():
+            return len(command.sequence_ids)
+        case FilterBatch() | Save() | Load() | SetLayout():
+            return 0
+        case _:
+            assert_never(command)

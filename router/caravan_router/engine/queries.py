@@ -2,7 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +15,9 @@ from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.engine.link import ShardLink
 
 _T = TypeVar("_T")
+
+# While no shard is up, every waiting request looks for one this often.
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,15 @@ class _Unanswered:
 
 
 class ShardQueries:
-    """Asks the shards that are up. ``load`` returns how many sequences the shard at an address holds."""
+    """Asks the shards that are up; while none is, a call waits ``grace_s`` for one.
 
-    def __init__(self, links: Sequence[ShardLink], load: Callable[[str], int]) -> None:
+    ``links`` may change. ``load`` returns how many sequences the shard at an address holds.
+    """
+
+    def __init__(self, links: Mapping[str, ShardLink], load: Callable[[str], int], grace_s: float) -> None:
         self._links = links
         self._load = load
+        self._grace_s = grace_s
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``."""
@@ -47,9 +55,9 @@ class ShardQueries:
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint`` on every shard that is up, since its sequence may run on any; return what is wrong."""
-        clients = self._clients()
-        if not clients:
-            raise NoShardError
+        deadline = time.monotonic() + self._grace_s
+        while not (clients := self._clients()):
+            await _pause(deadline, NoShardError())
         answers = await asyncio.gather(*(_compile(client, constraint) for client in clients))
         problems = [answer.problem for answer in answers if isinstance(answer, _Compiled)]
         if not problems:
@@ -62,22 +70,31 @@ class ShardQueries:
 
     def _clients(self) -> list[ShardClient]:
         """Return the clients of the shards that are up, the one with the fewest sequences first."""
-        links = sorted(self._links, key=lambda link: self._load(link.address))
+        links = sorted(self._links.values(), key=lambda link: self._load(link.address))
         return [link.client for link in links if link.client is not None]
 
     async def _ask_any(self, call: Callable[[ShardClient], Awaitable[_T]]) -> _T:
         """Ask the shard with the fewest sequences; if it goes away meanwhile, ask the next one."""
+        deadline = time.monotonic() + self._grace_s
         failure = NoShardError()
-        for client in self._clients():
-            try:
-                return await call(client)
-            except ShardRpcError as error:
-                if error.error is ShardError.TEXT_TOO_LONG:
-                    raise TextTooLongError(str(error)) from None
-                if error.error is not None and error.error is not ShardError.DRAINING:
-                    raise GenerationError(str(error)) from None
-                failure = NoShardError(str(error))
+        while True:
+            for client in self._clients():
+                try:
+                    return await call(client)
+                except ShardRpcError as error:
+                    if error.error is ShardError.TEXT_TOO_LONG:
+                        raise TextTooLongError(str(error)) from None
+                    if error.error is not None and error.error is not ShardError.DRAINING:
+                        raise GenerationError(str(error)) from None
+                    failure = NoShardError(str(error))
+            await _pause(deadline, failure)
+
+
+async def _pause(deadline: float, failure: NoShardError) -> None:
+    """Wait before the shards are asked again. Raises ``failure`` after ``deadline``."""
+    if time.monotonic() >= deadline:
         raise failure
+    await asyncio.sleep(_POLL_S)
 
 
 async def _compile(client: ShardClient, constraint: Constraint) -> _Compiled | _Unanswered:

@@ -135,14 +135,15 @@ class Scheduler:
                 self._fail(sequence, reason)
 
     def _fail_without_shards(self, now: float) -> None:
-        """End waiting requests if no shard has been there for too long."""
+        """End requests that have waited without any shard for too long."""
         if self._state.shards:
             self._no_shard_since = None
             return
         if self._no_shard_since is None:
             self._no_shard_since = now
-        if now - self._no_shard_since >= self._state.config.no_shard_grace_s:
-            for sequence in list(self._state.waiting):
+        for sequence in list(self._state.waiting):
+            since = max(self._no_shard_since, sequence.request.arrived_s)
+            if now - since >= self._state.config.no_shard_grace_s:
                 self._fail(sequence, FailureReason.NO_SHARD)
 
     def _lose(self, name: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.client import ShardClient
+from caravan_router.engine.discovery import Address
 from caravan_router.engine.link import LinkConfig, ShardLink
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling.config import SchedulerConfig
@@ -18,7 +19,7 @@ from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
 # The router must not learn from a heartbeat what these tests wait for.
-NO_HEARTBEAT = LinkConfig(router_id="test", heartbeat_s=600, lease_ttl_s=1200)
+NO_HEARTBEAT = LinkConfig(router_id="test", heartbeat_s=600, silence_s=1800, lease_ttl_s=18000)
 
 
 async def test_the_router_hears_at_once_that_a_shard_drains() -> None:
@@ -73,7 +74,7 @@ async def test_what_was_sent_before_the_router_knew_of_a_drain_is_carried_out() 
 async def test_the_newer_of_two_routers_keeps_the_shard_and_the_older_stands_by() -> None:
     wanted = spec([1, 2, 3], 300)
     async with cluster(ClusterConfig(step_s=0.005)) as running:
-        newer = Batcher(running.addresses, SchedulerConfig(), LinkConfig(router_id="newer"), Metrics())
+        newer = Batcher([Address(running.addresses[0])], SchedulerConfig(), LinkConfig(router_id="newer"), Metrics())
         serving = asyncio.create_task(newer.run())
         await newer.ready.wait()
         await running.wait_until_up(0)

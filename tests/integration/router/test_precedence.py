@@ -69,7 +69,7 @@ async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: Kv
         saved_bytes=saved_bytes,
         hook=log,
         # The router hears of each step before the next one ends.
-        link=LinkConfig(router_id="test", heartbeat_s=0.2, stream_interval_ms=0),
+        link=LinkConfig(router_id="test", heartbeat_s=0.2, silence_s=20.0, stream_interval_ms=0),
     )
     async with cluster(config) as running:
         (shard,) = running.engine.scheduler.shards.values()

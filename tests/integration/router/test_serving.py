@@ -9,25 +9,12 @@ from aiohttp import ClientSession
 
 from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
+from caravan_shard.backends.toy.model import TOY_FACTS
 from caravan_shard.kv_layout import KvLayout
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster, generate
+from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
 from caravan_testing.specs import spec
 from caravan_testing.step_log import StepLog
-from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import eventually
-
-VOCABULARY = ToyVocabulary()
-
-
-def expected_text(prompt: str, max_new_tokens: int) -> str:
-    tokens = expected_output(VOCABULARY.tokenize(prompt, add_special=True, parse_special=True), max_new_tokens)
-    pieces = [VOCABULARY.piece(token) for token in tokens]
-    return b"".join(piece.data for piece in pieces if not piece.special).decode(errors="replace")
-
-
-def body(prompt: str, max_new_tokens: int) -> dict[str, object]:
-    return {"inputs": prompt, "parameters": {"max_new_tokens": max_new_tokens}}
 
 
 async def test_one_request() -> None:

@@ -1,4 +1,4 @@
-"""``/admin/prefixes``: prefixes of ended sequences that shards cache for later prompts."""
+"""``/admin/shards``: the state of each shard. ``/admin/prefixes``: prefixes of ended sequences that shards cache."""
 
 import time
 from collections.abc import Iterable
@@ -7,12 +7,46 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.core import prefixes as core
+from caravan_router.core.shards import ShardReport
 from caravan_router.http.admin.rules import UnknownParameterError
-from caravan_router.http.admin.schema import CachedPrefix, CachedPrefixes, ShardPrefixes
+from caravan_router.http.admin.schema import CachedPrefix, CachedPrefixes, Shard, ShardLimits, ShardPrefixes, Shards
 from caravan_router.http.server.errors import UnknownShardError
 from caravan_router.http.server.route import JSON, Parameter, Route
 from caravan_router.http.server.state import STATE
 from caravan_router.http.tgi.errors import TGI
+
+
+async def shards(request: web.Request) -> web.Response:
+    """Handle ``GET /admin/shards``."""
+    now = time.monotonic()
+    found = [_shard(report, now) for report in request.app[STATE].engine.shards()]
+    return web.Response(body=msgspec.json.encode(Shards(found)), content_type="application/json")
+
+
+def _shard(report: ShardReport, now: float) -> Shard:
+    standing, room = report.standing, report.room
+    return Shard(
+        address=report.address,
+        state=standing.state,
+        state_s=round(now - standing.since_s, 3),
+        reason=standing.reason or None,
+        next_try_s=None if standing.next_try_s is None else round(max(0.0, standing.next_try_s - now), 3),
+        epoch=report.epoch,
+        shard_id=report.shard_id or None,
+        version=report.version or None,
+        model=report.model or None,
+        limits=None
+        if room is None
+        else ShardLimits(
+            max_sequences=room.max_sequences,
+            max_batch_tokens=room.max_batch_tokens,
+            cells=room.cells,
+            cells_per_sequence=room.cells_per_sequence,
+        ),
+        layout=None if room is None else "unified" if room.unified else "split",
+        sequences=report.sequences,
+        used_cells=report.used_cells,
+    )
 
 
 async def prefixes(request: web.Request) -> web.Response:
@@ -67,6 +101,15 @@ def _cached_prefix(prefix: core.CachedPrefix, now: float) -> CachedPrefix:
 _SHARD = Parameter(name="shard", place="query", description="Only this shard, by its address; may be repeated")
 
 ROUTES = (
+    Route(
+        method="GET",
+        path="/admin/shards",
+        handler=shards,
+        dialect=TGI,
+        summary="List the shards that the router knows, with the state of each and the reason for it",
+        replies=((JSON, Shards),),
+        operator=True,
+    ),
     Route(
         method="GET",
         path="/admin/prefixes",

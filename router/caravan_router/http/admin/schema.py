@@ -1,6 +1,10 @@
 """Replies of the routes for operators."""
 
+from typing import Literal
+
 import msgspec
+
+from caravan_router.core.shards import ShardState
 
 
 class CachedPrefix(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,3 +39,44 @@ class CachedPrefixes(msgspec.Struct, frozen=True):
     """Prefixes by shard."""
 
     shards: list[ShardPrefixes]
+
+
+class ShardLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What fits on a shard. ``cells`` and ``cells_per_sequence`` depend on its layout."""
+
+    max_sequences: int
+    max_batch_tokens: int
+    cells: int
+    cells_per_sequence: int
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard that the router knows, whatever its state.
+
+    ``state``: joining (it has not served yet), serving, draining (no new requests), refused (it may not serve beside
+    the others) or lost (it served before). The shard has been in it for ``state_s`` seconds. ``reason``: why it does
+    not serve, null if there is nothing to say. ``next_try_s``: seconds until the router asks it again, null while it is
+    being asked or serves. ``epoch``: number of the router's last lease, 0 before the first. ``shard_id``, ``version``,
+    ``model``, ``limits`` and ``layout``: what the shard says of itself, null until it has answered. ``sequences`` run
+    there now and use ``used_cells`` KV cells.
+    """
+
+    address: str
+    state: ShardState
+    state_s: float
+    reason: str | None
+    next_try_s: float | None
+    epoch: int
+    shard_id: str | None
+    version: str | None
+    model: str | None
+    limits: ShardLimits | None
+    layout: Literal["unified", "split"] | None
+    sequences: int
+    used_cells: int
+
+
+class Shards(msgspec.Struct, frozen=True):
+    """The shards whose addresses are known."""
+
+    shards: list[Shard]

@@ -50,9 +50,10 @@ class Context:
         return serving_of(fields, self.request.headers, self.request[CLIENT].key, self.limits)
 
 
-def context_of(request: web.Request) -> Context:
-    """Raises NoShardError."""
+async def context_of(request: web.Request) -> Context:
+    """Wait for the first shard if none has joined yet. Raises NoShardError."""
     state = request.app[STATE]
+    await state.engine.wait_for_model()
     model = model_of(state.engine)
     return Context(request=request, state=state, model=model, bounds=bounds_of(state.limits, model))
 
@@ -98,7 +99,7 @@ async def answer(request: web.Request, reply: Reply) -> web.StreamResponse:
                 held.enter_context(holding_permits(state, request[CLIENT], generations))
                 progress = held.enter_context(request.app[IN_PROGRESS].listing(request))
                 async with progress.abortable():
-                    progress.valid = await reply.validate(context_of(request))
+                    progress.valid = await reply.validate(await context_of(request))
         except reply.errors_as_events as error:
             if not reply.streamed:
                 raise

@@ -21,7 +21,7 @@ async def chat_tokenize(request: web.Request) -> web.Response:
     """Handle ``/chat_tokenize``."""
     body = await read_body(request, _DECODER)
     check_rate(request[CLIENT])
-    context = context_of(request)
+    context = await context_of(request)
     prompt = await chat_prompt_of(context, chat_plan_of(context, body))
     reply = ChatTokens(await tokens_of(prompt.text, prompt.tokens), prompt.text)
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")

@@ -9,6 +9,7 @@ import pytest
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.core.prefixes import CachedPrefix, ShardPrefixes
+from caravan_router.core.shards import ShardReport, ShardRoom, ShardStanding, ShardState
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
@@ -100,6 +101,48 @@ async def test_unknown_shards_and_query_parameters_are_refused(
     response = await service.client.request(method, f"/admin/prefixes?{query}")
     assert (response.status, await response.json()) == (status, {"error": message, "error_type": error_type})
     assert await ask(service, "GET") == [FIRST, SECOND]
+
+
+async def test_shards_are_listed(service: Service) -> None:
+    now = time.monotonic()
+    room = ShardRoom(max_sequences=8, max_batch_tokens=512, cells=4096, cells_per_sequence=512, unified=False)
+    new, lost = (
+        ShardStanding(state=ShardState.JOINING, since_s=now - 5.0),
+        ShardStanding(state=ShardState.LOST, since_s=now - 60.0, reason="UNAVAILABLE: gone", next_try_s=now + 3.0),
+    )
+    service.engine.reports = [
+        ShardReport(address="10.0.0.1:1", standing=new, epoch=0),
+        ShardReport(
+            address="unix:/b",
+            standing=lost,
+            epoch=7,
+            shard_id="b",
+            version="1.2",
+            model="toy",
+            room=room,
+            sequences=2,
+            used_cells=99,
+        ),
+    ]
+    response = await service.client.get("/admin/shards")
+    first, second = (await response.json())["shards"]
+    assert 5.0 <= first.pop("state_s") < 60.0 <= second.pop("state_s")
+    assert 0.0 <= second.pop("next_try_s") <= 3.0
+    nothing = dict.fromkeys(["reason", "next_try_s", "shard_id", "version", "model", "limits", "layout"])
+    assert first == {"address": "10.0.0.1:1", "state": "joining", "epoch": 0, "sequences": 0, "used_cells": 0} | nothing
+    assert second == {
+        "address": "unix:/b",
+        "state": "lost",
+        "reason": "UNAVAILABLE: gone",
+        "epoch": 7,
+        "shard_id": "b",
+        "version": "1.2",
+        "model": "toy",
+        "limits": {"max_sequences": 8, "max_batch_tokens": 512, "cells": 4096, "cells_per_sequence": 512},
+        "layout": "split",
+        "sequences": 2,
+        "used_cells": 99,
+    }
 
 
 OPERATOR_ROUTES = [(route.method, route.path) for route in ROUTES if route.path.startswith("/admin/")]

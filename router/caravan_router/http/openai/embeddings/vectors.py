@@ -33,7 +33,7 @@ async def vectors_of(
     Raises RequestError, EngineError.
     """
     with holding_permits(request.app[STATE], request[CLIENT], 1):
-        context = context_of(request)
+        context = await context_of(request)
         if context.model.embedding_size == 0:
             raise NoVectorsError
         if model is not None and model in context.model.adapters:

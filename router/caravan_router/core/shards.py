@@ -1,0 +1,62 @@
+"""What the engine knows of each shard, for operators."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ShardState(Enum):
+    """Where a shard stands. The values are part of the HTTP API."""
+
+    # It has not served since its address is known.
+    JOINING = "joining"
+    SERVING = "serving"
+    # It ends, or its address is no longer listed: its sequences go on, new ones start elsewhere.
+    DRAINING = "draining"
+    # It answers, and may not serve beside the others.
+    REFUSED = "refused"
+    # It served before.
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStanding:
+    """The state of a shard since ``since_s``, in seconds on ``time.monotonic``.
+
+    ``reason`` says why the shard does not serve, "" if there is nothing to say. ``next_try_s``: when the router asks a
+    shard again that does not serve, on the same clock; None if it is being asked or serves.
+    """
+
+    state: ShardState
+    since_s: float
+    reason: str = ""
+    next_try_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRoom:
+    """What fits on a shard in its current layout. ``unified``: any sequence may use any cell."""
+
+    max_sequences: int
+    max_batch_tokens: int
+    cells: int
+    cells_per_sequence: int
+    unified: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReport:
+    """One shard. ``epoch`` numbers the last lease that the router held, 0 before the first.
+
+    ``shard_id``, ``version``, ``model`` and ``room`` are what the shard said of itself, "" and None until it has
+    answered. ``sequences`` run there and use ``used_cells``.
+    """
+
+    address: str
+    standing: ShardStanding
+    epoch: int
+    shard_id: str = ""
+    version: str = ""
+    model: str = ""
+    room: ShardRoom | None = None
+    sequences: int = 0
+    used_cells: int = 0

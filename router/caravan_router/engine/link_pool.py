@@ -1,0 +1,98 @@
+"""The links to all known shards, which come and go with their addresses."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from caravan_router.core.engine import ModelFacts
+from caravan_router.engine.discovery import Discovery, ShardSource
+from caravan_router.engine.fleet import Fleet, ShardInfo
+from caravan_router.engine.link import LinkConfig, ShardLink
+from caravan_router.engine.observer import EngineObserver
+from caravan_router.scheduling.events import Event
+
+_log = logging.getLogger(__name__)
+
+_CHECK_S = 0.2
+
+
+class LinkPool:
+    """Has one link for each address that ``sources`` have.
+
+    A shard whose address is gone is drained: it gets no new sequences, and its link ends when ``is_idle`` says that
+    nothing runs there any more, or when the shard is lost. An address that comes back meanwhile gets a new link then.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[ShardSource],
+        config: LinkConfig,
+        *,
+        post: Callable[[Event], None],
+        is_idle: Callable[[str], bool],
+        observer: EngineObserver,
+    ) -> None:
+        self._config = config
+        self._post = post
+        self._is_idle = is_idle
+        self._observer = observer
+        self._discovery = Discovery(sources, config.address_refresh_s, self._note_addresses)
+        self._fleet = Fleet()
+        self._listed: frozenset[str] = frozenset()
+        self._changed = asyncio.Event()
+        # By address, in the order in which the addresses became known.
+        self.links: dict[str, ShardLink] = {}
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """The model that the shards serve; None until the first shard was accepted."""
+        return self._fleet.facts
+
+    async def run(self) -> None:
+        """Keep the links until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._discovery.run())
+            running: dict[str, asyncio.Task[None]] = {}
+            while True:
+                for address, task in list(running.items()):
+                    if task.done():
+                        del running[address], self.links[address]
+                        self._fleet.forget(address)
+                for address in sorted(self._listed - self.links.keys()):
+                    link = self.links[address] = self._make_link(address)
+                    running[address] = tasks.create_task(link.run())
+                for address in self.links.keys() - self._listed:
+                    self.links[address].retire()
+                leaving = [address for address, link in self.links.items() if link.retired]
+                for address in leaving:
+                    task = running[address]
+                    if self._is_idle(address) and not task.cancelling():
+                        task.cancel()
+                await self._wait(_CHECK_S if leaving else None)
+
+    async def _wait(self, at_most_s: float | None) -> None:
+        """Wait until the listed addresses change, ``at_most_s`` seconds."""
+        try:
+            async with asyncio.timeout(at_most_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    def _note_addresses(self, listed: frozenset[str]) -> None:
+        added, gone = sorted(listed - self._listed), sorted(self._listed - listed)
+        if not (added or gone):
+            return
+        _log.info("the addresses of shards changed", extra={"added": added, "gone": gone})
+        self._listed = listed
+        self._changed.set()
+
+    def _make_link(self, address: str) -> ShardLink:
+        return ShardLink(address, self._config, post=self._post, accept=self._accept, observer=self._observer)
+
+    def _accept(self, address: str, info: ShardInfo) -> str | None:
+        """Accept a shard into the fleet, or return why not."""
+        for other, link in self.links.items():
+            if other != address and link.lease == (info.incarnation, info.epoch) and info.leased:
+                return f"it is the shard at {other}"
+        return self._fleet.accept(address, info)

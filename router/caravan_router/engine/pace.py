@@ -1,0 +1,33 @@
+"""How long a shard may go without completing a step, by what its steps have taken."""
+
+from collections import deque
+
+# A limit needs this many steps to go by. The first ones also read the model from disk.
+_ENOUGH_STEPS = 16
+_REMEMBERED_STEPS = 64
+# Steps vary: other programs take processors, contexts grow.
+_TIMES_SLOWER = 4.0
+
+
+class StepPace:
+    """The last steps of one shard. No step counts as hung before ``shortest_s``, and every one after ``longest_s``."""
+
+    def __init__(self, shortest_s: float, longest_s: float) -> None:
+        self._shortest_s = shortest_s
+        self._longest_s = longest_s
+        self._steps: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_STEPS)
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Note a step over ``tokens`` tokens that took ``seconds``."""
+        self._steps.append((tokens, seconds))
+
+    def limit_s(self, tokens: int) -> float:
+        """Return the time after which a step over ``tokens`` tokens counts as hung.
+
+        That is four times what it would take if it were as slow as the slowest of the last steps, in proportion to its
+        tokens where it has more.
+        """
+        if len(self._steps) < _ENOUGH_STEPS:
+            return self._longest_s
+        slowest_s = max(seconds * max(1.0, tokens / noted) for noted, seconds in self._steps)
+        return min(self._longest_s, max(self._shortest_s, _TIMES_SLOWER * slowest_s))
