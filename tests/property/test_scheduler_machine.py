@@ -110,6 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_batch_total_tokens=max_cells,
             aging_s=aging_s,
             max_losses=10**6,
+            max_fatal_losses=10**6,
         )
         self.simulation = Simulation(config)
         self.limits = dict(zip(_NAMES, limits, strict=False))

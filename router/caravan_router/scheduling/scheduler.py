@@ -152,15 +152,24 @@ class Scheduler:
         if shard is None:
             return
         self._state.forget_saved(name)
+        fatal = shard.positions_under_way
         for resident in (*shard.residents.values(), *shard.leaving.values()):
             if resident.is_live:
-                self._lose_cells(resident.sequence)
+                self._lose_cells(resident.sequence, fatal.get(resident.sequence_id, range(0)))
 
-    def _lose_cells(self, sequence: Sequence) -> None:
-        """Queue a sequence that lost its cells by a failure, unless it has lost them too often."""
+    def _lose_cells(self, sequence: Sequence, fatal: range = range(0)) -> None:
+        """Queue a sequence that lost its cells by a failure, unless it has lost them too often.
+
+        ``fatal``: the positions that were computed when its shard was lost.
+        """
         self._state.wait_again(sequence)
         sequence.losses += 1
-        if sequence.losses > self._state.config.max_losses:
+        if fatal:
+            again = max(fatal.start, sequence.fatal.start) < min(fatal.stop, sequence.fatal.stop)
+            sequence.fatal_losses = sequence.fatal_losses + 1 if again else 1
+            sequence.fatal = fatal
+        config = self._state.config
+        if sequence.losses > config.max_losses or sequence.fatal_losses >= config.max_fatal_losses:
             self._fail(sequence, FailureReason.NO_PROGRESS)
 
     # Results

@@ -44,6 +44,9 @@ class Sequence:
     bypassed: int = 0
     # How often it lost its cells by a failure since its last token.
     losses: int = 0
+    # Positions that a shard was computing for it when the shard was lost, and how often in a row that happened there.
+    fatal: range = range(0)
+    fatal_losses: int = 0
     # It was on a shard before.
     started: bool = False
     # Its tenant was charged for the tokens before this position; computing them again is free.

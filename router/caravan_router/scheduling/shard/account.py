@@ -9,7 +9,7 @@ from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.adapter_turn import AdapterTurn
-from caravan_router.scheduling.shard.command import InFlight
+from caravan_router.scheduling.shard.command import UNSEEN_STEPS, InFlight
 from caravan_router.scheduling.shard.costs import ShardCosts
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
 from caravan_router.scheduling.shard.resident import Resident
@@ -109,6 +109,18 @@ class ShardAccount:
     def decoding(self) -> list[Resident]:
         """Residents that take one token per step."""
         return [resident for resident in self._residents.values() if not resident.prefilling]
+
+    @property
+    def positions_under_way(self) -> dict[int, range]:
+        """The positions of each sequence that the current step may be computing, by sequence id."""
+        step = next((command for command in self._in_flight if command.steps_left), None)
+        if step is None:
+            return {}
+        return {
+            sequence_id: range(resident.computed, resident.computed + step.chunk_tokens.get(sequence_id, UNSEEN_STEPS))
+            for sequence_id, resident in step.residents.items()
+            if resident is self._residents.get(sequence_id)
+        }
 
     @property
     def adapters(self) -> set[str]:

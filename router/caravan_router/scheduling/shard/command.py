@@ -7,7 +7,7 @@ from caravan_router.scheduling.shard.resident import Resident
 
 # A Decode that must yield has seldom run more than this many steps beyond those reported. If it has, the shard reports
 # that its cache is full, and nothing is lost.
-_UNSEEN_STEPS = 4
+UNSEEN_STEPS = 4
 
 
 class InFlight:
@@ -45,7 +45,7 @@ class InFlight:
     @property
     def coming_cells(self) -> int:
         """Cells that its decodes may take before the next command runs."""
-        return (len(self.residents) - len(self.chunk_tokens)) * min(self.steps_left, _UNSEEN_STEPS)
+        return (len(self.residents) - len(self.chunk_tokens)) * min(self.steps_left, UNSEEN_STEPS)
 
     def fail(self) -> None:
         """Note that its step changed nothing."""

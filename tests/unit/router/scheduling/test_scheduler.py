@@ -341,6 +341,30 @@ def test_a_request_whose_shards_are_lost_again_and_again_fails() -> None:
     assert sim.failed == {request_id: FailureReason.NO_PROGRESS}
 
 
+def test_a_request_in_whose_step_two_shards_are_lost_fails() -> None:
+    sim = simulation(max_batch_prefill_tokens=64)
+    poisoned = sim.submit(prompt(200), 10)
+    sim.lose("a")
+    assert sim.failed == {}
+    sim.join("a", LIMITS)
+    sim.lose("a")
+    assert sim.failed == {poisoned: FailureReason.NO_PROGRESS}
+
+
+def test_shards_that_are_lost_while_they_compute_others_are_no_fault_of_a_request() -> None:
+    """It loses its cells at one position after the other."""
+    sim = simulation(max_batch_prefill_tokens=64)
+    request_id = sim.submit(prompt(200), 10)
+    for steps in range(3):
+        for _ in range(steps):
+            sim.advance("a")
+        sim.lose("a")
+        sim.join("a", LIMITS)
+    assert sim.failed == {}
+    sim.run()
+    assert request_id in sim.finished
+
+
 def test_a_full_cache_takes_back_the_newest_request_and_admits_none_in_that_step() -> None:
     sim = simulation(limits=limits_of(max_sequences=2))
     old = sim.submit(prompt(10), 20, ignore_eos=True)
