@@ -9,7 +9,9 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
@@ -47,6 +49,50 @@ async def test_a_killed_shard_only_pauses_its_streams(served: Served) -> None:
         assert served.shard_pids() != [pid]
         await asyncio.to_thread(served.wait, "healthy")
         assert await _generate(session, served.url, "The history of Rome begins", 120) == calm
+
+
+_Shards = dict[str, dict[str, Any]]
+
+
+async def _shards_when(session: ClientSession, url: str, condition: Callable[[_Shards], bool]) -> _Shards:
+    """Poll until ``condition`` holds for the shards, by name, and return them."""
+    while True:
+        async with session.get(f"{url}/admin/shards") as reply:
+            shards = {shard["shard_id"]: shard for shard in (await reply.json())["shards"]}
+        if condition(shards):
+            return shards
+        await asyncio.sleep(0.02)
+
+
+def _pid_of(served: Served, shard: str) -> int:
+    (pid,) = (pid for pid in served.shard_pids() if shard.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return pid
+
+
+async def test_a_stopped_shard_is_noticed_and_its_streams_go_on_elsewhere() -> None:
+    """SIGSTOP closes no connection. The machine may be busy, so the router may notice it some seconds late."""
+    with serve("--shards", "2") as served:
+        async with ClientSession() as session, asyncio.timeout(200):
+
+            def serving(shards: _Shards) -> bool:
+                return [shard["state"] for shard in shards.values()] == ["serving", "serving"]
+
+            await _shards_when(session, served.url, serving)
+            prompts = ["The history of Rome begins", "Count slowly:", "Birds fly because", "A recipe for bread:"]
+            running = [asyncio.create_task(_generate(session, served.url, prompt, 60)) for prompt in prompts]
+            await _shards_when(session, served.url, lambda shards: all(one["sequences"] for one in shards.values()))
+            pid = await asyncio.to_thread(_pid_of, served, "shard-1")
+            os.kill(pid, signal.SIGSTOP)
+            stopped_at = time.monotonic()
+            try:
+                shards = await _shards_when(session, served.url, lambda shards: shards["shard-1"]["state"] == "lost")
+                assert shards["shard-1"]["reason"]
+                assert time.monotonic() - shards["shard-1"]["state_s"] - stopped_at < 2.0 + 3.0
+                assert all(await asyncio.gather(*running))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            shards = await _shards_when(session, served.url, serving)
+            assert shards["shard-1"]["epoch"] == 2
 
 
 async def test_garbage_on_the_grpc_socket_disturbs_no_stream(served: Served) -> None:
