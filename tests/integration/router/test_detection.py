@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 
 from caravan_router.core.shards import ShardReport, ShardState
 from caravan_router.engine.batcher import Batcher
@@ -18,7 +19,7 @@ from caravan_router.engine.link import LinkConfig
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.waiting import eventually
 
@@ -171,3 +172,36 @@ async def test_the_first_steps_of_a_shard_may_be_long(tokens: int) -> None:
         report = running.report(running.addresses[0])
         assert report is not None
         assert report.epoch == 1
+
+
+class Poison:
+    """A backend's hook that hangs in every step with the token `TOKEN`."""
+
+    TOKEN = 77
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def __call__(self, batch: TokenBatch) -> DecodeOutcome | None:
+        if self.TOKEN in batch.tokens:
+            self.release.wait(60.0)
+        return None
+
+
+async def test_a_request_that_hangs_two_shards_in_a_row_is_ended_and_hangs_no_third() -> None:
+    poison = Poison()
+    link = LinkConfig(router_id="test", heartbeat_s=0.1, silence_s=20.0, step_timeout_s=0.5)
+    async with cluster(ClusterConfig(shards=3, hook=poison, link=link)) as running, ClientSession() as session:
+        try:
+            bad = {"inputs": VOCABULARY.piece(Poison.TOKEN).data.decode(), "parameters": {"max_new_tokens": 5}}
+            async with session.post(f"{running.url}/generate", json=bad) as response:
+                error = "Request failed during generation: its shard was lost several times before the next token"
+                assert response.status == 424
+                assert await response.json() == {"error": error, "error_type": "generation"}
+            states = [running.state(address) for address in running.addresses]
+            assert sorted(state.value for state in states if state is not None) == ["lost", "lost", "serving"]
+            wanted = spec([1, 2, 3], 30)
+            assert await run(running.engine, wanted) == undisturbed(wanted)
+        finally:
+            poison.release.set()
+        await running.wait_until_up(3)
