@@ -59,15 +59,17 @@ shard takes a `shard.account.ShardAccount`, of which the ledger is the writable 
     what a shard has saved                                      shard.saved_runs.SavedRuns, called by the ledger
     which requests exist, wait or stay; what is charged         state.SchedulerState
     order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
+    which shards could take a request                           planning.openings.Openings
     the leased shards; output tokens and losses of a sequence   scheduler.Scheduler
     what the next command of a shard carries                    planning.step_plan.StepPlan
     actions of this call, in order                              outbox.Outbox
 
-One cache has two: placement fills `Sequence.common`, and the state empties it when the sequence has a place.
+Two caches have two: placement fills `Sequence.common`, and the shards' accounts fill `Sequence.matches`. The state
+empties both when the sequence has a place.
 
 The plan
 --------
-After events, for the shards that have nothing under way, or only a Decode where something has changed:
+After events, for the shards that have changed and have nothing under way, or only a Decode:
 
     for each shard:  if its decodes lack cells: preempt the lowest priority, the newest first
                      else if a sequence is too long for the layout, or fits the faster one again: change the layout
@@ -79,8 +81,24 @@ After events, for the shards that have nothing under way, or only a Decode where
         its prefix is on its way:  it is passed over
         it has none, and is first: preempt lower priorities where that helps; then admit nobody else
         it has none:               lower priorities wait too; others go before it at most `max_bypass` times
-    for each shard:  send a Load for those that were saved; else a Prefill of chunks, with decodes riding; else a
+    for each shard that has changed or got a request:
+                     send a Load for those that were saved; else a Prefill of chunks, with decodes riding; else a
                      Decode of many steps, which the next command cuts short; else a FilterBatch that only releases
+
+What a plan looks at
+--------------------
+A plan looks at what changed. While shards are full, its cost depends neither on their number nor on the length of the
+queue; a request that finds several shards open is compared with what each of them has.
+
+- Events note which shards changed, and where a request may start by that (`SchedulerState.note_change`). `Openings`
+  keeps the shards that can take a request, the prompts under way by hashes of their beginnings, and the shards that are
+  free after the step under way.
+- The queue merges its order from lines that are sorted, as far as it is read. `Admission` reads it while a shard is
+  open, and stops behind 64 requests without a place.
+- What was found stays known until it changes: the match of a prompt until the shard's tree changes, that a shard has no
+  cells until it gets some, that a prefix is on its way until the shard that computes it has done another step.
+
+Time alone changes a shard only where it saves when it is idle or may return to the faster layout: a Tick looks at all.
 
 Where a new rule goes
 ---------------------
@@ -89,6 +107,7 @@ Where a new rule goes
     when a request is too late              waiting.deadlines
     whether there is room for one more      planning.forecast
     which shard takes a request             planning.placement
+    which shards and requests are looked at planning.openings; planning.admission
     what one step carries, and how much     planning.step_plan; planning.chunking
     who gives way to whom, and how          planning.preemption
     what is saved, and when                 planning.saving; shard.saved_runs

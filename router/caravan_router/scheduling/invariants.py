@@ -62,6 +62,9 @@ def _check_cells(shard: ShardAccount) -> None:
         held, computed = shard.tree.length(resident.sequence_id), resident.computed
         assert held <= computed, f"{shard.name}: {resident.sequence_id} has {held} of {computed} tokens in the tree"
     live, held = shard.live_cells, shard.held_cells
+    if shard.layout.shares_cells:
+        tails = sum(map(shard.tail_cells, running))
+        assert live == shard.tree.live_cells + tails, f"{shard.name}: {live} live cells, {tails} beyond the tree"
     assert 0 <= live <= held, f"{shard.name}: {live} live cells of {held} held"
     assert shard.parked or shard.leaving or live == held, f"{shard.name}: {live} live cells, {held} held, none parked"
     assert running or shard.parked or held == 0, f"{shard.name}: {held} cells are held by nobody"

@@ -68,8 +68,7 @@ class Scheduler:
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""
         preempted = False
-        for shard in self._state.shards.values():
-            shard.note_time(now)
+        self._state.clock.now_s = now
         for event in events:
             preempted |= self._apply(event)
         self._fail_late(now)
@@ -81,8 +80,6 @@ class Scheduler:
         """Apply ``event``. Return whether it took cells from a request."""
         if isinstance(event, Stepped):
             return self._apply_step(event)
-        if not isinstance(event, Tick):
-            self._state.waiting.mark_due()
         match event:
             case Submitted():
                 self._fail_misfits([self._state.enter(event.request)])
@@ -92,28 +89,38 @@ class Scheduler:
                     self._state.abort(sequence)
             case ShardJoined():
                 self._lose(event.shard)  # a shard that joins is empty, whatever was known of it
-                joined = ShardLedger(event.shard, event.limits, self._state.config)
+                joined = ShardLedger(event.shard, event.limits, self._state.config, self._state.clock)
                 joined.note_runs(event.runs)
                 self._state.shards[event.shard] = joined
-                self._fail_misfits(list(self._state.waiting))
+                self._note_fleet_change(event.shard)
             case ShardLost():
                 self._lose(event.shard)
-                self._fail_misfits(list(self._state.waiting))
+                self._note_fleet_change(event.shard)
             case ShardDraining():
                 if (shard := self._state.shards.get(event.shard)) is not None:
                     shard.drain()
+                    self._note_fleet_change(event.shard)
             case Saved() | Loaded() | LayoutSet() | CommandEnded():
                 if (found := self._find_command(event)) is not None:
                     self._apply_reply(*found, event)
             case FlushRequested():
                 flushed = [shard for name, shard in self._state.shards.items() if name in event.shards]
                 evicted = tuple(shard.flush() for shard in flushed)
+                for shard in flushed:
+                    self._state.note_change(shard.name, may_start=True)
                 self._state.outbox.add(Flushed(event.flush_id, evicted))
             case Tick():
-                pass
+                for name in self._state.shards:  # for what is done after some time
+                    self._state.note_change(name, may_start=False)
             case _:
                 assert_never(event)
         return False
+
+    def _note_fleet_change(self, shard: str) -> None:
+        """Let the next plan ask again for all waiting requests. End those that no shard could hold."""
+        self._state.note_change(shard, may_start=True)
+        self._state.waiting.mark_due()
+        self._fail_misfits(list(self._state.waiting))
 
     # Failures
 
@@ -189,14 +196,13 @@ class Scheduler:
             return False
         shard, command = found
         if event.outcome is not StepOutcome.OK:
+            self._state.note_change(shard.name, may_start=True)
             for resident in shard.fail_step(command):
                 self._state.wait_again(resident.sequence)
             return event.outcome is StepOutcome.NO_KV and self._make_room(shard, command)
         self._deliver_prompt_logprobs(command, event)
-        if shard.apply_step(command, event.seconds):
-            self._state.waiting.mark_due()
-        for sequence_id, token in event.tokens:
-            self._apply_token(shard, command, sequence_id, token)
+        self._state.note_change(shard.name, may_start=shard.apply_step(command, event.seconds))
+        self._apply_tokens(shard, command, event.tokens)
         return False
 
     def _deliver_prompt_logprobs(self, command: InFlight, event: Stepped) -> None:
@@ -209,20 +215,25 @@ class Scheduler:
                 sequence.prompt_logprobs_delivered += len(new)
                 self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
 
-    def _apply_token(self, shard: ShardLedger, command: InFlight, sequence_id: int, token: GeneratedToken) -> None:
-        resident = command.residents[sequence_id]
-        if not resident.status.is_live:
-            return  # its request ended while the shard was computing
-        sequence = resident.sequence
-        request = sequence.request
-        if sequence_id not in command.chunk_tokens:
-            shard.grow(resident)
-        sequence.output.append(token.token_id)
-        sequence.losses = 0
-        self._state.fair_share.charge(request.spec.tenant, OUTPUT_TOKEN)
-        self._state.outbox.deliver_token(request.request_id, token)
-        if token.finish is not None:
-            self._state.finish(sequence)
+    def _apply_tokens(
+        self, shard: ShardLedger, command: InFlight, tokens: tuple[tuple[int, GeneratedToken], ...]
+    ) -> None:
+        residents, prefilled = command.residents, command.chunk_tokens
+        deliver, charge = self._state.outbox.deliver_token, self._state.fair_share.charge
+        for sequence_id, token in tokens:
+            resident = residents[sequence_id]
+            if not resident.status.is_live:
+                continue  # its request ended while the shard was computing
+            sequence = resident.sequence
+            request = sequence.request
+            if sequence_id not in prefilled:
+                shard.grow(resident)
+            sequence.output.append(token.token_id)
+            sequence.losses = 0
+            charge(request.spec.tenant, OUTPUT_TOKEN)
+            deliver(request.request_id, token)
+            if token.finish is not None:
+                self._state.finish(sequence)
 
     def _make_room(self, shard: ShardLedger, command: InFlight) -> bool:
         """Give up cells of a shard that says its cache is full though its ledger says it is not."""
@@ -239,6 +250,7 @@ class Scheduler:
     def _apply_reply(
         self, shard: ShardLedger, command: InFlight, event: Saved | Loaded | LayoutSet | CommandEnded
     ) -> None:
+        self._state.note_change(shard.name, may_start=True)
         match event:
             case Saved():
                 for resident, is_saved in shard.apply_save(command, event):

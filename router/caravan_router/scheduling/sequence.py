@@ -5,6 +5,11 @@ from dataclasses import dataclass, field
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.scheduling.prefix_keys import PrefixKeys
+from caravan_router.scheduling.shard.prefix_tree import Match, PrefixTree
+
+# The length of the shortest landmark, in tokens, and the ratio of the lengths of two neighbours.
+LANDMARK_TOKENS = 16
+LANDMARK_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,10 @@ class Sequence:
     prompt_logprobs_delivered: int = 0
     # How many first tokens it shares with other requests, by request id: found by placement while it waits.
     common: dict[int, int] = field(default_factory=dict)
+    # What shards hold of it, by name, with the tree and the version in which this was found, while it waits.
+    matches: dict[str, tuple[PrefixTree, int, Match]] = field(default_factory=dict)
     keys: PrefixKeys = field(init=False)
+    _landmarks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
@@ -79,6 +87,19 @@ class Sequence:
     def needs_prompt_logprobs(self) -> bool:
         """Whether logprobs of its prompt are missing, so that all of the prompt must be computed."""
         return self.spec.prompt_logprobs and self.prompt_logprobs_delivered < len(self.spec.prompt)
+
+    @property
+    def landmarks(self) -> tuple[int, ...]:
+        """Hashes of prefixes of its prompt, each `LANDMARK_GROWTH` times as long as the one before."""
+        if not self._landmarks:
+            prompt, namespace = self.spec.prompt, self.request.prefix_namespace
+            lengths = []
+            length = LANDMARK_TOKENS
+            while length <= len(prompt):
+                lengths.append(length)
+                length *= LANDMARK_GROWTH
+            self._landmarks = tuple(hash((namespace, prompt[:length])) for length in lengths)
+        return self._landmarks
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the known tokens at positions [start, stop)."""

@@ -1,5 +1,6 @@
 """What the scheduler knows of requests: which wait, which are on a shard, and what they are charged."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from caravan_router.core.generation import GenerationState
@@ -7,6 +8,7 @@ from caravan_router.scheduling.actions import Start
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.planning.forecast import OutputLengths
 from caravan_router.scheduling.sequence import Request, Sequence
+from caravan_router.scheduling.shard.ledger import Clock, ShardLedger
 from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.waiting.deadlines import Deadlines
 from caravan_router.scheduling.waiting.fair_share import PROMPT_TOKEN, FairShare
@@ -15,7 +17,6 @@ from caravan_router.scheduling.waiting.queue import WaitingQueue
 if TYPE_CHECKING:
     from caravan_router.core.tenant import Tenant
     from caravan_router.scheduling.config import SchedulerConfig
-    from caravan_router.scheduling.shard.ledger import ShardLedger
 
 
 class SchedulerState:
@@ -23,6 +24,7 @@ class SchedulerState:
 
     def __init__(self, config: "SchedulerConfig") -> None:
         self.config = config
+        self.clock = Clock()
         self.fair_share = FairShare()
         self.lengths = OutputLengths()
         self.deadlines = Deadlines()
@@ -32,8 +34,26 @@ class SchedulerState:
         self.sequences: dict[int, Sequence] = {}
         # By request id.
         self._stays: dict[int, tuple[ShardLedger, Resident]] = {}
+        # Number of stays of each priority.
+        self._priorities: Counter[int] = Counter()
+        # Shards that changed since the last plan, by name, and whether waiting requests may start there by that.
+        self._changes: dict[str, bool] = {}
         # Tenants by name, each with the number of its requests that have not ended.
         self._tenants: dict[str, tuple[Tenant, int]] = {}
+
+    def note_change(self, shard: str, *, may_start: bool) -> None:
+        """Note that the next plan must look at ``shard``. ``may_start``: maybe a waiting request can start there."""
+        self._changes[shard] = may_start or self._changes.get(shard, False)
+
+    def take_changes(self) -> dict[str, bool]:
+        """Return what was noted since the last call: the shards that changed, and whether requests may start there."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+    @property
+    def lowest_priority(self) -> int | None:
+        """The lowest priority of the stays; None without any."""
+        return min(self._priorities, default=None)
 
     def enter(self, request: Request) -> Sequence:
         """Let a new request wait."""
@@ -58,11 +78,13 @@ class SchedulerState:
         sequence = self.sequences.get(request_id)
         return GenerationState.SWAPPED if sequence is not None and sequence.saved_on else GenerationState.QUEUED
 
-    def stay(self, sequence: Sequence, shard: "ShardLedger", resident: "Resident") -> None:
+    def stay(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
         """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
         self._stays[sequence.request_id] = (shard, resident)
+        self._priorities[resident.priority] += 1
         sequence.saved_on = ""
         sequence.common.clear()
+        sequence.matches.clear()
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
         sequence.charged = resident.target
         self.fair_share.charge(sequence.spec.tenant, PROMPT_TOKEN * uncharged)
@@ -72,13 +94,13 @@ class SchedulerState:
 
     def wait_again(self, sequence: Sequence, *, saved_on: str = "") -> None:
         """Queue a request again whose stay has ended before it did. ``saved_on``: the shard that saved its cells."""
-        del self._stays[sequence.request_id]
+        self._end_stay(sequence)
         sequence.saved_on = saved_on
         self.waiting.push(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Forget a request whose last token was sampled, and end its stay."""
-        shard, resident = self._stays.pop(sequence.request_id)
+        shard, resident = self._end_stay(sequence)
         shard.finish(resident)
         self.lengths.observe(len(sequence.output))
         self._forget(sequence)
@@ -86,10 +108,11 @@ class SchedulerState:
     def abort(self, sequence: Sequence) -> None:
         """Forget a request that nobody waits for, wherever it is."""
         if sequence.request_id in self._stays:
-            shard, resident = self._stays.pop(sequence.request_id)
+            shard, resident = self._end_stay(sequence)
             shard.cancel(resident)
         else:
             self.waiting.remove(sequence)
+            self.waiting.mark_due()  # others may have been behind it
         self._forget(sequence)
 
     def forget_saved(self, shard: str) -> None:
@@ -98,8 +121,15 @@ class SchedulerState:
             if sequence.saved_on == shard:
                 sequence.saved_on = ""
 
+    def _end_stay(self, sequence: Sequence) -> tuple[ShardLedger, Resident]:
+        shard, resident = self._stays.pop(sequence.request_id)
+        self.note_change(shard.name, may_start=True)
+        self._priorities[resident.priority] -= 1
+        if not self._priorities[resident.priority]:
+            del self._priorities[resident.priority]
+        return shard, resident
+
     def _forget(self, sequence: Sequence) -> None:
-        self.waiting.mark_due()
         del self.sequences[sequence.request_id]
         tenant, active = self._tenants.pop(sequence.spec.tenant.name)
         if active > 1:

@@ -73,14 +73,20 @@ class CellForecast:
     ) -> None:
         self._lengths = lengths
         self._limit = shard.capacity * (1 - watermark)
-        residents = [resident for resident in shard.residents.values() if resident not in without]
-        available = shard.available_cells + sum(resident.own_cells for resident in without)
+        self._residents = list(shard.residents.values())
+        if without:
+            self._residents = [resident for resident in self._residents if resident not in without]
         # A lone sequence fits: requests that fit no empty shard never get here.
-        self._always_fits = not residents or shard.is_bounded_by_sequence
-        self._available = available - GROWTH_CELLS * (len(residents) + 1)
+        self._always_fits = not self._residents or shard.is_bounded_by_sequence
+        if self._always_fits:
+            return
+        available = shard.available_cells + sum(resident.own_cells for resident in without)
+        self._available = available - GROWTH_CELLS * (len(self._residents) + 1)
         # Cells of one sequence alone come back when it ends; cells that several share, when the last of them does.
-        self._entries = [(resident.own_cells, self._to_come(resident.sequence)) for resident in residents]
-        self._base = shard.capacity - available - sum(held for held, _ in self._entries)
+        self._base = shard.capacity - available - sum([one.own_cells for one in self._residents])
+        # What all take at once if nobody ends before its last token.
+        self._most = self._base + sum([one.peak_cells - one.shared for one in self._residents])
+        self._entries: list[tuple[int, int]] | None = None
 
     def has_room(self, sequence: Sequence, known_live: int) -> bool:
         """Whether ``sequence`` fits too. ``known_live``: its first tokens that running sequences hold in any case."""
@@ -89,8 +95,11 @@ class CellForecast:
         new_cells = sequence.known_tokens - known_live
         if new_cells > self._available:
             return False
-        entries = [*self._entries, (new_cells, self._to_come(sequence))]
-        return self._base + peak_cells(entries) <= self._limit
+        if self._most + sequence.request.peak_cells - known_live <= self._limit:
+            return True
+        if self._entries is None:
+            self._entries = [(one.own_cells, self._to_come(one.sequence)) for one in self._residents]
+        return self._base + peak_cells([*self._entries, (new_cells, self._to_come(sequence))]) <= self._limit
 
     def _to_come(self, sequence: Sequence) -> int:
         """Return how many output tokens will need cells from now on, as far as one can tell; the last needs none."""

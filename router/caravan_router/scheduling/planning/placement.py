@@ -1,11 +1,14 @@
 """Which shard takes a request: decided when one can take it now, never before."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from caravan_router.scheduling.planning.openings import Openings
 from caravan_router.scheduling.planning.step_plan import StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_tree import Match, common_length
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
@@ -31,33 +34,67 @@ class Place:
         return max(self.match.length, self.saved.length)
 
 
-def choose(plans: list[StepPlan], shards: Iterable[ShardAccount], sequence: Sequence) -> Place | NotNow:
-    """Return where ``sequence`` starts soonest and disturbs least.
+def choose(openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], sequence: Sequence) -> Place | NotNow:
+    """Return where ``sequence`` starts soonest and disturbs least. ``plan_of``: returns the next step of a shard.
 
     Shards that hold more of its tokens, and shards with fewer residents, are preferred. NO_ROOM: nothing can take it
-    now, or an emptier shard will after one step: being first in a fuller batch costs every token more.
+    now, or an emptier shard will after one step: being first in a fuller batch costs every token more. Requests that
+    wait for a shard in this way count as its residents for those behind them.
     """
-    best = _cheapest(plans, sequence)
+    best = _cheapest(openings, plan_of, sequence)
     if best is None:
+        openings.note_refused(sequence)
         return NotNow.NO_ROOM
-    for shard in shards:
-        if _waits_for_prefix(shard, sequence, best):
+    for leader, shard in openings.prompts_like(sequence):
+        if _waits_for_prefix(leader, shard, sequence, best):
+            openings.note_kept_back(best.plan.shard, sequence, awaited=shard)
             return NotNow.PREFIX_COMING
-        if best.cached == 0 and _is_soon_better(shard, best.plan.shard):
-            return NotNow.NO_ROOM
+    if best.cached == 0 and (emptier := openings.soon_better(best.plan.shard)) is not None:
+        openings.claim(emptier)
+        openings.note_kept_back(best.plan.shard, sequence, awaited=None)
+        return NotNow.NO_ROOM
     return best
 
 
-def _cheapest(plans: list[StepPlan], sequence: Sequence) -> Place | None:
-    places: list[tuple[tuple[int, int, str], Place]] = []
-    for plan in plans:
-        shard = plan.shard
-        match = shard.match(sequence)
-        place = Place(plan, match, shard.saved_prefix(sequence, match.length))
-        if plan.can_load(sequence) if place.saved.length else plan.can_admit(sequence, match):
-            rank = (_cost(shard, sequence, place.cached), -shard.free_cells, shard.name)
-            places.append((rank, place))
-    return min(places, key=lambda ranked: ranked[0])[1] if places else None
+def _cheapest(openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], sequence: Sequence) -> Place | None:
+    """Return the best place of all that have room. Plans are made for the shards that come into question only."""
+    looks = [_look(shard, sequence) for shard in openings.open_to(sequence)]
+    looks.sort(key=_look_cost)
+    for _, equals in itertools.groupby(looks, key=_look_cost):
+        for look in _by_room(list(equals)):
+            plan = plan_of(look.shard)
+            if plan.can_load(sequence) if look.saved.length else plan.can_admit(sequence, look.match):
+                return Place(plan, look.match, look.saved)
+            if plan.is_open and plan.adapter == sequence.spec.adapter:
+                openings.note_short(look.shard)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What ``shard`` has of a request, and what starting there costs, in prompt tokens."""
+
+    shard: ShardLedger
+    match: Match
+    saved: SavedPrefix
+    cost: int
+
+
+def _look(shard: ShardLedger, sequence: Sequence) -> _Look:
+    match = shard.match(sequence)
+    saved = shard.saved_prefix(sequence, match.length)
+    return _Look(shard, match, saved, _cost(shard, sequence, max(match.length, saved.length)))
+
+
+def _look_cost(look: _Look) -> int:
+    return look.cost
+
+
+def _by_room(looks: list[_Look]) -> list[_Look]:
+    """Return ``looks`` by free cells, most first, and then by name."""
+    if len(looks) == 1:
+        return looks
+    return sorted(looks, key=lambda look: (-look.shard.free_cells, look.shard.name))
 
 
 def _cost(shard: ShardAccount, sequence: Sequence, cached: int) -> int:
@@ -65,27 +102,19 @@ def _cost(shard: ShardAccount, sequence: Sequence, cached: int) -> int:
     return sequence.known_tokens - cached + _TOKENS_PER_RESIDENT * len(shard.residents)
 
 
-def _is_soon_better(shard: ShardAccount, than: ShardAccount) -> bool:
-    return len(shard.residents) < len(than.residents) and shard.completes_prefill and shard.free_sequences > 0
-
-
-def _waits_for_prefix(shard: ShardAccount, sequence: Sequence, best: Place) -> bool:
-    """Whether a prompt under way on ``shard`` will soon provide more of ``sequence`` than ``best`` has, and cheaper."""
-    if shard.layout.whole_only or shard.draining or sequence.needs_prompt_logprobs:
+def _waits_for_prefix(leader: Resident, shard: ShardAccount, sequence: Sequence, best: Place) -> bool:
+    """Whether the prompt of ``leader`` on ``shard`` will soon provide more than ``best`` has, and cheaper."""
+    if shard.layout.whole_only or sequence.needs_prompt_logprobs:
         return False
+    if leader.priority < sequence.spec.priority:
+        return False  # others may come before it yet
     is_here = shard is best.plan.shard
-    cached = best.cached if is_here else 0
-    for leader in shard.prefilling:
-        if leader.priority < sequence.spec.priority:
-            continue  # others may come before it yet
-        common = _common(leader, sequence)
-        is_there_already = common <= leader.computed and leader.is_running and is_here
-        if common < cached + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
-            continue
-        to_compute = max(0, common - leader.computed)
-        if is_here or to_compute + _cost(shard, sequence, common) < _cost(best.plan.shard, sequence, best.cached):
-            return True
-    return False
+    common = _common(leader, sequence)
+    is_there_already = common <= leader.computed and leader.is_running and is_here
+    if common < (best.cached if is_here else 0) + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
+        return False
+    to_compute = max(0, common - leader.computed)
+    return is_here or to_compute + _cost(shard, sequence, common) < _cost(best.plan.shard, sequence, best.cached)
 
 
 def _common(leader: Resident, sequence: Sequence) -> int:

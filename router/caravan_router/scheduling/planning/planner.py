@@ -2,12 +2,14 @@
 
 import functools
 import itertools
-import math
+from collections.abc import Collection
 
 from caravan_router.scheduling.actions import Preempt, Preemption, Save, SetLayout
 from caravan_router.scheduling.config import PrefillMode
+from caravan_router.scheduling.planning.admission import Admission, StepPlans
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.layout import may_return, needs_other_layout
+from caravan_router.scheduling.planning.openings import Openings
 from caravan_router.scheduling.planning.placement import Place, choose
 from caravan_router.scheduling.planning.preemption import choose_how, victims_of_growth, victims_of_priority
 from caravan_router.scheduling.planning.saving import releases, to_save
@@ -24,6 +26,7 @@ class Planner:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+        self._openings = Openings(state.shards)
         self._command_ids = itertools.count(1)
 
     def plan(self, now: float, *, preempted: bool) -> None:
@@ -31,10 +34,12 @@ class Planner:
 
         ``preempted``: whether requests lost their cells in this call of the scheduler; then no other is admitted.
         """
-        shards = [shard for shard in self._state.shards.values() if self._needs_plan(shard, now)]
-        if not shards:
-            return
-        first = self._first_to_fit(now)
+        changes = self._state.take_changes()
+        for name, may_start in changes.items():
+            self._openings.note(name, may_start=may_start)
+        may_admit = self._may_admit(changes)
+        shards = self._to_plan(changes, may_admit=may_admit, now=now)
+        first = self._first_to_fit(now) if shards else None
         for shard in shards:
             victims = victims_of_growth(shard)
             if victims:
@@ -45,29 +50,46 @@ class Planner:
             else:
                 waiting = len(self._state.waiting)
                 self._save(shard, to_save(shard, now, waiting), release=releases(shard, waiting))
-        if not preempted and len(self._state.waiting):
+            if not shard.can_command:
+                self._openings.note(shard.name, may_start=False)
+        if may_admit and not preempted:
             self._admit(shards, now)
         else:
-            self._send(self._plans(shards, now), now)
+            self._send(self._plans(shards, now))
+
+    def _may_admit(self, changes: Collection[str]) -> bool:
+        """Whether something happened that may let a waiting request start."""
+        waiting = self._state.waiting
+        if not len(waiting):
+            return False
+        # In pause mode the mere number of steps lets requests start.
+        is_step_enough = self._state.config.mode is PrefillMode.PAUSE and len(changes) > 0
+        return waiting.is_due or waiting.has_new or is_step_enough or self._openings.is_due
+
+    def _to_plan(self, changes: Collection[str], *, may_admit: bool, now: float) -> list[ShardLedger]:
+        """Return the shards that may get a command for another reason than a request that starts."""
+        shards = self._state.shards
+        first = self._first_to_fit(now) if may_admit else None
+        if first is not None and not any(shard.could_hold_now(first) for shard in shards.values()):
+            # A shard has to change its layout for it, whichever that is.
+            return [shard for shard in shards.values() if shard.can_command]
+        changed = [shards[name] for name in changes if name in shards]
+        return [shard for shard in changed if shard.can_command and (may_admit or self._needs_plan(shard, now))]
 
     def _needs_plan(self, shard: ShardLedger, now: float) -> bool:
-        """Whether ``shard`` should get a command. Runs for every shard after every step of any: keep it cheap."""
-        if not shard.can_command:
-            return False
-        if not shard.in_flight or shard.release_now or self._may_admit:
+        """Whether ``shard``, which can take a command, should get one. Runs after every step: keep it cheap."""
+        if not shard.in_flight or shard.release_now:
             return True
         return bool(to_save(shard, now, len(self._state.waiting)))
 
-    @property
-    def _may_admit(self) -> bool:
-        waiting = self._state.waiting
-        # In pause mode the mere number of steps lets requests start.
-        return waiting.is_due or (self._state.config.mode is PrefillMode.PAUSE and len(waiting) > 0)
-
-    def _plans(self, shards: list[ShardLedger], now: float, adapter: str | None = None) -> list[StepPlan]:
-        """Return a plan for each shard that can take a command. ``adapter``: see `PlanInput`."""
+    def _plans(self, shards: list[ShardLedger], now: float, adapter: str | None = None) -> StepPlans:
+        """Return plans of which that of each shard that can take a command is made. ``adapter``: see `PlanInput`."""
         waiting = len(self._state.waiting)
-        return [self._plan(shard, now, waiting, adapter) for shard in shards if shard.can_command]
+        plans = StepPlans(lambda shard: self._plan(shard, now, waiting, adapter), now)
+        for shard in shards:
+            if shard.can_command:
+                plans.of(shard)
+        return plans
 
     def _plan(self, shard: ShardLedger, now: float, waiting: int, adapter: str | None) -> StepPlan:
         config, lengths = self._state.config, self._state.lengths
@@ -77,61 +99,63 @@ class Planner:
 
     def _admit(self, shards: list[ShardLedger], now: float) -> None:
         """Start the requests that the shards can take, or preempt for the first; then send the shards' commands."""
-        state = self._state
+        state, openings = self._state, self._openings
+        openings.begin_admission(anew=state.waiting.is_due)
         first = state.waiting.begin_admission(now)
         plans = self._plans(shards, now, first.spec.adapter)
-        blocked = -math.inf
-
-        def place_for(sequence: Sequence) -> Place | NotNow:
-            nonlocal blocked
-            if sequence.spec.priority < blocked:
-                return NotNow.NO_ROOM  # else what was preempted for a higher priority would take its place back
-            place = choose(plans, state.shards.values(), sequence)
-            if place is NotNow.NO_ROOM:
-                blocked = max(blocked, sequence.spec.priority)
-            return place
-
-        open_to_first = [plan.shard for plan in plans if plan.adapter == first.spec.adapter]
-        if place_for(first) is NotNow.NO_ROOM and self._preempt_for(first, open_to_first):
-            plans = self._plans(shards, now, first.spec.adapter)
-            place = choose(plans, state.shards.values(), first)
+        admission = Admission(state, openings, plans)
+        place = admission.place_for(first)
+        if isinstance(place, Place):
+            state.waiting.remove(first)
+            admission.start(first, place)
+        elif place is not NotNow.PREFIX_COMING and (shard := self._preempt_for(first)) is not None:
+            openings.note(shard.name, may_start=True)
+            plans = self._plans([*shards, shard], now, first.spec.adapter)
+            place = choose(openings, plans.of, first)
             if isinstance(place, Place):  # nothing needs to be saved before it starts
                 state.waiting.remove(first)
-                self._start(first, place)
-        else:
-            while (placed := state.waiting.pop_fitting(place_for, now)) is not None:
-                self._start(*placed)
-        self._send(plans, now)
+                Admission(state, openings, plans).start(first, place)
+            self._send(plans)
+            return
+        while (placed := state.waiting.pop_fitting(admission.place_for, now)) is not None:
+            admission.start(*placed)
+        openings.end_admission()
+        self._send(plans)
 
-    def _start(self, sequence: Sequence, place: Place) -> None:
-        state, plan = self._state, place.plan
-        resident = plan.load(sequence, place.saved) if place.saved.length else plan.admit(sequence, place.match)
-        state.stay(sequence, plan.shard, resident)
-
-    def _send(self, plans: list[StepPlan], now: float) -> None:
-        for plan in plans:
+    def _send(self, plans: StepPlans) -> None:
+        for plan in plans.made:
             if plan.is_idle:  # no request could start for which the step was kept
-                plan = self._plan(plan.shard, now, waiting=0, adapter=None)
+                plan = self._plan(plan.shard, plans.now, waiting=0, adapter=None)
             command = plan.send(next(self._command_ids))
             if command is not None:
                 self._state.outbox.add(command)
+            self._openings.note(plan.shard.name, may_start=False)
 
     # Preemption
 
-    def _preempt_for(self, sequence: Sequence, shards: list[ShardLedger]) -> bool:
-        """Preempt lower priorities for ``sequence`` where that takes the fewest. Return whether any were preempted."""
+    def _preempt_for(self, sequence: Sequence) -> ShardLedger | None:
+        """Preempt lower priorities for ``sequence`` where that takes the fewest. Return the shard; None if nowhere."""
+        lowest = self._state.lowest_priority
+        if lowest is None or lowest >= sequence.spec.priority:
+            return None
         best: tuple[ShardLedger, list[Resident]] | None = None
-        for shard in shards:
-            if all(resident.priority >= sequence.spec.priority for resident in shard.residents.values()):
+        for shard in self._state.shards.values():
+            if not self._could_preempt(shard, sequence):
                 continue
             forecast = functools.partial(CellForecast, shard, self._state.lengths, self._state.config.watermark)
             victims = victims_of_priority(shard, sequence, forecast)
             if victims and (best is None or len(victims) < len(best[1])):
                 best = (shard, victims)
         if best is None:
-            return False
+            return None
         self._preempt(*best)
-        return True
+        return best[0]
+
+    def _could_preempt(self, shard: ShardLedger, sequence: Sequence) -> bool:
+        adapter = sequence.spec.adapter
+        if not shard.can_command or shard.turn.next(shard.adapters | {adapter}) != adapter:
+            return False
+        return any(resident.priority < sequence.spec.priority for resident in shard.residents.values())
 
     def _preempt(self, shard: ShardLedger, victims: list[Resident]) -> None:
         """Take the cells of ``victims``. They wait for their next stay, in their old order."""
@@ -162,9 +186,9 @@ class Planner:
     def _first_to_fit(self, now: float) -> Sequence | None:
         """Return the first waiting request if a shard may change its layout for it."""
         waiting = self._state.waiting
-        if not len(waiting) or all(shard.limits.other_layout is None for shard in self._state.shards.values()):
+        if not len(waiting) or not self._openings.any_has_two_layouts:
             return None
-        return waiting.ordered(now)[0]
+        return next(waiting.in_order(now))
 
     def _wants_other_layout(self, shard: ShardLedger, first: Sequence | None, now: float) -> bool:
         if needs_other_layout(shard, None):

@@ -60,10 +60,14 @@ class StepPlan:
         self._forecast: CellForecast | None = None
         self._chunks: list[tuple[Resident, int]] = []
         self._loaded: list[tuple[Resident, SavedPrefix]] = []
-        self._decoding = [resident for resident in shard.decoding if resident.adapter == self.adapter]
+        has_rivals = wanted != {self.adapter}
+        self._decoding = shard.decoding
+        prefilling = shard.prefilling
+        if has_rivals:
+            self._decoding = [resident for resident in self._decoding if resident.adapter == self.adapter]
+            prefilling = [resident for resident in prefilling if resident.adapter == self.adapter]
         self._riders = self._decoding
         self._joins_others = False
-        prefilling = [resident for resident in shard.prefilling if resident.adapter == self.adapter]
         self._join_reason = join_reason(
             given.config,
             waiting=given.waiting,
@@ -118,6 +122,11 @@ class StepPlan:
         if self._join_reason is None or self._budget <= 0 or self._loaded:
             return False
         return self.shard.has_id_for(NO_MATCH)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no request can start in this step, nor be loaded before it."""
+        return not self.is_open and (self._has_newcomers or not self.shard.has_id_for(NO_MATCH))
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""

@@ -54,6 +54,10 @@ class ShardAccount:
         self._parked: dict[int, Resident] = {}
         self._releasing: dict[int, Resident] = {}
         self._in_flight: list[InFlight] = []
+        # Cells of residents and leaving sequences that the tree does not know: it learns of outputs when they end.
+        self._tail_cells = 0
+        # Counts the changes of the status of residents.
+        self._moves = 0
         # Sequences from which the next command copies: they must not be evicted before it is sent.
         self._sources: set[int] = set()
         # For the header of the next command: ids released and already given to others, lengths to park, keys of runs.
@@ -102,13 +106,13 @@ class ShardAccount:
     @property
     def prefilling(self) -> list[Resident]:
         """Residents whose prompt is not complete, by descending priority, then in the order of `residents`."""
-        found = [resident for resident in self._residents.values() if resident.prefilling]
-        return sorted(found, key=lambda resident: -resident.priority)
+        found = [one for one in self._residents.values() if one.computed < one.target]
+        return sorted(found, key=lambda resident: -resident.priority) if len(found) > 1 else found
 
     @property
     def decoding(self) -> list[Resident]:
         """Residents that take one token per step."""
-        return [resident for resident in self._residents.values() if not resident.prefilling]
+        return [one for one in self._residents.values() if one.computed >= one.target]
 
     @property
     def positions_under_way(self) -> dict[int, range]:
@@ -125,7 +129,7 @@ class ShardAccount:
     @property
     def adapters(self) -> set[str]:
         """The adapters of its residents."""
-        return {resident.adapter for resident in self._residents.values()}
+        return {one.sequence.request.spec.adapter for one in self._residents.values()}
 
     @property
     def free_sequences(self) -> int:
@@ -156,9 +160,22 @@ class ShardAccount:
         return resident.sequence.request.peak_cells > self.layout.cells_per_sequence
 
     def match(self, sequence: Sequence) -> Match:
-        """Find the longest prefix of ``sequence`` that can be copied. Its last token is always computed."""
+        """Find the longest prefix of ``sequence`` that can be copied. Its last token is always computed.
+
+        While it waits, it is looked for once per change of what the shard holds.
+        """
         if sequence.needs_prompt_logprobs:
             return NO_MATCH
+        tree = self.tree
+        version = tree.version + self._moves  # grows with each change of either
+        known = sequence.matches.get(self.name)
+        if known is not None and known[0] is tree and known[1] == version:
+            return known[2]
+        found = self._find_match(sequence)
+        sequence.matches[self.name] = (tree, version, found)
+        return found
+
+    def _find_match(self, sequence: Sequence) -> Match:
         tokens = sequence.tokens(0, sequence.known_tokens)
         find = self.tree.match_whole if self.layout.whole_only else self.tree.match
         found = find(sequence.request.prefix_namespace, tokens, len(tokens) - 1)
@@ -193,12 +210,13 @@ class ShardAccount:
     @property
     def live_cells(self) -> int:
         """Cells of sequences that are not parked."""
-        residents = (*self._residents.values(), *self._leaving.values())
-        if not self.layout.shares_cells:
-            return sum(resident.computed for resident in residents)
-        # The tree learns of outputs only when they are complete.
-        tails = sum(resident.computed - self.tree.length(resident.sequence_id) for resident in residents)
-        return self.tree.live_cells + tails
+        if self.layout.shares_cells:
+            return self.tree.live_cells + self._tail_cells
+        return sum(resident.computed for resident in (*self._residents.values(), *self._leaving.values()))
+
+    def tail_cells(self, resident: Resident) -> int:
+        """Cells of ``resident`` that the tree does not know."""
+        return resident.computed - self.tree.length(resident.sequence_id)
 
     @property
     def held_cells(self) -> int:
@@ -210,7 +228,7 @@ class ShardAccount:
     @property
     def promised_cells(self) -> int:
         """Cells that started prompts and commands under way will take."""
-        prompts = sum(r.target - r.computed for r in self._residents.values() if r.prefilling)
+        prompts = sum(r.target - r.computed for r in self._residents.values() if r.computed < r.target)
         return prompts + sum(command.coming_cells for command in self._in_flight)
 
     @property

@@ -81,11 +81,17 @@ class CostCurve:
         correction = gain * min(seconds - expected, (_MOST_SURPRISE - 1) * whole)
         trend = correction / whole * expected / whole
         node, share = _locate(size)
-        parts = {node: 1 - share, node + 1: share} if share else {node: 1.0}
-        for other, staleness in enumerate(self._staleness):
-            part = parts.get(other, 0.0)
+        near = range(node, node + 2) if share else range(node, node + 1)
+        before = [(self._seconds[other], self._staleness[other]) for other in near]
+        # As if it was measured elsewhere. This runs for every step of a shard, so it calls nothing.
+        self._seconds = [
+            seconds * (1 + (staleness / _STALE_AFTER if staleness < _STALE_AFTER else 1.0) * trend)
+            for seconds, staleness in zip(self._seconds, self._staleness, strict=True)
+        ]
+        self._staleness = [staleness + 1 for staleness in self._staleness]
+        for other, part, (seconds_before, staleness) in zip(near, (1 - share, share), before, strict=False):
             follows = (1 - part) * min(1.0, staleness / _STALE_AFTER)
-            self._seconds[other] = max(_LEAST_S, self._seconds[other] * (1 + follows * trend) + part * correction)
+            self._seconds[other] = max(_LEAST_S, seconds_before * (1 + follows * trend) + part * correction)
             self._staleness[other] = (1 - part) * (staleness + 1)
         self._straighten(node if share < 0.5 else node + 1)
 
@@ -93,9 +99,13 @@ class CostCurve:
         """Let no size take less than a smaller one. The entry ``right`` stays."""
         table = self._seconds
         for node in range(right + 1, _NODES):
-            table[node] = max(table[node], table[node - 1])
-        for node in reversed(range(right)):
-            table[node] = min(table[node], table[node + 1])
+            if table[node] < table[node - 1]:
+                table[node] = table[node - 1]
+        for node in range(right - 1, -1, -1):
+            if table[node] > table[node + 1]:
+                table[node] = table[node + 1]
+            if table[node] < _LEAST_S:
+                table[node] = _LEAST_S
 
 
 def _locate(size: int) -> tuple[int, float]:

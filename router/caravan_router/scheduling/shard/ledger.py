@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.scheduling.actions import Command, Decode, Prefill, Save, SaveEntry
@@ -21,13 +21,20 @@ _CELLS_PER_TOKEN = 256
 _LEAST_COPY = 16
 
 
+@dataclass(slots=True)
+class Clock:
+    """The time of the events that are being handled, in seconds. One clock serves all ledgers of a scheduler."""
+
+    now_s: float = 0.0
+
+
 class ShardLedger(ShardAccount):
     """Changes the account of a shard: each method is something that happened to it or was decided for it."""
 
-    def __init__(self, name: str, limits: ShardLimits, config: SchedulerConfig) -> None:
+    def __init__(self, name: str, limits: ShardLimits, config: SchedulerConfig, clock: Clock | None = None) -> None:
         super().__init__(name, limits, config)
         self._parks = config.prefix_caching
-        self._now_s = 0.0
+        self._clock = Clock() if clock is None else clock
         # Saves that were under way when everything was flushed.
         self._unwanted_saves: set[InFlight] = set()
         self._table_of = {
@@ -103,6 +110,7 @@ class ShardLedger(ShardAccount):
             computed=prefix.length,
             source_id=sequence_id,
         )
+        self._tail_cells += resident.computed
         self._index(resident)
         self.runs.use(prefix)
         return self._enter(resident)
@@ -142,7 +150,7 @@ class ShardLedger(ShardAccount):
         sequence_id = self._acquire_id()
         if source_id in self._parked:  # it was of use: it is the last to be evicted
             source = self._parked[source_id] = self._parked.pop(source_id)
-            source.last_used_s = self._now_s
+            source.last_used_s = self._clock.now_s
         self.tree.fork(sequence_id, source_id, length)
         return sequence_id
 
@@ -175,10 +183,6 @@ class ShardLedger(ShardAccount):
         """Note that no more replies come for ``command``."""
         self._in_flight.remove(command)
 
-    def note_time(self, now_s: float) -> None:
-        """Note the time of the events that follow, in seconds on the scheduler's clock."""
-        self._now_s = now_s
-
     def drain(self) -> None:
         """Take no more sequences."""
         self.draining = True
@@ -192,7 +196,7 @@ class ShardLedger(ShardAccount):
         chunk_tokens = command.chunk_tokens
         if not chunk_tokens:
             self.steps_since_prefill += 1
-            self.costs.observe_decodes(sum(one.is_live for one in command.residents.values()), seconds)
+            self.costs.observe_decodes(sum([one.status.is_live for one in command.residents.values()]), seconds)
             return turn_ended
         self._observe_chunks(command, seconds)
         for sequence_id, tokens in chunk_tokens.items():
@@ -201,6 +205,7 @@ class ShardLedger(ShardAccount):
                 self._move(resident, Status.RUNNING)
             if resident.is_live:
                 resident.computed += tokens
+                self._tail_cells += tokens
                 self._index(resident)
         return True
 
@@ -213,6 +218,7 @@ class ShardLedger(ShardAccount):
     def grow(self, resident: Resident) -> None:
         """Note that ``resident`` decoded a token: its token before that is in a cell now."""
         resident.computed += 1
+        self._tail_cells += 1
 
     def fail_step(self, command: InFlight) -> list[Resident]:
         """Apply a step that changed nothing on the shard. Return residents whose stay it ended before it began."""
@@ -289,7 +295,7 @@ class ShardLedger(ShardAccount):
             if entry.release:
                 if resident.is_live:
                     waiting.append((resident, is_saved))
-                self.tree.remove(resident.sequence_id)
+                self._forget_cells(resident)
                 self._free_id(resident)
         self._unwanted_saves.discard(command)
         self.costs.observe_copy(cells, reply.seconds)
@@ -327,7 +333,7 @@ class ShardLedger(ShardAccount):
         # A shard that could not change would fail again.
         changed = reply.layout.shares_cells != before.layout.shares_cells
         self.limits = replace(before, layout=reply.layout, other_layout=before.layout if changed else None)
-        self.layout_set_s = self._now_s
+        self.layout_set_s = self._clock.now_s
         lost: list[Resident] = []
         for sequence_id in reply.lost:
             table = next(table for table in (self._residents, self._parked, self._releasing) if sequence_id in table)
@@ -344,6 +350,7 @@ class ShardLedger(ShardAccount):
     def _rebuild_tree(self) -> None:
         """Enter every sequence on a path of its own: a sequence that was moved shares no cells with others."""
         self.tree = PrefixTree()
+        self._tail_cells = sum(one.computed for one in (*self._residents.values(), *self._parked.values()))
         for resident in (*self._residents.values(), *self._parked.values()):
             self.tree.insert(resident.sequence_id, resident.sequence.request.prefix_namespace)
             if resident.status is not Status.LOADED:
@@ -384,11 +391,11 @@ class ShardLedger(ShardAccount):
     def _remove(self, resident: Resident) -> None:
         """End a stay and give up what it holds; the next command releases its id."""
         self._move(resident, Status.RELEASING)
-        self.tree.remove(resident.sequence_id)
+        self._forget_cells(resident)
 
     def _park(self, resident: Resident) -> None:
         self._index(resident)
-        resident.last_used_s = self._now_s
+        resident.last_used_s = self._clock.now_s
         self.tree.park(resident.sequence_id)
         self._move(resident, Status.PARKED)
 
@@ -402,7 +409,14 @@ class ShardLedger(ShardAccount):
     def _index(self, resident: Resident) -> None:
         """Enter what ``resident`` has computed into the tree."""
         sequence_id = resident.sequence_id
-        self.tree.extend(sequence_id, resident.sequence.tokens(self.tree.length(sequence_id), resident.computed))
+        known = self.tree.length(sequence_id)
+        self._tail_cells -= resident.computed - known
+        self.tree.extend(sequence_id, resident.sequence.tokens(known, resident.computed))
+
+    def _forget_cells(self, resident: Resident) -> None:
+        """Count the cells of ``resident`` no more."""
+        self._tail_cells -= self.tail_cells(resident)
+        self.tree.remove(resident.sequence_id)
 
     def _recycle_ids(self) -> None:
         """Free the ids that the next command releases; it may give them to others."""
@@ -425,3 +439,4 @@ class ShardLedger(ShardAccount):
             if after is not None:
                 after[resident.sequence_id] = resident
         resident.status = status
+        self._moves += 1

@@ -82,6 +82,8 @@ class PrefixTree:
         self._parked: set[int] = set()
         self.cells = 0
         self.live_cells = 0
+        # Counts the changes, so that what was found can be kept until the next one.
+        self.version = 0
 
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._leaf
@@ -105,6 +107,7 @@ class PrefixTree:
 
     def insert(self, sequence_id: int, namespace: str) -> None:
         """Add a live sequence that holds nothing."""
+        self.version += 1
         assert sequence_id not in self._leaf, f"sequence {sequence_id} is in the tree"
         root = self._roots.get(namespace)
         if root is None:
@@ -114,6 +117,7 @@ class PrefixTree:
 
     def fork(self, sequence_id: int, source_id: int, length: int) -> None:
         """Add a live sequence that holds the first ``length`` tokens of another, in the same cells."""
+        self.version += 1
         assert sequence_id not in self._leaf, f"sequence {sequence_id} is in the tree"
         node = self._node_ending_at(self._leaf[source_id], length)
         self._end_in(node, sequence_id)
@@ -123,6 +127,7 @@ class PrefixTree:
         """Append ``tokens``, which the sequence computed in cells of its own."""
         if not tokens:
             return
+        self.version += 1
         leaf = self._leaf[sequence_id]
         live = sequence_id not in self._parked
         if leaf.parent is None or leaf.children or len(leaf.ends) > 1:
@@ -138,6 +143,7 @@ class PrefixTree:
 
     def truncate(self, sequence_id: int, length: int) -> None:
         """Give up what a sequence holds beyond ``length`` tokens."""
+        self.version += 1
         old = self._leaf[sequence_id]
         if length == old.end:
             return
@@ -152,6 +158,7 @@ class PrefixTree:
 
     def remove(self, sequence_id: int) -> None:
         """Give up all that a sequence holds."""
+        self.version += 1
         leaf = self._leaf.pop(sequence_id)
         leaf.ends.remove(sequence_id)
         if sequence_id in self._parked:
@@ -162,12 +169,14 @@ class PrefixTree:
 
     def park(self, sequence_id: int) -> None:
         """Make a live sequence a parked one, which others may start from until it is removed."""
+        self.version += 1
         assert sequence_id not in self._parked, f"sequence {sequence_id} is parked"
         self._parked.add(sequence_id)
         self._count_live(self._leaf[sequence_id], -1)
 
     def revive(self, sequence_id: int, length: int) -> None:
         """Make a parked sequence a live one that holds only its first ``length`` tokens."""
+        self.version += 1
         self._parked.remove(sequence_id)
         self._count_live(self._leaf[sequence_id], 1)
         self.truncate(sequence_id, length)
@@ -257,15 +266,16 @@ class PrefixTree:
     def _descend(self, namespace: str, tokens: Sequence[int], most: int) -> "_Descent":
         """Follow the first ``most`` of ``tokens`` as far as they are there."""
         found = _Descent()
-        wanted = list(tokens[:most])
+        most = min(most, len(tokens))
         root = self._roots.get(namespace)
         open_nodes = [] if root is None else [root]
         while open_nodes:
             node = open_nodes.pop()
-            if node.end >= len(wanted):
+            end = node.end
+            if end >= most:
                 continue
-            for child in node.children.get(wanted[node.end], ()):
-                length = child.start + common_length(child.tokens, wanted[child.start : child.end])
+            for child in node.children.get(tokens[end], ()):
+                length = end + common_length(child.tokens, list(tokens[end : min(child.end, most)]))
                 if length > found.length or (length == found.length and _is_held_anyway(child, found.node)):
                     found.length, found.node = length, child
                 if length == child.end:

@@ -1,6 +1,6 @@
 """A sequence's stay on one shard, and the states of that stay."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from caravan_router.scheduling.sequence import Sequence
@@ -66,6 +66,11 @@ class Resident:
     status: Status = Status.STARTING
     last_used_s: float = 0.0
     is_expendable: bool = False
+    # Those of its request: looked up for every resident of a shard when another is to start.
+    peak_cells: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peak_cells = self.sequence.request.peak_cells
 
     @property
     def request_id(self) -> int:
@@ -96,4 +101,4 @@ class Resident:
     @property
     def own_cells(self) -> int:
         """Cells that no other sequence shared when it started, including those that its prompt has yet to fill."""
-        return max(self.target, self.computed) - self.shared
+        return (self.computed if self.computed > self.target else self.target) - self.shared

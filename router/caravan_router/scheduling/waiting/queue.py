@@ -1,6 +1,7 @@
 """Requests that no shard has taken, and the order in which they should be admitted."""
 
 import bisect
+import heapq
 import math
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -19,6 +20,8 @@ class NotNow(Enum):
     NO_ROOM = "no_room"
     # It starts sooner by waiting, since its prefix is being computed. Requests behind it may go first.
     PREFIX_COMING = "prefix_coming"
+    # Neither it nor any request behind it can start, so that these need not be asked for.
+    NOBODY = "nobody"
 
 
 def effective_priority(request: Request, now: float, aging_s: float) -> int:
@@ -34,67 +37,91 @@ class WaitingQueue:
     """Order: effective priority, then requests that lost their cells, then fair share, then arrival.
 
     A request without room lets at most ``max_bypass`` others go first; then nobody behind it starts before it does.
+
+    Requests with the same priority, start and tenant stay in the order of their arrival, since the older one is never
+    of lower effective priority. Each such *line* is kept sorted, and the order is merged from the heads of the lines as
+    far as it is read: taking the first requests costs the same however many wait behind them.
     """
 
     def __init__(self, max_bypass: int, aging_s: float = math.inf, fair_share: FairShare | None = None) -> None:
         self._max_bypass = max_bypass
         self._aging_s = aging_s
         self._fair_share = FairShare() if fair_share is None else fair_share
-        # By arrival: a stable sort by all the rest is then the order.
-        self._sequences: list[Sequence] = []
+        # By priority, whether they started before, and the tenant's name.
+        self._lines: dict[tuple[int, bool, str], list[Sequence]] = {}
+        self._length = 0
         self._is_due = False
+        self._has_new = False
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate by arrival."""
-        return iter(self._sequences)
+        return heapq.merge(*self._lines.values(), key=_arrival)
 
     @property
     def is_due(self) -> bool:
-        """Whether a request waits and something happened since `begin_admission` that may let one start."""
-        return self._is_due and bool(self._sequences)
+        """Whether a request waits and something happened since `begin_admission` that may let any of them start."""
+        return self._is_due and self._length > 0
+
+    @property
+    def has_new(self) -> bool:
+        """Whether a request was added since `begin_admission`."""
+        return self._has_new and self._length > 0
 
     def mark_due(self) -> None:
-        """Note that something happened that may let a request start."""
+        """Note that something happened that may let any request start, on any shard."""
         self._is_due = True
 
     def begin_admission(self, now: float) -> Sequence:
         """Return the first in order. The queue is not due again before something else happens."""
-        self._is_due = False
-        return self.ordered(now)[0]
+        self._is_due = self._has_new = False
+        return next(self.in_order(now))
 
     def push(self, sequence: Sequence) -> None:
         """Add ``sequence``, which is not in the queue."""
-        bisect.insort(self._sequences, sequence, key=_arrival)
+        bisect.insort(self._lines.setdefault(_line(sequence), []), sequence, key=_arrival)
+        self._length += 1
+        self._has_new = True
 
     def remove(self, sequence: Sequence) -> None:
         """Take out ``sequence``, which is in the queue."""
-        index = bisect.bisect_left(self._sequences, _arrival(sequence), key=_arrival)
-        assert self._sequences[index : index + 1] == [sequence], f"request {_arrival(sequence)} is not waiting"
-        del self._sequences[index]
+        line = self._lines.get(_line(sequence), [])
+        index = bisect.bisect_left(line, _arrival(sequence), key=_arrival)
+        assert line[index : index + 1] == [sequence], f"request {_arrival(sequence)} is not waiting"
+        del line[index]
+        if not line:
+            del self._lines[_line(sequence)]
+        self._length -= 1
+
+    def in_order(self, now: float) -> Iterator[Sequence]:
+        """Yield requests in the order in which they should be admitted. The queue must not change meanwhile."""
+        if len(self._lines) == 1:
+            return iter(*self._lines.values())
+        # Age lifts a request to the highest priority that waits, never above it: there, fair share decides.
+        top = max((priority for priority, _, _ in self._lines), default=0)
+        counters = {
+            line[0].spec.tenant.name: self._fair_share.counter(line[0].spec.tenant) for line in self._lines.values()
+        }
+
+        def rank(sequence: Sequence) -> tuple[int, bool, float, int]:
+            priority = min(effective_priority(sequence.request, now, self._aging_s), top)
+            return -priority, not sequence.started, counters[sequence.spec.tenant.name], sequence.request_id
+
+        return heapq.merge(*self._lines.values(), key=rank)
 
     def ordered(self, now: float) -> list[Sequence]:
         """Return all in the order in which they should be admitted."""
-        counters: dict[str, float] = {}
-        # Age lifts a request to the highest priority that waits, never above it: there, fair share decides.
-        top = max((sequence.spec.priority for sequence in self._sequences), default=0)
-
-        def rank(sequence: Sequence) -> tuple[int, bool, float]:
-            tenant = sequence.spec.tenant
-            if tenant.name not in counters:
-                counters[tenant.name] = self._fair_share.counter(tenant)
-            priority = min(effective_priority(sequence.request, now, self._aging_s), top)
-            return -priority, not sequence.started, counters[tenant.name]
-
-        return sorted(self._sequences, key=rank)
+        return list(self.in_order(now))
 
     def pop_fitting(self, place_for: Callable[[Sequence], T | NotNow], now: float = 0.0) -> tuple[Sequence, T] | None:
         """Take out the first request for which ``place_for`` finds a place; None if none may start now."""
         passed: list[Sequence] = []
-        for sequence in self.ordered(now):
+        for sequence in self.in_order(now):
             place = place_for(sequence)
+            if place is NotNow.NOBODY:
+                return None
             if place is NotNow.PREFIX_COMING:
                 continue
             if place is not NotNow.NO_ROOM:
@@ -106,3 +133,7 @@ class WaitingQueue:
                 return None
             passed.append(sequence)
         return None
+
+
+def _line(sequence: Sequence) -> tuple[int, bool, str]:
+    return sequence.spec.priority, sequence.started, sequence.spec.tenant.name

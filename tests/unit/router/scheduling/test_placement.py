@@ -2,6 +2,7 @@
 
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.planning.forecast import OutputLengths
+from caravan_router.scheduling.planning.openings import Openings
 from caravan_router.scheduling.planning.placement import Place, choose
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.sequence import Sequence
@@ -16,8 +17,10 @@ def chosen(shards: list[ShardLedger], waiting: Sequence) -> Place | NotNow:
     given = PlanInput(
         config=SchedulerConfig(), lengths=OutputLengths(), now=0.0, waiting=1, adapter=waiting.spec.adapter
     )
-    plans = [StepPlan(shard, given) for shard in shards if shard.can_command]
-    return choose(plans, shards, waiting)
+    openings = Openings({shard.name: shard for shard in shards})
+    for shard in shards:
+        openings.note(shard.name, may_start=True)
+    return choose(openings, lambda shard: StepPlan(shard, given), waiting)
 
 
 def shard_of(place: Place | NotNow) -> str:

@@ -37,6 +37,8 @@ class Desk:
         self.state.outbox.drain()
 
     def plan(self, *, preempted: bool = False) -> list[Action]:
+        for name in self.state.shards:
+            self.state.note_change(name, may_start=False)
         self._planner.plan(0.0, preempted=preempted)
         return self.state.outbox.drain()
 

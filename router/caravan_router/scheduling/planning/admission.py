@@ -1,0 +1,91 @@
+"""Which waiting requests start in one plan: it asks for the first in order, and stops where asking costs too much."""
+
+import math
+from collections.abc import Callable, Iterable
+
+from caravan_router.scheduling.planning.openings import Openings
+from caravan_router.scheduling.planning.placement import Place, choose
+from caravan_router.scheduling.planning.step_plan import StepPlan
+from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.state import SchedulerState
+from caravan_router.scheduling.waiting.queue import NotNow
+
+# A plan looks for places for at most so many requests, passes over at most so many that are known to have none, and
+# lets at most so many wait for an emptier shard. Nobody behind them starts before the next plan.
+_MOST_ASKED = 64
+_MOST_PASSED = 256
+_MOST_CLAIMS = 8
+
+
+class StepPlans:
+    """The step plans of one call, each made when it is first needed. ``now``: the time of the call, in seconds."""
+
+    def __init__(self, make: Callable[[ShardLedger], StepPlan], now: float) -> None:
+        self._make = make
+        self._made: dict[str, StepPlan] = {}
+        self.now = now
+
+    @property
+    def made(self) -> Iterable[StepPlan]:
+        """The plans that were needed."""
+        return self._made.values()
+
+    def of(self, shard: ShardLedger) -> StepPlan:
+        """Return the plan of ``shard``, which can take a command."""
+        plan = self._made.get(shard.name)
+        if plan is None:
+            plan = self._made[shard.name] = self._make(shard)
+        return plan
+
+
+class Admission:
+    """Finds places for waiting requests, and starts them. It remembers who has none: room only shrinks in a plan."""
+
+    def __init__(self, state: SchedulerState, openings: Openings, plans: StepPlans) -> None:
+        self._state = state
+        self._openings = openings
+        self._plans = plans
+        # By request id.
+        self._answers: dict[int, NotNow] = {}
+        self._asked = 0
+        # The highest priority of a request that has no room.
+        self._blocked = -math.inf
+
+    def place_for(self, sequence: Sequence) -> Place | NotNow:
+        """Return where ``sequence`` can start now, or why it cannot."""
+        if not self._openings.is_any_open:
+            return NotNow.NOBODY
+        known = self._answers.get(sequence.request_id)
+        if known is not None:
+            return known
+        if self._is_exhausted:
+            return NotNow.NOBODY
+        place = self._look_for_place(sequence)
+        if isinstance(place, NotNow):
+            self._answers[sequence.request_id] = place
+            if place is NotNow.NO_ROOM:
+                self._blocked = max(self._blocked, sequence.spec.priority)
+        return place
+
+    @property
+    def _is_exhausted(self) -> bool:
+        too_many = self._asked >= _MOST_ASKED or len(self._answers) >= _MOST_PASSED
+        return too_many or self._openings.claims >= _MOST_CLAIMS
+
+    def _look_for_place(self, sequence: Sequence) -> Place | NotNow:
+        if sequence.spec.priority < self._blocked:
+            return NotNow.NO_ROOM  # else what was preempted for a higher priority would take its place back
+        if self._openings.awaits_prefix(sequence):
+            return NotNow.PREFIX_COMING
+        self._asked += 1
+        return choose(self._openings, self._plans.of, sequence)
+
+    def start(self, sequence: Sequence, place: Place) -> None:
+        """Start ``sequence``, which has left the queue, in ``place``."""
+        plan = place.plan
+        resident = plan.load(sequence, place.saved) if place.saved.length else plan.admit(sequence, place.match)
+        self._state.stay(sequence, plan.shard, resident)
+        self._openings.note_start(sequence, plan.shard)
+        if plan.is_full:
+            self._openings.close(plan.shard)
