@@ -265,19 +265,19 @@ class ShardLink:
                 stands_still = status.busy and status.steps == last_steps
                 still_s = still_s + since_s if stands_still else 0.0
                 last_steps = status.steps
-                if still_s > self._longest_step_s(client):
+                if still_s > self._longest_step_s(client, heard_at - still_s):
                     self._hung = (info.incarnation, status.steps)
                     raise _SessionError(f"no step completed for {still_s:.1f} s")
         # The last replies may still be on their way.
         await self._commands.join()
         raise _DrainedError("the shard ended") if draining else _SessionError("the shard ended")
 
-    def _longest_step_s(self, client: ShardClient) -> float:
-        """Return how long the shard may go without completing a step."""
+    def _longest_step_s(self, client: ShardClient, began: float) -> float:
+        """Return how long the shard may take for the step that ``began`` then."""
         if client.embedding or not all(isinstance(command, Prefill | Decode) for command in self._under_way):
             # Texts are embedded between steps; commands that copy cells are no steps.
             return self._config.step_timeout_s
-        return self._pace.limit_s(max(map(_tokens, self._under_way), default=0))
+        return self._pace.limit_s(max(map(_tokens, self._under_way), default=0), began)
 
     async def _carry_out(self, client: ShardClient, epoch: int) -> None:
         """Send commands in order. The next is sent while the last one runs, so that the shard need not wait for it."""
@@ -326,7 +326,7 @@ class ShardLink:
         for step in steps:
             if step.outcome is StepOutcome.OK:
                 self._observer.step(step, method, overhead_s=overhead_s)
-                self._pace.note(tokens, step.seconds)
+                self._pace.note(tokens, step.seconds, now)
             else:
                 self._observer.step_failed(method)
 
