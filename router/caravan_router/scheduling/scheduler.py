@@ -160,6 +160,9 @@ class Scheduler:
             return
         self._state.forget_saved(name)
         fatal = shard.positions_under_way
+        suspects = {key: positions for key, positions in fatal.items() if shard.residents[key].sequence.is_suspect}
+        # If one of them lost a shard just before, the others of the step are not to blame.
+        fatal = suspects or fatal
         for resident in (*shard.residents.values(), *shard.leaving.values()):
             if resident.is_live:
                 self._lose_cells(resident.sequence, fatal.get(resident.sequence_id, range(0)))

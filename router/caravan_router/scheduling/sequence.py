@@ -84,6 +84,11 @@ class Sequence:
         return len(self.spec.prompt) + len(self.output)
 
     @property
+    def is_suspect(self) -> bool:
+        """Whether a shard was lost while it computed this sequence, which has got no token since."""
+        return self.losses > 0 and self.fatal_losses > 0
+
+    @property
     def needs_prompt_logprobs(self) -> bool:
         """Whether logprobs of its prompt are missing, so that all of the prompt must be computed."""
         return self.spec.prompt_logprobs and self.prompt_logprobs_delivered < len(self.spec.prompt)

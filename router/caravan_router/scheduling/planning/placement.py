@@ -49,6 +49,10 @@ def choose(openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], seque
         if _waits_for_prefix(leader, shard, sequence, best):
             openings.note_kept_back(best.plan.shard, sequence, awaited=shard)
             return NotNow.PREFIX_COMING
+    if sequence.is_suspect and any(resident.sequence.is_suspect for resident in best.plan.shard.prefilling):
+        # One at a time, so that another loss tells which of them it was.
+        openings.note_kept_back(best.plan.shard, sequence, awaited=best.plan.shard)
+        return NotNow.PREFIX_COMING
     if best.cached == 0 and (emptier := openings.soon_better(best.plan.shard)) is not None:
         openings.claim(emptier)
         openings.note_kept_back(best.plan.shard, sequence, awaited=None)

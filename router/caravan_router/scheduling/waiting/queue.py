@@ -18,7 +18,8 @@ class NotNow(Enum):
 
     # Nothing can take it. Requests behind it may go first, but only so many.
     NO_ROOM = "no_room"
-    # It starts sooner by waiting, since its prefix is being computed. Requests behind it may go first.
+    # It waits for what a shard computes: its prefix, or another request that may kill the shard. Requests behind it may
+    # go first.
     PREFIX_COMING = "prefix_coming"
     # Neither it nor any request behind it can start, so that these need not be asked for.
     NOBODY = "nobody"

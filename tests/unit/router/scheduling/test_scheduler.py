@@ -351,6 +351,26 @@ def test_a_request_in_whose_step_two_shards_are_lost_fails() -> None:
     assert sim.failed == {poisoned: FailureReason.NO_PROGRESS}
 
 
+def test_requests_of_a_lost_shard_start_apart_so_that_only_the_one_that_kills_is_ended() -> None:
+    sim = simulation()
+    innocent = [sim.submit(prompt(20, start), 10) for start in (1000, 2000)]
+    poisoned = sim.submit(prompt(20, 3000), 10)
+    sim.advance("a")
+    kills = 0
+    while sim.scheduler.sequences:
+        step = sim.scheduler.shards["a"].positions_under_way
+        running = [sim.scheduler.shards["a"].residents[sequence_id].request_id for sequence_id in step]
+        if poisoned in running:
+            kills += 1
+            sim.lose("a")
+            sim.join("a", LIMITS)
+        else:
+            sim.advance("a")
+    assert kills == 2
+    assert sim.failed == {poisoned: FailureReason.NO_PROGRESS}
+    assert sorted(sim.finished) == innocent
+
+
 def test_shards_that_are_lost_while_they_compute_others_are_no_fault_of_a_request() -> None:
     """It loses its cells at one position after the other."""
     sim = simulation(max_batch_prefill_tokens=64)
