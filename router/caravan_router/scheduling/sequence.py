@@ -89,6 +89,15 @@ class Sequence:
         return self.losses > 0 and self.fatal_losses > 0
 
     @property
+    def most_cached(self) -> int:
+        """The most first tokens that may come from a cache; the others are computed before the next token is drawn.
+
+        They are computed as they would be without a cache, because sums may round otherwise: the last tokens of a
+        prompt together, the last one of an output alone.
+        """
+        return self.known_tokens - 1 if self.output else max(0, self.known_tokens - 2)
+
+    @property
     def needs_prompt_logprobs(self) -> bool:
         """Whether logprobs of its prompt are missing, so that all of the prompt must be computed."""
         return self.spec.prompt_logprobs and self.prompt_logprobs_delivered < len(self.spec.prompt)

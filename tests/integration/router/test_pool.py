@@ -45,12 +45,12 @@ async def test_a_prefix_longer_than_a_step_is_computed_once(layout: KvLayout) ->
     log = StepLog()
     config = ClusterConfig(layout=layout, hook=log, max_batch_tokens=16, cells=2048)
     async with cluster(config) as running:
-        leader = running.engine.submit(spec([*PREFIX, 150], NEW_TOKENS))
+        leader = running.engine.submit(spec([*PREFIX, 150, 7], NEW_TOKENS))
         async with log.held():
-            followers = [running.engine.submit(spec([*PREFIX, 151 + number], NEW_TOKENS)) for number in range(3)]
+            followers = [running.engine.submit(spec([*PREFIX, 151 + number, 7], NEW_TOKENS)) for number in range(3)]
         await asyncio.gather(*map(read, [leader, *followers]))
         await running.wait_until_at_rest()
-    assert log.computed_tokens == len(PREFIX) + 4 + 4 * (NEW_TOKENS - 1)
+    assert log.computed_tokens == len(PREFIX) + 4 * 2 + 4 * (NEW_TOKENS - 1)
 
 
 @LAYOUTS
@@ -62,9 +62,9 @@ async def test_choices_fork_one_prefill(layout: KvLayout, max_sequences: int) ->
     config = ClusterConfig(layout=layout, max_sequences=max_sequences, hook=log)
     async with cluster(config) as running:
         await run_at_once(running, [spec(PREFIX, NEW_TOKENS, seed=seed) for seed in range(choices)])
-        assert await running.metric("caravan_prefix_cache_hit_tokens") == (choices - 1) * (len(PREFIX) - 1)
-    # Each choice computes the last token of the prompt itself, because its first draw needs the logits.
-    assert log.computed_tokens == len(PREFIX) + choices - 1 + choices * (NEW_TOKENS - 1)
+        assert await running.metric("caravan_prefix_cache_hit_tokens") == (choices - 1) * (len(PREFIX) - 2)
+    # Each choice computes the last tokens of the prompt itself, because its first draw needs the logits.
+    assert log.computed_tokens == len(PREFIX) + 2 * (choices - 1) + choices * (NEW_TOKENS - 1)
 
 
 @LAYOUTS
@@ -90,7 +90,7 @@ async def test_nothing_is_shared_between_namespaces(layout: KvLayout) -> None:
         await asyncio.gather(*map(read, at_once))
         assert [stream.cached_tokens for stream in at_once] == [0, 0, 0]
         assert log.computed_tokens == 3 * (len(PREFIX) + NEW_TOKENS - 1)
-        for name, cached in (("c", 0), ("a", len(PREFIX) - 1), ("c", len(PREFIX) - 1)):
+        for name, cached in (("c", 0), ("a", len(PREFIX) - 2), ("c", len(PREFIX) - 2)):
             later = running.engine.submit(spec(PREFIX, NEW_TOKENS, namespace=name))
             await read(later)
             assert later.cached_tokens == cached, name

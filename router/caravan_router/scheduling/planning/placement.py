@@ -128,6 +128,6 @@ def _common(leader: Resident, sequence: Sequence) -> int:
         return 0
     found = sequence.common.get(other.request_id)
     if found is None:
-        found = common_length(other.tokens(0, leader.target), sequence.tokens(0, sequence.known_tokens - 1))
+        found = common_length(other.tokens(0, leader.target), sequence.tokens(0, sequence.most_cached))
         sequence.common[other.request_id] = found
     return found

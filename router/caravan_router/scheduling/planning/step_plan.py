@@ -101,7 +101,9 @@ class StepPlan:
             return
         remaining = resident.target - resident.computed
         whole = self._token_budget(resident.computed, remaining)
-        tokens = min(max(1, self._budget * whole // self._whole_budget), remaining)
+        tokens = _without_single(min(max(1, self._budget * whole // self._whole_budget), remaining), remaining)
+        if tokens == 1 < remaining and self._chunks:
+            return
         if resident.sequence.needs_prompt_logprobs:
             tokens = min(tokens, self._prompt_logprobs_budget)
             self._prompt_logprobs_budget -= max(0, tokens)
@@ -241,6 +243,14 @@ class StepPlan:
         )
         shard.send(command, [])
         return command
+
+
+def _without_single(tokens: int, remaining: int) -> int:
+    """Return a size near ``tokens`` that leaves no single token of ``remaining``.
+
+    A token that is computed alone may round otherwise than in a chunk, and greedy answers would depend on the chunks.
+    """
+    return tokens - 1 if remaining - tokens == 1 and tokens > 2 else tokens
 
 
 def _copy(resident: Resident) -> PrefixCopy | None:

@@ -177,8 +177,10 @@ class ShardAccount:
 
     def _find_match(self, sequence: Sequence) -> Match:
         tokens = sequence.tokens(0, sequence.known_tokens)
-        find = self.tree.match_whole if self.layout.whole_only else self.tree.match
-        found = find(sequence.request.prefix_namespace, tokens, len(tokens) - 1)
+        if self.layout.whole_only:
+            found = self.tree.match_whole(sequence.request.prefix_namespace, tokens, len(tokens) - 1)
+        else:
+            found = self.tree.match(sequence.request.prefix_namespace, tokens, sequence.most_cached)
         sources = tuple(sequence_id for sequence_id in found.sources if self._can_be_copied(sequence_id))
         return Match(found.length, found.live_length, sources) if sources else NO_MATCH
 
@@ -191,7 +193,7 @@ class ShardAccount:
         """Find the longest saved prefix of ``sequence`` if loading it is faster than computing from ``cached`` on."""
         if not self.can_save or sequence.needs_prompt_logprobs:
             return NO_PREFIX
-        found = self.runs.find(sequence.keys, sequence.known_tokens, sequence.known_tokens - 1)
+        found = self.runs.find(sequence.keys, sequence.known_tokens, sequence.most_cached)
         load_s = LOAD_S + found.length * self.costs.copy_cell_s
         compute_s = (found.length - cached) * self.costs.recompute_token_s
         return found if load_s < compute_s else NO_PREFIX

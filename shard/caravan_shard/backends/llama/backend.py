@@ -17,6 +17,7 @@ from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, RunS
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.attention import is_worth_leaving, step_seconds
 from caravan_shard.backends.llama.batch import LlamaBatch
+from caravan_shard.backends.llama.calls import output_rows, split_calls
 from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
@@ -111,6 +112,8 @@ class LlamaCppBackend:
     def _use(self, opened: OpenContext) -> None:
         self._context: Any = opened.context
         self._memory = opened.memory
+        self._rounding_depends_on_company = opened.rounding_depends_on_company
+        self._gathered: Floats | None = None
         self._logits_address = 0
         self._logits: Floats = np.empty((0, self.vocabulary.size), np.float32)
 
@@ -157,19 +160,28 @@ class LlamaCppBackend:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Run llama_decode and wait for its logits."""
+        """Run llama_decode, more than once if `split_calls` says so, and wait for the logits."""
         outputs = batch.output_count
         most = self.capacity.max_sequences + self.capacity.max_prompt_logprob_tokens
         assert outputs <= most, f"{outputs} outputs of {most}"
         self._adapters.apply(self._context, batch.adapter)
-        outcome = _outcome(llama_cpp.llama_decode(self._context, self._batch.fill(batch)))
-        llama_cpp.llama_synchronize(self._context)
-        if outcome is DecodeOutcome.OK:
-            self._memory.after_decode(batch)
-        return outcome
+        calls = split_calls(batch) if self._rounding_depends_on_company else [batch]
+        self._gathered = None if len(calls) == 1 else np.empty((outputs, self.vocabulary.size), np.float32)
+        for call in calls:
+            outcome = _outcome(llama_cpp.llama_decode(self._context, self._batch.fill(call)))
+            llama_cpp.llama_synchronize(self._context)
+            if outcome is not DecodeOutcome.OK:
+                return outcome
+            if self._gathered is not None and call.output_count:
+                self._gathered[output_rows(batch, call)] = self._own_logits(call.output_count)
+        self._memory.after_decode(batch)
+        return DecodeOutcome.OK
 
     def logits(self, rows: int) -> Floats:
-        """Return [rows, vocabulary], a view of llama.cpp's own buffer."""
+        """Return [rows, vocabulary]; a view of llama.cpp's own buffer if the last step was one call."""
+        return self._own_logits(rows) if self._gathered is None else self._gathered[:rows]
+
+    def _own_logits(self, rows: int) -> Floats:
         pointer = llama_cpp.llama_get_logits(self._context)
         address = ctypes.cast(pointer, ctypes.c_void_p).value
         assert address, "the last forward pass had no outputs"

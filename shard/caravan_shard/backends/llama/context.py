@@ -36,11 +36,15 @@ _LEAST_PROMPT_LOGPROB_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenContext:
-    """A context with its memory, and what fits into it."""
+    """A context with its memory, and what fits into it.
+
+    ``rounding_depends_on_company``: see `calls.split_calls`.
+    """
 
     context: Any
     memory: LlamaMemory
     limits: LayoutLimits
+    rounding_depends_on_company: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +150,12 @@ class Contexts:
         if not context:
             return None
         self._cells = int(llama_cpp.llama_n_ctx(context))
-        return OpenContext(context=context, memory=self._memory(context, layout), limits=self.limits(layout))
+        return OpenContext(
+            context=context,
+            memory=self._memory(context, layout),
+            limits=self.limits(layout),
+            rounding_depends_on_company=layout is KvLayout.SPLIT and layout in self._without_flash_attention,
+        )
 
     def cannot_open(self) -> StartupError:
         """Return the error of a shard that cannot start without a context."""

@@ -63,7 +63,7 @@ def test_adapters_share_no_cells() -> None:
         if isinstance(action, Prefill)
         for chunk in action.chunks
     ]
-    assert copies == [0, 0, len(PROMPT) - 1]
+    assert copies == [0, 0, len(PROMPT) - 2]
     sim.check_at_rest()
 
 

@@ -34,7 +34,7 @@ def test_the_shard_that_holds_more_of_the_prompt_is_preferred() -> None:
     place = chosen([first, second], sequence(2, PROMPT))
     assert shard_of(place) == "b"
     assert isinstance(place, Place)
-    assert place.match.length == 99
+    assert place.match.length == 98
 
 
 def test_the_shard_with_fewer_residents_is_preferred() -> None:

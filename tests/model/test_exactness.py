@@ -1,0 +1,69 @@
+"""Without flash attention, in the split layout, logits do not depend on the company or on the size of chunks."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
+from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+STEPS = 4
+
+
+def batch(*parts: tuple[int, int, list[int]]) -> TokenBatch:
+    """Make a batch of (sequence id, start, tokens); the last token of each has an output."""
+    return TokenBatch(
+        tokens=np.array([token for _, _, tokens in parts for token in tokens], np.int32),
+        positions=np.concatenate([np.arange(start, start + len(tokens)) for _, start, tokens in parts]).astype(
+            np.int32
+        ),
+        sequence_ids=np.repeat([key for key, _, _ in parts], [len(tokens) for _, _, tokens in parts]).astype(np.int32),
+        outputs=np.concatenate([np.arange(len(tokens)) == len(tokens) - 1 for _, _, tokens in parts]).astype(np.int8),
+    )
+
+
+def generate(driver: ModelDriver, prompt: list[int], cuts: list[int], others: list[list[int]]) -> list[Floats]:
+    """Return the logits of the prompt and of some tokens after it; ``others`` decode, or are prefilled, beside it."""
+    backend = driver.backend
+    backend._memory.clear()
+    # Sequence 1 has an end before it and a beginning after it in the batch.
+    texts = {0: others[0], 2: others[1]} if others else {}
+    done = dict.fromkeys(texts, 0)
+
+    def step(start: int, tokens: list[int]) -> Floats:
+        parts = [(1, start, tokens)]
+        for key, text in texts.items():
+            count = 40 if done[key] == 0 else 1
+            parts.append((key, done[key], text[done[key] : done[key] + count]))
+            done[key] += count
+        parts.sort()
+        assert backend.decode(batch(*parts)) is DecodeOutcome.OK
+        row = [key for key, _, _ in parts].index(1)
+        logits: Floats = backend.logits(len(parts))[row].copy()
+        return logits
+
+    borders = [0, *cuts, len(prompt)]
+    found = [step(start, prompt[start:end]) for start, end in pairwise(borders)][-1:]
+    for position in range(len(prompt), len(prompt) + STEPS):
+        found.append(step(position, [int(found[-1].argmax())]))
+    return found
+
+
+def test_company_and_chunks_change_no_bit() -> None:
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, kv_layout="split", flash_attn="off")
+    source = random.Random("exact")
+    for length in (2, 9, 64, 101):
+        prompt = [source.randrange(100, 40_000) for _ in range(length)]
+        others = [[source.randrange(100, 40_000) for _ in range(200)] for _ in range(2)]
+        alone = generate(driver, prompt, [], [])
+        middle = [length // 2] if length > 3 else []
+        thirds = [length // 3, 2 * length // 3] if length > 8 else []
+        for cuts, company in (([], others), (middle, []), (middle, others), (thirds, others)):
+            for place, logits in enumerate(generate(driver, prompt, cuts, company)):
+                assert np.array_equal(logits, alone[place]), (length, cuts, bool(company), place)
+    driver.engine.close()
