@@ -12,10 +12,11 @@ from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.queue import NotNow
 
 # A plan looks for places for at most so many requests, passes over at most so many that are known to have none, and
-# lets at most so many wait for an emptier shard. Nobody behind them starts before the next plan.
+# lets at most so many wait for an emptier shard, as most of those behind them would. Nobody behind them starts before
+# the next plan.
 _MOST_ASKED = 64
 _MOST_PASSED = 256
-_MOST_CLAIMS = 8
+_MOST_POSTPONED = 2
 
 
 class StepPlans:
@@ -70,8 +71,8 @@ class Admission:
 
     @property
     def _is_exhausted(self) -> bool:
-        too_many = self._asked >= _MOST_ASKED or len(self._answers) >= _MOST_PASSED
-        return too_many or self._openings.claims >= _MOST_CLAIMS
+        too_many = self._asked >= _MOST_ASKED or self._openings.postponed >= _MOST_POSTPONED
+        return too_many or len(self._answers) >= _MOST_PASSED
 
     def _look_for_place(self, sequence: Sequence) -> Place | NotNow:
         if sequence.spec.priority < self._blocked:

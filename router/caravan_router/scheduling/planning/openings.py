@@ -2,7 +2,6 @@
 
 import bisect
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from caravan_router.scheduling.sequence import Sequence
@@ -25,39 +24,39 @@ class Openings:
         self._shards = shards
         self._open: dict[str, ShardLedger] = {}
         self._asleep: set[str] = set()
-        # Prompts under way on shards that can take another sequence: by shard, and by the landmarks of the prompt.
+        # Prompts under way on shards that do not drain: by shard, and by the landmarks of the prompt.
         self._prompts: dict[str, list[Resident]] = {}
         self._by_landmark: dict[int, dict[Resident, ShardLedger]] = {}
-        # Shards whose prompts end with the step under way: how many residents they have, and their names; ascending.
+        # Shards that can take a request after the step under way: how many residents they have, and their names;
+        # ascending. The same by name.
         self._soon_free: list[tuple[int, str]] = []
         self._counts: dict[str, int] = {}
         self._with_two_layouts: set[str] = set()
         # Shards that changed so that a request may start there, by whether they can take a command.
         self._due: set[str] = set()
         self._due_later: set[str] = set()
-        # A number for each shard that no other has, and that changes with it.
-        self._versions: dict[str, int] = {}
-        self._numbers = itertools.count()
         # Requests that no shard had room for, by id: those that sleep need not be asked again.
         self._refused: set[int] = set()
-        # The shard that computes the prefix that a request waits for, and its version then, by the request's id.
-        self._awaited: dict[int, tuple[str, int]] = {}
+        # By the id of a request that waits for a prefix: the resident whose prompt it is, and the number of residents
+        # below which starting on another shard is cheaper.
+        self._awaited: dict[int, tuple[Resident, float]] = {}
+        # The fewest residents of an open shard; None if that is to be looked up.
+        self._fewest: int | None = None
         # Shards that refused a request for its cells, and shards that would have taken one, in this plan.
         self._short: set[str] = set()
         self._willing: set[str] = set()
-        # How many requests wait for a shard that is soon to have room, in this plan.
-        self._claims: Counter[str] = Counter()
+        # How many requests wait for an emptier shard, in this plan.
+        self.postponed = 0
 
     # Shards
 
     def note(self, name: str, *, may_start: bool) -> None:
         """Look at the shard ``name`` again, which changed. ``may_start``: maybe a request can start there by that."""
         shard = self._shards.get(name)
+        self._fewest = None
         if may_start:
             self._due_later.add(name)
             self._asleep.discard(name)
-        if may_start or name not in self._versions:
-            self._versions[name] = next(self._numbers)
         if shard is None:
             self._forget(name)
             return
@@ -67,7 +66,7 @@ class Openings:
             self._due.add(name)
         is_free = shard.free_sequences > 0
         _keep(self._open, shard, is_free and can_command)
-        self._note_prompts(shard, shard.prefilling if is_free else [])
+        self._note_prompts(shard, [] if shard.draining else shard.prefilling)
         if shard.limits.other_layout is None:
             self._with_two_layouts.discard(name)
         else:
@@ -79,7 +78,6 @@ class Openings:
         self._open.pop(name, None)
         self._forget_prompts(name)
         self._with_two_layouts.discard(name)
-        self._versions.pop(name, None)
 
     @property
     def is_due(self) -> bool:
@@ -99,7 +97,7 @@ class Openings:
         for resident in prompts:
             for landmark in resident.sequence.landmarks:
                 self._by_landmark.setdefault(landmark, {})[resident] = shard
-        if shard.completes_prefill:
+        if shard.free_sequences > 0 and shard.completes_prefill:
             self._counts[shard.name] = len(shard.residents)
             bisect.insort(self._soon_free, (len(shard.residents), shard.name))
 
@@ -121,16 +119,9 @@ class Openings:
                 return itertools.islice(found.items(), _MOST_PROMPTS)
         return ()
 
-    def soon_better(self, than: ShardAccount) -> ShardLedger | None:
-        """Return a shard with fewer residents than ``than`` that is free after one step; None if there is none."""
-        for residents, name in self._soon_free:
-            claims = self._claims[name]
-            if residents >= len(than.residents):
-                return None
-            shard = self._shards[name]
-            if residents + claims < len(than.residents) and shard.free_sequences > claims:
-                return shard
-        return None
+    def soon_better(self, than: ShardAccount) -> bool:
+        """Whether a shard with fewer residents than ``than`` is free after the step under way."""
+        return bool(self._soon_free) and self._soon_free[0][0] < len(than.residents)
 
     # A plan
 
@@ -139,7 +130,7 @@ class Openings:
         self._due.clear()
         self._short.clear()
         self._willing.clear()
-        self._claims.clear()
+        self.postponed = 0
         if anew:
             self._asleep.clear()
             self._refused.clear()
@@ -163,6 +154,7 @@ class Openings:
     def close(self, shard: ShardAccount) -> None:
         """Note that the next step of ``shard`` takes no more requests."""
         self._open.pop(shard.name, None)
+        self._fewest = None
 
     # What was found
 
@@ -174,25 +166,30 @@ class Openings:
         """Note that no shard has room for ``sequence``."""
         self._refused.add(sequence.request_id)
 
-    @property
-    def claims(self) -> int:
-        """How many requests wait for a shard that is soon to have room."""
-        return self._claims.total()
-
-    def claim(self, shard: ShardAccount) -> None:
-        """Note that a request waits for ``shard``, which is soon to have room."""
-        self._claims[shard.name] += 1
-
-    def note_kept_back(self, shard: ShardAccount, sequence: Sequence, awaited: ShardAccount | None) -> None:
-        """Note that ``sequence`` could start on ``shard`` and waits, for a prefix from ``awaited`` if that is given."""
+    def note_postponed(self, shard: ShardAccount) -> None:
+        """Note that ``shard`` could take a request that waits for an emptier one."""
         self._willing.add(shard.name)
-        if awaited is not None:
-            self._awaited[sequence.request_id] = (awaited.name, self._versions[awaited.name])
+        self.postponed += 1
+
+    def note_awaited(self, sequence: Sequence, leader: Resident, shard: ShardAccount, residents: float) -> None:
+        """Note that ``sequence`` could start on ``shard`` and waits until the prompt of ``leader`` is computed.
+
+        It waits no longer if a shard with fewer than ``residents`` opens: starting there is cheaper.
+        """
+        self._willing.add(shard.name)
+        self._awaited[sequence.request_id] = (leader, residents)
 
     def awaits_prefix(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` waits for a prefix from a shard that has not changed since."""
+        """Whether ``sequence`` waits for a prefix that is still being computed, and no cheaper shard is open."""
         awaited = self._awaited.get(sequence.request_id)
-        return awaited is not None and self._versions.get(awaited[0]) == awaited[1]
+        if awaited is None:
+            return False
+        leader, residents = awaited
+        if leader.computed >= leader.target or not leader.status.is_live:
+            return False
+        if self._fewest is None:
+            self._fewest = min((len(shard.residents) for shard in self._open.values()), default=0)
+        return self._fewest >= residents
 
     def note_start(self, sequence: Sequence, shard: ShardAccount) -> None:
         """Note that ``sequence`` starts on ``shard``."""

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from caravan_router.scheduling.planning.openings import Openings
 from caravan_router.scheduling.planning.step_plan import StepPlan
@@ -38,32 +39,46 @@ def choose(openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], seque
     """Return where ``sequence`` starts soonest and disturbs least. ``plan_of``: returns the next step of a shard.
 
     Shards that hold more of its tokens, and shards with fewer residents, are preferred. NO_ROOM: nothing can take it
-    now, or an emptier shard will after one step: being first in a fuller batch costs every token more. Requests that
-    wait for a shard in this way count as its residents for those behind them.
+    now, or an emptier shard will after one step: being first in a fuller batch costs every token more.
     """
-    best = _cheapest(openings, plan_of, sequence)
+    looks = sorted([_look(shard, sequence) for shard in openings.open_to(sequence)], key=_look_cost)
+    if _is_postponed(openings, looks, sequence):
+        openings.note_postponed(looks[0].shard)
+        return NotNow.NO_ROOM
+    best = _cheapest(openings, plan_of, looks, sequence)
     if best is None:
         openings.note_refused(sequence)
         return NotNow.NO_ROOM
     for leader, shard in openings.prompts_like(sequence):
-        if _waits_for_prefix(leader, shard, sequence, best):
-            openings.note_kept_back(best.plan.shard, sequence, awaited=shard)
+        wait_cost = _cost_of_waiting(leader, shard, sequence, best)
+        if wait_cost is not None:
+            openings.note_awaited(
+                sequence, leader, best.plan.shard, (wait_cost - sequence.known_tokens) / _TOKENS_PER_RESIDENT
+            )
             return NotNow.PREFIX_COMING
-    if sequence.is_suspect and any(resident.sequence.is_suspect for resident in best.plan.shard.prefilling):
+    here = best.plan.shard
+    suspects = [one for one in here.prefilling if one.sequence.is_suspect] if sequence.is_suspect else []
+    if suspects:
         # One at a time, so that another loss tells which of them it was.
-        openings.note_kept_back(best.plan.shard, sequence, awaited=best.plan.shard)
+        openings.note_awaited(sequence, suspects[0], here, len(here.residents))
         return NotNow.PREFIX_COMING
-    if best.cached == 0 and (emptier := openings.soon_better(best.plan.shard)) is not None:
-        openings.claim(emptier)
-        openings.note_kept_back(best.plan.shard, sequence, awaited=None)
+    if best.cached == 0 and openings.soon_better(here):
+        openings.note_postponed(here)
         return NotNow.NO_ROOM
     return best
 
 
-def _cheapest(openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], sequence: Sequence) -> Place | None:
-    """Return the best place of all that have room. Plans are made for the shards that come into question only."""
-    looks = [_look(shard, sequence) for shard in openings.open_to(sequence)]
-    looks.sort(key=_look_cost)
+def _is_postponed(openings: Openings, looks: list["_Look"], sequence: Sequence) -> bool:
+    """Whether ``sequence`` waits for an emptier shard wherever it has room now, so that no plan needs to be made."""
+    if any(look.cached for look in looks) or any(openings.prompts_like(sequence)):
+        return False
+    return bool(looks) and openings.soon_better(looks[0].shard)
+
+
+def _cheapest(
+    openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], looks: list["_Look"], sequence: Sequence
+) -> Place | None:
+    """Return the first place of ``looks`` that has room. Plans are made for the shards that come into question only."""
     for _, equals in itertools.groupby(looks, key=_look_cost):
         for look in _by_room(list(equals)):
             plan = plan_of(look.shard)
@@ -74,20 +89,24 @@ def _cheapest(openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], se
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What ``shard`` has of a request, and what starting there costs, in prompt tokens."""
+class _Look(NamedTuple):
+    """What ``shard`` has of a request, and what starting there costs, in prompt tokens.
+
+    A named tuple, since one is made for each open shard and request.
+    """
 
     shard: ShardLedger
     match: Match
     saved: SavedPrefix
+    cached: int
     cost: int
 
 
 def _look(shard: ShardLedger, sequence: Sequence) -> _Look:
     match = shard.match(sequence)
     saved = shard.saved_prefix(sequence, match.length)
-    return _Look(shard, match, saved, _cost(shard, sequence, max(match.length, saved.length)))
+    cached = max(match.length, saved.length)
+    return _Look(shard, match, saved, cached, _cost(shard, sequence, cached))
 
 
 def _look_cost(look: _Look) -> int:
@@ -106,19 +125,25 @@ def _cost(shard: ShardAccount, sequence: Sequence, cached: int) -> int:
     return sequence.known_tokens - cached + _TOKENS_PER_RESIDENT * len(shard.residents)
 
 
-def _waits_for_prefix(leader: Resident, shard: ShardAccount, sequence: Sequence, best: Place) -> bool:
-    """Whether the prompt of ``leader`` on ``shard`` will soon provide more than ``best`` has, and cheaper."""
+def _cost_of_waiting(leader: Resident, shard: ShardAccount, sequence: Sequence, best: Place) -> int | None:
+    """Return what starting costs, in tokens, once the prompt of ``leader`` on ``shard`` is there.
+
+    None if that prompt provides no more than ``best`` has, or if starting in ``best`` costs less.
+    """
     if shard.layout.whole_only or sequence.needs_prompt_logprobs:
-        return False
+        return None
     if leader.priority < sequence.spec.priority:
-        return False  # others may come before it yet
+        return None  # others may come before it yet
     is_here = shard is best.plan.shard
     common = _common(leader, sequence)
     is_there_already = common <= leader.computed and leader.is_running and is_here
     if common < (best.cached if is_here else 0) + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
-        return False
-    to_compute = max(0, common - leader.computed)
-    return is_here or to_compute + _cost(shard, sequence, common) < _cost(best.plan.shard, sequence, best.cached)
+        return None
+    now = _cost(best.plan.shard, sequence, best.cached)
+    later = max(0, common - leader.computed) + _cost(shard, sequence, common)
+    if is_here:
+        return min(now, later)
+    return later if later < now else None
 
 
 def _common(leader: Resident, sequence: Sequence) -> int:
@@ -128,6 +153,9 @@ def _common(leader: Resident, sequence: Sequence) -> int:
         return 0
     found = sequence.common.get(other.request_id)
     if found is None:
-        found = common_length(other.tokens(0, leader.target), sequence.tokens(0, sequence.most_cached))
-        sequence.common[other.request_id] = found
+        theirs, own = other.tokens(0, leader.target), sequence.tokens(0, sequence.most_cached)
+        # Mostly as much as with the request before: a prompt that several have in common.
+        guess = next(reversed(sequence.common.values()), 0)
+        is_right = guess < min(len(theirs), len(own)) and theirs[guess] != own[guess] and theirs[:guess] == own[:guess]
+        found = sequence.common[other.request_id] = guess if is_right else common_length(theirs, own)
     return found
