@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import uvloop
 
@@ -12,10 +13,25 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.service.parent import end_with_parent
 from caravan_shard.service.server import serve
 
+_DESCRIPTION = (__doc__ or "") + " With --list-devices, print the names of the GPUs and exit."
+
+
+def _list_devices() -> NoReturn:
+    """Print a line for each GPU: its name, its memory, what it is."""
+    from caravan_shard.backends.llama.devices import find_devices
+    from caravan_shard.backends.llama.log import route_llama_log
+
+    route_llama_log()
+    for device in find_devices():
+        sys.stdout.write(f"{device.name}\t{device.total_bytes >> 20} MiB\t{device.description}\n")
+    sys.exit(0)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a shard until a signal. Return 0, or 2 if it cannot start with these flags."""
-    config = load(ShardConfig, prog="caravan-shard", description=__doc__ or "", argv=argv)
+    if "--list-devices" in (sys.argv[1:] if argv is None else argv):
+        _list_devices()
+    config = load(ShardConfig, prog="caravan-shard", description=_DESCRIPTION, argv=argv)
     configure_logging(level=config.log_level, json_output=config.json_output)
     try:
         if config.exit_with_parent:

@@ -1,5 +1,6 @@
 """The shard's flags and their limits. A flag that llama-server has too has llama-server's name."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,22 @@ class ShardConfig:
         low=0,
         high=2**40,
     )
-    gpu_layers: int = flag(0, "layers to keep on the GPU; -1 = all", "-ngl", "--n-gpu-layers", low=-1, high=10_000)
+    gpu_layers: int = flag(0, "layers to keep on GPUs; -1 = all", "-ngl", "--n-gpu-layers", low=-1, high=10_000)
+    device: str = flag(
+        "",
+        "GPUs to use, by the names that --list-devices prints, separated by commas; none = the CPU alone [all GPUs]",
+        "-dev",
+    )
+    split_mode: str = flag(
+        "layer",
+        "how several GPUs share the model: by whole layers, by rows or tensors of each layer, or not (none)",
+        "-sm",
+        choices=("none", "layer", "row", "tensor"),
+    )
+    tensor_split: str = flag("", "proportions of the model on each GPU, such as 3,1 [as their free memory]", "-ts")
+    main_gpu: int = flag(
+        0, "the GPU for the whole model if --split-mode is none, counted from 0", "-mg", low=0, high=63
+    )
     flash_attn: str = flag(
         "auto",
         "flash attention; auto: as llama.cpp decides, but off on CPUs where a step behind 512 tokens is faster without",
@@ -127,9 +143,34 @@ class ShardConfig:
             )
         if self.flash_attn == "off" and self.has_quantized_values:
             raise ValueError(f"cache-type-v {self.cache_type_v} needs flash attention: pass -fa on")
+        parts = self.proportions
+        if parts and not (min(parts) >= 0 and 0 < sum(parts) < math.inf):
+            raise ValueError(f"tensor-split must have proportions >= 0, one of them > 0. Given: {self.tensor_split!r}")
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether layers may be on GPUs, if there are any."""
+        return self.gpu_layers != 0 and self.device_names != []
+
+    @property
+    def device_names(self) -> list[str] | None:
+        """The devices that --device names; None for all."""
+        if not self.device:
+            return None
+        return [] if self.device == "none" else [name.strip() for name in self.device.split(",")]
+
+    @property
+    def proportions(self) -> list[float]:
+        """The proportions of --tensor-split; raises ValueError."""
+        if not self.tensor_split:
+            return []
+        try:
+            return [float(part) for part in self.tensor_split.split(",")]
+        except ValueError:
+            raise ValueError(f"tensor-split must be numbers with commas. Given: {self.tensor_split!r}") from None
 
     @property
     def has_quantized_values(self) -> bool:

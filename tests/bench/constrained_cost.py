@@ -1,7 +1,7 @@
 """Measures how much constrained sequences slow down the others of their batch. Not run by the test suite.
 
-``python tests/bench/neighbours.py --model FILE``: eight streams decode together, and in every other round half of them
-must match a JSON schema. Prints the speed of the other half, which is never constrained.
+``python tests/bench/constrained_cost.py --model FILE``: eight streams decode together, and in every other round half of
+them must match a JSON schema. Prints the speed of the other half, which is never constrained.
 """
 
 import argparse

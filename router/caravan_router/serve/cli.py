@@ -71,6 +71,27 @@ def host_shares(shards: int, flags: Sequence[str], environment: Mapping[str, str
     return shares
 
 
+def find_devices(shards: int, flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the GPUs to divide among several shards; none if there is nothing to divide."""
+    given = {flag.partition("=")[0] for flag in flags}
+    uses_gpus = {"-ngl", "--gpu-layers", "--n-gpu-layers"} & given or "CARAVAN_GPU_LAYERS" in environment
+    chosen = {"-dev", "--device"} & given or "CARAVAN_DEVICE" in environment
+    if shards == 1 or chosen or not uses_gpus:
+        return []
+    listing = subprocess.run(
+        [sys.executable, "-m", "caravan_shard", "--list-devices"], capture_output=True, text=True, check=True
+    )
+    return [line.partition("\t")[0] for line in listing.stdout.splitlines()]
+
+
+def device_shares(devices: Sequence[str], shards: int) -> list[list[str]]:
+    """Return the flags that give each shard its own devices, or one that it shares with as few others as possible."""
+    if not devices:
+        return [[] for _ in range(shards)]
+    shares = [list(devices[number::shards]) or [devices[number % len(devices)]] for number in range(shards)]
+    return [["--device", ",".join(share)] for share in shares]
+
+
 async def _announce_when_ready(engine: Batcher, url: str) -> None:
     await engine.ready.wait()
     body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
@@ -83,7 +104,10 @@ async def _announce_when_ready(engine: Batcher, url: str) -> None:
 
 async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str], folder: Path) -> None:
     flags = [*host_shares(serve.shards, shard_flags, os.environ), *shard_flags]
-    shards = [ShardProcess(f"shard-{number}", folder / f"{number}.sock", flags) for number in range(serve.shards)]
+    devices = device_shares(find_devices(serve.shards, shard_flags, os.environ), serve.shards)
+    shards = [
+        ShardProcess(f"shard-{number}", folder / f"{number}.sock", [*flags, *own]) for number, own in enumerate(devices)
+    ]
     stop = stop_on_signals()
     router = replace(router, shard=(*(shard.address for shard in shards), *router.shard))
     async with asyncio.TaskGroup() as tasks:

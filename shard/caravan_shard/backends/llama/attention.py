@@ -7,7 +7,7 @@ of 512 tokens up to a tenth slower.
 """
 
 from collections.abc import Callable
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 
@@ -30,6 +30,7 @@ def is_worth_leaving(with_s: float, without_s: float) -> bool:
 def step_seconds(decode: Callable[[TokenBatch], DecodeOutcome], memory: LlamaMemory, longest: int) -> float | None:
     """Return the seconds of a step over one token behind many others; None if that cannot be measured.
 
+    They are processor time of this thread, which is one of those that compute, so that a busy host changes little.
     ``longest``: the most tokens of a sequence. The memory must be empty, and is empty afterwards.
     """
     context = min(_CONTEXT_TOKENS, longest - _STEPS)
@@ -39,10 +40,10 @@ def step_seconds(decode: Callable[[TokenBatch], DecodeOutcome], memory: LlamaMem
         if decode(_token(0)) is not DecodeOutcome.OK or not memory.repeat_cells(0, context):
             return None
         for position in range(context, context + _STEPS):
-            started = perf_counter()
+            started = thread_time()
             if decode(_token(position)) is not DecodeOutcome.OK:
                 return None
-            times.append(perf_counter() - started)
+            times.append(thread_time() - started)
     finally:
         memory.clear()
     return min(times[1:])

@@ -19,6 +19,7 @@ from caravan_shard.backends.llama.attention import is_worth_leaving, step_second
 from caravan_shard.backends.llama.batch import LlamaBatch
 from caravan_shard.backends.llama.calls import output_rows, split_calls
 from caravan_shard.backends.llama.context import Contexts, OpenContext
+from caravan_shard.backends.llama.devices import ModelPlacement, find_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.log import route_llama_log
@@ -57,11 +58,11 @@ class LlamaCppBackend:
         _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
         route_llama_log()
         llama_cpp.llama_backend_init()
-        self._model = load_model(path, config.gpu_layers)
+        self._model = load_model(path, ModelPlacement(config, find_devices()))
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocabulary = LlamaVocabulary(vocab)
         self._adapters = LlamaAdapters(self._model, config.adapters)
-        facts = model_facts(path, config.gpu_layers, self._model, vocab, self.vocabulary)
+        facts = model_facts(path, self._model, vocab, self.vocabulary, uses_gpus=config.uses_gpus)
         self.facts = replace(facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         self._contexts = Contexts(self._model, config, self.facts.trained_context)

@@ -122,7 +122,7 @@ class Contexts:
         config = self._config
         return (
             config.flash_attn == "auto"
-            and config.gpu_layers == 0
+            and not config.uses_gpus
             and not config.has_quantized_values
             and (layout is KvLayout.SPLIT or config.parallel == 1)
         )

@@ -9,6 +9,7 @@ from typing import Any
 import llama_cpp
 
 from caravan_shard.backends.base import ModelFacts, StartupError
+from caravan_shard.backends.llama.devices import ModelPlacement
 from caravan_shard.backends.llama.metadata import all_metadata, metadata_text
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
 
@@ -38,7 +39,7 @@ def check_gguf_file(path: Path, kind: str, flag: str) -> None:
         raise StartupError(f"{path} is no GGUF file; pass {flag} the path of one")
 
 
-def load_model(path: Path, gpu_layers: int) -> Any:
+def load_model(path: Path, placement: ModelPlacement) -> Any:
     """Load the model, log progress and return a llama_model pointer; raises StartupError."""
     logged = -1
 
@@ -52,7 +53,7 @@ def load_model(path: Path, gpu_layers: int) -> Any:
 
     callback = llama_cpp.llama_progress_callback(on_progress)
     parameters = llama_cpp.llama_model_default_params()
-    parameters.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 10_000
+    placement.apply(parameters)
     parameters.progress_callback = callback
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
@@ -66,7 +67,7 @@ def load_model(path: Path, gpu_layers: int) -> Any:
     return model
 
 
-def model_facts(path: Path, gpu_layers: int, model: Any, vocab: Any, vocabulary: LlamaVocabulary) -> ModelFacts:
+def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary, *, uses_gpus: bool) -> ModelFacts:
     """Read the facts of a loaded model, without its adapters."""
     template = llama_cpp.llama_model_chat_template(model, None)
     return ModelFacts(
@@ -84,7 +85,7 @@ def model_facts(path: Path, gpu_layers: int, model: Any, vocab: Any, vocabulary:
         quantization=_quantization(model),
         modified_s=int(path.stat().st_mtime),
         # llama.cpp does not say how much of a model it put into the memory of a GPU.
-        device_bytes=None if llama_cpp.llama_supports_gpu_offload() and gpu_layers != 0 else 0,
+        device_bytes=None if llama_cpp.llama_supports_gpu_offload() and uses_gpus else 0,
         metadata=all_metadata(model),
     )
 

@@ -1,0 +1,102 @@
+"""Which accelerators hold the layers of the model, and in which proportions."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+from llama_cpp._ggml import libggml
+
+from caravan_shard.backends.base import StartupError
+from caravan_shard.config import ShardConfig
+
+_SPLIT_MODES = {
+    "none": llama_cpp.LLAMA_SPLIT_MODE_NONE,
+    "layer": llama_cpp.LLAMA_SPLIT_MODE_LAYER,
+    "row": llama_cpp.LLAMA_SPLIT_MODE_ROW,
+    "tensor": llama_cpp.LLAMA_SPLIT_MODE_TENSOR,
+}
+# enum ggml_backend_dev_type: GPUs, and those that share the host's memory.
+_GPU_TYPES = (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An accelerator. ``handle`` is llama.cpp's."""
+
+    name: str
+    description: str
+    total_bytes: int
+    handle: Any
+
+
+def find_devices() -> list[Device]:
+    """Return the accelerators that llama.cpp can use, in its order."""
+    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    llama_cpp.llama_backend_init()
+    handles = [libggml.ggml_backend_dev_get(index) for index in range(libggml.ggml_backend_dev_count())]
+    return [_device(handle) for handle in handles if _type(handle) in _GPU_TYPES]
+
+
+def _type(handle: Any) -> int:
+    return int(libggml.ggml_backend_dev_type(ctypes.c_void_p(handle)))
+
+
+def _device(handle: Any) -> Device:
+    pointer = ctypes.c_void_p(handle)
+    for function in (libggml.ggml_backend_dev_name, libggml.ggml_backend_dev_description):
+        function.restype = ctypes.c_char_p
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    libggml.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
+    return Device(
+        name=libggml.ggml_backend_dev_name(pointer).decode(),
+        description=libggml.ggml_backend_dev_description(pointer).decode(),
+        total_bytes=total.value,
+        handle=handle,
+    )
+
+
+class ModelPlacement:
+    """The fields of llama.cpp's model parameters that place a model. Must live until the model is loaded."""
+
+    def __init__(self, config: ShardConfig, devices: list[Device]) -> None:
+        """``devices``: those that there are. Raises StartupError if ``config`` names another."""
+        self._gpu_layers = config.gpu_layers if config.gpu_layers >= 0 else 10_000
+        self._split_mode = _SPLIT_MODES[config.split_mode]
+        self._main_gpu = config.main_gpu
+        self._devices = self._chosen(config.device_names, devices)
+        used = devices if self._devices is None else [one for one in self._devices if one]
+        if config.main_gpu > 0 and config.main_gpu >= len(used):
+            raise StartupError(f"main-gpu must be below the number of devices, {len(used)}. Given: {config.main_gpu}")
+        proportions = config.proportions
+        if proportions and len(proportions) > max(1, len(used)):
+            raise StartupError(
+                f"tensor-split has a proportion for each device, of which there are {len(used)}. "
+                f"Given: {config.tensor_split}"
+            )
+        most = int(llama_cpp.llama_max_devices())
+        self._proportions = (ctypes.c_float * most)(*proportions) if proportions else None
+
+    @staticmethod
+    def _chosen(names: list[str] | None, devices: list[Device]) -> Any:
+        """Return llama.cpp's array of devices, which ends with NULL; None for all of them."""
+        if names is None:
+            return None
+        by_name = {device.name: device for device in devices}
+        unknown = [name for name in names if name not in by_name]
+        if unknown:
+            known = ", ".join(by_name) or "none"
+            raise StartupError(f"device {unknown[0]!r} is not there. llama.cpp has: {known}")
+        return (ctypes.c_void_p * (len(names) + 1))(*(by_name[name].handle for name in names), None)
+
+    def apply(self, parameters: Any) -> None:
+        """Set the fields of a ``llama_model_params``."""
+        parameters.n_gpu_layers = self._gpu_layers
+        parameters.split_mode = self._split_mode
+        parameters.main_gpu = self._main_gpu
+        if self._devices is not None:
+            parameters.devices = ctypes.cast(self._devices, ctypes.c_void_p)
+        if self._proportions is not None:
+            parameters.tensor_split = self._proportions
