@@ -115,8 +115,8 @@ class ShardLink:
         self._under_way: deque[Command] = deque()
         self._pace = self._new_pace()
         self._last_step_end = 0.0
-        # Incarnation and number of steps of a shard whose next step hung.
-        self._hung: tuple[str, int] | None = None
+        # Incarnation of the shard and number of its steps when it last reported.
+        self._reported: tuple[str, int] | None = None
         # Incarnation and epoch of the last lease this router held; None before the first.
         self.lease: tuple[str, int] | None = None
         self.retired = False
@@ -143,7 +143,10 @@ class ShardLink:
                 self._drain(_GONE)
 
     async def run(self) -> None:
-        """Keep the shard leased, or wait for it, until cancelled or retired."""
+        """Keep the shard leased, or wait for it, until cancelled or retired.
+
+        A session that fails while it is cancelled raises its failure only, so cancel a retired link.
+        """
         backoff_s = _FIRST_BACKOFF_S
         while not self.retired:
             joined_at = time.monotonic()
@@ -153,6 +156,8 @@ class ShardLink:
                 self._note_end(errors.exceptions)
             finally:
                 self._leave()
+            if self.retired:
+                return
             if time.monotonic() - joined_at > _MAX_BACKOFF_S:
                 backoff_s = _FIRST_BACKOFF_S
             # Jitter: routers and links that lost the same host must not come back at the same moment.
@@ -203,7 +208,7 @@ class ShardLink:
         client = ShardClient(self.address, self._config.step_timeout_s, self._config.stream_interval_ms)
         try:
             self.info = info = await client.info()
-            if self._hung is not None:
+            if self._reported is not None:
                 await self._check_moved(client, info)
             epoch = await self._take(client, info)
             self.client = client
@@ -224,13 +229,12 @@ class ShardLink:
             await client.close()
 
     async def _check_moved(self, client: ShardClient, info: ShardInfo) -> None:
-        """Raise _SessionError while the shard is still in the step that hung."""
+        """Raise _SessionError while the shard is still in the step in which it was lost: the step may hang."""
         async with contextlib.aclosing(client.watch(self._config.heartbeat_s, self._config.silence_s)) as statuses:
             async for status in statuses:
-                if status.busy and self._hung == (info.incarnation, status.steps):
-                    raise _SessionError("its step still hangs")
-                break
-        self._hung = None
+                if status.busy and self._reported == (info.incarnation, status.steps):
+                    raise _SessionError("it has not completed the step in which it was lost")
+                return
 
     async def _take(self, client: ShardClient, info: ShardInfo) -> int:
         """Take the lease and return its epoch."""
@@ -265,8 +269,8 @@ class ShardLink:
                 stands_still = status.busy and status.steps == last_steps
                 still_s = still_s + since_s if stands_still else 0.0
                 last_steps = status.steps
+                self._reported = (info.incarnation, status.steps)
                 if still_s > self._longest_step_s(client, heard_at - still_s):
-                    self._hung = (info.incarnation, status.steps)
                     raise _SessionError(f"no step completed for {still_s:.1f} s")
         # The last replies may still be on their way.
         await self._commands.join()

@@ -1,6 +1,7 @@
 """The links to all known shards, which come and go with their addresses."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterable
 
@@ -40,6 +41,8 @@ class LinkPool:
         self._fleet = Fleet()
         self._listed: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
+        # The tasks of the links that were not cancelled, by address.
+        self._running: dict[str, asyncio.Task[None]] = {}
         # By address, in the order in which the addresses became known.
         self.links: dict[str, ShardLink] = {}
 
@@ -52,23 +55,32 @@ class LinkPool:
         """Keep the links until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._discovery.run())
-            running: dict[str, asyncio.Task[None]] = {}
-            while True:
-                for address, task in list(running.items()):
-                    if task.done():
-                        del running[address], self.links[address]
-                        self._fleet.forget(address)
-                for address in sorted(self._listed - self.links.keys()):
-                    link = self.links[address] = self._make_link(address)
-                    running[address] = tasks.create_task(link.run())
-                for address in self.links.keys() - self._listed:
-                    self.links[address].retire()
-                leaving = [address for address, link in self.links.items() if link.retired]
-                for address in leaving:
-                    task = running[address]
-                    if self._is_idle(address) and not task.cancelling():
-                        task.cancel()
-                await self._wait(_CHECK_S if leaving else None)
+            try:
+                while True:
+                    self._update(tasks)
+                    leaving = any(link.retired for link in self.links.values())
+                    await self._wait(_CHECK_S if leaving else None)
+            finally:
+                for link in self.links.values():
+                    link.retired = True
+
+    def _update(self, tasks: asyncio.TaskGroup) -> None:
+        """Start links for new addresses, and end those whose address is gone once nothing runs there."""
+        for address in sorted(self._listed - self.links.keys()):
+            link = self.links[address] = self._make_link(address)
+            self._running[address] = task = tasks.create_task(link.run())
+            task.add_done_callback(functools.partial(self._forget, address))
+        for address, link in self.links.items():
+            if address not in self._listed:
+                link.retire()
+            if link.retired and address in self._running and self._is_idle(address):
+                self._running.pop(address).cancel()
+
+    def _forget(self, address: str, _task: asyncio.Task[None]) -> None:
+        del self.links[address]
+        self._running.pop(address, None)
+        self._fleet.forget(address)
+        self._changed.set()
 
     async def _wait(self, at_most_s: float | None) -> None:
         """Wait until the listed addresses change, ``at_most_s`` seconds."""

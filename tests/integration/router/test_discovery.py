@@ -204,3 +204,15 @@ async def test_when_all_shards_leave_requests_wait_for_others() -> None:
         await set_list(running, new)
         assert (await answer)["generated_text"] == expected_text("hello", 20)
         await running.wait_until_at_rest()
+
+
+async def test_a_shard_that_was_lost_before_can_leave() -> None:
+    async with cluster(ClusterConfig(shards=1, listed=True)) as running:
+        (address,) = running.addresses
+        for _ in range(2):
+            await running.stop_shard(address)
+            await eventually(lambda: running.state(address) is ShardState.LOST, "it is lost")
+            await running.start_shard(address)
+            await eventually(lambda: running.state(address) is ShardState.SERVING, "it serves again")
+        await set_list(running)
+        await eventually(lambda: running.state(address) is None, "it is forgotten")
