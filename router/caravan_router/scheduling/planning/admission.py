@@ -55,32 +55,27 @@ class Admission:
 
     def place_for(self, sequence: Sequence) -> Place | NotNow:
         """Return where ``sequence`` can start now, or why it cannot."""
-        if not self._openings.is_any_open:
+        openings, request_id = self._openings, sequence.request.request_id
+        if not openings.is_any_open:
             return NotNow.NOBODY
-        known = self._answers.get(sequence.request_id)
+        known = self._answers.get(request_id)
         if known is not None:
             return known
-        if self._is_exhausted:
+        if self._asked >= _MOST_ASKED or openings.postponed >= _MOST_POSTPONED or len(self._answers) >= _MOST_PASSED:
             return NotNow.NOBODY
-        place = self._look_for_place(sequence)
+        if sequence.spec.priority < self._blocked:
+            # Else what was preempted for a higher priority would take its place back.
+            place: Place | NotNow = NotNow.NO_ROOM
+        elif openings.awaits_prefix(request_id):
+            place = NotNow.PREFIX_COMING
+        else:
+            self._asked += 1
+            place = choose(openings, self._plans.of, sequence)
         if isinstance(place, NotNow):
-            self._answers[sequence.request_id] = place
+            self._answers[request_id] = place
             if place is NotNow.NO_ROOM:
                 self._blocked = max(self._blocked, sequence.spec.priority)
         return place
-
-    @property
-    def _is_exhausted(self) -> bool:
-        too_many = self._asked >= _MOST_ASKED or self._openings.postponed >= _MOST_POSTPONED
-        return too_many or len(self._answers) >= _MOST_PASSED
-
-    def _look_for_place(self, sequence: Sequence) -> Place | NotNow:
-        if sequence.spec.priority < self._blocked:
-            return NotNow.NO_ROOM  # else what was preempted for a higher priority would take its place back
-        if self._openings.awaits_prefix(sequence):
-            return NotNow.PREFIX_COMING
-        self._asked += 1
-        return choose(self._openings, self._plans.of, sequence)
 
     def start(self, sequence: Sequence, place: Place) -> None:
         """Start ``sequence``, which has left the queue, in ``place``."""

@@ -179,9 +179,9 @@ class Openings:
         self._willing.add(shard.name)
         self._awaited[sequence.request_id] = (leader, residents)
 
-    def awaits_prefix(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` waits for a prefix that is still being computed, and no cheaper shard is open."""
-        awaited = self._awaited.get(sequence.request_id)
+    def awaits_prefix(self, request_id: int) -> bool:
+        """Whether a request waits for a prefix that is still being computed, and no cheaper shard is open."""
+        awaited = self._awaited.get(request_id)
         if awaited is None:
             return False
         leader, residents = awaited

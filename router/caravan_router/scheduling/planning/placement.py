@@ -104,7 +104,7 @@ class _Look(NamedTuple):
 
 def _look(shard: ShardLedger, sequence: Sequence) -> _Look:
     match = shard.match(sequence)
-    saved = shard.saved_prefix(sequence, match.length)
+    saved = shard.saved_prefix(sequence, match.length) if shard.can_save else NO_PREFIX
     cached = max(match.length, saved.length)
     return _Look(shard, match, saved, cached, _cost(shard, sequence, cached))
 

@@ -164,8 +164,6 @@ class ShardAccount:
 
         While it waits, it is looked for once per change of what the shard holds.
         """
-        if sequence.needs_prompt_logprobs:
-            return NO_MATCH
         tree = self.tree
         version = tree.version + self._moves  # grows with each change of either
         known = sequence.matches.get(self.name)
@@ -176,6 +174,8 @@ class ShardAccount:
         return found
 
     def _find_match(self, sequence: Sequence) -> Match:
+        if sequence.needs_prompt_logprobs:
+            return NO_MATCH
         tokens = sequence.tokens(0, sequence.known_tokens)
         if self.layout.whole_only:
             found = self.tree.match_whole(sequence.request.prefix_namespace, tokens, len(tokens) - 1)
