@@ -12,6 +12,9 @@ from caravan_router.scheduling.waiting.fair_share import FairShare
 
 T = TypeVar("T")
 
+# A plan reads at most so many requests of the order.
+MOST_READ = 256
+
 
 class NotNow(Enum):
     """Why a waiting request does not start now."""
@@ -68,7 +71,7 @@ class WaitingQueue:
 
     @property
     def has_new(self) -> bool:
-        """Whether a request was added since `begin_admission`."""
+        """Whether a request was added since `begin_admission` that may be among the first MOST_READ in order."""
         return self._has_new and self._length > 0
 
     def mark_due(self) -> None:
@@ -82,9 +85,12 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Add ``sequence``, which is not in the queue."""
-        bisect.insort(self._lines.setdefault(_line(sequence), []), sequence, key=_arrival)
+        line = self._lines.setdefault(_line(sequence), [])
+        index = bisect.bisect_right(line, _arrival(sequence), key=_arrival)
+        line.insert(index, sequence)
         self._length += 1
-        self._has_new = True
+        # Behind so many of its own line, no plan comes to it.
+        self._has_new = self._has_new or index < MOST_READ
 
     def remove(self, sequence: Sequence) -> None:
         """Take out ``sequence``, which is in the queue."""
