@@ -8,7 +8,7 @@ from openai import BadRequestError
 
 PROMPT = "The capital of France is"
 COUNT = "One, two, three,"
-QUESTION = "Write the alphabet."
+QUESTION = "Describe the sea."
 WEATHER = {
     "title": "weather",
     "description": "The weather of a city",

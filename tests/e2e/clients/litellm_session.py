@@ -12,7 +12,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import litellm
 
 PROMPT = "The capital of France is"
-QUESTION = [{"role": "user", "content": "Write the alphabet."}]
+QUESTION = [{"role": "user", "content": "Describe the sea."}]
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}},

@@ -18,7 +18,7 @@ MODELS = """
   supports_schema: true
   supports_tools: true
 """
-QUESTION = "Write the alphabet."
+QUESTION = "Describe the sea."
 
 SCHEMA = {
     "type": "object",

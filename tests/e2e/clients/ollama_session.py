@@ -7,7 +7,7 @@ import sys
 from ollama import AsyncClient, Client, ResponseError
 
 PROMPT = "The capital of France is"
-QUESTION = [{"role": "user", "content": "Write the alphabet."}]
+QUESTION = [{"role": "user", "content": "Describe the sea."}]
 GREEDY = {"temperature": 0, "num_predict": 24}
 SHORT = {"temperature": 0, "num_predict": 12}
 SCHEMA = {
