@@ -17,7 +17,7 @@ from caravan_shard.backends.llama.memory import LlamaMemory
 # How many tokens are in front of that of a measured step, if a sequence may be so long.
 _CONTEXT_TOKENS = 512
 # The first one is not measured.
-_STEPS = 4
+_STEPS = 3
 # Flash attention stays unless it is slower than that: it is better for large chunks, and uses less memory.
 _MARGIN = 1.05
 
@@ -30,7 +30,7 @@ def is_worth_leaving(with_s: float, without_s: float) -> bool:
 def step_seconds(decode: Callable[[TokenBatch], DecodeOutcome], memory: LlamaMemory, longest: int) -> float | None:
     """Return the seconds of a step over one token behind many others; None if that cannot be measured.
 
-    They are processor time of this thread, which is one of those that compute, so that a busy host changes little.
+    They are processor time of this thread, which must be the one that computes, so that a busy host changes little.
     ``longest``: the most tokens of a sequence. The memory must be empty, and is empty afterwards.
     """
     context = min(_CONTEXT_TOKENS, longest - _STEPS)

@@ -132,11 +132,11 @@ class LlamaCppBackend:
     def _choose_attention(self, layout: KvLayout) -> None:
         """Leave flash attention where steps are faster without it."""
         longest = self.capacity.current.cells_per_sequence
-        with_s = step_seconds(self.decode, self._memory, longest)
+        with_s = self._step_seconds(longest)
         if with_s is None:
             return
         self._contexts.leave_flash_attention(layout, leave=True)
-        without_s = step_seconds(self.decode, self._memory, longest) if self._replace_context(layout) else None
+        without_s = self._step_seconds(longest) if self._replace_context(layout) else None
         leave = without_s is not None and is_worth_leaving(with_s, without_s)
         if not leave:
             self._contexts.leave_flash_attention(layout, leave=False)
@@ -147,6 +147,14 @@ class LlamaCppBackend:
             "off: steps are faster without it" if leave else "on",
             extra={"ms_with": round(1e3 * with_s, 1), "ms_without": round(1e3 * (without_s or 0), 1)},
         )
+
+    def _step_seconds(self, longest: int) -> float | None:
+        """Measure a step on one thread: two that wait for each other measure how busy the host is."""
+        threads = llama_cpp.llama_n_threads(self._context), llama_cpp.llama_n_threads_batch(self._context)
+        llama_cpp.llama_set_n_threads(self._context, 1, 1)
+        seconds = step_seconds(self.decode, self._memory, longest)
+        llama_cpp.llama_set_n_threads(self._context, *threads)
+        return seconds
 
     def _fingerprint(self, config: ShardConfig) -> str:
         adapters = [(adapter.name, adapter.scale, fingerprint(adapter.path)) for adapter in config.adapters]
