@@ -24,6 +24,8 @@ from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.shard.saved_runs import SavedPrefix
 from caravan_router.scheduling.waiting.queue import effective_priority
 
+# With fewer tokens left, a step takes no other prompt: a chunk of three neither is nor leaves a single token.
+_LEAST_CHUNK = 3
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
 
@@ -87,6 +89,7 @@ class StepPlan:
         self._step = Step(seconds=seconds, riders=riders)
         # Prompt tokens without context that still fit.
         self._budget = self._whole_budget = self._token_budget(context=0)
+        self._least_chunk = max(1, min(_LEAST_CHUNK, self._whole_budget))
         for resident in prefilling:
             self._add_chunk(resident)
 
@@ -97,13 +100,11 @@ class StepPlan:
         return min(budget, shard.limits.max_batch_tokens - step.riders)
 
     def _add_chunk(self, resident: Resident) -> None:
-        if self._budget <= 0:
+        if self._budget < self._least_chunk:
             return
         remaining = resident.target - resident.computed
         whole = self._token_budget(resident.computed, remaining)
-        tokens = _without_single(min(max(1, self._budget * whole // self._whole_budget), remaining), remaining)
-        if tokens == 1 < remaining and self._chunks:
-            return
+        tokens = _without_single(max(self._least_chunk, self._budget * whole // self._whole_budget), remaining)
         if resident.sequence.needs_prompt_logprobs:
             tokens = min(tokens, self._prompt_logprobs_budget)
             self._prompt_logprobs_budget -= max(0, tokens)
@@ -121,7 +122,7 @@ class StepPlan:
     @property
     def is_open(self) -> bool:
         """Whether any request could start in this step with a chunk of its prompt."""
-        if self._join_reason is None or self._budget <= 0 or self._loaded:
+        if self._join_reason is None or self._budget < self._least_chunk or self._loaded:
             return False
         return self.shard.has_id_for(NO_MATCH)
 
@@ -246,11 +247,11 @@ class StepPlan:
 
 
 def _without_single(tokens: int, remaining: int) -> int:
-    """Return a size near ``tokens`` that leaves no single token of ``remaining``.
+    """Return at most ``tokens`` of ``remaining``, so that none of them is left alone.
 
     A token that is computed alone may round otherwise than in a chunk, and greedy answers would depend on the chunks.
     """
-    return tokens - 1 if remaining - tokens == 1 and tokens > 2 else tokens
+    return tokens - 1 if remaining - tokens == 1 and tokens > 2 else min(tokens, remaining)
 
 
 def _copy(resident: Resident) -> PrefixCopy | None:

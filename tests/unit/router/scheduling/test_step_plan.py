@@ -1,8 +1,11 @@
 """What the next step of a shard carries."""
 
 import dataclasses
+import random
 
-from caravan_router.scheduling.actions import Decode, FilterBatch, Load, Prefill, PrefixCopy
+import pytest
+
+from caravan_router.scheduling.actions import Decode, FilterBatch, Load, Prefill, PrefixCopy, Start
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.planning.forecast import OutputLengths
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
@@ -19,6 +22,7 @@ from caravan_testing.ledgers import (
     succeed,
     swap_out,
 )
+from caravan_testing.simulation import Simulation
 
 PAUSE = SchedulerConfig(mode=PrefillMode.PAUSE)
 
@@ -232,3 +236,25 @@ def test_a_saved_sequence_waits_for_the_next_command_if_a_newcomer_is_in_this_on
     step = plan(shard)
     step.admit(sequence(2, range(20, 30)), NO_MATCH)
     assert not step.can_load(back)
+
+
+@pytest.mark.parametrize("max_batch_tokens", [16, 23, 128])
+def test_no_prompt_has_a_chunk_of_one_token_and_every_request_that_starts_has_a_chunk(max_batch_tokens: int) -> None:
+    limits = limits_of(cells=4000, cells_per_sequence=4000, max_sequences=8, max_batch_tokens=max_batch_tokens)
+    sim = Simulation(SchedulerConfig(prefix_caching=False))
+    sim.join("a", limits)
+    source = random.Random(max_batch_tokens)
+    lengths = [source.choice([2, 3, 4, 15, 16, 17, 18, source.randrange(2, 120)]) for _ in range(60)]
+    for length in lengths:
+        sim.submit(tuple(source.randrange(200) for _ in range(length)), source.randrange(1, 6), ignore_eos=True)
+    sim.run()
+    started = 0
+    for action in sim.actions:
+        if isinstance(action, Start):
+            started += 1
+        if isinstance(action, Prefill):
+            assert sum(chunk.setup is not None for chunk in action.chunks) == started
+            assert all(len(chunk.token_ids) > 1 for chunk in action.chunks), action
+            started = 0
+    assert started == 0
+    assert len(sim.finished) == len(lengths)
