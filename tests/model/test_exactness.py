@@ -1,7 +1,8 @@
-"""Without flash attention, in the split layout, logits do not depend on the company or on the size of chunks."""
+"""Without flash attention, logits depend neither on the company, in the split layout, nor on the size of chunks."""
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,23 +28,25 @@ def batch(*parts: tuple[int, int, list[int]]) -> TokenBatch:
     )
 
 
-def generate(driver: ModelDriver, prompt: list[int], cuts: list[int], others: list[list[int]]) -> list[Floats]:
+def generate(
+    driver: ModelDriver, prompt: list[int], cuts: list[int], others: list[list[int]], *, own: int = 1
+) -> list[Floats]:
     """Return the logits of the prompt and of some tokens after it; ``others`` decode, or are prefilled, beside it."""
     backend = driver.backend
     backend._memory.clear()
-    # Sequence 1 has an end before it and a beginning after it in the batch.
+    # The sequence, whose id is ``own``, has an end before it and a beginning after it in the batch.
     texts = {0: others[0], 2: others[1]} if others else {}
     done = dict.fromkeys(texts, 0)
 
     def step(start: int, tokens: list[int]) -> Floats:
-        parts = [(1, start, tokens)]
+        parts = [(own, start, tokens)]
         for key, text in texts.items():
             count = 40 if done[key] == 0 else 1
             parts.append((key, done[key], text[done[key] : done[key] + count]))
             done[key] += count
         parts.sort()
         assert backend.decode(batch(*parts)) is DecodeOutcome.OK
-        row = [key for key, _, _ in parts].index(1)
+        row = [key for key, _, _ in parts].index(own)
         logits: Floats = backend.logits(len(parts))[row].copy()
         return logits
 
@@ -52,6 +55,19 @@ def generate(driver: ModelDriver, prompt: list[int], cuts: list[int], others: li
     for position in range(len(prompt), len(prompt) + STEPS):
         found.append(step(position, [int(found[-1].argmax())]))
     return found
+
+
+@pytest.mark.parametrize(
+    "flags", [{"kv_layout": "split"}, {"kv_layout": "unified", "parallel": 1}], ids=["eight", "one"]
+)
+def test_no_ubatch_computes_a_token_alone(flags: dict[str, Any]) -> None:
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, flash_attn="off", ubatch_size=64, **flags)
+    source = random.Random("ubatch")
+    for length in (65, 129):
+        prompt = [source.randrange(100, 40_000) for _ in range(length)]
+        whole = generate(driver, prompt, [], [], own=0)
+        assert np.array_equal(whole, generate(driver, prompt, [length // 2], [], own=0)), length
+    driver.engine.close()
 
 
 def test_company_and_chunks_change_no_bit() -> None:

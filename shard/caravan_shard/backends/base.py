@@ -17,13 +17,13 @@ class StartupError(Exception):
 
 
 class DecodeOutcome(Enum):
-    """How a forward pass ended."""
+    """How a forward pass ended. Unless it is OK, the cache may hold a part of the batch."""
 
     OK = "ok"
-    NO_KV = "no_kv"  # the cache has no room, and is as before
-    ABORTED = "aborted"  # the cache may hold a part of the batch
-    INVALID = "invalid"  # llama.cpp refused the batch; the cache is as before
-    FAILED = "failed"  # the cache may hold a part of the batch
+    NO_KV = "no_kv"  # the cache has no room
+    ABORTED = "aborted"
+    INVALID = "invalid"  # llama.cpp refused the batch
+    FAILED = "failed"
 
 
 class PrefixSharing(Enum):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from caravan_shard.backends.base import TokenBatch
-from caravan_shard.backends.llama.calls import output_rows, split_calls
+from caravan_shard.backends.llama.calls import Call, split_calls
 
 
 def batch(*sequences: tuple[int, int]) -> TokenBatch:
@@ -19,21 +19,25 @@ def batch(*sequences: tuple[int, int]) -> TokenBatch:
     )
 
 
+def places(call: Call) -> list[tuple[int, int]]:
+    return list(zip(call.batch.sequence_ids.tolist(), call.batch.tokens.tolist(), strict=True))
+
+
 def test_a_step_of_single_tokens_or_of_one_sequence_is_one_call() -> None:
     for whole in (batch((0, 1), (3, 1), (4, 1)), batch((2, 7)), batch((2, 1))):
-        assert split_calls(whole) == [whole]
+        (call,) = split_calls(whole, 64)
+        assert call.batch.tokens.tolist() == whole.tokens.tolist()
+        assert call.rows.all()
 
 
 def test_chunks_have_calls_of_their_own_and_single_tokens_one_together() -> None:
-    whole = batch((0, 1), (1, 3), (2, 1), (5, 2))
-    calls = split_calls(whole)
-    assert [call.sequence_ids.tolist() for call in calls] == [[0, 2], [1, 1, 1], [5, 5]]
-    assert [call.tokens.tolist() for call in calls] == [[0, 4], [1, 2, 3], [5, 6]]
-    assert [call.positions.tolist() for call in calls] == [[100, 104], [101, 102, 103], [105, 106]]
-    assert [call.outputs.tolist() for call in calls] == [[1, 1], [0, 0, 1], [0, 1]]
-    assert {call.adapter for call in calls} == {"poet"}
+    calls = split_calls(batch((0, 1), (1, 3), (2, 1), (5, 2)), 64)
+    assert [places(call) for call in calls] == [[(0, 0), (2, 4)], [(1, 1), (1, 2), (1, 3)], [(5, 5), (5, 6)]]
+    assert [call.batch.positions.tolist() for call in calls] == [[100, 104], [101, 102, 103], [105, 106]]
+    assert [call.batch.outputs.tolist() for call in calls] == [[1, 1], [0, 0, 1], [0, 1]]
+    assert {call.batch.adapter for call in calls} == {"poet"}
     # Outputs in the order of the batch: sequences 0, 1, 2, 5.
-    assert [output_rows(whole, call).tolist() for call in calls] == [
+    assert [call.rows.tolist() for call in calls] == [
         [True, False, True, False],
         [False, True, False, False],
         [False, False, False, True],
@@ -41,4 +45,25 @@ def test_chunks_have_calls_of_their_own_and_single_tokens_one_together() -> None
 
 
 def test_chunks_alone_are_parted_too() -> None:
-    assert [call.sequence_ids.tolist() for call in split_calls(batch((1, 2), (2, 3)))] == [[1, 1], [2, 2, 2]]
+    assert [places(call) for call in split_calls(batch((1, 2), (2, 3)), 64)] == [
+        [(1, 0), (1, 1)],
+        [(2, 2), (2, 3), (2, 4)],
+    ]
+
+
+def test_no_ubatch_has_a_single_token_of_a_chunk() -> None:
+    for length, sizes in ((8, [8]), (9, [7, 2]), (10, [10]), (17, [15, 2])):
+        calls = split_calls(batch((3, length)), 8)
+        assert [len(call.batch.tokens) for call in calls] == sizes
+        assert [token for call in calls for _, token in places(call)] == list(range(length))
+        assert [call.rows.tolist() for call in calls] == [[False]] * (len(calls) - 1) + [[True]]
+    # Beside a decode, and with two outputs, as for prompt log probabilities.
+    whole = batch((0, 1), (3, 9))
+    whole.outputs[1] = 1
+    calls = split_calls(whole, 8)
+    assert [len(call.batch.tokens) for call in calls] == [1, 7, 2]
+    assert [call.rows.tolist() for call in calls] == [
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+    ]

@@ -17,7 +17,7 @@ from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, RunS
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.attention import is_worth_leaving, step_seconds
 from caravan_shard.backends.llama.batch import LlamaBatch
-from caravan_shard.backends.llama.calls import output_rows, split_calls
+from caravan_shard.backends.llama.calls import split_calls
 from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.devices import ModelPlacement, find_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
@@ -113,7 +113,8 @@ class LlamaCppBackend:
     def _use(self, opened: OpenContext) -> None:
         self._context: Any = opened.context
         self._memory = opened.memory
-        self._rounding_depends_on_company = opened.rounding_depends_on_company
+        self._splits_calls = opened.splits_calls
+        self._ubatch = int(llama_cpp.llama_n_ubatch(opened.context))
         self._gathered: Floats | None = None
         self._logits_address = 0
         self._logits: Floats = np.empty((0, self.vocabulary.size), np.float32)
@@ -174,17 +175,27 @@ class LlamaCppBackend:
         most = self.capacity.max_sequences + self.capacity.max_prompt_logprob_tokens
         assert outputs <= most, f"{outputs} outputs of {most}"
         self._adapters.apply(self._context, batch.adapter)
-        calls = split_calls(batch) if self._rounding_depends_on_company else [batch]
-        self._gathered = None if len(calls) == 1 else np.empty((outputs, self.vocabulary.size), np.float32)
-        for call in calls:
-            outcome = _outcome(llama_cpp.llama_decode(self._context, self._batch.fill(call)))
-            llama_cpp.llama_synchronize(self._context)
-            if outcome is not DecodeOutcome.OK:
-                return outcome
-            if self._gathered is not None and call.output_count:
-                self._gathered[output_rows(batch, call)] = self._own_logits(call.output_count)
-        self._memory.after_decode(batch)
-        return DecodeOutcome.OK
+        calls = split_calls(batch, self._ubatch) if self._splits_calls else []
+        if len(calls) < 2:
+            self._gathered = None
+            outcome = self._call(batch)
+        else:
+            self._gathered = gathered = np.empty((outputs, self.vocabulary.size), np.float32)
+            outcome = DecodeOutcome.OK
+            for call in calls:
+                outcome = self._call(call.batch)
+                if outcome is not DecodeOutcome.OK:
+                    break
+                if call.rows.any():
+                    gathered[call.rows] = self._own_logits(call.batch.output_count)
+        if outcome is DecodeOutcome.OK:
+            self._memory.after_decode(batch)
+        return outcome
+
+    def _call(self, batch: TokenBatch) -> DecodeOutcome:
+        outcome = _outcome(llama_cpp.llama_decode(self._context, self._batch.fill(batch)))
+        llama_cpp.llama_synchronize(self._context)
+        return outcome
 
     def logits(self, rows: int) -> Floats:
         """Return [rows, vocabulary]; a view of llama.cpp's own buffer if the last step was one call."""

@@ -28,7 +28,7 @@ _CACHE_TYPES = {
 # llama.cpp reserves this room for the logits of prompt tokens, whether prompt logprobs are requested or not.
 _PROMPT_LOGITS_BYTES = 64 << 20
 # Without flash attention, each pass has room for the scores of all its tokens for all cells. Smaller ubatches keep it
-# within this, and are about as fast on CPUs.
+# within this, and are about as fast on CPUs; but with fewer than the least, a pass would read the weights too often.
 _SCORES_BYTES = 256 << 20
 _LEAST_UBATCH = 64
 _LEAST_PROMPT_LOGPROB_TOKENS = 16
@@ -38,13 +38,13 @@ _LEAST_PROMPT_LOGPROB_TOKENS = 16
 class OpenContext:
     """A context with its memory, and what fits into it.
 
-    ``rounding_depends_on_company``: see `calls.split_calls`.
+    ``splits_calls``: whether steps are parted by `calls.split_calls`.
     """
 
     context: Any
     memory: LlamaMemory
     limits: LayoutLimits
-    rounding_depends_on_company: bool
+    splits_calls: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,12 @@ class Contexts:
             config.flash_attn == "auto"
             and not config.uses_gpus
             and not config.has_quantized_values
-            and (layout is KvLayout.SPLIT or config.parallel == 1)
+            and self._is_apart(layout)
         )
+
+    def _is_apart(self, layout: KvLayout) -> bool:
+        """Whether no sequence's attention runs over the cells of another."""
+        return layout is KvLayout.SPLIT or self._config.parallel == 1
 
     def leave_flash_attention(self, layout: KvLayout, *, leave: bool) -> None:
         """Make the next contexts of ``layout`` without flash attention, or with it again."""
@@ -154,7 +158,7 @@ class Contexts:
             context=context,
             memory=self._memory(context, layout),
             limits=self.limits(layout),
-            rounding_depends_on_company=layout is KvLayout.SPLIT and layout in self._without_flash_attention,
+            splits_calls=layout in self._without_flash_attention and self._is_apart(layout),
         )
 
     def cannot_open(self) -> StartupError:
@@ -210,7 +214,7 @@ class Contexts:
         """Return how many tokens have scores for all cells that they can see within _SCORES_BYTES."""
         cells = self._cells if layout is KvLayout.UNIFIED else self._cells // self._config.parallel
         token_bytes = 4 * cells * int(llama_cpp.llama_model_n_head(self._model))
-        return max(_LEAST_UBATCH, _SCORES_BYTES // token_bytes)
+        return max(_LEAST_UBATCH, self._config.parallel, _SCORES_BYTES // token_bytes)
 
     def _memory(self, context: Any, layout: KvLayout) -> LlamaMemory:
         traits, parallel = self._traits[layout], self._config.parallel

@@ -31,11 +31,10 @@ class Device:
 
 
 def find_devices() -> list[Device]:
-    """Return the accelerators that llama.cpp can use, in its order."""
+    """Return the accelerators that llama.cpp, which must be initialized, can use, in its order."""
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    llama_cpp.llama_backend_init()
     handles = [libggml.ggml_backend_dev_get(index) for index in range(libggml.ggml_backend_dev_count())]
     return [_device(handle) for handle in handles if _type(handle) in _GPU_TYPES]
 
