@@ -22,6 +22,7 @@ class ShardError(Enum):
     TEXT_TOO_LONG = ("TEXT_TOO_LONG", grpc.StatusCode.OUT_OF_RANGE)
     STALE_EPOCH = ("STALE_EPOCH", grpc.StatusCode.FAILED_PRECONDITION)
     NOT_LEASED = ("NOT_LEASED", grpc.StatusCode.FAILED_PRECONDITION)
+    UNKNOWN_RUN = ("UNKNOWN_RUN", grpc.StatusCode.NOT_FOUND)
     DRAINING = ("DRAINING", grpc.StatusCode.UNAVAILABLE)
     FORWARD_FAILED = ("FORWARD_FAILED", grpc.StatusCode.INTERNAL)
 

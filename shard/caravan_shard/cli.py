@@ -18,14 +18,11 @@ _DESCRIPTION = (__doc__ or "") + " With --list-devices, print the names of the G
 
 def _list_devices() -> NoReturn:
     """Print a line for each GPU: its name, its memory, what it is."""
-    import llama_cpp
-
-    from caravan_shard.backends.llama.devices import find_devices
+    from caravan_shard.backends.llama.devices import first_devices
     from caravan_shard.backends.llama.log import route_llama_log
 
     route_llama_log()
-    llama_cpp.llama_backend_init()
-    for device in find_devices():
+    for device in first_devices():
         sys.stdout.write(f"{device.name}\t{device.total_bytes >> 20} MiB\t{device.description}\n")
     sys.exit(0)
 

@@ -39,6 +39,10 @@ class RunningShard:
         self.epoch = epoch
         return response
 
+    async def give_back(self, *, router_id: str = "test") -> None:
+        """End the lease."""
+        await self.stub.Lease(shard_pb2.LeaseRequest(router_id=router_id, epoch=self.epoch, release=True))
+
     def header(
         self,
         release: Iterable[int] = (),

@@ -15,8 +15,9 @@ from caravan_shard.constraints.finder import Finder
 from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble
 from caravan_shard.engine.token_rows import sample_rows
-from caravan_shard.protocol.commands import Chunk, Decode, Embed, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_shard.protocol.commands import Adopt, Chunk, Decode, Embed, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_shard.protocol.results import (
+    Adopted,
     Embedding,
     Holdings,
     LayoutSet,
@@ -149,6 +150,10 @@ class Engine:
         if values is None:
             return Refusal(ShardError.FORWARD_FAILED, f"a text of {len(command.tokens)} tokens has no embedding")
         return Embedding(values)
+
+    def adopt(self, command: Adopt) -> Adopted:
+        """Keep a run of another shard."""
+        return Adopted(self._pool.adopt(command.run, command.state))
 
     def release_all(self) -> None:
         """Forget every sequence. Saved runs stay."""

@@ -1,8 +1,8 @@
 """The one thread that calls the backend. It executes commands in the order in which they came.
 
 A running Decode yields at the next step boundary, after at least one step, when another command is queued. Texts to
-embed have a queue of their own. They run one at a time between two commands or two steps, so that no sequence waits for
-more than one of them, and take at most half of the time while a Decode runs.
+embed and runs of other shards have a queue of their own. They are taken one at a time between two commands or two
+steps, so that no sequence waits for more than one of them, and take at most half of the time while a Decode runs.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from caravan_shard.backends.base import Backend
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
 from caravan_shard.protocol.commands import (
+    Adopt,
     Command,
     Decode,
     Embed,
@@ -57,9 +58,9 @@ class Worker:
         self._sampling_threads = sampling_threads
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
-        self._texts: deque[_Job] = deque()
-        # When the last text began and ended. The next text waits until as much time again has passed.
-        self._text_began_ns = self._text_ended_ns = 0
+        self._asides: deque[_Job] = deque()
+        # When the last of these began and ended. The next one waits until as much time again has passed.
+        self._aside_began_ns = self._aside_ended_ns = 0
         self._stopping = False
         # When the work without progress since then began; None while idle or waiting for the router to read.
         self._working_since: float | None = None
@@ -81,14 +82,15 @@ class Worker:
         await asyncio.wait({self.ended}, timeout=timeout_s)
 
     def submit(self, command: Command) -> Replies:
-        """Queue a command. Only the event loop may call it. Commands run in the order of calls, except texts."""
+        """Queue a command. Only the event loop may call it. Commands run in the order of calls, but for
+        those that have a queue of their own."""
         replies = Replies(self._loop, self._notify)
         with self._changed:
             if self._stopping:
                 replies.put(ENDING)
                 replies.end()
                 return replies
-            queue = self._texts if isinstance(command, Embed) else self._queue
+            queue = self._asides if isinstance(command, Embed | Adopt) else self._queue
             queue.append(_Job(command, replies))
             if self._working_since is None:
                 self._working_since = monotonic()
@@ -150,11 +152,11 @@ class Worker:
     def _refuse_all(self) -> None:
         with self._changed:
             self._stopping = True
-            for job in (*self._queue, *self._texts):
+            for job in (*self._queue, *self._asides):
                 job.replies.put(ENDING)
                 job.replies.end()
             self._queue.clear()
-            self._texts.clear()
+            self._asides.clear()
 
     def _take(self) -> _Job | None:
         """Wait for the next command; None once stopped."""
@@ -164,7 +166,7 @@ class Worker:
                 self._changed.wait()
             if not self._stopping:
                 self._working_since = monotonic()
-                return (self._texts if self._text_is_due or not self._queue else self._queue).popleft()
+                return (self._asides if self._aside_is_due or not self._queue else self._queue).popleft()
         self._refuse_all()
         return None
 
@@ -186,8 +188,10 @@ class Worker:
                 job.replies.put(engine.load(command, started_ns))
             case SetLayout():
                 job.replies.put(engine.set_layout(command, started_ns))
-            case Embed():
-                self._embed(engine, command, job.replies)
+            case Embed() | Adopt():
+                self._aside_began_ns = perf_counter_ns()
+                job.replies.put(engine.embed(command) if isinstance(command, Embed) else engine.adopt(command))
+                self._aside_ended_ns = perf_counter_ns()
             case ReleaseAll():
                 engine.release_all()
             case _:
@@ -202,8 +206,8 @@ class Worker:
         for step in range(command.max_steps):
             if step > 0 and not self._may_continue(engine, replies):
                 return
-            # The time of a text between two steps belongs to neither step.
-            result = engine.decode_step(command.sequence_ids, max(started_ns, self._text_ended_ns))
+            # The time of such a command between two steps belongs to neither step.
+            result = engine.decode_step(command.sequence_ids, max(started_ns, self._aside_ended_ns))
             if result is None:
                 return
             if not isinstance(result, StepResult) or result.outcome is not StepOutcome.OK:
@@ -214,7 +218,7 @@ class Worker:
             self._working_since = monotonic()
 
     def _may_continue(self, engine: Engine, replies: Replies) -> bool:
-        """Whether a Decode continues. First embeds a text that is due, and waits while too many replies are unread."""
+        """Whether a Decode continues. First does what is due beside it, and waits while too many replies are unread."""
         while True:
             with self._changed:
                 while not (replies.has_room or self._has_news or replies.cancelled):
@@ -224,27 +228,24 @@ class Worker:
                     self._working_since = monotonic()
                 if self._queue or replies.cancelled or self._stopping:
                     return False
-                text = self._texts.popleft() if self._text_is_due or (self._texts and not replies.has_room) else None
-            if text is not None:
+                aside = (
+                    self._asides.popleft() if self._aside_is_due or (self._asides and not replies.has_room) else None
+                )
+            if aside is not None:
                 replies.flush()
-                self._execute(engine, text)
+                self._execute(engine, aside)
                 self._working_since = monotonic()
             if replies.has_room:
                 return True
 
-    def _embed(self, engine: Engine, command: Embed, replies: Replies) -> None:
-        self._text_began_ns = perf_counter_ns()
-        replies.put(engine.embed(command))
-        self._text_ended_ns = perf_counter_ns()
-
     @property
-    def _text_is_due(self) -> bool:
-        rest_ns = self._text_ended_ns - self._text_began_ns
-        return bool(self._texts) and perf_counter_ns() >= self._text_ended_ns + rest_ns
+    def _aside_is_due(self) -> bool:
+        rest_ns = self._aside_ended_ns - self._aside_began_ns
+        return bool(self._asides) and perf_counter_ns() >= self._aside_ended_ns + rest_ns
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._queue or self._texts or self._stopping)
+        return bool(self._queue or self._asides or self._stopping)
 
 
 def _succeed(future: asyncio.Future[_T], value: _T) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caravan_shard.arrays import State
 from caravan_shard.backends.base import Prefix
 from caravan_shard.kv_layout import KvLayout
+from caravan_shard.protocol.run import Run
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 
 
@@ -141,8 +143,16 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """Keep a run of another shard, whose bytes were checked. Needs no turn, since it touches no sequence."""
+
+    run: Run
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseAll:
     """Release every sequence: the lease changed hands or ended. Saved runs stay."""
 
 
-Command = Prefill | Decode | FilterBatch | Save | Load | SetLayout | Embed | ReleaseAll
+Command = Prefill | Decode | FilterBatch | Save | Load | SetLayout | Embed | Adopt | ReleaseAll

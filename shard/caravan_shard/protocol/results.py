@@ -149,4 +149,11 @@ class Embedding:
     values: Floats
 
 
-Result = StepResult | Holdings | Saved | Loaded | LayoutSet | Embedding | Refusal
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Whether the run is here now: there may be no room for it."""
+
+    kept: bool
+
+
+Result = StepResult | Holdings | Saved | Loaded | LayoutSet | Embedding | Adopted | Refusal

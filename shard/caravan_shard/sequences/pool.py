@@ -9,10 +9,10 @@ from caravan_shard.backends.base import Backend, CellSlice, LayoutLimits, Prefix
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Chunk, Header, LoadEntry, SaveEntry
+from caravan_shard.protocol.run import Run
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import make_penalties
-from caravan_shard.sequences.run import Run
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
 
@@ -126,6 +126,15 @@ class SequencePool:
             return None
         self.runs.put(Run(start=entry.start, cuts=entry.cuts, keys=entry.keys, size=state.nbytes), state)
         return state.nbytes
+
+    def adopt(self, run: Run, state: State) -> bool:
+        """Keep a run of another shard; False if there is no room for it."""
+        if self.runs.find(run.key) is not None:
+            return True
+        if run.size > self.runs.memory_room:
+            return False
+        self.runs.put(run, state)
+        return True
 
     def load(self, entry: LoadEntry) -> list[bytes] | None:
         """Make an ended sequence of saved runs. Return None if it is held now, else the keys of its bad runs."""

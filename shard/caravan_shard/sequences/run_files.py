@@ -1,44 +1,27 @@
 """Files of saved runs, in a folder that one process uses at a time.
 
-A file has a header, then the state:
-
-    8 bytes magic and version, u32 CRC-32 of all that follows, u32 number of cuts, u64 bytes of the state, u32 start,
-    32 bytes fingerprint, a u32 for each cut, a key of 16 bytes for each cut, the state
-
-The checksum is CRC-32: it must find accidents, not forgeries, and zlib computes 4 GB/s where the functions of hashlib
-compute 0.8 (BLAKE2b) to 1.4 (SHA-256).
+`run_format` says what a file contains.
 """
 
 import fcntl
 import logging
 import os
-import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from caravan_shard.arrays import State
-from caravan_shard.sequences.run import Run
+from caravan_shard.protocol.run import Run
+from caravan_shard.sequences.run_format import FIXED_BYTES, BadRunError, RunFormat
 
 _log = logging.getLogger(__name__)
 
-_MAGIC = b"CRVNRUN1"
-_HEAD = struct.Struct("<8sI")
-_REST = struct.Struct("<IQI32s")
-_CUT_BYTES = 4
-_KEY_BYTES = 16
-_MAX_CUTS = 1 << 20
 _SUFFIX = ".run"
 _NEW_SUFFIX = ".new"
 _LOCK = "lock"
 # Shards with one --cache-dir and one model, each with a folder of its own.
 _MAX_FOLDERS = 256
-
-
-class BadFileError(Exception):
-    """A file is broken or belongs to something else."""
 
 
 class RunFiles:
@@ -50,7 +33,7 @@ class RunFiles:
 
     def __init__(self, parent: Path, fingerprint: str) -> None:
         """``fingerprint``: 64 hexadecimal digits. Raises OSError if the folder cannot be used."""
-        self._fingerprint = bytes.fromhex(fingerprint)
+        self._format = RunFormat(fingerprint)
         parent.mkdir(parents=True, exist_ok=True)
         self.folder, self._lock = _lock_folder(parent, fingerprint)
         self._check_folder()
@@ -70,7 +53,7 @@ class RunFiles:
                 try:
                     run = self._read_header(path)
                     found.append((path.stat().st_mtime_ns, run))
-                except (BadFileError, OSError) as error:
+                except (BadRunError, OSError) as error:
                     _log.warning("a file of a saved run is removed", extra={"path": str(path), "error": str(error)})
                     path.unlink(missing_ok=True)
         found.sort(key=lambda pair: pair[0])
@@ -78,19 +61,11 @@ class RunFiles:
 
     def write(self, run: Run, state: State) -> None:
         """Write the file of a run, which others see only once it is complete. Raises OSError."""
-        rest = b"".join(
-            (
-                _REST.pack(len(run.cuts), state.nbytes, run.start, self._fingerprint),
-                struct.pack(f"<{len(run.cuts)}I", *run.cuts),
-                *run.keys,
-            )
-        )
-        checksum = zlib.crc32(state.data, zlib.crc32(rest))
         path = self._path(run.key)
         new = path.with_suffix(_NEW_SUFFIX)
         try:
             with new.open("wb", buffering=0) as file:
-                for part in (_HEAD.pack(_MAGIC, checksum) + rest, state.data):
+                for part in (self._format.header(run, state), state.data):
                     left = memoryview(part)
                     while left:
                         left = left[file.write(left) :]
@@ -100,21 +75,18 @@ class RunFiles:
             raise
 
     def read(self, run: Run) -> State:
-        """Return the state of a run. Raises BadFileError or OSError."""
+        """Return the state of a run. Raises BadRunError or OSError."""
         path = self._path(run.key)
         data: State = np.empty(path.stat().st_size, np.uint8)
         with path.open("rb", buffering=0) as file:
             left = data.data
             while left and (count := file.readinto(left)):
                 left = left[count:]
-        header_bytes = _HEAD.size + _REST.size + len(run.cuts) * (_CUT_BYTES + _KEY_BYTES)
-        if left or len(data) != header_bytes + run.size:
-            raise BadFileError("the file has another size")
-        magic, checksum = _HEAD.unpack_from(data.data)
-        if magic != _MAGIC or checksum != zlib.crc32(data.data[_HEAD.size :]):
-            raise BadFileError("the checksum is wrong")
+        if left:
+            raise BadRunError("the file has another size")
+        state = self._format.state(data, run)
         os.utime(path)
-        return data[header_bytes:]
+        return state
 
     def remove(self, run: Run) -> None:
         """Remove the file of a run, if it is there."""
@@ -132,20 +104,15 @@ class RunFiles:
 
     def _read_header(self, path: Path) -> Run:
         with path.open("rb") as file:
-            start = file.read(_HEAD.size + _REST.size)
-            if len(start) < _HEAD.size + _REST.size or not start.startswith(_MAGIC):
-                raise BadFileError("no header")
-            count, size, first, fingerprint = _REST.unpack_from(start, _HEAD.size)
-            if fingerprint != self._fingerprint or not 0 < count <= _MAX_CUTS:
-                raise BadFileError("another fingerprint")
-            table = file.read(count * (_CUT_BYTES + _KEY_BYTES))
-        if path.stat().st_size != len(start) + count * (_CUT_BYTES + _KEY_BYTES) + size:
-            raise BadFileError("truncated")
-        cuts = struct.unpack_from(f"<{count}I", table)
-        keys = [table[at : at + _KEY_BYTES] for at in range(count * _CUT_BYTES, len(table), _KEY_BYTES)]
-        if list(cuts) != sorted({*cuts}) or cuts[0] <= first or path.stem != keys[-1].hex():
-            raise BadFileError("a header that is not of this file")
-        return Run(start=first, cuts=cuts, keys=tuple(keys), size=size)
+            start = file.read(FIXED_BYTES)
+            header_bytes, size = self._format.sizes(start)
+            header = start + file.read(header_bytes - FIXED_BYTES)
+        if path.stat().st_size != header_bytes + size:
+            raise BadRunError("truncated")
+        run = self._format.run(header)
+        if path.stem != run.key.hex():
+            raise BadRunError("another run")
+        return run
 
 
 def _lock_folder(parent: Path, fingerprint: str) -> tuple[Path, int]:

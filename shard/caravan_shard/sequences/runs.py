@@ -9,8 +9,9 @@ from time import monotonic
 
 from caravan_shard.arrays import State
 from caravan_shard.protocol.results import SavedBytes
-from caravan_shard.sequences.run import Run
-from caravan_shard.sequences.run_files import BadFileError, RunFiles
+from caravan_shard.protocol.run import Run
+from caravan_shard.sequences.run_files import RunFiles
+from caravan_shard.sequences.run_format import BadRunError
 
 _log = logging.getLogger(__name__)
 
@@ -32,9 +33,9 @@ class _Kept:
 class RunStore:
     """Saved runs by key, least recently used first. Its bounds hold whatever the router asks for.
 
-    Only the worker's thread changes which runs there are; any thread may call `list_runs` and `fetch`. A thread of the
-    store writes and removes files, in the order of the calls. A run that leaves memory stays there until its file is
-    complete, and is forgotten if that fails.
+    Only the worker's thread changes which runs there are. Any thread may call `find`, `list_runs`, `fetch` and `peek`,
+    and read `memory_room`. A thread of the store writes and removes files, in the order of the calls. A run that leaves
+    memory stays there until its file is complete, and is forgotten if that fails.
     """
 
     def __init__(self, memory_bytes: int, files: RunFiles | None = None, disk_bytes: int = 0) -> None:
@@ -94,6 +95,17 @@ class RunStore:
             if state is not None:
                 with self._lock:
                     self._fetched[run.key] = state
+
+    def peek(self, key: bytes) -> tuple[Run, State] | None:
+        """Return a run and its state, for another shard; None if it is unknown or cannot be read."""
+        with self._lock:
+            kept = self._kept.get(key)
+            state = None if kept is None else kept.state
+        if kept is None:
+            return None
+        if state is None:
+            state = self._read_file(kept.run)
+        return None if state is None else (kept.run, state)
 
     def read(self, key: bytes) -> tuple[Run, State] | None:
         """Return a run and its state; None if it is unknown, or damaged and thus forgotten."""
@@ -185,7 +197,7 @@ class RunStore:
         assert self._files is not None
         try:
             return self._files.read(run)
-        except (BadFileError, OSError) as error:
+        except (BadRunError, OSError) as error:
             _log.warning("a saved run cannot be read", extra={"run": run.key.hex(), "error": str(error)})
             return None
 

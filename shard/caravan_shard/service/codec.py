@@ -44,9 +44,9 @@ from caravan_shard.protocol.results import (
     StepOutcome,
     StepResult,
 )
+from caravan_shard.protocol.run import Run
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
-from caravan_shard.sequences.run import Run
 
 # A cut takes about 20 bytes: a message stays far below the limit of 4 MiB.
 _CUTS_PER_MESSAGE = 20_000
@@ -363,7 +363,12 @@ def _metadata_value(value: MetadataValue) -> shard_pb2.MetadataValue:
 
 
 def limits(
-    capacity: Capacity, *, max_top_n_tokens: int, max_tokenize_bytes: int, saved_capacity: SavedBytes
+    capacity: Capacity,
+    *,
+    max_top_n_tokens: int,
+    max_tokenize_bytes: int,
+    saved_capacity: SavedBytes,
+    run_fingerprint: str,
 ) -> shard_pb2.Limits:
     """Encode the limits for Info."""
     return shard_pb2.Limits(
@@ -376,6 +381,7 @@ def limits(
         max_embed_tokens=capacity.max_embed_tokens,
         layouts=[_layout_limits(limits) for limits in capacity.layouts],
         saved_capacity=_saved_bytes(saved_capacity),
+        run_fingerprint=run_fingerprint,
     )
 
 

@@ -57,6 +57,13 @@ class LeaseBook:
             return LeaseChange.RENEWED
         return Refusal(ShardError.STALE_EPOCH, f"epoch {self._epoch} was granted. Given: {epoch}")
 
+    def release(self, router_id: str, epoch: int) -> Refusal | None:
+        """End the lease of ``epoch``, which its holder gives back."""
+        if self._holder is None or epoch != self._epoch or self._holder.router_id != router_id:
+            return Refusal(ShardError.STALE_EPOCH, f"{router_id} does not hold this shard with epoch {epoch}")
+        self._holder = None
+        return None
+
     def check(self, epoch: int) -> Refusal | None:
         """Return None if a command under ``epoch`` may run, else why not."""
         if self._holder is None:

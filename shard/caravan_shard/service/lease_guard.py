@@ -11,6 +11,7 @@ from caravan_shard.service.lease import LeaseBook, LeaseChange
 _log = logging.getLogger(__name__)
 
 _EXPIRED = Refusal(ShardError.NOT_LEASED, "the lease has expired")
+_RELEASED = Refusal(ShardError.NOT_LEASED, "the router gave the shard back")
 _OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "another lease took the shard")
 
 
@@ -41,6 +42,14 @@ class LeaseGuard:
         if granted is LeaseChange.TAKEN:
             self._worker.release_all(_OVERTAKEN)
         return None
+
+    def release(self, router_id: str, epoch: int) -> Refusal | None:
+        """End a lease that its holder gives back, and release every sequence. Return why not, if refused."""
+        self.expire()
+        refusal = self._book.release(router_id, epoch)
+        if refusal is None:
+            self._worker.release_all(_RELEASED)
+        return refusal
 
     def check(self, epoch: int) -> Refusal | None:
         """Return None if a command under ``epoch`` may run, else why not."""

@@ -29,6 +29,7 @@ from caravan_shard.service.health import HealthMonitor
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.loading import backend_loader, make_run_store
 from caravan_shard.service.phase import Phase, PhaseSignal
+from caravan_shard.service.run_exchange import RunExchange, run_fingerprint
 from caravan_shard.service.servicer import ShardParts, ShardServicer
 from caravan_shard.service.text import TextService
 
@@ -53,6 +54,9 @@ class ShardServer:
         self._phase = PhaseSignal()
         self._engine: Engine | None = None
         self._health: HealthMonitor | None = None
+        self._lease: LeaseGuard | None = None
+        # A router wants the shard to drain.
+        self.drain_asked = asyncio.Event()
         # Releases what `start` acquired, the last first.
         self._acquired = contextlib.AsyncExitStack()
         self.address = config.address
@@ -66,7 +70,7 @@ class ShardServer:
         # Made before anybody waits for the shard, since this holds the GIL for up to a second.
         compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
         self._acquired.push_async_callback(compiler.close)
-        lease = LeaseGuard(self._worker)
+        self._lease = lease = LeaseGuard(self._worker)
         self._health = HealthMonitor(self._worker, self._engine, lease, [_SERVICE], self._config.stall_timeout_s)
         parts = ShardParts(
             worker=self._worker,
@@ -75,6 +79,8 @@ class ShardServer:
             phase=self._phase,
             text=text,
             compiler=compiler,
+            exchange=RunExchange(self._worker, self._engine.runs, run_fingerprint(backend)),
+            ask_drain=self.drain_asked.set,
         )
         shard_pb2_grpc.add_ShardServiceServicer_to_server(
             ShardServicer(self._make_info(self._engine), parts), self._server
@@ -105,6 +111,7 @@ class ShardServer:
                 max_top_n_tokens=MAX_TOP_N_TOKENS,
                 max_tokenize_bytes=self._config.max_tokenize_bytes,
                 saved_capacity=engine.runs.capacity,
+                run_fingerprint=run_fingerprint(engine.backend),
             )
             return shard_pb2.InfoResponse(
                 shard_id=self._config.shard_id,
@@ -129,19 +136,21 @@ class ShardServer:
             self._acquired.callback(path.unlink, missing_ok=True)
 
     async def drain(self) -> None:
-        """Tell the router, then wait until all sequences have ended or are released, at most the drain timeout.
+        """Tell the router, then wait until it gives the lease back, at most the drain timeout.
 
+        It does so once the sequences, and what is worth keeping of ended ones, have moved to other shards or ended.
         New sequences are refused only after ``_NOTICE_S``. A refusal ends the router's session, in which all sequences
         lose their cells, so commands that were sent before the router knew are still carried out.
         """
         assert self._engine is not None
         assert self._health is not None
+        assert self._lease is not None
         began = monotonic()
         self._phase.advance(Phase.DRAINING)
         await self._health.drain()
         _log.info("draining", extra={"sequences": self._engine.unfinished_count})
         # Polled, because the counters belong to the worker's thread.
-        while self._engine.unfinished_count or self._worker.is_busy:
+        while self._lease.is_held or self._worker.is_busy:
             waited_s = monotonic() - began
             if waited_s >= self._config.drain_timeout_s:
                 return
@@ -159,7 +168,7 @@ class ShardServer:
 
 
 async def serve(config: ShardConfig) -> None:
-    """Run until SIGTERM or SIGINT has drained the shard, or a second signal ends it. Raises what broke the worker."""
+    """Run until a signal or a router has drained the shard, or a second signal ends it; raise what broke the worker."""
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
@@ -174,7 +183,8 @@ async def serve(config: ShardConfig) -> None:
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
     await starting  # loading cannot be interrupted
     try:
-        await _first_of(asked, asyncio.ensure_future(server.failed()))
+        drain_asked = asyncio.ensure_future(server.drain_asked.wait())
+        await _first_of(asked, drain_asked, asyncio.ensure_future(server.failed()))
         await _first_of(
             asyncio.ensure_future(server.drain()),
             asyncio.ensure_future(second.wait()),

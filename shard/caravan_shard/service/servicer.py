@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc.aio
@@ -10,6 +11,7 @@ import grpc.aio
 from caravan_proto.errors import ShardError, format_error
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_shard.checks.embed import split_texts
+from caravan_shard.checks.preview import check_keys
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.constraint import Problem
 from caravan_shard.engine.engine import Engine
@@ -30,6 +32,7 @@ from caravan_shard.protocol.results import (
 from caravan_shard.service import codec
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.phase import Phase, PhaseSignal
+from caravan_shard.service.run_exchange import RunExchange
 from caravan_shard.service.text import TextService
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,7 +44,7 @@ _MIN_WATCH_MS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardParts:
-    """The parts of a started shard that answer calls."""
+    """The parts of a started shard that answer calls. ``ask_drain`` begins to drain the shard."""
 
     worker: Worker
     engine: Engine
@@ -49,6 +52,8 @@ class ShardParts:
     phase: PhaseSignal
     text: TextService
     compiler: ConstraintCompiler
+    exchange: RunExchange
+    ask_drain: Callable[[], None]
 
 
 class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
@@ -62,6 +67,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         self._phase = parts.phase
         self._text = parts.text
         self._compiler = parts.compiler
+        self._exchange = parts.exchange
+        self._ask_drain = parts.ask_drain
         # Commands acquire it in the order in which they arrive.
         self._turn = asyncio.Lock()
 
@@ -72,9 +79,12 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return info
 
     async def Lease(self, request: shard_pb2.LeaseRequest, context: Context) -> shard_pb2.LeaseResponse:
-        if self._is_draining and request.epoch > self._lease.epoch:
-            await _abort(context, Refusal(ShardError.DRAINING, "this shard is ending"))
-        refusal = self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000)
+        if request.release:
+            refusal = self._lease.release(request.router_id, request.epoch)
+        elif self._is_draining and request.epoch > self._lease.epoch:
+            refusal = Refusal(ShardError.DRAINING, "this shard is ending")
+        else:
+            refusal = self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000)
         if refusal is not None:
             await _abort(context, refusal)
         return shard_pb2.LeaseResponse(
@@ -149,6 +159,31 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         for response in codec.runs_responses(self._engine.runs.list_runs()):
             yield response
 
+    async def FetchRuns(self, request: shard_pb2.FetchRunsRequest, context: Context) -> shard_pb2.FetchRunsResponse:
+        await self._check_epoch(request.epoch, context)
+        refusal = check_keys(request.keys) if request.source_address else bad_request("there is no source_address")
+        if refusal is not None:
+            await _abort(context, refusal)
+        began_ns = perf_counter_ns()
+        fetched = await self._exchange.fetch(request.source_address, request.source_epoch, request.keys)
+        return shard_pb2.FetchRunsResponse(fetched=fetched, total_ns=perf_counter_ns() - began_ns)
+
+    async def ReadRun(
+        self, request: shard_pb2.ReadRunRequest, context: Context
+    ) -> AsyncIterator[shard_pb2.ReadRunResponse]:
+        await self._check_epoch(request.epoch, context)
+        is_here = False
+        async for part in self._exchange.send(request.key):
+            is_here = True
+            yield shard_pb2.ReadRunResponse(part=part)
+        if not is_here:
+            await _abort(context, Refusal(ShardError.UNKNOWN_RUN, f"run {request.key.hex()[:32]} is not here"))
+
+    async def Drain(self, request: shard_pb2.DrainRequest, context: Context) -> shard_pb2.DrainResponse:
+        await self._check_epoch(request.epoch, context)
+        self._ask_drain()
+        return shard_pb2.DrainResponse()
+
     async def SetLayout(self, request: shard_pb2.SetLayoutRequest, context: Context) -> shard_pb2.SetLayoutResponse:
         replies = await self._submit(codec.layout_command(request), request.header.epoch, context)
         return codec.layout_response(await _result(replies, LayoutSet, context))
@@ -195,10 +230,13 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
 
     async def _submit_next(self, command: Command, epoch: int, context: Context) -> Replies:
         """Queue a command. Awaits only to refuse it, so that the order of commands is kept."""
+        await self._check_epoch(epoch, context)
+        return self._queue(command, context)
+
+    async def _check_epoch(self, epoch: int, context: Context) -> None:
         refusal = self._lease.check(epoch)
         if refusal is not None:
             await _abort(context, refusal)
-        return self._queue(command, context)
 
     def _queue(self, command: Command, context: Context) -> Replies:
         replies = self._worker.submit(command)

@@ -62,7 +62,11 @@ async def test_sigterm_drains_what_runs_and_refuses_what_is_new(tmp_path: Path) 
             # The Decode ended early for the commands above. The sequence itself continues to its end.
             steps = len([reply async for reply in replies]) + len([reply async for reply in shard.decode([0])])
             assert steps > 300
-            # The drain does not wait for the release of an ended sequence.
+            # The drain waits for the router, not for the release of an ended sequence.
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(process.wait()), 0.3)
+            await shard.give_back()
+        async with asyncio.timeout(10):
             assert await process.wait() == 0
     assert not (tmp_path / "shard").exists()
 

@@ -157,6 +157,7 @@ async def test_watch_reports_steps_at_an_interval_and_a_drain_at_once() -> None:
             drained = asyncio.create_task(shard.server.drain())
             assert (await seldom.read()).draining
             await shard.keep()
+            await shard.give_back()
             await drained
             await shard.server.stop()
             assert (await seldom.read()).draining

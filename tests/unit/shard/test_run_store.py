@@ -15,8 +15,9 @@ import pytest
 
 from caravan_shard.arrays import State
 from caravan_shard.protocol.results import SavedBytes
-from caravan_shard.sequences.run import Run
-from caravan_shard.sequences.run_files import BadFileError, RunFiles
+from caravan_shard.protocol.run import Run
+from caravan_shard.sequences.run_files import RunFiles
+from caravan_shard.sequences.run_format import BadRunError
 from caravan_shard.sequences.runs import RunStore
 
 FINGERPRINT = "ab" * 32
@@ -304,7 +305,7 @@ def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
     assert np.array_equal(files.read(run(1)), state(60, 1))
     for at in range(len(data)):
         path.write_bytes(change(data, at))
-        with pytest.raises(BadFileError):
+        with pytest.raises(BadRunError):
             files.read(run(1))
     files.close()
 
@@ -325,7 +326,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from caravan_shard.sequences.run import Run
+from caravan_shard.protocol.run import Run
 from caravan_shard.sequences.run_files import RunFiles
 files = RunFiles(Path(sys.argv[1]), "ab" * 32)
 state = np.zeros(1 << 24, np.uint8)

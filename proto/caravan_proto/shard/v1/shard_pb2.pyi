@@ -291,6 +291,7 @@ class Limits(_message.Message):
     MAX_EMBED_TOKENS_FIELD_NUMBER: _builtins.int
     LAYOUTS_FIELD_NUMBER: _builtins.int
     SAVED_CAPACITY_FIELD_NUMBER: _builtins.int
+    RUN_FINGERPRINT_FIELD_NUMBER: _builtins.int
     max_sequences: _builtins.int
     max_batch_tokens: _builtins.int
     """Most tokens in one step."""
@@ -304,6 +305,8 @@ class Limits(_message.Message):
     """Length of the vectors of Embed; 0 if it is not served."""
     max_embed_tokens: _builtins.int
     """Longest text for Embed, in tokens."""
+    run_fingerprint: _builtins.str
+    """Equal where saved runs mean the same: a shard may fetch those of another with the same value."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutLimits]:
         """The layouts that the cache can have; the first is the current one."""
@@ -324,10 +327,11 @@ class Limits(_message.Message):
         max_embed_tokens: _builtins.int = ...,
         layouts: _abc.Iterable[Global___LayoutLimits] | None = ...,
         saved_capacity: Global___SavedBytes | None = ...,
+        run_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["saved_capacity", b"saved_capacity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "saved_capacity", b"saved_capacity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -375,21 +379,25 @@ class LeaseRequest(_message.Message):
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """Names the router. Only the router that took an epoch may renew it."""
     epoch: _builtins.int
     ttl_ms: _builtins.int
     """The lease ends after this time without renewal, and every sequence is released."""
+    release: _builtins.bool
+    """End the lease of this epoch at once: every sequence is released, and a shard that drains ends. ttl_ms is ignored."""
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         ttl_ms: _builtins.int = ...,
+        release: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "router_id", b"router_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "release", b"release", "router_id", b"router_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -974,6 +982,142 @@ class ListRunsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
+
+@_typing.final
+class FetchRunsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
+    SOURCE_EPOCH_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch of the router's lease of this shard."""
+    source_address: _builtins.str
+    """Address of the shard that has the runs, and the epoch of the same router's lease there."""
+    source_epoch: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """A run comes after those that end where it starts."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        source_address: _builtins.str = ...,
+        source_epoch: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "source_address", b"source_address", "source_epoch", b"source_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRunsRequest: _TypeAlias = FetchRunsRequest  # noqa: Y015
+
+@_typing.final
+class FetchRunsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FETCHED_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
+    total_ns: _builtins.int
+    @_builtins.property
+    def fetched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """One for each key: whether the run is here now. The first failure ends the call."""
+
+    def __init__(
+        self,
+        *,
+        fetched: _abc.Iterable[_builtins.bool] | None = ...,
+        total_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetched", b"fetched", "total_ns", b"total_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRunsResponse: _TypeAlias = FetchRunsResponse  # noqa: Y015
+
+@_typing.final
+class ReadRunRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch of this shard's lease, which the router gave to the shard that asks."""
+    key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadRunRequest: _TypeAlias = ReadRunRequest  # noqa: Y015
+
+@_typing.final
+class ReadRunResponse(_message.Message):
+    """All parts together are what a file of the run contains (caravan_shard/sequences/run_format.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    part: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        part: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadRunResponse: _TypeAlias = ReadRunResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class SetLayoutRequest(_message.Message):

@@ -84,6 +84,21 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
+        self.FetchRuns = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/FetchRuns',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FetchRunsRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FetchRunsResponse.FromString,
+                _registered_method=True)
+        self.ReadRun = channel.unary_stream(
+                '/caravan.shard.v1.ShardService/ReadRun',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ReadRunRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ReadRunResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/Drain',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.SetLayout = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/SetLayout',
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SetLayoutRequest.SerializeToString,
@@ -186,6 +201,27 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchRuns(self, request, context):
+        """Copies saved runs of another shard into this one's memory. Runs beside the commands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadRun(self, request, context):
+        """Sends a saved run to the shard that fetches it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Begins to drain the shard, as SIGTERM does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetLayout(self, request, context):
         """Makes the KV cache anew in another layout, with all sequences in it.
         """
@@ -266,6 +302,21 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'FetchRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchRuns,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FetchRunsRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FetchRunsResponse.SerializeToString,
+            ),
+            'ReadRun': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadRun,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ReadRunRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ReadRunResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainResponse.SerializeToString,
             ),
             'SetLayout': grpc.unary_unary_rpc_method_handler(
                     servicer.SetLayout,
@@ -541,6 +592,87 @@ class ShardService:
             '/caravan.shard.v1.ShardService/ListRuns',
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsRequest.SerializeToString,
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/FetchRuns',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FetchRunsRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FetchRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/ReadRun',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ReadRunRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.ReadRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/Drain',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

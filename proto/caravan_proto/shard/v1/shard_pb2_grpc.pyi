@@ -62,6 +62,12 @@ class ShardServiceStub:
     """Makes ended sequences of saved runs, for others to start from. The runs stay."""
     ListRuns: _grpc.UnaryStreamMultiCallable[_shard_pb2.ListRunsRequest, _shard_pb2.ListRunsResponse]
     """Lists the saved runs: those on disk outlive the process. Needs no lease."""
+    FetchRuns: _grpc.UnaryUnaryMultiCallable[_shard_pb2.FetchRunsRequest, _shard_pb2.FetchRunsResponse]
+    """Copies saved runs of another shard into this one's memory. Runs beside the commands."""
+    ReadRun: _grpc.UnaryStreamMultiCallable[_shard_pb2.ReadRunRequest, _shard_pb2.ReadRunResponse]
+    """Sends a saved run to the shard that fetches it."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DrainRequest, _shard_pb2.DrainResponse]
+    """Begins to drain the shard, as SIGTERM does."""
     SetLayout: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SetLayoutRequest, _shard_pb2.SetLayoutResponse]
     """Makes the KV cache anew in another layout, with all sequences in it."""
     CompileConstraint: _grpc.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]
@@ -105,6 +111,12 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Makes ended sequences of saved runs, for others to start from. The runs stay."""
     ListRuns: _aio.UnaryStreamMultiCallable[_shard_pb2.ListRunsRequest, _shard_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists the saved runs: those on disk outlive the process. Needs no lease."""
+    FetchRuns: _aio.UnaryUnaryMultiCallable[_shard_pb2.FetchRunsRequest, _shard_pb2.FetchRunsResponse]  # type: ignore[assignment]
+    """Copies saved runs of another shard into this one's memory. Runs beside the commands."""
+    ReadRun: _aio.UnaryStreamMultiCallable[_shard_pb2.ReadRunRequest, _shard_pb2.ReadRunResponse]  # type: ignore[assignment]
+    """Sends a saved run to the shard that fetches it."""
+    Drain: _aio.UnaryUnaryMultiCallable[_shard_pb2.DrainRequest, _shard_pb2.DrainResponse]  # type: ignore[assignment]
+    """Begins to drain the shard, as SIGTERM does."""
     SetLayout: _aio.UnaryUnaryMultiCallable[_shard_pb2.SetLayoutRequest, _shard_pb2.SetLayoutResponse]  # type: ignore[assignment]
     """Makes the KV cache anew in another layout, with all sequences in it."""
     CompileConstraint: _aio.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]  # type: ignore[assignment]
@@ -199,6 +211,30 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_shard_pb2.ListRunsResponse], _abc.AsyncIterator[_shard_pb2.ListRunsResponse]]:
         """Lists the saved runs: those on disk outlive the process. Needs no lease."""
+
+    @_abc_1.abstractmethod
+    def FetchRuns(
+        self,
+        request: _shard_pb2.FetchRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.FetchRunsResponse, _abc.Awaitable[_shard_pb2.FetchRunsResponse]]:
+        """Copies saved runs of another shard into this one's memory. Runs beside the commands."""
+
+    @_abc_1.abstractmethod
+    def ReadRun(
+        self,
+        request: _shard_pb2.ReadRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_shard_pb2.ReadRunResponse], _abc.AsyncIterator[_shard_pb2.ReadRunResponse]]:
+        """Sends a saved run to the shard that fetches it."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _shard_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.DrainResponse, _abc.Awaitable[_shard_pb2.DrainResponse]]:
+        """Begins to drain the shard, as SIGTERM does."""
 
     @_abc_1.abstractmethod
     def SetLayout(

@@ -30,6 +30,12 @@ class Device:
     handle: Any
 
 
+def first_devices() -> list[Device]:
+    """Initialize llama.cpp, and return the accelerators that it can use."""
+    llama_cpp.llama_backend_init()
+    return find_devices()
+
+
 def find_devices() -> list[Device]:
     """Return the accelerators that llama.cpp, which must be initialized, can use, in its order."""
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t

@@ -1,0 +1,88 @@
+"""Moves saved runs from shard to shard: one side sends the bytes of a run, the other checks and keeps them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import grpc.aio
+
+from caravan_proto.channel import client_options
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
+from caravan_shard.backends.base import Backend, RunSaving
+from caravan_shard.engine.worker import Worker
+from caravan_shard.protocol.commands import Adopt
+from caravan_shard.protocol.results import Adopted
+from caravan_shard.sequences.run_format import BadRunError, RunFormat, RunReceiver
+from caravan_shard.sequences.runs import RunStore
+
+_log = logging.getLogger(__name__)
+
+_PART_BYTES = 1 << 20
+# A shard that sends nothing for so long is given up.
+_SILENCE_S = 5.0
+
+
+def run_fingerprint(backend: Backend) -> str:
+    """Return what the saved runs of shards must have in common to be exchanged; empty if they cannot be.
+
+    The bytes of whole sequences have no format that could be checked before llama.cpp reads them.
+    """
+    return backend.state_fingerprint if backend.capacity.current.saving is RunSaving.ANY else ""
+
+
+class RunExchange:
+    """Sends saved runs, and fetches those of other shards, one call at a time, so that memory holds one run more."""
+
+    def __init__(self, worker: Worker, runs: RunStore, fingerprint: str) -> None:
+        self._worker = worker
+        self._runs = runs
+        self._format = RunFormat(fingerprint) if fingerprint else None
+        self._turn = asyncio.Lock()
+
+    async def send(self, key: bytes) -> AsyncIterator[bytes]:
+        """Yield all bytes of a run in parts; nothing if it is not here."""
+        # Its file may have to be read.
+        found = await asyncio.get_running_loop().run_in_executor(None, self._runs.peek, key)
+        if found is None or self._format is None:
+            return
+        run, state = found
+        header = await asyncio.get_running_loop().run_in_executor(None, self._format.header, run, state)
+        for whole in (memoryview(header), state.data):
+            for at in range(0, len(whole), _PART_BYTES):
+                yield bytes(whole[at : at + _PART_BYTES])
+
+    async def fetch(self, address: str, epoch: int, keys: Sequence[bytes]) -> list[bool]:
+        """Fetch runs from the shard at ``address``, which is leased under ``epoch``, in order until one fails."""
+        fetched: list[bool] = []
+        async with self._turn, grpc.aio.insecure_channel(address, options=client_options()) as channel:
+            stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(channel)
+            for key in keys:
+                try:
+                    fetched.append(await self._fetch(stub, epoch, key))
+                except (grpc.aio.AioRpcError, BadRunError, TimeoutError) as error:
+                    reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                    _log.warning("a run cannot be fetched", extra={"source": address, "reason": reason})
+                    fetched.append(False)
+                if not fetched[-1]:
+                    break
+        return fetched + [False] * (len(keys) - len(fetched))
+
+    async def _fetch(self, stub: "shard_pb2_grpc.ShardServiceAsyncStub", epoch: int, key: bytes) -> bool:
+        if self._runs.find(key) is not None:
+            return True
+        if self._format is None:
+            raise BadRunError("this model has runs that cannot be exchanged")
+        receiver = RunReceiver(self._format, key, self._runs.memory_room)
+        call = stub.ReadRun(shard_pb2.ReadRunRequest(epoch=epoch, key=key))
+        try:
+            while True:
+                async with asyncio.timeout(_SILENCE_S):
+                    message = await call.read()
+                if not isinstance(message, shard_pb2.ReadRunResponse):
+                    break
+                receiver.add(message.part)
+        finally:
+            call.cancel()
+        run, state = await asyncio.get_running_loop().run_in_executor(None, receiver.finish)
+        (result,) = await self._worker.submit(Adopt(run, state)).next() or (None,)
+        return isinstance(result, Adopted) and result.kept
