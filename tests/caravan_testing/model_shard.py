@@ -364,6 +364,17 @@ class ModelShard:
             seconds=0.001,
         )
 
+    def adopt(self, run: _Run | None) -> bool:
+        """Keep a run of another shard; False if there is none or no room for it."""
+        if run is None:
+            return False
+        key = run.saved.cuts[-1][1]
+        if key not in self.runs:
+            if self.memory_used + run.saved.size_bytes > self.limits.memory_bytes:
+                return False
+            self.runs[key] = _Run(replace(run.saved, on_disk=False), run.spec, run.tokens)
+        return True
+
     @property
     def memory_used(self) -> int:
         return sum(run.saved.size_bytes for run in self.runs.values() if not run.saved.on_disk)

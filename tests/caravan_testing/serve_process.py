@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of the log of a server in whose use a test fails.
+_SHOWN_LINES = 200
 MODEL = ROOT / os.environ.get("CARAVAN_TEST_MODEL", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
@@ -81,6 +83,10 @@ def start(*flags: str) -> Iterator[Served]:
             served = Served(found[1], process, log)
             served.wait("healthy")
             yield served
+        except BaseException:
+            # pytest shows it beside the failure.
+            sys.stderr.write("".join(log[-_SHOWN_LINES:]))
+            raise
         finally:
             process.kill()
             process.wait()

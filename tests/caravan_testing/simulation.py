@@ -10,13 +10,16 @@ from caravan_router.scheduling.actions import (
     Action,
     Decode,
     Deliver,
+    Drained,
     Fail,
     FailureReason,
+    Fetch,
     FilterBatch,
     Flushed,
     Load,
     Preempt,
     Prefill,
+    Resume,
     Save,
     SetLayout,
     Start,
@@ -25,7 +28,9 @@ from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
     Cancelled,
     Event,
+    Fetched,
     FlushRequested,
+    ShardDraining,
     ShardJoined,
     ShardLimits,
     ShardLost,
@@ -56,6 +61,8 @@ class Simulation:
         self.cancelled: set[int] = set()
         self.flushed: dict[int, tuple[ShardPrefixes, ...]] = {}
         self.actions: list[Action] = []
+        self.transfers: dict[int, Fetch] = {}
+        self.drained: list[str] = []
         self.now = 0.0
         self._ids = itertools.count(1)
         self._flush_ids = itertools.count(1)
@@ -79,7 +86,13 @@ class Simulation:
                 self.failed[action.request_id] = action.reason
             case Flushed():
                 self.flushed[action.flush_id] = action.evicted
-            case Start() | Preempt():
+            case Fetch():
+                self.transfers[action.transfer_id] = action
+            case Drained():
+                assert not self.scheduler.shards[action.shard].residents
+                assert not self.shards[action.shard].commands
+                self.drained.append(action.shard)
+            case Start() | Resume() | Preempt():
                 assert action.request_id in self.requests
 
     def _deliver(self, action: Deliver) -> None:
@@ -104,7 +117,24 @@ class Simulation:
 
     def lose(self, name: str) -> None:
         del self.shards[name]
+        self.drained = [drained for drained in self.drained if drained != name]
         self.handle(ShardLost(name))
+        for fetch in list(self.transfers.values()):
+            if name in (fetch.source, fetch.target):
+                self.finish_transfer(fetch.transfer_id)
+
+    def drain(self, name: str) -> None:
+        self.handle(ShardDraining(name))
+
+    def finish_transfer(self, transfer_id: int, *, fails: bool = False) -> None:
+        """Copy the runs of a transfer from shard to shard, in order until one fails, and report it."""
+        fetch = self.transfers.pop(transfer_id)
+        source, target = self.shards.get(fetch.source), self.shards.get(fetch.target)
+        fetched: list[bool] = []
+        for key in fetch.keys:
+            is_possible = source is not None and target is not None and not fails and all(fetched)
+            fetched.append(is_possible and target.adopt(source.runs.get(key)))  # type: ignore[union-attr]
+        self.handle(Fetched(transfer_id=transfer_id, fetched=tuple(fetched), seconds=0.02))
 
     def submit(
         self,
@@ -164,13 +194,17 @@ class Simulation:
             self.handle(event)
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Run steps of all shards until no command is left."""
+        """Run steps of all shards until no command and no transfer is left. Shards that have drained end."""
         for _ in range(max_steps):
             busy = [name for name, shard in self.shards.items() if shard.commands]
-            if not busy:
+            if not (busy or self.transfers or self.drained):
                 return
             for name in busy:
                 self.advance(name)
+            for transfer_id in list(self.transfers):
+                self.finish_transfer(transfer_id)
+            for name in list(self.drained):
+                self.lose(name)
         raise AssertionError(f"not at rest after {max_steps} steps")
 
     def tick(self, seconds: float) -> None:

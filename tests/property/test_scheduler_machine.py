@@ -15,7 +15,7 @@ from caravan_testing.simulation import Simulation
 
 
 def _limits(
-    ids: int, per_sequence: int, layouts: str, batch: int, saving: Saving, memory: int, disk: int
+    ids: int, per_sequence: int, layouts: str, batch: int, saving: Saving, memory: int, disk: int, fingerprint: str
 ) -> ShardLimits:
     """Return few cells and ids: contention is the rule."""
     whole_only = saving is Saving.WHOLE_ONLY
@@ -41,6 +41,7 @@ def _limits(
         memory_bytes=memory,
         disk_bytes=disk,
         max_prompt_logprob_tokens=16,
+        run_fingerprint=fingerprint if saving is Saving.ANY else "",
     )
 
 
@@ -53,6 +54,7 @@ _LIMITS = st.builds(
     saving=st.sampled_from(Saving),
     memory=st.sampled_from([0, 60, 300]),
     disk=st.sampled_from([0, 100]),
+    fingerprint=st.sampled_from(["", "x", "x", "x"]),
 )
 # Two tokens, and few beginnings: prefixes in common are the rule.
 _PROMPTS = (
@@ -173,6 +175,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(set(self.limits) - set(self.simulation.shards))))
         self.simulation.join(name, self.limits[name])
 
+    @precondition(lambda self: self.simulation.shards)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        self.simulation.drain(data.draw(st.sampled_from(sorted(self.simulation.shards))))
+
+    @precondition(lambda self: self.simulation.transfers)
+    @rule(data=st.data(), fails=st.booleans())
+    def finish_transfer(self, data: st.DataObject, fails: bool) -> None:
+        self.simulation.finish_transfer(data.draw(st.sampled_from(sorted(self.simulation.transfers))), fails=fails)
+
     @rule(names=st.sets(st.sampled_from(_NAMES)))
     def flush(self, names: set[str]) -> None:
         self.simulation.flush(*names)
@@ -192,6 +204,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "simulation"):
             return
+        for name, state in list(self.simulation.scheduler.shards.items()):
+            if state.draining:
+                self.simulation.lose(name)
         for name in set(self.limits) - set(self.simulation.shards):
             self.simulation.join(name, self.limits[name])
         self.simulation.run()

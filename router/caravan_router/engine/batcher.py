@@ -29,13 +29,16 @@ from caravan_router.scheduling.actions import (
     Action,
     Decode,
     Deliver,
+    Drained,
     Fail,
     FailureReason,
+    Fetch,
     FilterBatch,
     Flushed,
     Load,
     Preempt,
     Prefill,
+    Resume,
     Save,
     SetLayout,
     Start,
@@ -76,7 +79,7 @@ class Batcher:
         self._queue_timeout_s = scheduler_config.queue_timeout_s
         self._no_shard_grace_s = scheduler_config.no_shard_grace_s
         self._observer = observer
-        self._pool = LinkPool(sources, link_config, post=self._post, is_idle=self._is_idle, observer=observer)
+        self._pool = LinkPool(sources, link_config, post=self._post, is_free=self._is_free, observer=observer)
         self.queries = ShardQueries(self._pool.links, self._sequences_on, scheduler_config.no_shard_grace_s)
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = itertools.count(1)
@@ -154,10 +157,16 @@ class Batcher:
                 self._pool.links[action.shard].send(action)
             case Decode() | FilterBatch() | Save() | Load() | SetLayout():
                 self._pool.links[action.shard].send(action)
+            case Fetch():
+                self._pool.links[action.target].fetch(action, self._pool.links[action.source].epoch)
+            case Drained():
+                self._pool.links[action.shard].give_back()
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:
                     stream.start(action.cached_tokens)
                 self._observer.started(action.prompt_tokens, action.cached_tokens)
+            case Resume():
+                self._observer.resumed(action.computed_again)
             case Preempt():
                 self._observer.preempted(action.how)
             case Fail():
@@ -248,10 +257,9 @@ class Batcher:
         finally:
             del self._flushes[flush_id]
 
-    def _is_idle(self, address: str) -> bool:
-        """Whether the shard at ``address`` runs nothing, or is not leased."""
-        shard = self.scheduler.shards.get(address)
-        return shard is None or not (shard.residents or shard.leaving or shard.in_flight)
+    def _is_free(self, address: str) -> bool:
+        """Whether the shard at ``address`` is not leased."""
+        return address not in self.scheduler.shards
 
     def _sequences_on(self, address: str) -> int:
         shard = self.scheduler.shards.get(address)

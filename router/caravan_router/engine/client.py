@@ -15,7 +15,7 @@ from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import TokenizedText
 from caravan_router.engine import codec
 from caravan_router.engine.fleet import ShardInfo, ShardStatus
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, Stepped
 
 _T = TypeVar("_T")
@@ -23,6 +23,8 @@ _T = TypeVar("_T")
 Reply = Stepped | Saved | Loaded | LayoutSet
 
 _CONTROL_TIMEOUT_S = 5.0
+# A transfer between two shards that is slower is given up.
+_LEAST_BYTES_PER_S = 10e6
 # A timer that is later than this means that this process did not run.
 _LATE_S = 0.25
 # Tokenizing the longest text that a shard accepts takes seconds.
@@ -97,6 +99,23 @@ class ShardClient:
         """Take the shard with a new epoch, or keep it with the same one."""
         request = shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, ttl_ms=int(ttl_s * 1000))
         await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
+
+    async def give_back(self, router_id: str, epoch: int) -> None:
+        """End the lease; a shard that drains ends."""
+        request = shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, release=True)
+        await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
+
+    async def drain(self, epoch: int) -> None:
+        """Let the shard drain, and end when its lease is given back."""
+        await _checked(self._stub.Drain(shard_pb2.DrainRequest(epoch=epoch)), _CONTROL_TIMEOUT_S)
+
+    async def fetch_runs(self, fetch: Fetch, epoch: int, source_epoch: int) -> tuple[bool, ...]:
+        """Let the shard copy runs of another shard. Return for each whether it is there now."""
+        request = shard_pb2.FetchRunsRequest(
+            epoch=epoch, source_address=fetch.source, source_epoch=source_epoch, keys=fetch.keys
+        )
+        timeout_s = _CONTROL_TIMEOUT_S + fetch.size_bytes / _LEAST_BYTES_PER_S
+        return tuple((await _checked(self._stub.FetchRuns(request), timeout_s)).fetched)
 
     async def saved_runs(self) -> tuple[SavedRun, ...]:
         """Return the runs that the shard has saved."""

@@ -358,6 +358,7 @@ def _limits(message: shard_pb2.Limits) -> ShardLimits:
         memory_bytes=message.saved_capacity.memory,
         disk_bytes=message.saved_capacity.disk,
         max_prompt_logprob_tokens=max(1, message.max_prompt_logprob_tokens),
+        run_fingerprint=message.run_fingerprint,
     )
 
 

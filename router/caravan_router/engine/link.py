@@ -26,10 +26,11 @@ from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
 from caravan_router.engine.fleet import ShardInfo
 from caravan_router.engine.observer import EngineObserver, Method
 from caravan_router.engine.pace import StepPace
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,
+    Fetched,
     ShardDraining,
     ShardJoined,
     ShardLost,
@@ -111,6 +112,10 @@ class ShardLink:
         self._accept = accept
         self._observer = observer
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
+        # Transfers to the shard, each with the epoch of the other shard's lease.
+        self._fetches: asyncio.Queue[tuple[Fetch, int]] = asyncio.Queue()
+        # Nothing of the shard, which drains, is needed any more.
+        self._drained = asyncio.Event()
         # Commands that the shard has and has not ended.
         self._under_way: deque[Command] = deque()
         self._pace = self._new_pace()
@@ -134,6 +139,24 @@ class ShardLink:
     def send(self, command: Command) -> None:
         """Queue ``command``; a running Decode yields to it."""
         self._commands.put_nowait(command)
+
+    def fetch(self, fetch: Fetch, source_epoch: int) -> None:
+        """Queue a transfer to this shard, beside its commands. ``source_epoch``: of the other shard's lease."""
+        self._fetches.put_nowait((fetch, source_epoch))
+
+    def give_back(self) -> None:
+        """End the lease of the shard, which has drained."""
+        self._drained.set()
+
+    async def drain(self) -> bool:
+        """Ask the shard to drain and end; return whether it is leased and has agreed."""
+        if self.client is None:
+            return False
+        try:
+            await self.client.drain(self.epoch)
+        except ShardRpcError:
+            return False
+        return True
 
     def retire(self) -> None:
         """Drain the shard, whose address is gone: `run` returns when its session has ended."""
@@ -194,6 +217,8 @@ class ShardLink:
         if self.client is not None:
             self.client = None
             self._commands = asyncio.Queue()
+            self._fetches = asyncio.Queue()
+            self._drained.clear()
             self._under_way.clear()
             self._observer.shard_gone(self.address)
             self._post(ShardLost(self.address))
@@ -225,6 +250,8 @@ class ShardLink:
                 tasks.create_task(self._renew(client, epoch))
                 tasks.create_task(self._watch(client, info))
                 tasks.create_task(self._carry_out(client, epoch))
+                tasks.create_task(self._carry_fetches(client, epoch))
+                tasks.create_task(self._give_back(client, epoch))
         finally:
             await client.close()
 
@@ -254,6 +281,26 @@ class ShardLink:
         while True:
             await asyncio.sleep(self._config.lease_ttl_s * _RENEWED_AFTER)
             await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s)
+
+    async def _carry_fetches(self, client: ShardClient, epoch: int) -> None:
+        """Carry out transfers one after another, as the shard does."""
+        while True:
+            fetch, source_epoch = await self._fetches.get()
+            began = time.monotonic()
+            try:
+                fetched = await client.fetch_runs(fetch, epoch, source_epoch)
+            except ShardRpcError as error:
+                _log.warning("a transfer failed", extra={"shard": self.address, "reason": str(error)})
+                fetched = (False,) * len(fetch.keys)
+            self._observer.fetched(fetch.size_bytes, complete=all(fetched))
+            seconds = time.monotonic() - began
+            self._post(Fetched(transfer_id=fetch.transfer_id, fetched=fetched, seconds=seconds))
+
+    async def _give_back(self, client: ShardClient, epoch: int) -> None:
+        """Wait until the shard has drained, and end the session with its lease."""
+        await self._drained.wait()
+        await client.give_back(self._config.router_id, epoch)
+        raise _DrainedError("it has drained")
 
     async def _watch(self, client: ShardClient, info: ShardInfo) -> None:
         """Note that the shard drains. Raise once it ends, reports nothing, or completes no step for too long."""

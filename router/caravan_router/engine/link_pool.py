@@ -20,8 +20,8 @@ _CHECK_S = 0.2
 class LinkPool:
     """Has one link for each address that ``sources`` have.
 
-    A shard whose address is gone is drained: it gets no new sequences, and its link ends when ``is_idle`` says that
-    nothing runs there any more, or when the shard is lost. An address that comes back meanwhile gets a new link then.
+    A shard whose address is gone is drained: it gets no new sequences, and its link ends with the lease, or when the
+    shard is lost; ``is_free`` says whether it is not leased. An address that comes back meanwhile gets a new link then.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class LinkPool:
         config: LinkConfig,
         *,
         post: Callable[[Event], None],
-        is_idle: Callable[[str], bool],
+        is_free: Callable[[str], bool],
         observer: EngineObserver,
     ) -> None:
         self._config = config
         self._post = post
-        self._is_idle = is_idle
+        self._is_free = is_free
         self._observer = observer
         self._discovery = Discovery(sources, config.address_refresh_s, self._note_addresses)
         self._fleet = Fleet()
@@ -73,7 +73,7 @@ class LinkPool:
         for address, link in self.links.items():
             if address not in self._listed:
                 link.retire()
-            if link.retired and address in self._running and self._is_idle(address):
+            if link.retired and address in self._running and self._is_free(address):
                 self._running.pop(address).cancel()
 
     def _forget(self, address: str, _task: asyncio.Task[None]) -> None:

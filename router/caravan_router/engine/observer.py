@@ -56,8 +56,14 @@ class EngineObserver(Protocol):
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A request started; ``cached_tokens`` of its prompt were in the cache."""
 
+    def resumed(self, computed_again: int) -> None:
+        """A request that had lost its cells starts again; so many of its tokens are computed for another time."""
+
     def preempted(self, how: Preemption) -> None:
         """A running request gave its cells to others."""
+
+    def fetched(self, size_bytes: int, *, complete: bool) -> None:
+        """A shard has fetched saved runs of so many bytes from another, or at least one of them could not be had."""
 
     def queue_size(self, requests: int, swapped: int) -> None:
         """This many requests wait; the cells of ``swapped`` of them are saved."""

@@ -231,6 +231,15 @@ class Metrics:
         self._value("caravan_prefix_cache_hit_tokens").add(cached_tokens)
         self._observe("caravan_request_cached_tokens", cached_tokens)
 
+    def resumed(self, computed_again: int) -> None:
+        self._value("caravan_recomputed_tokens").add(computed_again)
+
+    def fetched(self, size_bytes: int, *, complete: bool) -> None:
+        if complete:
+            self._value("caravan_fetched_bytes").add(size_bytes)
+        else:
+            self._value("caravan_failed_fetches").add()
+
     def preempted(self, how: Preemption) -> None:
         self._value("caravan_preemptions", how.value).add()
 

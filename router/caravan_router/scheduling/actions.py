@@ -145,6 +145,24 @@ class SetLayout:
     shares_cells: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Copy saved runs of the shard ``source`` into the memory of ``target``, beside the commands of both."""
+
+    transfer_id: int
+    source: str
+    target: str
+    keys: tuple[bytes, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing of a shard that drains is needed any more: it may end."""
+
+    shard: str
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """The first chunk of a request is sent; the ``cached_tokens`` before it need not be computed."""
@@ -152,6 +170,14 @@ class Start:
     request_id: int
     prompt_tokens: int
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A request that had lost its cells starts its next stay; ``computed_again`` of its tokens had been computed."""
+
+    request_id: int
+    computed_again: int
 
 
 class Deliver(NamedTuple):
@@ -207,4 +233,4 @@ class Flushed:
 
 
 Command = Prefill | Decode | FilterBatch | Save | Load | SetLayout
-Action = Command | Start | Deliver | Fail | Preempt | Flushed
+Action = Command | Fetch | Drained | Start | Resume | Deliver | Fail | Preempt | Flushed

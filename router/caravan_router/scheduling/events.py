@@ -40,6 +40,7 @@ class ShardLimits:
     ``layout`` is the current one, ``other_layout`` the one that the cache can change to, if any.
     ``memory_bytes`` and ``disk_bytes`` are there for saved runs.
     ``max_prompt_logprob_tokens``: prompt tokens of one step whose logprobs are returned, all sequences together.
+    ``run_fingerprint``: shards that have the same can fetch saved runs from each other; empty if none can.
     """
 
     layout: LayoutLimits
@@ -49,6 +50,7 @@ class ShardLimits:
     memory_bytes: int = 0
     disk_bytes: int = 0
     max_prompt_logprob_tokens: int = 1
+    run_fingerprint: str = ""
 
     @property
     def most_cells_per_sequence(self) -> int:
@@ -115,7 +117,7 @@ class ShardLost:
 
 @dataclass(frozen=True, slots=True)
 class ShardDraining:
-    """A shard is about to end: it serves the sequences it has and takes no others."""
+    """A shard is about to end: it takes no sequences, and those that it has move to other shards or end there."""
 
     shard: str
 
@@ -172,6 +174,15 @@ class LayoutSet:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """The reply to a Fetch, with one flag for each key. None is true if the call failed."""
+
+    transfer_id: int
+    fetched: tuple[bool, ...]
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class CommandEnded:
     """No more replies will come for this command."""
@@ -203,6 +214,7 @@ Event = (
     | Saved
     | Loaded
     | LayoutSet
+    | Fetched
     | CommandEnded
     | FlushRequested
     | Tick

@@ -15,6 +15,7 @@ from caravan_router.scheduling.events import (
     Cancelled,
     CommandEnded,
     Event,
+    Fetched,
     FlushRequested,
     LayoutSet,
     Loaded,
@@ -27,6 +28,7 @@ from caravan_router.scheduling.events import (
     Submitted,
     Tick,
 )
+from caravan_router.scheduling.planning.moving import MOST_FETCHES
 from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.planning.preemption import victim_of_full_cache
 from caravan_router.scheduling.sequence import Sequence
@@ -103,10 +105,13 @@ class Scheduler:
             case Saved() | Loaded() | LayoutSet() | CommandEnded():
                 if (found := self._find_command(event)) is not None:
                     self._apply_reply(*found, event)
+            case Fetched():
+                self._apply_transfer(event)
             case FlushRequested():
                 flushed = [shard for name, shard in self._state.shards.items() if name in event.shards]
                 evicted = tuple(shard.flush() for shard in flushed)
                 for shard in flushed:
+                    self._state.transfers.note_flush(shard.name)
                     self._state.note_change(shard.name, may_start=True)
                 self._state.outbox.add(Flushed(event.flush_id, evicted))
             case Tick():
@@ -159,6 +164,7 @@ class Scheduler:
         if shard is None:
             return
         self._state.forget_saved(name)
+        self._state.transfers.lose(name)
         fatal = shard.positions_under_way
         suspects = {key: positions for key, positions in fatal.items() if shard.residents[key].sequence.is_suspect}
         # If one of them lost a shard just before, the others of the step are not to blame.
@@ -249,6 +255,25 @@ class Scheduler:
         shard.take_back(victim)
         self._lose_cells(victim.sequence)
         return True
+
+    def _apply_transfer(self, event: Fetched) -> None:
+        """Note which runs have come to a shard, and let the request that waits for them start."""
+        is_unwanted = self._state.transfers.is_unwanted(event.transfer_id)
+        transfer = self._state.transfers.end(event.transfer_id, event.seconds if all(event.fetched) else 0.0)
+        if transfer is None:
+            return  # one of the shards was lost
+        target = self._state.shards[transfer.target]
+        came = [run for run, fetched in zip(transfer.runs, event.fetched, strict=True) if fetched]
+        if is_unwanted:
+            target.discard_runs(came)
+        else:
+            target.note_runs(came)
+        waiting = self._state.sequences.get(transfer.request_id) if transfer.request_id is not None else None
+        if waiting is not None and len(came) < len(transfer.runs):
+            self._state.note_fetch(waiting, MOST_FETCHES)
+        self._state.waiting.mark_due()
+        self._state.note_change(transfer.source, may_start=False)
+        self._state.note_change(transfer.target, may_start=True)
 
     def _apply_reply(
         self, shard: ShardLedger, command: InFlight, event: Saved | Loaded | LayoutSet | CommandEnded

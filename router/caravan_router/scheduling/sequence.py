@@ -56,8 +56,12 @@ class Sequence:
     started: bool = False
     # Its tenant was charged for the tokens before this position; computing them again is free.
     charged: int = 0
+    # How many of its first tokens were computed before its last stay ended.
+    reached: int = 0
     # It waits, and this shard saved its cells; empty if none did.
     saved_on: str = ""
+    # How many transfers of its prefix from shard to shard it has waited for since its last stay.
+    fetches: int = 0
     # Number of prompt tokens whose logprobs were delivered.
     prompt_logprobs_delivered: int = 0
     # How many first tokens it shares with other requests, by request id: found by placement while it waits.

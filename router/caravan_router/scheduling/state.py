@@ -1,15 +1,17 @@
 """What the scheduler knows of requests: which wait, which are on a shard, and what they are charged."""
 
 from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from caravan_router.core.generation import GenerationState
-from caravan_router.scheduling.actions import Start
+from caravan_router.scheduling.actions import Resume, Start
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.planning.forecast import OutputLengths
 from caravan_router.scheduling.sequence import Request, Sequence
 from caravan_router.scheduling.shard.ledger import Clock, ShardLedger
 from caravan_router.scheduling.shard.resident import Resident, Status
+from caravan_router.scheduling.transfers import Transfers
 from caravan_router.scheduling.waiting.deadlines import Deadlines
 from caravan_router.scheduling.waiting.fair_share import PROMPT_TOKEN, FairShare
 from caravan_router.scheduling.waiting.queue import WaitingQueue
@@ -30,6 +32,7 @@ class SchedulerState:
         self.deadlines = Deadlines()
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
         self.outbox = Outbox()
+        self.transfers = Transfers()
         self.shards: dict[str, ShardLedger] = {}
         self.sequences: dict[int, Sequence] = {}
         # By request id.
@@ -44,6 +47,11 @@ class SchedulerState:
     def note_change(self, shard: str, *, may_start: bool) -> None:
         """Note that the next plan must look at ``shard``. ``may_start``: maybe a waiting request can start there."""
         self._changes[shard] = may_start or self._changes.get(shard, False)
+
+    @property
+    def changes(self) -> Collection[str]:
+        """The names of the shards that were noted since the last plan."""
+        return self._changes
 
     def take_changes(self) -> dict[str, bool]:
         """Return what was noted since the last call: the shards that changed, and whether requests may start there."""
@@ -82,7 +90,8 @@ class SchedulerState:
         """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
         self._stays[sequence.request_id] = (shard, resident)
         self._priorities[resident.priority] += 1
-        sequence.saved_on = ""
+        self._leave_saved(sequence)
+        sequence.fetches = 0
         sequence.common.clear()
         sequence.matches.clear()
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
@@ -91,6 +100,12 @@ class SchedulerState:
         if not sequence.started:
             sequence.started = True
             self.outbox.add(Start(sequence.request_id, len(sequence.spec.prompt), cached_tokens=resident.shared))
+        else:
+            self.outbox.add(Resume(sequence.request_id, max(0, sequence.reached - resident.computed)))
+
+    def note_fetch(self, sequence: Sequence, times: int = 1) -> None:
+        """Note that ``sequence`` waits for a transfer, or as good as for so many."""
+        sequence.fetches += times
 
     def wait_again(self, sequence: Sequence, *, saved_on: str = "") -> None:
         """Queue a request again whose stay has ended before it did. ``saved_on``: the shard that saved its cells."""
@@ -113,7 +128,14 @@ class SchedulerState:
         else:
             self.waiting.remove(sequence)
             self.waiting.mark_due()  # others may have been behind it
+            self._leave_saved(sequence)
         self._forget(sequence)
+
+    def _leave_saved(self, sequence: Sequence) -> None:
+        """Note that ``sequence`` no longer needs the shard that saved its cells, which may have waited for that."""
+        if sequence.saved_on in self.shards:
+            self.note_change(sequence.saved_on, may_start=False)
+        sequence.saved_on = ""
 
     def forget_saved(self, shard: str) -> None:
         """Note that nothing is saved any more on ``shard``, which was lost."""
@@ -123,6 +145,7 @@ class SchedulerState:
 
     def _end_stay(self, sequence: Sequence) -> tuple[ShardLedger, Resident]:
         shard, resident = self._stays.pop(sequence.request_id)
+        sequence.reached = max(sequence.reached, resident.computed)
         self.note_change(shard.name, may_start=True)
         self._priorities[resident.priority] -= 1
         if not self._priorities[resident.priority]:

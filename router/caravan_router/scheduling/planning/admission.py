@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 
+from caravan_router.scheduling.planning.moving import begin_fetch
 from caravan_router.scheduling.planning.openings import Openings
 from caravan_router.scheduling.planning.placement import Place, choose
 from caravan_router.scheduling.planning.step_plan import StepPlan
@@ -64,11 +65,13 @@ class Admission:
         if sequence.spec.priority < self._blocked:
             # Else what was preempted for a higher priority would take its place back.
             place: Place | NotNow = NotNow.NO_ROOM
-        elif openings.awaits_prefix(request_id):
+        elif openings.awaits_prefix(request_id) or self._state.transfers.is_awaited_by(request_id):
             place = NotNow.PREFIX_COMING
         else:
             self._asked += 1
             place = choose(openings, self._plans.of, sequence)
+            if isinstance(place, Place) and begin_fetch(self._state, sequence, place):
+                place = NotNow.PREFIX_COMING
         if isinstance(place, NotNow):
             self._answers[request_id] = place
             if place is NotNow.NO_ROOM:

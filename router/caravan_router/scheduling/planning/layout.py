@@ -19,11 +19,13 @@ _LAST_CELLS = 8
 def needs_other_layout(shard: ShardAccount, first: Sequence | None) -> bool:
     """Whether a resident, or the ``first`` waiting request, is too long for the current layout and fits the other."""
     other = shard.limits.other_layout
-    if other is None or other.cells_per_sequence <= shard.layout.cells_per_sequence or shard.draining:
+    if other is None or other.cells_per_sequence <= shard.layout.cells_per_sequence:
         return False
     if any(_is_outgrown(shard, resident) for resident in shard.residents.values()):
         return True
-    return first is not None and shard.could_ever_hold(first) and not fits_for_now(first, shard.layout)
+    if first is None or shard.draining or not shard.could_ever_hold(first):
+        return False
+    return not fits_for_now(first, shard.layout)
 
 
 def _is_outgrown(shard: ShardAccount, resident: Resident) -> bool:

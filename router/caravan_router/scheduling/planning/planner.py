@@ -9,6 +9,7 @@ from caravan_router.scheduling.config import PrefillMode
 from caravan_router.scheduling.planning.admission import Admission, StepPlans
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.layout import may_return, needs_other_layout
+from caravan_router.scheduling.planning.moving import finish_drains, how_to_move, to_move
 from caravan_router.scheduling.planning.openings import Openings
 from caravan_router.scheduling.planning.placement import Place, choose
 from caravan_router.scheduling.planning.preemption import choose_how, victims_of_growth, victims_of_priority
@@ -34,6 +35,7 @@ class Planner:
 
         ``preempted``: whether requests lost their cells in this call of the scheduler; then no other is admitted.
         """
+        finish_drains(self._state)
         changes = self._state.take_changes()
         for name, may_start in changes.items():
             self._openings.note(name, may_start=may_start)
@@ -45,6 +47,8 @@ class Planner:
             if victims:
                 self._preempt(shard, victims)
                 preempted = True
+            elif movers := to_move(self._state, shard, now):
+                self._preempt(shard, movers)
             elif self._wants_other_layout(shard, first, now):
                 self._change_layout(shard)
             else:
@@ -80,7 +84,7 @@ class Planner:
         """Whether ``shard``, which can take a command, should get one. Runs after every step: keep it cheap."""
         if not shard.in_flight or shard.release_now:
             return True
-        return bool(to_save(shard, now, len(self._state.waiting)))
+        return bool(to_save(shard, now, len(self._state.waiting)) or to_move(self._state, shard, now))
 
     def _plans(self, shards: list[ShardLedger], now: float, adapter: str | None = None) -> StepPlans:
         """Return plans of which that of each shard that can take a command is made. ``adapter``: see `PlanInput`."""
@@ -159,13 +163,16 @@ class Planner:
 
     def _preempt(self, shard: ShardLedger, victims: list[Resident]) -> None:
         """Take the cells of ``victims``. They wait for their next stay, in their old order."""
-        saved = [resident for resident in victims if choose_how(shard, resident) is Preemption.SWAP]
+        saved = [resident for resident in victims if self._how(shard, resident) is Preemption.SWAP]
         for resident in victims:
             if resident not in saved:
                 shard.cancel(resident)
                 self._state.wait_again(resident.sequence)
                 self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))
         self._save(shard, saved, release=True)
+
+    def _how(self, shard: ShardLedger, resident: Resident) -> Preemption:
+        return how_to_move(self._state, shard, resident) if shard.draining else choose_how(shard, resident)
 
     # Saving, and the layout
 

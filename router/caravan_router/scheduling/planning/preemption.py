@@ -58,10 +58,13 @@ def victim_of_full_cache(shard: ShardAccount, command: InFlight) -> Resident | N
     return max(named, key=lambda resident: resident.request_id, default=None)
 
 
-def choose_how(shard: ShardAccount, resident: Resident) -> Preemption:
-    """Return what costs less by what was measured: saving its cells and loading them again, or computing them again."""
+def choose_how(shard: ShardAccount, resident: Resident, transfer_s: float = 0.0) -> Preemption:
+    """Return what costs less by what was measured: saving its cells and loading them again, or computing them again.
+
+    ``transfer_s``: the time until another shard has fetched them.
+    """
     if not shard.can_save or not resident.is_running:
         return Preemption.RECOMPUTE
-    out_and_in_s = LOAD_S + 2 * resident.computed * shard.costs.copy_cell_s
+    out_and_in_s = transfer_s + LOAD_S + 2 * resident.computed * shard.costs.copy_cell_s
     recompute_s = resident.computed * shard.costs.recompute_token_s
     return Preemption.SWAP if out_and_in_s < recompute_s else Preemption.RECOMPUTE

@@ -14,13 +14,16 @@ def to_save(shard: ShardAccount, now: float, waiting: int) -> list[Resident]:
 
     In the unified layout their cells slow down every step, so they are saved and released at once unless requests wait,
     which may start from them. In the split layout they cost nothing before the last free id is gone: they are saved
-    while the shard is idle, or when every id that could be taken holds something that is not saved.
+    while the shard is idle, or when every id that could be taken holds something that is not saved. A shard that drains
+    saves everything once its last sequence has gone.
     """
     if not shard.can_save:
         return []
     unsaved = [resident for resident in shard.parked.values() if not resident.is_expendable]
     if not unsaved:
         return []
+    if shard.draining:
+        return [] if shard.residents else unsaved
     if shard.layout.shares_cells and not waiting:
         return _within(unsaved, _MOST_CELLS_AT_ONCE)
     can_take = bool(shard.free_ids or shard.releasing) or len(unsaved) < len(shard.parked)
@@ -43,4 +46,4 @@ def _within(residents: list[Resident], cells: int) -> list[Resident]:
 
 def releases(shard: ShardAccount, waiting: int) -> bool:
     """Whether parked sequences are released when they are saved."""
-    return shard.layout.shares_cells and not waiting
+    return shard.draining or (shard.layout.shares_cells and not waiting)

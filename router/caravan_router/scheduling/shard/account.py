@@ -43,6 +43,11 @@ class ShardAccount:
         self.costs = ShardCosts()
         self.steps_since_prefill = 0
         self.draining = False
+        # While it drains: since when, in seconds on the scheduler's clock, whether what it keeps of ended sequences has
+        # been offered to others, and whether it may end.
+        self.draining_since_s = math.inf
+        self.has_moved_prefixes = False
+        self.is_drained = False
         # When the layout was changed last, in seconds on the scheduler's clock.
         self.layout_set_s = -math.inf
         # The shard should get a command at once: it computes for a client that is gone, or its cache is full.
@@ -125,6 +130,16 @@ class ShardAccount:
             for sequence_id, resident in step.residents.items()
             if resident is self._residents.get(sequence_id)
         }
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it drains, and no sequence is left on it, nor a command under way, nor something to save."""
+        is_quiet = not (self._residents or self._leaving or self._in_flight)
+        return (
+            self.draining
+            and is_quiet
+            and not (self.can_save and any(not r.is_expendable for r in self._parked.values()))
+        )
 
     @property
     def adapters(self) -> set[str]:

@@ -14,7 +14,7 @@ from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
-from caravan_router.scheduling.shard.saved_runs import SavedPrefix
+from caravan_router.scheduling.shard.saved_runs import Eviction, SavedPrefix
 
 # Copying a split sequence moves all of its cells: as long as computing one token for each so many of them.
 _CELLS_PER_TOKEN = 256
@@ -185,7 +185,16 @@ class ShardLedger(ShardAccount):
 
     def drain(self) -> None:
         """Take no more sequences."""
-        self.draining = True
+        if not self.draining:
+            self.draining, self.draining_since_s = True, self._clock.now_s
+
+    def note_prefixes_moved(self) -> None:
+        """Note that what was saved of ended sequences was offered to other shards."""
+        self.has_moved_prefixes = True
+
+    def note_drained(self) -> None:
+        """Note that nothing of it is needed any more."""
+        self.is_drained = True
 
     # Results
 
@@ -272,13 +281,23 @@ class ShardLedger(ShardAccount):
                 self._parking.pop(resident.sequence_id, None)
             else:
                 resident.is_expendable = True
-        eviction = self.runs.make_room(cells)
-        self._dropped_runs += eviction.dropped
-        self._spilled_runs += eviction.spilled
+        self._note_eviction(self.runs.make_room(cells))
         return entries
 
+    def expect_runs(self, size_bytes: int, keep: SavedPrefix) -> None:
+        """Make room for runs of another shard, except by giving up ``keep``."""
+        self._note_eviction(self.runs.make_room_for(size_bytes, keep))
+
+    def discard_runs(self, runs: Iterable[SavedRun]) -> None:
+        """Let the next command drop runs that nobody wants."""
+        self._dropped_runs += [run.key for run in runs]
+
+    def _note_eviction(self, eviction: Eviction) -> None:
+        self._dropped_runs += eviction.dropped
+        self._spilled_runs += eviction.spilled
+
     def note_runs(self, runs: Iterable[SavedRun]) -> None:
-        """Note runs that were saved before the shard joined; each comes after those before it."""
+        """Note runs that were saved elsewhere, or before the shard joined; each comes after those before it."""
         for run in runs:
             self.runs.add(run)
 

@@ -70,7 +70,7 @@ class SavedRuns:
         # By the keys of their cuts.
         self._cuts: dict[bytes, _Run] = {}
         # The largest size of a cell seen, in bytes.
-        self._cell_bytes = 0.0
+        self.cell_bytes = 0.0
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -95,7 +95,7 @@ class SavedRuns:
         tier = Tier.DISK if run.on_disk else Tier.MEMORY
         added = self._runs[run.key] = _Run(run.start, run.cuts, run.size_bytes, tier)
         self.used_bytes[tier] += run.size_bytes
-        self._cell_bytes = max(self._cell_bytes, run.size_bytes / (added.end - added.start))
+        self.cell_bytes = max(self.cell_bytes, run.size_bytes / (added.end - added.start))
         for _, key in run.cuts:
             self._cuts.setdefault(key, added)
 
@@ -143,6 +143,32 @@ class SavedRuns:
             end = run.start
         return SavedPrefix(min(length, most), tuple(reversed(slices)))
 
+    def has_beginning(self, keys: PrefixKeys, known: int) -> bool:
+        """Whether anything is saved of ``known`` tokens, of which there is at least a block."""
+        return known >= BLOCK_TOKENS and keys.at(BLOCK_TOKENS) in self._cuts
+
+    def describe(self, keys: Iterable[bytes]) -> list[SavedRun]:
+        """Return the runs of these keys that there are, each after those that end where it starts."""
+        found = sorted((self._runs[key] for key in keys if key in self._runs), key=lambda run: run.start)
+        return [SavedRun(start=run.start, cuts=run.cuts, size_bytes=run.size_bytes) for run in found]
+
+    def describe_recent(self, most_bytes: int, without: "SavedRuns") -> list[SavedRun]:
+        """Return the most recently used runs that ``without`` lacks, ``most_bytes`` together at most."""
+        keys = []
+        for key, run in reversed(self._runs.items()):
+            if key in without:
+                continue
+            most_bytes -= run.size_bytes
+            if most_bytes < 0:
+                break
+            keys.append(key)
+        return self.describe(keys)
+
+    @property
+    def memory_room(self) -> int:
+        """Bytes of memory that are free."""
+        return self._capacity[Tier.MEMORY] - self.used_bytes[Tier.MEMORY]
+
     # Changes
 
     def use(self, prefix: SavedPrefix) -> None:
@@ -152,8 +178,11 @@ class SavedRuns:
 
     def make_room(self, cells: int, keep: SavedPrefix = NO_PREFIX) -> Eviction:
         """Make room in memory for a run of so many cells, as far as its size is known."""
+        return self.make_room_for(int(cells * self.cell_bytes), keep)
+
+    def make_room_for(self, wanted: int, keep: SavedPrefix = NO_PREFIX) -> Eviction:
+        """Make room in memory for so many bytes."""
         kept = {piece.key for piece in keep.slices}
-        wanted = int(cells * self._cell_bytes)
         dropped: list[bytes] = []
         spilled: list[bytes] = []
         for run in self._beyond(Tier.MEMORY, wanted, kept):

@@ -1,0 +1,93 @@
+"""Saved runs on their way from one shard to another, and how long that takes."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from caravan_router.scheduling.events import SavedRun
+
+# The first guesses: a call through two processes, and 300 MB/s.
+_FIRST_BYTE_S = 1 / 300e6
+_CALL_S = 0.01
+_NEWEST = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Copies ``runs`` of the shard ``source`` into the memory of ``target``.
+
+    ``request_id``: the request that waits for it; None if what moves belongs to ended sequences.
+    """
+
+    transfer_id: int
+    source: str
+    target: str
+    runs: Sequence[SavedRun]
+    request_id: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(run.size_bytes for run in self.runs)
+
+
+class Transfers:
+    """The transfers under way. A shard fetches one after another, so each waits for those before it."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, Transfer] = {}
+        self._awaited: set[int] = set()
+        self._unwanted: set[int] = set()
+        self._last_id = 0
+        self._byte_s = _FIRST_BYTE_S
+
+    def begin(self, source: str, target: str, runs: Sequence[SavedRun], request_id: int | None = None) -> Transfer:
+        """Note a transfer that begins."""
+        self._last_id += 1
+        transfer = Transfer(transfer_id=self._last_id, source=source, target=target, runs=runs, request_id=request_id)
+        self._under_way[transfer.transfer_id] = transfer
+        if request_id is not None:
+            self._awaited.add(request_id)
+        return transfer
+
+    def end(self, transfer_id: int, seconds: float = 0.0) -> Transfer | None:
+        """Forget a transfer and learn from its time, 0 if it failed. Return it; None if it is unknown."""
+        transfer = self._under_way.pop(transfer_id, None)
+        self._unwanted.discard(transfer_id)
+        if transfer is None:
+            return None
+        if transfer.request_id is not None:
+            self._awaited.discard(transfer.request_id)
+        if seconds > _CALL_S and transfer.size_bytes:
+            self._byte_s += _NEWEST * ((seconds - _CALL_S) / transfer.size_bytes - self._byte_s)
+        return transfer
+
+    def lose(self, shard: str) -> Collection[Transfer]:
+        """Forget the transfers from and to a shard that is gone, and return them."""
+        lost = [one for one in self._under_way.values() if shard in (one.source, one.target)]
+        for transfer in lost:
+            self.end(transfer.transfer_id)
+        return lost
+
+    def note_flush(self, shard: str) -> None:
+        """Note that nothing is wanted of what ``shard`` fetches now."""
+        self._unwanted |= {key for key, one in self._under_way.items() if one.target == shard}
+
+    def is_unwanted(self, transfer_id: int) -> bool:
+        """Whether what a transfer brings is not wanted any more."""
+        return transfer_id in self._unwanted
+
+    def is_awaited_by(self, request_id: int) -> bool:
+        """Whether a request waits for a transfer."""
+        return request_id in self._awaited
+
+    def involve(self, shard: str) -> bool:
+        """Whether a transfer from or to ``shard`` is under way."""
+        return any(shard in (one.source, one.target) for one in self._under_way.values())
+
+    def seconds(self, target: str, size_bytes: int) -> float:
+        """Return the expected time until ``target`` has fetched so many bytes more."""
+        before = sum(one.size_bytes for one in self._under_way.values() if one.target == target)
+        return _CALL_S + (before + size_bytes) * self._byte_s
+
+    def bytes_within(self, seconds: float) -> int:
+        """Return how many bytes a shard can be expected to fetch within ``seconds``."""
+        return int((seconds - _CALL_S) / self._byte_s)
