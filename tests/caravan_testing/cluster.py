@@ -101,8 +101,10 @@ class Cluster:
         report = self.report(address)
         return None if report is None else report.standing.state
 
-    async def start_shard(self, address: str, fingerprint: str | None = None) -> None:
-        """Start a shard, of another model if ``fingerprint`` is given."""
+    async def start_shard(
+        self, address: str, fingerprint: str | None = None, state_fingerprint: str | None = None
+    ) -> None:
+        """Start a shard, of another model if ``fingerprint`` is given, or with another form of saved runs."""
         config = self.config
         self.backends[address] = ToyBackend(
             cells=config.cells,
@@ -120,6 +122,8 @@ class Cluster:
         if fingerprint is not None:
             backend = self.backends[address]
             backend.facts = replace(backend.facts, fingerprint=fingerprint, name="other")
+        if state_fingerprint is not None:
+            self.backends[address].state_fingerprint = state_fingerprint
         self.servers[address] = ShardServer(
             ShardConfig(
                 backend="fake",
@@ -189,8 +193,9 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
             await asyncio.wait({engine})
             for address in list(running.servers):
                 await running.stop_shard(address)
-        if not engine.cancelled():
-            await engine
+            if not engine.cancelled():
+                # It says more than what a client saw.
+                engine.result()
 
 
 def expected_text(prompt: str, max_new_tokens: int) -> str:

@@ -11,7 +11,7 @@ from caravan_router.core.errors import EngineError, GenerationError, NoShardErro
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.sampling import FinishReason
-from caravan_router.core.shards import ShardReport
+from caravan_router.core.shards import ShardReport, ShardStanding, ShardState
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 
 BOS, EOS = 1, 2
@@ -224,6 +224,16 @@ class ScriptedEngine:
 
     def shards(self) -> list[ShardReport]:
         return self.reports
+
+    async def drain_shard(self, address: str) -> bool:
+        standings = {report.address: report.standing.state for report in self.reports}
+        if standings.get(address) is not ShardState.SERVING:
+            return False
+        draining = ShardStanding(state=ShardState.DRAINING, since_s=time.monotonic(), reason="the shard is ending")
+        self.reports = [
+            replace(report, standing=draining) if report.address == address else report for report in self.reports
+        ]
+        return True
 
     def cached_prefixes(self) -> list[ShardPrefixes]:
         return list(self.prefixes.values())

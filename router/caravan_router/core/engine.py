@@ -142,6 +142,13 @@ class Engine(Protocol):
         """Return what each shard that is up keeps of ended sequences."""
         ...
 
+    async def drain_shard(self, address: str) -> bool:
+        """Let a shard drain and end; return whether it has agreed, which it does if it is up.
+
+        Its sequences, and what it keeps of ended ones, move to other shards where these have room.
+        """
+        ...
+
     async def flush_prefixes(self, shards: Collection[str]) -> Sequence[ShardPrefixes]:
         """Evict all that ``shards`` keep of ended sequences, and return it. Shards that are not up are left out."""
         ...

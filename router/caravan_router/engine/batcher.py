@@ -242,6 +242,11 @@ class Batcher:
             used_cells=0 if leased is None else leased.live_cells,
         )
 
+    async def drain_shard(self, address: str) -> bool:
+        """Let a shard drain and end; return whether it has agreed. Its sequences move to others where these can."""
+        link = self._pool.links.get(address)
+        return link is not None and await link.drain()
+
     def cached_prefixes(self) -> list[ShardPrefixes]:
         """Return what each leased shard keeps of ended sequences."""
         return [shard.prefixes for shard in self.scheduler.shards.values()]

@@ -48,6 +48,16 @@ async def _checked(call: Awaitable[_T], timeout_s: float) -> _T:
         raise ShardRpcError(None, f"no answer within {timeout_s:g} s") from None
     except grpc.aio.AioRpcError as rpc_error:
         raise _shard_error(rpc_error) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Not this task was cancelled but the call, since the channel was closed.
+        raise _closed() from None
+
+
+def _closed() -> ShardRpcError:
+    return ShardRpcError(None, "the connection was closed")
 
 
 async def _heard(read: Coroutine[None, None, _T], silence_s: float) -> _T:
@@ -82,13 +92,22 @@ class ShardClient:
         self._stream_interval_ms = stream_interval_ms
         self._address = address
         self._channel = grpc.aio.insecure_channel(address, options=client_options())
-        self._stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(self._channel)
+        self._calls: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(self._channel)
+        self._is_closed = False
         self._step_timeout_s = step_timeout_s
         # Number of texts that are being embedded.
         self.embedding = 0
 
+    @property
+    def _stub(self) -> "shard_pb2_grpc.ShardServiceAsyncStub":
+        """Raises ShardRpcError once the client is closed, where gRPC would raise an error of its own."""
+        if self._is_closed:
+            raise _closed()
+        return self._calls
+
     async def close(self) -> None:
-        """End the channel and every call on it."""
+        """End the channel and every call on it, with ShardRpcError."""
+        self._is_closed = True
         await self._channel.close()
 
     async def info(self) -> ShardInfo:

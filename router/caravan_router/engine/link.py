@@ -46,6 +46,9 @@ _MAX_BACKOFF_S = 5.0
 # Part of a lease's time after which it is renewed.
 _RENEWED_AFTER = 1 / 15
 
+# A router that ends waits so long for a shard to take its lease back.
+_LAST_CALL_S = 1.0
+
 _GONE = "its address is gone"
 
 
@@ -252,6 +255,13 @@ class ShardLink:
                 tasks.create_task(self._carry_out(client, epoch))
                 tasks.create_task(self._carry_fetches(client, epoch))
                 tasks.create_task(self._give_back(client, epoch))
+        except asyncio.CancelledError:
+            # This router ends. Neither the next one nor a shard that drains has to wait until the lease expires.
+            if self.client is not None:
+                with contextlib.suppress(ShardRpcError, TimeoutError):
+                    async with asyncio.timeout(_LAST_CALL_S):
+                        await client.give_back(self._config.router_id, self.epoch)
+            raise
         finally:
             await client.close()
 

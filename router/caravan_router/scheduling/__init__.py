@@ -47,7 +47,8 @@ The cells of a sequence can be saved as *runs* in the shard's host memory, and m
 hash of all tokens up to its end (`prefix_keys`), so a prefix is found wherever it was saved, and a common one is saved
 once. `shard.saved_runs` knows the runs of a shard and says which make way for others. A sequence that is preempted, or
 that ended and should no longer take cells, is saved; a request that begins like it loads what was saved, where that is
-faster than computing.
+faster than computing. A shard can fetch the runs of another one into its own memory (`transfers`): so a request goes on
+elsewhere when its shard drains, or starts where there is room.
 
 Who writes what
 ---------------
@@ -57,6 +58,8 @@ shard takes a `shard.account.ShardAccount`, of which the ledger is the writable 
     what                                                        owner
     ids, cells, stays, commands under way and costs of a shard  shard.ledger.ShardLedger
     what a shard has saved                                      shard.saved_runs.SavedRuns, called by the ledger
+    runs on their way from shard to shard                       transfers.Transfers, called by planning.moving and
+                                                                the scheduler
     which requests exist, wait or stay; what is charged         state.SchedulerState
     order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
     which shards could take a request                           planning.openings.Openings
@@ -72,12 +75,14 @@ The plan
 After events, for the shards that have changed and have nothing under way, or only a Decode:
 
     for each shard:  if its decodes lack cells: preempt the lowest priority, the newest first
+                     else if it drains: preempt those that have room elsewhere
                      else if a sequence is too long for the layout, or fits the faster one again: change the layout
                      else save ended sequences whose cells or ids are in the way, or while it is idle
     if that preempted nobody, for each waiting request in the queue's order:
         choose the shard where it starts soonest: cells by forecast, a free id, what is cached or saved there,
                                                   token budget, the adapter's turn
-        it has a place:            the shard's step plan takes it, with a first chunk of its prompt
+        it has a place:            the shard's step plan takes it, with a first chunk of its prompt, unless it is
+                                   faster to fetch what another shard has saved of it: then it waits for that
         its prefix is on its way:  it is passed over
         it has none, and is first: preempt lower priorities where that helps; then admit nobody else
         it has none:               lower priorities wait too; others go before it at most `max_bypass` times

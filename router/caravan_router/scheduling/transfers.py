@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from caravan_router.scheduling.events import SavedRun
 
 # The first guesses: a call through two processes, and 300 MB/s.
+_FIRST_CALL_S = 0.01
 _FIRST_BYTE_S = 1 / 300e6
-_CALL_S = 0.01
 _NEWEST = 0.3
+# The time of a smaller transfer tells what a call takes, that of a larger one what bytes take.
+_SMALL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class Transfers:
         self._awaited: set[int] = set()
         self._unwanted: set[int] = set()
         self._last_id = 0
+        self._call_s = _FIRST_CALL_S
         self._byte_s = _FIRST_BYTE_S
 
     def begin(self, source: str, target: str, runs: Sequence[SavedRun], request_id: int | None = None) -> Transfer:
@@ -56,9 +59,15 @@ class Transfers:
             return None
         if transfer.request_id is not None:
             self._awaited.discard(transfer.request_id)
-        if seconds > _CALL_S and transfer.size_bytes:
-            self._byte_s += _NEWEST * ((seconds - _CALL_S) / transfer.size_bytes - self._byte_s)
+        if seconds:
+            self._learn(transfer.size_bytes, seconds)
         return transfer
+
+    def _learn(self, size_bytes: int, seconds: float) -> None:
+        if size_bytes < _SMALL_BYTES:
+            self._call_s += _NEWEST * (seconds - self._call_s)
+        else:
+            self._byte_s += _NEWEST * (max(0.0, seconds - self._call_s) / size_bytes - self._byte_s)
 
     def lose(self, shard: str) -> Collection[Transfer]:
         """Forget the transfers from and to a shard that is gone, and return them."""
@@ -86,8 +95,8 @@ class Transfers:
     def seconds(self, target: str, size_bytes: int) -> float:
         """Return the expected time until ``target`` has fetched so many bytes more."""
         before = sum(one.size_bytes for one in self._under_way.values() if one.target == target)
-        return _CALL_S + (before + size_bytes) * self._byte_s
+        return self._call_s + (before + size_bytes) * self._byte_s
 
     def bytes_within(self, seconds: float) -> int:
         """Return how many bytes a shard can be expected to fetch within ``seconds``."""
-        return int((seconds - _CALL_S) / self._byte_s)
+        return int(max(0.0, seconds - self._call_s) / self._byte_s)

@@ -3,8 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from caravan_router.engine.batcher import Batcher
-from caravan_router.engine.client import ShardClient
+from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.link import LinkConfig, ShardLink
 from caravan_router.metrics.recorder import Metrics
@@ -13,6 +15,7 @@ from caravan_router.scheduling.events import Event, ShardDraining, ShardJoined, 
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
+from caravan_shard.service.text import TextService
 from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.step_log import StepLog
@@ -36,8 +39,9 @@ async def test_the_router_hears_at_once_that_a_shard_drains() -> None:
 
 
 async def test_the_router_hears_of_a_drain_before_the_shard_is_gone(tmp_path: Path) -> None:
-    """This holds even if the shard has nothing to finish and ends at once."""
-    server = ShardServer(ShardConfig(backend="fake", address=f"unix:{tmp_path}/shard"), ToyBackend)
+    """This holds even if the shard ends at once."""
+    config = ShardConfig(backend="fake", address=f"unix:{tmp_path}/shard", drain_timeout_s=0.0)
+    server = ShardServer(config, ToyBackend)
     await server.start()
     events: list[Event] = []
     link = ShardLink(
@@ -71,6 +75,25 @@ async def test_what_was_sent_before_the_router_knew_of_a_drain_is_carried_out() 
         await drained
 
 
+async def test_a_call_of_a_client_that_is_closed_fails_and_cancels_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def tokenize(*_args: object, **_kwargs: object) -> None:
+        asked.set()
+        await never.wait()
+
+    monkeypatch.setattr(TextService, "tokenize", tokenize)
+    async with cluster() as running:
+        client = ShardClient(running.addresses[0], 5.0)
+        call = asyncio.create_task(client.tokenize("text", add_special=True))
+        await asked.wait()
+        await client.close()
+        with pytest.raises(ShardRpcError, match="the connection was closed"):
+            await call
+        with pytest.raises(ShardRpcError, match="the connection was closed"):
+            await client.tokenize("text", add_special=True)
+
+
 async def test_the_newer_of_two_routers_keeps_the_shard_and_the_older_stands_by() -> None:
     wanted = spec([1, 2, 3], 300)
     async with cluster(ClusterConfig(step_s=0.005)) as running:
@@ -87,7 +110,6 @@ async def test_the_newer_of_two_routers_keeps_the_shard_and_the_older_stands_by(
         assert not running.engine.scheduler.shards
         serving.cancel()
         await asyncio.wait({serving})
-        await client.lease("newer", epoch, 0.01)  # else it would last for 15 s
         assert await of_the_older == undisturbed(wanted)
         assert (await client.info()).epoch == epoch + 1
         await client.close()

@@ -1,4 +1,4 @@
-"""``/admin/shards``: the state of each shard. ``/admin/prefixes``: prefixes of ended sequences that shards cache."""
+"""``/admin/shards``: the state of each shard, and its drain. ``/admin/prefixes``: what they keep of ended sequences."""
 
 import time
 from collections.abc import Iterable
@@ -47,6 +47,16 @@ def _shard(report: ShardReport, now: float) -> Shard:
         sequences=report.sequences,
         used_cells=report.used_cells,
     )
+
+
+async def drain(request: web.Request) -> web.Response:
+    """Handle ``POST /admin/shards/{shard}/drain``. Raises UnknownShardError."""
+    engine = request.app[STATE].engine
+    name = request.match_info["shard"]
+    known = [report.address for report in engine.shards() if name in (report.address, report.shard_id)]
+    if len(known) != 1 or not await engine.drain_shard(known[0]):
+        raise UnknownShardError(name)
+    return await shards(request)
 
 
 async def prefixes(request: web.Request) -> web.Response:
@@ -108,6 +118,19 @@ ROUTES = (
         dialect=TGI,
         summary="List the shards that the router knows, with the state of each and the reason for it",
         replies=((JSON, Shards),),
+        operator=True,
+    ),
+    Route(
+        method="POST",
+        path="/admin/shards/{shard}/drain",
+        handler=drain,
+        dialect=TGI,
+        summary="Let a shard end once its requests have moved to other shards or ended",
+        parameters=(
+            Parameter(name="shard", place="path", description="Its address, or its id if no other shard has it"),
+        ),
+        replies=((JSON, Shards),),
+        errors=(404,),
         operator=True,
     ),
     Route(

@@ -145,6 +145,34 @@ async def test_shards_are_listed(service: Service) -> None:
     }
 
 
+def standing(state: ShardState) -> ShardStanding:
+    return ShardStanding(state=state, since_s=time.monotonic())
+
+
+@pytest.mark.parametrize("name", ["unix:%2Fb", "b"])
+async def test_a_shard_is_drained_by_its_address_or_its_id(service: Service, name: str) -> None:
+    service.engine.reports = [
+        ShardReport(address="unix:/a", standing=standing(ShardState.SERVING), epoch=1, shard_id="a"),
+        ShardReport(address="unix:/b", standing=standing(ShardState.SERVING), epoch=1, shard_id="b"),
+    ]
+    response = await service.client.post(f"/admin/shards/{name}/drain")
+    states = [shard["state"] for shard in (await response.json())["shards"]]
+    assert (response.status, states) == (200, ["serving", "draining"])
+
+
+@pytest.mark.parametrize("name", ["c", "same", "down"])
+async def test_only_one_shard_that_is_up_is_drained(service: Service, name: str) -> None:
+    service.engine.reports = [
+        ShardReport(address="1", standing=standing(ShardState.SERVING), epoch=1, shard_id="same"),
+        ShardReport(address="2", standing=standing(ShardState.SERVING), epoch=1, shard_id="same"),
+        ShardReport(address="3", standing=standing(ShardState.LOST), epoch=1, shard_id="down"),
+    ]
+    response = await service.client.post(f"/admin/shards/{name}/drain")
+    message = f"No shard of this name is up. Given: {name}"
+    assert (response.status, await response.json()) == (404, {"error": message, "error_type": "not_found"})
+    assert not any(report.standing.state is ShardState.DRAINING for report in service.engine.reports)
+
+
 OPERATOR_ROUTES = [(route.method, route.path) for route in ROUTES if route.path.startswith("/admin/")]
 
 
@@ -164,7 +192,8 @@ async def test_routes_under_admin_need_the_key_of_an_operator(locked: Service, m
         },
     )
     assert len(locked.engine.prefixes["unix:/a.sock"].prefixes) == 2
-    assert (await locked.client.request(method, path, headers=AS_OPERATOR)).status == 200
+    served = 404 if "{" in path else 200
+    assert (await locked.client.request(method, path, headers=AS_OPERATOR)).status == served
 
 
 async def test_an_operator_may_use_every_other_route(locked: Service) -> None:
