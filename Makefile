@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 CLIENT := .cache/clients/text-generation/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
-.PHONY: help run test test-clients check lint format proto openapi docs bench soak clean
+.PHONY: help run test test-clients check lint format proto openapi docs bench simulate soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,9 @@ docs: $(INSTALLED) ## write the tables in the documents that are generated from 
 bench: $(INSTALLED) ## compare with llama-server and llama-batched-bench, which are built once; ARGS: --list, --rows and more
 	PYTHONPATH=tests $(BIN)/python -m bench.build_peers
 	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
+
+simulate: $(INSTALLED) ## play fleets in virtual time and compare placements; ARGS: --trace, --rate, --shards and more
+	PYTHONPATH=tests $(BIN)/python -m bench.simulate $(ARGS)
 
 soak: $(INSTALLED) $(DEMO_MODEL) ## run random load with too few KV cells for MINUTES and check for errors and growth; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m soak.soak --minutes $(MINUTES) $(ARGS)

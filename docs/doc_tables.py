@@ -9,6 +9,7 @@ A contract test fails when a table in a document is not what this module makes o
 
 import ast
 import dataclasses
+import json
 import math
 import re
 import sys
@@ -165,6 +166,70 @@ def decisions_table() -> str:
     return _table(("", "decision"), rows)
 
 
+def goodput_table() -> str:
+    """One row for each trace and load that `make simulate` played, with the goodput of each policy."""
+    runs = _simulations()["runs"]
+    policies = list(dict.fromkeys(run["policy"] for run in runs))
+    rows: dict[tuple[str, float], dict[str, float]] = {}
+    offered: dict[tuple[str, float], float] = {}
+    for run in runs:
+        key = (run["scenario"], run["rate"])
+        rows.setdefault(key, {})[run["policy"]] = run["goodput"]
+        offered[key] = run["offered"]
+    lines = []
+    for key, goodput in rows.items():
+        # Equal as far as the table shows them.
+        best = max(round(value, 1) for value in goodput.values())
+        cells = (_bold(f"{goodput[name]:.1f}", round(goodput[name], 1) == best) for name in policies)
+        lines.append((key[0], f"{offered[key]:.1f}", *cells))
+    return _table(("trace", "requests/s", *policies), lines)
+
+
+def unequal_shards_table() -> str:
+    """What twenty shards, half of which are slow, could serve one by one, and what the best policies make of them."""
+    data = _simulations()
+    fast, slow = data["alone"]["fast"], data["alone"]["slow"]
+    ideal = 10 * (fast + slow)
+    rows = [(f"ideal sum: 10 x {fast:.2f} and 10 x {slow:.2f} alone", f"{ideal:.1f}", "1.00")]
+    best: dict[str, float] = {}
+    for run in data["runs"]:
+        if run["scenario"] == "unrelated prompts, half of the shards slow":
+            best[run["policy"]] = max(run["goodput"], best.get(run["policy"], 0.0))
+    rows += [(policy, f"{goodput:.1f}", f"{goodput / ideal:.2f}") for policy, goodput in best.items()]
+    return _table(("unrelated prompts, half of the shards slow", "best goodput", "share of the ideal"), rows)
+
+
+def simulated_latency_table() -> str:
+    """One row for each trace and policy, at the load that the scenario shows."""
+    data = _simulations()
+    rows = []
+    for scenario in data["scenarios"]:
+        runs = [run for run in data["runs"] if run["scenario"] == scenario["name"] and run["rate"] == scenario["shown"]]
+        rows += [
+            (
+                f"{run['scenario']}, {run['offered']:.0f}/s",
+                run["policy"],
+                f"{run['ttft_p50_s']:.2f}",
+                f"{run['ttft_p99_s']:.2f}",
+                f"{1e3 * run['itl_p50_s']:.0f}",
+                f"{1e3 * run['itl_p99_s']:.0f}",
+                f"{100 * run['hit_rate']:.0f} %",
+                f"{run['output_tokens_per_s']:,.0f}",
+            )
+            for run in runs
+        ]
+    head = ("trace", "policy", "TTFT p50, s", "p99, s", "ITL p50, ms", "p99, ms", "cached", "tokens/s")
+    return _table(head, rows)
+
+
+def _bold(text: str, is_bold: bool) -> str:
+    return f"**{text}**" if is_bold else text
+
+
+def _simulations() -> Any:
+    return json.loads((ROOT / "tests" / "bench" / "simulate" / "results.json").read_text())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "flags of caravan serve": lambda: flags_table(ServeConfig),
     "flags of the router": lambda: flags_table(RouterConfig),
@@ -177,6 +242,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "import rules": import_rules_table,
     "make targets": targets_table,
     "decisions": decisions_table,
+    "goodput": goodput_table,
+    "unequal shards": unequal_shards_table,
+    "simulated latency": simulated_latency_table,
 }
 
 

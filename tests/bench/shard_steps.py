@@ -1,12 +1,14 @@
 """Measures where the time of a shard's steps goes: `python tests/bench/shard_steps.py MODEL [--split] [-ub N]`.
 
 Needs no gRPC. Prints one line per number of sequences (decode) and one per size of the prompt chunk (prefill, with four
-decoding sequences in the same step).
+decoding sequences in the same step). ``--record FILE`` writes the times for `bench.simulate`.
 """
 
 import argparse
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
@@ -20,6 +22,7 @@ from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loading import backend_loader
 
 _MS = 1e6
+_NS = 1e9
 
 
 def _tokens(count: int, seed: int) -> list[int]:
@@ -35,7 +38,8 @@ def _start(engine: Engine, sequence_id: int, prompt: Sequence[int], sampling: Sa
     assert isinstance(engine.prefill(Prefill(chunks=[chunk]), perf_counter_ns()), StepResult)
 
 
-def _decode(engine: Engine, sequences: int, steps: int, sampling: SamplingParameters, name: str) -> None:
+def _decode(engine: Engine, sequences: int, steps: int, sampling: SamplingParameters, name: str) -> float:
+    """Return the seconds of a step."""
     for sequence_id in range(sequences):
         _start(engine, sequence_id, _tokens(100, sequence_id), sampling)
     ids = list(range(sequences))
@@ -55,9 +59,11 @@ def _decode(engine: Engine, sequences: int, steps: int, sampling: SamplingParame
         f"(sampling {median(sampled) / _MS:6.3f}), {share:.2f} % inside"
     )
     engine.filter_batch(FilterBatch(keep_ids=[]))
+    return (median(inside) + median(outside)) / _NS
 
 
-def _prefill(engine: Engine, chunk_tokens: int, riders: int, repeats: int) -> None:
+def _prefill(engine: Engine, chunk_tokens: int, riders: int, repeats: int) -> float:
+    """Return the seconds of a step."""
     greedy = SamplingParameters()
     for sequence_id in range(riders):
         _start(engine, sequence_id, _tokens(100, sequence_id), greedy)
@@ -80,6 +86,7 @@ def _prefill(engine: Engine, chunk_tokens: int, riders: int, repeats: int) -> No
         f"{best / chunk_tokens:6.3f} ms per prompt token"
     )
     engine.filter_batch(FilterBatch(keep_ids=[]))
+    return median(times) / _NS
 
 
 def main() -> None:
@@ -93,6 +100,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--sequences", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--chunks", type=int, nargs="*", default=[16, 32, 64, 128, 256, 512])
+    parser.add_argument("--record", type=Path)
     given = parser.parse_args()
     config = ShardConfig(
         model=given.model,
@@ -105,14 +113,18 @@ def main() -> None:
     engine = Engine(backend_loader(config)(), 1, RunStore(0))
     drawn = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, seed=7)
     full = SamplingParameters(temperature=0.8, seed=7)
-    for sequences in given.sequences:
-        _decode(engine, sequences, given.steps, SamplingParameters(), "greedy")
+    decodes = {
+        sequences: _decode(engine, sequences, given.steps, SamplingParameters(), "greedy")
+        for sequences in sorted({*given.sequences, *([given.riders] if given.record else [])})
+    }
     for name, sampling in (("topk+p", drawn), ("no filter", full)):
         if 8 in given.sequences:
             _decode(engine, 8, given.steps, sampling, name)
-    for chunk_tokens in given.chunks:
-        _prefill(engine, chunk_tokens, given.riders, 3)
+    prefills = {tokens: _prefill(engine, tokens, given.riders, 3) for tokens in sorted(given.chunks)}
     engine.close()
+    if given.record:
+        prompt = [(0, 0.0), *((tokens, seconds - decodes[given.riders]) for tokens, seconds in prefills.items())]
+        given.record.write_text(json.dumps({"decode": list(decodes.items()), "prompt": prompt}) + "\n")
 
 
 if __name__ == "__main__":

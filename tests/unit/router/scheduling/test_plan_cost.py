@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from types import FrameType
 
 import pytest
-from bench.plan_cost import Case, Fleet
+from bench.plan_cost import Case, FullFleet
 
 from caravan_router.scheduling.actions import Action
 from caravan_router.scheduling.config import SchedulerConfig
@@ -34,7 +34,7 @@ def calls_per_step(shards: int, queued: int, *, cells: int = 8000, mixed_lengths
     """Return the calls per step of 8 sequences once all shards are full."""
     scheduler = CountingScheduler(SchedulerConfig())
     case = Case(shards=shards, queued=queued, sequences=8, cells=cells, mixed_lengths=mixed_lengths)
-    fleet = Fleet(case, 1, scheduler)
+    fleet = FullFleet(case, 1, scheduler)
     fleet.begin()
     fleet.run(30 * shards)
     fleet.forget_figures()

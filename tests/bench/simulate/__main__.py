@@ -1,0 +1,130 @@
+"""Simulates fleets: ``make simulate`` runs the scenarios of docs/simulator.md and records their results.
+
+With ``--trace`` or ``--file`` it simulates one trace and prints a line for each policy.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.simulate import trace_file
+from bench.simulate.gateways import Policy
+from bench.simulate.results import Report, Targets
+from bench.simulate.scenarios import FAST, SCENARIOS, SEED, SHARDS, SLOW, Run, best_alone, runs
+from bench.simulate.simulation import Setting, ShardKind, simulate
+from bench.simulate.step_times import LINEAR, recorded
+from bench.simulate.traces import TRACES, Load, Trace
+
+RESULTS = Path(__file__).with_name("results.json")
+
+
+def main() -> None:
+    """Simulate what the arguments say."""
+    args = _parser().parse_args()
+    if args.trace or args.file:
+        _simulate_one(args)
+    else:
+        _record(args.processes)
+
+
+def _record(processes: int) -> None:
+    """Run all scenarios and write RESULTS."""
+    planned = list(runs())
+    with ProcessPoolExecutor(processes) as pool:
+        alone = pool.map(best_alone, (FAST, SLOW), ("poisson", "poisson"))
+        reports = []
+        for run, report in zip(planned, pool.map(Run.report, planned), strict=True):
+            print(f"{run.scenario.name}, {_line(run.policy, report)}", flush=True)
+            reports.append(report)
+        fast, slow = alone
+    entries = [
+        {"scenario": run.scenario.name, "rate": run.rate, "policy": run.policy.value, **_rounded(report)}
+        for run, report in zip(planned, reports, strict=True)
+    ]
+    RESULTS.write_text(
+        json.dumps(
+            {
+                "scenarios": [{"name": one.name, "shown": one.shown} for one in SCENARIOS],
+                "alone": {"fast": round(fast, 4), "slow": round(slow, 4)},
+                "runs": entries,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+
+
+def _rounded(report: Report) -> dict[str, Any]:
+    # The processor time differs from run to run; `bench.plan_cost` measures it.
+    values = asdict(report)
+    del values["step_cpu_us"]
+    return {name: round(value, 4) for name, value in values.items()}
+
+
+def _simulate_one(args: argparse.Namespace) -> None:
+    times = recorded(args.times) if args.times else LINEAR
+    kind = ShardKind(times=times, sequences=args.sequences, cells=args.cells, host_cells=args.host_cells)
+    slow = ShardKind(
+        times=times.slower(args.factor), sequences=args.sequences, cells=args.cells, host_cells=args.host_cells
+    )
+    shards = (kind,) * (args.shards - args.slow) + (slow,) * args.slow
+    setting = Setting(
+        shards=shards, targets=Targets(ttft_s=args.ttft, itl_s=args.itl), warm_up_s=min(10.0, args.seconds / 4)
+    )
+    for trace in _traces(args):
+        for policy in args.policy or Policy:
+            report = simulate(trace, setting, policy, min(args.seconds, trace.arrivals[-1].at_s + 1.0))
+            print(_line(policy, report), flush=True)
+
+
+def _traces(args: argparse.Namespace) -> Iterator[Trace]:
+    if args.file:
+        yield trace_file.read(args.file, speed=args.speed)
+    else:
+        for rate in args.rate:
+            yield TRACES[args.trace](Load(per_second=rate, seconds=args.seconds, seed=args.seed))
+
+
+def _line(policy: Policy, report: Report) -> str:
+    return (
+        f"{policy.value:14} {report.offered:6.1f}/s, good {report.goodput:6.1f}/s, "
+        f"TTFT p50 {report.ttft_p50_s:5.2f} p99 {report.ttft_p99_s:5.2f} s, "
+        f"ITL p50 {1e3 * report.itl_p50_s:3.0f} p99 {1e3 * report.itl_p99_s:3.0f} ms, hits {report.hit_rate:4.0%}, "
+        f"{report.output_tokens_per_s:5.0f} tokens/s, scheduler {report.step_cpu_us:3.0f} us a step"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.simulate", description=__doc__)
+    parser.add_argument("--processes", type=int, default=2, help="of all scenarios: how many run at once")
+    parser.add_argument("--trace", choices=TRACES, help="a synthetic trace")
+    parser.add_argument(
+        "--rate", type=float, nargs="+", default=[60.0], help="its requests per second; several: in turn"
+    )
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--file", type=Path, help="a recorded trace, as JSON lines in Mooncake's format")
+    parser.add_argument("--speed", type=float, default=1.0, help="play it so many times as fast")
+    parser.add_argument("--seconds", type=float, default=60.0, help="stop asking after so long")
+    parser.add_argument("--policy", type=_policy, nargs="+", help="round-robin, least-requests, prefix-hash, caravan")
+    parser.add_argument("--shards", type=int, default=SHARDS)
+    parser.add_argument("--slow", type=int, default=0, help="how many of them are slow")
+    parser.add_argument("--factor", type=float, default=3.0, help="how many times slower these are")
+    parser.add_argument("--times", type=Path, help="step times recorded with `bench.shard_steps --record`")
+    parser.add_argument("--sequences", type=int, default=32, help="of a shard")
+    parser.add_argument("--cells", type=int, default=40_000, help="of a shard")
+    parser.add_argument("--host-cells", type=int, default=0, help="cells that fit the host memory of a shard")
+    parser.add_argument("--ttft", type=float, default=2.0, help="target for the first token, in seconds")
+    parser.add_argument("--itl", type=float, default=0.2, help="target for the mean gap, in seconds")
+    return parser
+
+
+def _policy(text: str) -> Policy:
+    return Policy[text.replace("-", "_").upper()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Schedulers and the shards that they drive, in the order of a virtual clock."""
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.simulate.played_shard import PlayedShard
+from caravan_router.scheduling.actions import Action, Decode, FilterBatch, Load, Prefill, Save
+from caravan_router.scheduling.events import CommandEnded, Event, ShardJoined, ShardLimits, Stepped, Tick
+from caravan_router.scheduling.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A shard of the fleet. ``scheduler``: the place of its scheduler among those of the fleet."""
+
+    shard: PlayedShard
+    limits: ShardLimits
+    scheduler: int
+
+
+class Fleet:
+    """Plays all shards. ``listener`` receives the time and the actions of schedulers that are not for a shard.
+
+    ``cpu_s`` is the processor time that schedulers took, ``steps`` the number of steps of all shards.
+    """
+
+    def __init__(
+        self,
+        schedulers: Sequence[Scheduler],
+        members: Iterable[Member],
+        listener: Callable[[float, Action], None],
+    ) -> None:
+        self._schedulers = schedulers
+        self._members = {member.shard.name: member for member in members}
+        self._listener = listener
+        # When each busy shard has done its step, and what it then reports.
+        self._due: list[tuple[float, str, list[Event]]] = []
+        self._stepping: set[str] = set()
+        self.now_s = 0.0
+        self.cpu_s = 0.0
+        self.steps = 0
+
+    def begin(self) -> None:
+        """Let the shards join."""
+        for member in self._members.values():
+            self.handle([ShardJoined(member.shard.name, member.limits)], member.scheduler)
+
+    def run_until(self, at_s: float) -> None:
+        """Play all steps that end by ``at_s``."""
+        while self._due and self._due[0][0] <= at_s:
+            self.step()
+        self.now_s = at_s
+
+    def step(self) -> None:
+        """Play the step that ends next."""
+        self.now_s, name, events = heapq.heappop(self._due)
+        self._stepping.remove(name)
+        self.steps += any(isinstance(event, Stepped) for event in events)
+        self.handle(events, self._members[name].scheduler)
+
+    def tick(self) -> None:
+        """Let every scheduler notice the time."""
+        for index in range(len(self._schedulers)):
+            self.handle([Tick()], index)
+
+    def handle(self, events: list[Event], scheduler: int = 0) -> None:
+        """Let a scheduler handle ``events``, and do what it then decides."""
+        began = time.process_time()
+        actions = self._schedulers[scheduler].handle(events, self.now_s)
+        self.cpu_s += time.process_time() - began
+        for action in actions:
+            if isinstance(action, Prefill | Decode | FilterBatch | Save | Load):
+                self._members[action.shard].shard.send(action)
+                self._run(action.shard)
+            else:
+                self._listener(self.now_s, action)
+        for event in events:
+            if isinstance(event, CommandEnded | Stepped):
+                self._run(event.shard)
+
+    def _run(self, name: str) -> None:
+        """Let a shard that has something to do and is doing nothing run a step."""
+        shard = self._members[name].shard
+        if shard.is_busy and name not in self._stepping:
+            seconds, events = shard.advance()
+            self._stepping.add(name)
+            heapq.heappush(self._due, (self.now_s + seconds, name, events))

@@ -1,0 +1,94 @@
+"""The simulations of docs/simulator.md: each trace at several loads, under each policy, with the same seed."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from bench.simulate.gateways import Policy
+from bench.simulate.results import Report
+from bench.simulate.simulation import Setting, ShardKind, simulate
+from bench.simulate.step_times import LINEAR
+from bench.simulate.traces import TRACES, Load
+
+SECONDS = 40.0
+SEED = 1
+SHARDS = 20
+SLOW_FACTOR = 3.0
+FAST = ShardKind()
+SLOW = ShardKind(times=LINEAR.slower(SLOW_FACTOR))
+TIERED = ShardKind(host_cells=100_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A trace at several ``rates``, in requests per second. The document shows latencies at the rate ``shown``."""
+
+    name: str
+    trace: str
+    rates: tuple[float, ...]
+    shown: float
+    shards: tuple[ShardKind, ...] = (FAST,) * SHARDS
+
+
+SCENARIOS = (
+    Scenario(name="unrelated prompts", trace="poisson", rates=(80, 100, 120), shown=100),
+    Scenario(name="bursts of 40", trace="bursts", rates=(60, 80, 100), shown=100),
+    Scenario(name="mixed lengths", trace="mixed-lengths", rates=(40, 60, 80), shown=60),
+    Scenario(name="shared prefixes", trace="shared-prefixes", rates=(40, 60, 80, 100, 120, 140), shown=100),
+    Scenario(
+        name="shared prefixes, host memory",
+        trace="shared-prefixes",
+        rates=(60, 100, 140),
+        shown=100,
+        shards=(TIERED,) * SHARDS,
+    ),
+    Scenario(name="conversations", trace="conversations", rates=(100, 150, 200), shown=150),
+    Scenario(
+        name="unrelated prompts, half of the shards slow",
+        trace="poisson",
+        rates=(60, 70, 80),
+        shown=70,
+        shards=(FAST, SLOW) * (SHARDS // 2),
+    ),
+    Scenario(
+        name="shared prefixes, half of the shards slow",
+        trace="shared-prefixes",
+        rates=(40, 60, 80),
+        shown=60,
+        shards=(FAST, SLOW) * (SHARDS // 2),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulation of a scenario."""
+
+    scenario: Scenario
+    rate: float
+    policy: Policy
+
+    def report(self) -> Report:
+        """Simulate."""
+        trace = TRACES[self.scenario.trace](Load(per_second=self.rate, seconds=SECONDS, seed=SEED))
+        return simulate(trace, Setting(shards=self.scenario.shards), self.policy, SECONDS)
+
+
+def runs(scenarios: Iterable[Scenario] = SCENARIOS) -> Iterator[Run]:
+    """Yield the simulations of ``scenarios``."""
+    for scenario in scenarios:
+        for rate in scenario.rates:
+            for policy in Policy:
+                yield Run(scenario, rate, policy)
+
+
+def best_alone(kind: ShardKind, trace: str) -> float:
+    """Return the best goodput of one shard, in good requests per second, over loads that grow by a twentieth."""
+    setting, seconds = Setting(shards=(kind,)), 4 * SECONDS
+    best, rate = 0.0, 0.5
+    while True:
+        made = TRACES[trace](Load(per_second=rate, seconds=seconds, seed=SEED))
+        goodput = simulate(made, setting, Policy.CARAVAN, seconds).goodput
+        best = max(best, goodput)
+        if goodput < best / 2:
+            return best
+        rate *= 1.05

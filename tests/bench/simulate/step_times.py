@@ -1,0 +1,58 @@
+"""How long the steps of a played shard take."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+# Sizes with the seconds that they take, ascending.
+Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of a step = ``decode`` of its decoding sequences + ``prompt`` of its prompt tokens + attention.
+
+    Each is drawn through its points by straight lines, of which the last one continues. Attention takes ``pair_s`` for
+    each prompt token and each token of context before it. Copying a cell out of the cache or back takes ``cell_s``.
+    """
+
+    decode: Points
+    prompt: Points
+    pair_s: float = 0.0
+    cell_s: float = 6e-6
+
+    def seconds(self, sequences: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
+        """Return the seconds of a step."""
+        return _at(self.decode, sequences) + _at(self.prompt, prompt_tokens) + self.pair_s * pairs
+
+    def slower(self, factor: float) -> "StepTimes":
+        """Return the times of a shard that computes ``factor`` times slower. Copies take as long."""
+        return StepTimes(
+            decode=tuple((size, seconds * factor) for size, seconds in self.decode),
+            prompt=tuple((size, seconds * factor) for size, seconds in self.prompt),
+            pair_s=self.pair_s * factor,
+            cell_s=self.cell_s,
+        )
+
+
+# A model of 8 billion parameters on one GPU, roughly: 25 ms for 32 sequences, 5,000 prompt tokens a second.
+LINEAR = StepTimes(decode=((0, 0.020), (32, 0.025)), prompt=((0, 0.0), (1, 0.0002)), pair_s=1e-8)
+
+
+def recorded(path: Path) -> StepTimes:
+    """Read what `bench.shard_steps` recorded with ``--record``."""
+    data = json.loads(path.read_text())
+    return StepTimes(
+        decode=tuple((size, seconds) for size, seconds in data["decode"]),
+        prompt=tuple((size, seconds) for size, seconds in data["prompt"]),
+        pair_s=data.get("pair_s", 0.0),
+    )
+
+
+def _at(points: Points, size: int) -> float:
+    (left, left_s), (right, right_s) = points[0], points[1]
+    for point in points[2:]:
+        if size <= right:
+            break
+        (left, left_s), (right, right_s) = (right, right_s), point
+    return left_s + (right_s - left_s) * (size - left) / (right - left)

@@ -1,0 +1,136 @@
+"""Fleets in virtual time: what they measure, and that the table of docs/simulator.md is what they measure today."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench.simulate import trace_file
+from bench.simulate.__main__ import RESULTS
+from bench.simulate.gateways import LeastRequests, Policy, PrefixHash, RoundRobin
+from bench.simulate.results import Clients, Targets
+from bench.simulate.scenarios import SCENARIOS, Run, runs
+from bench.simulate.simulation import Setting, ShardKind, simulate
+from bench.simulate.step_times import StepTimes, recorded
+from bench.simulate.traces import TRACES, Load
+
+from caravan_router.core.sampling import FinishReason
+from caravan_router.core.tokens import GeneratedToken
+from caravan_router.scheduling.actions import Deliver, Start
+
+LOAD = Load(per_second=20, seconds=10, seed=3)
+SETTING = Setting(shards=(ShardKind(),) * 4, warm_up_s=2.0)
+
+
+def test_points_are_joined_by_lines_of_which_the_last_continues() -> None:
+    times = StepTimes(decode=((0, 1.0), (10, 2.0), (20, 5.0)), prompt=((0, 0.0), (1, 0.5)), pair_s=0.001)
+    assert times.seconds(5) == 1.5
+    assert times.seconds(15) == 3.5
+    assert times.seconds(30) == 8.0
+    assert times.seconds(10, prompt_tokens=4, pairs=1000) == pytest.approx(2.0 + 2.0 + 1.0)
+    assert times.slower(3).seconds(10, prompt_tokens=4, pairs=1000) == pytest.approx(15.0)
+
+
+def test_recorded_times_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps({"decode": [[1, 0.01], [8, 0.05]], "prompt": [[0, 0.0], [64, 0.2]]}))
+    assert recorded(file).seconds(8, prompt_tokens=32) == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_traces_depend_on_their_seed_alone(name: str) -> None:
+    trace = TRACES[name](LOAD)
+    assert trace == TRACES[name](LOAD)
+    assert trace != TRACES[name](replace(LOAD, seed=4))
+    times = [arrival.at_s for arrival in trace.arrivals]
+    assert times == sorted(times)
+
+
+def test_round_robin_takes_turns_and_least_requests_takes_the_idlest() -> None:
+    turns, least = RoundRobin(), LeastRequests()
+    assert [turns.choose((), [9, 0, 0]) for _ in range(4)] == [0, 1, 2, 0]
+    assert [least.choose((), [1, 0, 0]) for _ in range(3)] == [1, 2, 1]
+
+
+def test_equal_beginnings_go_to_one_shard_until_that_has_a_quarter_more_than_the_others() -> None:
+    ring = PrefixHash(8)
+    idle = [0] * 8
+    home = ring.choose((1, 2, 3), idle)
+    assert all(ring.choose((1, 2, 3), idle) == home for _ in range(3))
+    assert len({ring.choose((number,), idle) for number in range(50)}) == 8
+    busy = [10] * 8
+    busy[home] = 14
+    assert ring.choose((1, 2, 3), busy) != home
+
+
+def deliver(clients: Clients, now_s: float, *, last: bool = False) -> None:
+    token = GeneratedToken(1, b"", False, None, (), FinishReason.LENGTH if last else None)
+    clients.hear(now_s, Deliver(1, (), (token,)))
+
+
+@pytest.mark.parametrize(("first_s", "gap_s", "good"), [(1.9, 0.1, True), (2.1, 0.1, False), (1.9, 0.3, False)])
+def test_a_request_is_good_if_it_met_both_targets(first_s: float, gap_s: float, good: bool) -> None:
+    clients = Clients(Targets(ttft_s=2.0, itl_s=0.2), 0.0, 10.0)
+    clients.ask(1, 0.0)
+    clients.hear(0.0, Start(1, prompt_tokens=10, cached_tokens=4))
+    assert not clients.are_decided(1.0)
+    assert clients.are_decided(2.1)
+    deliver(clients, first_s)
+    deliver(clients, first_s + gap_s, last=True)
+    report = clients.report(5.0)
+    assert report.offered == 0.1
+    assert report.goodput == (0.1 if good else 0.0)
+    assert report.hit_rate == 0.4
+    assert report.ttft_p50_s == first_s
+    assert report.itl_p50_s == pytest.approx(gap_s)
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_simulation_repeats_exactly(policy: Policy) -> None:
+    first, second = (
+        replace(simulate(TRACES["conversations"](LOAD), SETTING, policy, 10.0), step_cpu_us=0.0) for _ in range(2)
+    )
+    assert first == second
+    assert first.goodput == first.offered > 0
+
+
+def test_every_token_arrives_once() -> None:
+    trace = TRACES["mixed-lengths"](LOAD)
+    setting = replace(SETTING, warm_up_s=0.0, targets=Targets(ttft_s=math.inf, itl_s=math.inf))
+    report = simulate(trace, setting, Policy.CARAVAN, 1000.0)
+    assert report.output_tokens_per_s * 1000.0 == pytest.approx(sum(one.output_tokens for one in trace.arrivals))
+
+
+def test_a_recorded_trace_is_replayed(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 2000, "input_length": 600, "output_length": 5, "hash_ids": [7, 9]},
+        {"timestamp": 1000, "input_length": 520, "output_length": 0, "hash_ids": [7, 8]},
+    ]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    first, second = trace_file.read(file, speed=2.0).arrivals
+    assert (first.at_s, len(first.prompt), first.output_tokens) == (0.5, 520, 1)
+    assert (second.at_s, len(second.prompt), second.output_tokens) == (1.0, 600, 5)
+    assert first.prompt[:512] == second.prompt[:512]
+    assert first.prompt[512:] != second.prompt[512:520]
+
+
+def test_the_recorded_results_are_those_of_all_scenarios() -> None:
+    recorded_runs = json.loads(RESULTS.read_text())["runs"]
+    planned = [(run.scenario.name, run.rate, run.policy.value) for run in runs()]
+    assert [(run["scenario"], run["rate"], run["policy"]) for run in recorded_runs] == planned
+
+
+def test_the_recorded_results_are_true_today() -> None:
+    """One of them is measured again. If this fails since placement changed, run ``make simulate``."""
+    scenario = next(one for one in SCENARIOS if one.name == "shared prefixes")
+    recorded_runs = json.loads(RESULTS.read_text())["runs"]
+    found = next(
+        run
+        for run in recorded_runs
+        if (run["scenario"], run["rate"], run["policy"]) == (scenario.name, 60, Policy.CARAVAN.value)
+    )
+    report = Run(scenario, 60, Policy.CARAVAN).report()
+    assert report.goodput == pytest.approx(found["goodput"], rel=0.02)
+    assert report.hit_rate == pytest.approx(found["hit_rate"], abs=0.02)
