@@ -16,6 +16,8 @@ from caravan_router.scheduling.transfers import Transfer
 _PATIENCE_S = 5.0
 # What a shard that drains keeps of ended sequences moves as far as that takes no longer, in seconds.
 _PREFIXES_S = 2.0
+# A sequence that goes on from its cells keeps its text to the bit, which is worth so many seconds.
+_SAME_TEXT_S = 0.1
 # A request that waits has at most so many transfers, lest its prefix follows it from shard to shard.
 MOST_FETCHES = 2
 
@@ -35,7 +37,8 @@ def begin_fetch(state: SchedulerState, sequence: Sequence, place: Place) -> bool
     if sequence.fetches >= MOST_FETCHES or not target.can_save or sequence.needs_prompt_logprobs:
         return False
     token_s = target.costs.recompute_token_s
-    if (sequence.most_cached - place.cached) * token_s <= LOAD_S + state.transfers.seconds(target.name, 0):
+    gain_s = _SAME_TEXT_S if sequence.output else 0.0
+    if gain_s + (sequence.most_cached - place.cached) * token_s <= LOAD_S + state.transfers.seconds(target.name, 0):
         return False
     sources = [shard for shard in state.shards.values() if _may_have(shard, sequence) and can_exchange(target, shard)]
     found = [(shard.runs.find(sequence.keys, sequence.known_tokens, sequence.most_cached), shard) for shard in sources]
@@ -45,7 +48,9 @@ def begin_fetch(state: SchedulerState, sequence: Sequence, place: Place) -> bool
     runs = source.runs.describe(piece.key for piece in prefix.slices if piece.key not in target.runs)
     size_bytes = sum(run.size_bytes for run in runs)
     fetch_s = state.transfers.seconds(target.name, size_bytes) + LOAD_S + prefix.length * target.costs.copy_cell_s
-    is_worth_it = fetch_s < (prefix.length - place.cached) * token_s and size_bytes <= target.limits.memory_bytes
+    is_worth_it = (
+        fetch_s < gain_s + (prefix.length - place.cached) * token_s and size_bytes <= target.limits.memory_bytes
+    )
     if not runs or not is_worth_it:
         return False
     state.note_fetch(sequence)
@@ -109,7 +114,7 @@ def how_to_move(state: SchedulerState, shard: ShardAccount, resident: Resident) 
     if not any(can_exchange(other, shard) for other in state.shards.values() if not other.draining):
         return Preemption.RECOMPUTE
     size_bytes = int(resident.computed * shard.runs.cell_bytes)
-    return choose_how(shard, resident, transfer_s=state.transfers.seconds("", size_bytes))
+    return choose_how(shard, resident, transfer_s=state.transfers.seconds("", size_bytes) - _SAME_TEXT_S)
 
 
 def finish_drains(state: SchedulerState) -> None:

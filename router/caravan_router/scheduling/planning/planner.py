@@ -4,7 +4,7 @@ import functools
 import itertools
 from collections.abc import Collection
 
-from caravan_router.scheduling.actions import Preempt, Preemption, Save, SetLayout
+from caravan_router.scheduling.actions import FilterBatch, Preempt, Preemption, Save, SetLayout
 from caravan_router.scheduling.config import PrefillMode
 from caravan_router.scheduling.planning.admission import Admission, StepPlans
 from caravan_router.scheduling.planning.forecast import CellForecast
@@ -48,7 +48,10 @@ class Planner:
                 self._preempt(shard, victims)
                 preempted = True
             elif movers := to_move(self._state, shard, now):
-                self._preempt(shard, movers)
+                if shard.in_flight:
+                    self._stop_decode(shard)
+                else:
+                    self._preempt(shard, movers)
             elif self._wants_other_layout(shard, first, now):
                 self._change_layout(shard)
             else:
@@ -170,6 +173,17 @@ class Planner:
                 self._state.wait_again(resident.sequence)
                 self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))
         self._save(shard, saved, release=True)
+
+    def _stop_decode(self, shard: ShardLedger) -> None:
+        """End the Decode under way. What it computes until then counts, so that all of it can be saved afterwards."""
+        command = FilterBatch(
+            shard=shard.name,
+            command_id=next(self._command_ids),
+            header=shard.next_header,
+            keep=tuple(sorted((*shard.residents, *shard.parked))),
+        )
+        shard.send(command, [])
+        self._state.outbox.add(command)
 
     def _how(self, shard: ShardLedger, resident: Resident) -> Preemption:
         return how_to_move(self._state, shard, resident) if shard.draining else choose_how(shard, resident)

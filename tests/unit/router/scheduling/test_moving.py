@@ -49,9 +49,7 @@ def test_sequences_of_a_shard_that_drains_go_on_elsewhere_from_their_cells() -> 
     assert sim.finished == set(requests)
     assert [action.how for action in made(sim, Preempt)] == [Preemption.SWAP] * 2
     assert {(fetch.source, fetch.target) for fetch in made(sim, Fetch)} == {("a", "b")}
-    # A token may come between the plan of the Save and the Save.
-    assert all(action.computed_again <= 1 for action in made(sim, Resume))
-    assert len(made(sim, Resume)) == 2
+    assert [action.computed_again for action in made(sim, Resume)] == [0, 0]
     assert made(sim, Drained) == [Drained("a")]
     assert "a" not in sim.shards
     sim.check_at_rest()
