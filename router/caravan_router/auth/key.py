@@ -25,7 +25,7 @@ class ApiKey:
     operator: bool = False
 
 
-# The key of every request on a server without keys: whoever can reach the port may do anything.
+# The key of every request on a server without keys, where routes for operators check the client's address instead.
 NO_KEY = ApiKey(digest=b"", tenant=ANYONE, max_priority=MAX_PRIORITY, operator=True)
 
 

@@ -13,7 +13,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the key to stderr and its entry to stdout, so that ``caravan key alice >> keys.toml`` stores no secret."""
     parser = argparse.ArgumentParser(prog="caravan key", description=__doc__, allow_abbrev=False)
     parser.add_argument("name", help="name of the key's holder, for the log and as tenant of its requests")
-    name: str = parser.parse_args(argv).name
+    parser.add_argument("--operator", action="store_true", help="let the key use the routes under /admin")
+    arguments = parser.parse_args(argv)
+    name: str = arguments.name
     try:
         check_name("NAME", name)
     except KeyFileError as error:
@@ -21,5 +23,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     secret = secrets.token_urlsafe(32)
     sys.stderr.write(f"The key, shown only now: {secret}\n")
     sys.stderr.flush()
-    sys.stdout.write(f'\n[[keys]]\nname = "{name}"\nsha256 = "{digest_of(secret).hex()}"\n')
+    operator = "operator = true\n" if arguments.operator else ""
+    sys.stdout.write(f'\n[[keys]]\nname = "{name}"\nsha256 = "{digest_of(secret).hex()}"\n{operator}')
     return 0

@@ -16,7 +16,7 @@ from caravan_router.http.server.route import EVENTS, Parameter, Route
 _DESCRIPTIONS = {
     400: "The body is not JSON; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
-    403: "The API key is not an operator's",
+    403: "The API key is not an operator's; without API keys: another host asks",
     404: "There is no such request or shard",
     405: "The route does not take this method",
     408: "The body did not arrive in time",

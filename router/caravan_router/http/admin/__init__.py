@@ -1,1 +1,1 @@
-"""Routes that manage what shards hold; with API keys in force, they need an operator's key."""
+"""Routes that manage what shards hold; they need an operator's key, or without keys a client on this host."""

@@ -1,5 +1,6 @@
 """The middleware that finds the client of a request."""
 
+import ipaddress
 from collections.abc import Iterable
 
 from aiohttp import web
@@ -8,16 +9,21 @@ from caravan_router.auth.client import Client
 from caravan_router.auth.key import NO_KEY
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.server.dialect import path_of
-from caravan_router.http.server.errors import ForbiddenError, InvalidKeyError, MissingKeyError
+from caravan_router.http.server.errors import ForbiddenError, InvalidKeyError, MissingKeyError, NotLocalError
 from caravan_router.http.server.middleware import Handler
 from caravan_router.http.server.route import Route
 from caravan_router.http.server.state import CLIENT
 
 _NOBODY = Client(NO_KEY, now=0.0)
+# Proxies add the first two, and browsers tell with the third which page asks.
+_SENT_FOR_OTHERS = ("Forwarded", "X-Forwarded-For", "Origin")
 
 
 class Authentication:
-    """Identifies clients by ``Authorization: Bearer KEY``. Without a keyring there is one client, without limits."""
+    """Identifies clients by ``Authorization: Bearer KEY``.
+
+    Without a keyring there is one client, without limits, and only programs on this host may use operators' routes.
+    """
 
     def __init__(self, keyring: Keyring | None, routes: Iterable[Route]) -> None:
         self._keyring = keyring
@@ -28,12 +34,24 @@ class Authentication:
         """Find the client before the body is read. An unknown route needs a key too, so that keys hide what exists."""
         route = self._routes.get((request.method, path_of(request)))
         if self._keyring is None:
+            if route is not None and route.operator and not _is_local(request):
+                raise NotLocalError
             request[CLIENT] = _NOBODY
         elif route is None or not route.open:
             request[CLIENT] = _find(self._keyring, request.headers.get("Authorization", ""))
         if route is not None and route.operator and not request[CLIENT].key.operator:
             raise ForbiddenError
         return await handler(request)
+
+
+def _is_local(request: web.Request) -> bool:
+    """Whether a program on this host asks for itself, not for a web page or as a proxy for another host."""
+    if any(name in request.headers for name in _SENT_FOR_OTHERS):
+        return False
+    try:
+        return ipaddress.ip_address(request.remote or "").is_loopback
+    except ValueError:
+        return False
 
 
 def _find(keyring: Keyring, authorization: str) -> Client:

@@ -114,6 +114,16 @@ class ForbiddenError(RequestError):
         super().__init__("This route needs the API key of an operator: its entry must have `operator = true`")
 
 
+class NotLocalError(RequestError):
+    """The route is for operators, there are no API keys, and the request does not come from a program on this host."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Without API keys, this route answers programs on the router's host only, neither proxies nor web pages. "
+            "For others, start the router with --api-keys-file and send the key of an operator"
+        )
+
+
 class RateLimitedError(RequestError):
     """The API key made too many requests per minute."""
 
@@ -243,6 +253,9 @@ TABLE: dict[type[Exception], ErrorKind] = {
     MissingKeyError: ErrorKind(401, "invalid_api_key", _CLIENT, "The route needs an API key and none was sent"),
     InvalidKeyError: ErrorKind(401, "invalid_api_key", _CLIENT, "The API key is unknown"),
     ForbiddenError: ErrorKind(403, "forbidden", _CLIENT, "The route is for operators, and the API key is not one's"),
+    NotLocalError: ErrorKind(
+        403, "forbidden", _CLIENT, "The route is for operators, there are no API keys, and another host asks"
+    ),
     RateLimitedError: ErrorKind(
         429, "overloaded", _RATE, "The API key made too many requests per minute", Failure.RATE_LIMITED, RETRY_AFTER_S
     ),

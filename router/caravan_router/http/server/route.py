@@ -31,7 +31,8 @@ class Route:
     ``summary``: one line for users of the API. ``body``: the type of the body; several if any of them is accepted.
     ``replies``: pairs of content type and type of a successful reply (for events, of each event's data).
     ``errors``: statuses beyond 404, 405, 500 and, where a key is needed, 401.
-    ``open``: the route needs no API key. ``operator``: it needs an operator's, where there are keys.
+    ``open``: the route needs no API key. ``operator``: it needs an operator's, or without keys a
+    client on this host.
     ``alias``: tells the operation from another one with the same handler.
     """
 

@@ -11,8 +11,15 @@ def test_the_printed_entry_holds_the_digest_of_the_printed_key(capsys: pytest.Ca
     secret = err.strip().rpartition(" ")[2]
     [key] = parse_keys(out)
     assert (key.tenant.name, key.digest) == ("alice", digest_of(secret))
+    assert not key.operator
     assert len(secret) >= 43
     assert secret not in out
+
+
+def test_the_key_of_an_operator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["olga", "--operator"]) == 0
+    [key] = parse_keys(capsys.readouterr().out)
+    assert key.operator
 
 
 def test_every_new_key_is_different(capsys: pytest.CaptureFixture[str]) -> None:

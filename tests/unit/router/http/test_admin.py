@@ -5,6 +5,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from aiohttp.web_urldispatcher import UrlMappingMatchInfo
 
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
@@ -13,6 +16,8 @@ from caravan_router.core.shards import ShardReport, ShardRoom, ShardStanding, Sh
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
+from caravan_router.http.server.authentication import Authentication
+from caravan_router.http.server.errors import NotLocalError
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 
@@ -194,6 +199,38 @@ async def test_routes_under_admin_need_the_key_of_an_operator(locked: Service, m
     assert len(locked.engine.prefixes["unix:/a.sock"].prefixes) == 2
     served = 404 if "{" in path else 200
     assert (await locked.client.request(method, path, headers=AS_OPERATOR)).status == served
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATOR_ROUTES)
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-Forwarded-For": "10.0.0.9"}, {"Forwarded": "for=10.0.0.9"}, {"Origin": "https://example.com"}],
+    ids=lambda headers: next(iter(headers)),
+)
+async def test_without_keys_routes_under_admin_answer_programs_on_this_host_only(
+    service: Service, method: str, path: str, headers: dict[str, str]
+) -> None:
+    response = await service.client.request(method, path, headers=headers)
+    assert (response.status, (await response.json())["error_type"]) == (403, "forbidden")
+    assert len(service.engine.prefixes["unix:/a.sock"].prefixes) == 2
+    assert (await service.client.request(method, path)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("remote", "allowed"), [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("10.0.0.9", False), ("", False)]
+)
+async def test_without_keys_the_address_of_the_client_decides(remote: str, allowed: bool) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    request = make_mocked_request("GET", "/admin/shards").clone(remote=remote)
+    request._match_info = UrlMappingMatchInfo({}, web.Application().router.add_get("/admin/shards", answer))
+    identify = Authentication(None, ROUTES).identify
+    if allowed:
+        assert (await identify(request, answer)).status == 200
+    else:
+        with pytest.raises(NotLocalError):
+            await identify(request, answer)
 
 
 async def test_an_operator_may_use_every_other_route(locked: Service) -> None:
