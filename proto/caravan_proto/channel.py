@@ -1,4 +1,10 @@
-"""Channel and server options that both ends must agree on."""
+"""Channels to shards, and the options that both ends must agree on."""
+
+import asyncio
+
+import grpc.aio
+
+from caravan_proto.tls import MutualTls
 
 # A reply with 256 rows and alternatives is far smaller; a prompt of a million tokens is 4 MB.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -31,6 +37,23 @@ def client_options() -> Options:
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
+
+
+def is_tcp(address: str) -> bool:
+    """Whether ``address`` is host:port, not a Unix socket."""
+    return not address.startswith(("unix:", "unix-abstract:"))
+
+
+async def open_channel(address: str, tls: MutualTls | None = None, hostname: str = "") -> grpc.aio.Channel:
+    """Open a channel to a shard, on TCP over ``tls``; in plaintext without it and over Unix sockets.
+
+    The shard's certificate must have ``hostname``, by default the host of ``address``.
+    """
+    if tls is None or not is_tcp(address):
+        return grpc.aio.insecure_channel(address, options=client_options())
+    named = [("grpc.ssl_target_name_override", hostname)] if hostname else []
+    credentials = await asyncio.to_thread(tls.channel_credentials)
+    return grpc.aio.secure_channel(address, credentials, options=[*client_options(), *named])
 
 
 def server_options() -> Options:

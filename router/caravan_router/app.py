@@ -5,6 +5,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import caravan_proto
@@ -32,8 +33,9 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
     """
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
     tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
+    link = replace(config.link, tls=await asyncio.to_thread(config.read_shard_tls))
     metrics = Metrics()
-    batcher = Batcher(config.sources, config.scheduler, config.link, metrics)
+    batcher = Batcher(config.sources, config.scheduler, link, metrics)
     info = InfoExtras(
         version=caravan_proto.__version__,
         waiting_served_ratio=config.waiting_served_ratio,

@@ -10,11 +10,11 @@ import uvloop
 
 from caravan_proto.flags import load
 from caravan_proto.telemetry import configure_logging
+from caravan_proto.tls import TlsFileError
 from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
-from caravan_router.http.server.tls import TlsFileError
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
         case KeyFileError():
             return f"--api-keys-file: {error}"
         case TlsFileError():
-            return f"--ssl-certfile: {error}"
+            return str(error)
         case _:
             return f"cannot listen on {config.hostname}:{config.port}: {getattr(error, 'strerror', None) or error}"
 

@@ -6,10 +6,11 @@ import socket
 from dataclasses import dataclass
 
 from caravan_proto.flags import flag
+from caravan_proto.tls import MutualTls, TlsFiles
 from caravan_router.engine.discovery import ShardSource, parse_source
 from caravan_router.engine.link import LinkConfig
+from caravan_router.engine.security import ShardTls
 from caravan_router.http.limits import Limits
-from caravan_router.http.server.tls import TlsFiles
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 
 
@@ -23,6 +24,16 @@ class RouterConfig:
         (),
         "where shards are: unix:/path, host:port, dns:name:port (every IP address of the name) or file:path (one "
         "address per line); repeatable",
+    )
+    shard_certfile: str | None = flag(
+        None, "PEM file of the certificate chain to show to shards; with it, shards on TCP are spoken to over TLS only"
+    )
+    shard_keyfile: str | None = flag(None, "PEM file of its private key (default: in --shard-certfile)")
+    shard_ca_certs: str | None = flag(
+        None, "PEM file of authorities, one of which must have signed a shard's certificate"
+    )
+    shard_hostname: str = flag(
+        "", "name that the certificate of every shard must have (default: the host of the shard's address)"
     )
     shard_refresh_s: float = flag(2.0, "seconds between two lookups of dns: and file: shards", low=0.05)
 
@@ -110,6 +121,10 @@ class RouterConfig:
             raise ValueError(f"--shard {error}") from None
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ValueError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        if (self.shard_certfile is None) != (self.shard_ca_certs is None):
+            raise ValueError("--shard-certfile and --shard-ca-certs need each other")
+        if self.shard_certfile is None and (self.shard_keyfile or self.shard_hostname):
+            raise ValueError("--shard-keyfile and --shard-hostname need --shard-certfile and --shard-ca-certs")
         if (
             self.max_input_tokens is not None
             and self.max_total_tokens is not None
@@ -155,12 +170,26 @@ class RouterConfig:
             address_refresh_s=self.shard_refresh_s,
         )
 
+    def read_shard_tls(self) -> ShardTls | None:
+        """Read the files for TLS to shards, which blocks; None without them. Raises TlsFileError."""
+        if self.shard_certfile is None:
+            return None
+        files = TlsFiles(
+            prefix="--shard-",
+            certfile=self.shard_certfile,
+            keyfile=self.shard_keyfile,
+            ca_certs=self.shard_ca_certs,
+        )
+        return ShardTls(MutualTls(files), self.shard_hostname)
+
     @property
     def tls(self) -> TlsFiles | None:
         """The files for HTTPS, or None for plain HTTP."""
         if self.ssl_certfile is None:
             return None
-        return TlsFiles(certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs)
+        return TlsFiles(
+            prefix="--ssl-", certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs
+        )
 
     @property
     def limits(self) -> Limits:

@@ -1,11 +1,13 @@
 """The shard's flags and their limits. A flag that llama-server has too has llama-server's name."""
 
+import ipaddress
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from caravan_proto.flags import flag
+from caravan_proto.tls import TlsFiles
 from caravan_shard.adapter_file import AdapterFile, parse_adapter
 from caravan_shard.kv_layout import KvLayout
 
@@ -104,7 +106,15 @@ class ShardConfig:
         low=1,
         high=64,
     )
-    address: str = flag("127.0.0.1:50051", "address to listen on, host:port or unix:/path; without authentication")
+    address: str = flag("127.0.0.1:50051", "address to listen on, host:port or unix:/path")
+    certfile: str | None = flag(
+        None, "PEM file of the certificate chain; with it the shard obeys routers over TLS only, by their certificates"
+    )
+    keyfile: str | None = flag(None, "PEM file of the private key (default: in --certfile)")
+    ca_certs: str | None = flag(None, "PEM file of authorities, one of which must have signed a router's certificate")
+    allow_plaintext: bool = flag(
+        False, "listen beyond loopback without TLS, so that whoever reaches the port commands the shard"
+    )
     shard_id: str = flag("shard-0", "name of this shard in logs and metrics")
     backend: str = flag(
         "llama", "llama: llama.cpp; fake: a toy model for tests and simulations", choices=("llama", "fake")
@@ -130,6 +140,7 @@ class ShardConfig:
             raise ValueError(f"the path of a unix socket has 1 to {_UNIX_PATH_BYTES} bytes. Given: {path!r}")
         if path is None and not self.address.rpartition(":")[2].isdecimal():
             raise ValueError(f"address must be host:port or unix:/path. Given: {self.address!r}")
+        self._check_security()
         if self.kv_layout == KvLayout.SPLIT.value and 0 < self.ctx_size < self.parallel * CELL_BLOCK:
             raise ValueError(
                 f"kv-layout split needs ctx-size >= {CELL_BLOCK} for each of {self.parallel} sequences: "
@@ -149,6 +160,36 @@ class ShardConfig:
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
+
+    def _check_security(self) -> None:
+        """Raise ValueError if flags of TLS are missing, or if strangers could command the shard."""
+        if (self.certfile is None) != (self.ca_certs is None) or (self.keyfile and not self.certfile):
+            raise ValueError("--certfile and --ca-certs need each other, and --keyfile needs both")
+        if self.certfile is not None and self.unix_path is not None:
+            raise ValueError("a Unix socket has no TLS: drop --certfile, or pass --address host:port")
+        if self.certfile is None and not self.allow_plaintext and not self.is_private:
+            raise ValueError(
+                f"address {self.address} is not loopback, and whoever reaches it could command the shard: pass "
+                "--certfile, --keyfile and --ca-certs for TLS, or --allow-plaintext if nobody else can reach it"
+            )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only programs on this host can reach the address."""
+        host = self.address.rpartition(":")[0].strip("[]")
+        if self.unix_path is not None or host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files for TLS, or None for plaintext."""
+        if self.certfile is None:
+            return None
+        return TlsFiles(prefix="--", certfile=self.certfile, keyfile=self.keyfile, ca_certs=self.ca_certs)
 
     @property
     def uses_gpus(self) -> bool:

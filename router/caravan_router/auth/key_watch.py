@@ -2,17 +2,14 @@
 
 import asyncio
 import logging
-import os
 import time
 from pathlib import Path
 
+from caravan_proto.files import file_version
 from caravan_router.auth.key_file import KeyFileError, read_key_file
 from caravan_router.auth.keyring import Keyring
 
 _log = logging.getLogger(__name__)
-
-# Modification time, size and inode: a file that was moved into place may be older than the one it replaced.
-_Version = tuple[int, int, int]
 
 
 class KeyWatch:
@@ -26,7 +23,7 @@ class KeyWatch:
         self._path = path
         self._check_s = check_s
         # Taken before the file is read, so that a write in between counts as a change.
-        self._version = _version(path)
+        self._version = file_version(path)
         self.keyring = Keyring(read_key_file(path), time.monotonic())
         self._reload_requested = asyncio.Event()
 
@@ -42,7 +39,7 @@ class KeyWatch:
                     await self._reload_requested.wait()
             except TimeoutError:
                 pass
-            version = await asyncio.to_thread(_version, self._path)
+            version = await asyncio.to_thread(file_version, self._path)
             if self._reload_requested.is_set() or version != self._version:
                 self._reload_requested.clear()
                 self._version = version
@@ -56,12 +53,3 @@ class KeyWatch:
         else:
             self.keyring.replace(keys, time.monotonic())
             _log.info("API keys reloaded", extra={"keys": len(keys)})
-
-
-def _version(path: Path) -> _Version | None:
-    """Return None if there is no file at ``path``."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -85,13 +85,15 @@ def _shard_error(rpc_error: grpc.aio.AioRpcError) -> ShardRpcError:
 class ShardClient:
     """Calls to the shard at ``address`` (``unix:/path`` or ``host:port``). ``step_timeout_s`` bounds one step.
 
-    ``stream_interval_ms``: see `LinkConfig`.
+    ``stream_interval_ms``: see `LinkConfig`. ``channel``: by default one in plaintext.
     """
 
-    def __init__(self, address: str, step_timeout_s: float, stream_interval_ms: int = 0) -> None:
+    def __init__(
+        self, address: str, step_timeout_s: float, stream_interval_ms: int = 0, channel: grpc.aio.Channel | None = None
+    ) -> None:
         self._stream_interval_ms = stream_interval_ms
         self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=client_options())
+        self._channel = channel or grpc.aio.insecure_channel(address, options=client_options())
         self._calls: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(self._channel)
         self._is_closed = False
         self._step_timeout_s = step_timeout_s
@@ -128,10 +130,19 @@ class ShardClient:
         """Let the shard drain, and end when its lease is given back."""
         await _checked(self._stub.Drain(shard_pb2.DrainRequest(epoch=epoch)), _CONTROL_TIMEOUT_S)
 
-    async def fetch_runs(self, fetch: Fetch, epoch: int, source_epoch: int) -> tuple[bool, ...]:
-        """Let the shard copy runs of another shard. Return for each whether it is there now."""
+    async def fetch_runs(
+        self, fetch: Fetch, epoch: int, source_epoch: int, source_hostname: str = ""
+    ) -> tuple[bool, ...]:
+        """Let the shard copy runs of another shard, whose certificate has ``source_hostname``, by default its host.
+
+        Return for each run whether it is there now.
+        """
         request = shard_pb2.FetchRunsRequest(
-            epoch=epoch, source_address=fetch.source, source_epoch=source_epoch, keys=fetch.keys
+            epoch=epoch,
+            source_address=fetch.source,
+            source_epoch=source_epoch,
+            keys=fetch.keys,
+            source_hostname=source_hostname,
         )
         timeout_s = _CONTROL_TIMEOUT_S + fetch.size_bytes / _LEAST_BYTES_PER_S
         return tuple((await _checked(self._stub.FetchRuns(request), timeout_s)).fetched)

@@ -21,11 +21,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from caravan_proto.channel import is_tcp
 from caravan_router.core.shards import ShardStanding, ShardState
 from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
 from caravan_router.engine.fleet import ShardInfo
 from caravan_router.engine.observer import EngineObserver, Method
 from caravan_router.engine.pace import StepPace
+from caravan_router.engine.security import ShardTls, find_tls_problem
 from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.scheduling.events import (
     CommandEnded,
@@ -63,7 +65,7 @@ class LinkConfig:
     most ``step_timeout_s`` seconds.
 
     A decode step that follows the last reply within ``stream_interval_ms`` is reported with the next step. Names and
-    files of addresses are looked up every ``address_refresh_s`` seconds.
+    files of addresses are looked up every ``address_refresh_s`` seconds. Without ``tls``, nothing is encrypted.
     """
 
     router_id: str
@@ -73,6 +75,7 @@ class LinkConfig:
     step_timeout_s: float = 60.0
     stream_interval_ms: int = 20
     address_refresh_s: float = 2.0
+    tls: ShardTls | None = None
 
 
 class _SessionError(Exception):
@@ -81,6 +84,10 @@ class _SessionError(Exception):
 
 class _RefusedError(_SessionError):
     """The shard may not serve beside the others."""
+
+
+class _InsecureError(_SessionError):
+    """Router and shard do not agree on TLS, or one refuses the other's certificate."""
 
 
 class _DrainedError(_SessionError):
@@ -196,15 +203,17 @@ class ShardLink:
     def _note_end(self, errors: Sequence[Exception]) -> None:
         """Log why a session ended or could not start, and note it for operators."""
         reason = "; ".join(str(error) for error in errors)
+        # Once: the shard is asked again and again.
+        level_of_refusal = logging.DEBUG if reason == self.standing.reason else logging.ERROR
         if any(isinstance(error, _RefusedError) for error in errors):
-            # Once: the shard is asked again and again.
-            level = logging.DEBUG if reason == self.standing.reason else logging.ERROR
-            _log.log(level, "shard refused", extra={"shard": self.address, "reason": reason})
+            _log.log(level_of_refusal, "shard refused", extra={"shard": self.address, "reason": reason})
             self._become(ShardState.REFUSED, reason)
             return
         level = logging.DEBUG if self.client is None else logging.WARNING
         if any(isinstance(error, _DrainedError) for error in errors):
             level = logging.INFO
+        elif any(isinstance(error, _InsecureError) for error in errors):
+            level = level_of_refusal
         _log.log(level, "shard is not available", extra={"shard": self.address, "reason": reason})
         self._become(ShardState.JOINING if self.lease is None else ShardState.LOST, reason)
 
@@ -233,9 +242,9 @@ class ShardLink:
 
     async def _session(self) -> None:
         """Hold the shard from connecting to its end. Raise ShardRpcError or _SessionError, or a group of them."""
-        client = ShardClient(self.address, self._config.step_timeout_s, self._config.stream_interval_ms)
+        client = await self._make_client()
         try:
-            self.info = info = await client.info()
+            self.info = info = await self._ask(client)
             if self._reported is not None:
                 await self._check_moved(client, info)
             epoch = await self._take(client, info)
@@ -264,6 +273,22 @@ class ShardLink:
             raise
         finally:
             await client.close()
+
+    async def _make_client(self) -> ShardClient:
+        config = self._config
+        channel = None if config.tls is None else await config.tls.open_channel(self.address)
+        return ShardClient(self.address, config.step_timeout_s, config.stream_interval_ms, channel)
+
+    async def _ask(self, client: ShardClient) -> ShardInfo:
+        """Ask the shard what it is. Raises ShardRpcError, or _InsecureError if TLS is why it cannot be asked."""
+        try:
+            return await client.info()
+        except ShardRpcError as error:
+            if error.error is None and is_tcp(self.address):
+                problem = await find_tls_problem(self.address, self._config.tls)
+                if problem is not None:
+                    raise _InsecureError(problem) from None
+            raise
 
     async def _check_moved(self, client: ShardClient, info: ShardInfo) -> None:
         """Raise _SessionError while the shard is still in the step in which it was lost: the step may hang."""
@@ -294,11 +319,12 @@ class ShardLink:
 
     async def _carry_fetches(self, client: ShardClient, epoch: int) -> None:
         """Carry out transfers one after another, as the shard does."""
+        hostname = "" if self._config.tls is None else self._config.tls.hostname
         while True:
             fetch, source_epoch = await self._fetches.get()
             began = time.monotonic()
             try:
-                fetched = await client.fetch_runs(fetch, epoch, source_epoch)
+                fetched = await client.fetch_runs(fetch, epoch, source_epoch, hostname)
             except ShardRpcError as error:
                 _log.warning("a transfer failed", extra={"shard": self.address, "reason": str(error)})
                 fetched = (False,) * len(fetch.keys)

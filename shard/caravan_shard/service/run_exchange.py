@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
-from caravan_proto.channel import client_options
+from caravan_proto.channel import open_channel
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
+from caravan_proto.tls import MutualTls
 from caravan_shard.backends.base import Backend, RunSaving
 from caravan_shard.engine.worker import Worker
 from caravan_shard.protocol.commands import Adopt
@@ -33,10 +34,12 @@ def run_fingerprint(backend: Backend) -> str:
 class RunExchange:
     """Sends saved runs, and fetches those of other shards, one call at a time, so that memory holds one run more."""
 
-    def __init__(self, worker: Worker, runs: RunStore, fingerprint: str) -> None:
+    def __init__(self, worker: Worker, runs: RunStore, fingerprint: str, tls: MutualTls | None) -> None:
+        """``tls``: for fetching from addresses on TCP."""
         self._worker = worker
         self._runs = runs
         self._format = RunFormat(fingerprint) if fingerprint else None
+        self._tls = tls
         self._turn = asyncio.Lock()
 
     async def send(self, key: bytes) -> AsyncIterator[bytes]:
@@ -51,10 +54,13 @@ class RunExchange:
             for at in range(0, len(whole), _PART_BYTES):
                 yield bytes(whole[at : at + _PART_BYTES])
 
-    async def fetch(self, address: str, epoch: int, keys: Sequence[bytes]) -> list[bool]:
-        """Fetch runs from the shard at ``address``, which is leased under ``epoch``, in order until one fails."""
+    async def fetch(self, address: str, hostname: str, epoch: int, keys: Sequence[bytes]) -> list[bool]:
+        """Fetch runs from the shard at ``address``, which is leased under ``epoch``, in order until one fails.
+
+        ``hostname``: see `open_channel`.
+        """
         fetched: list[bool] = []
-        async with self._turn, grpc.aio.insecure_channel(address, options=client_options()) as channel:
+        async with self._turn, await open_channel(address, self._tls, hostname) as channel:
             stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(channel)
             for key in keys:
                 try:

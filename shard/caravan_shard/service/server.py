@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 import caravan_proto
 from caravan_proto.channel import server_options
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
+from caravan_proto.tls import MutualTls, TlsFileError
 from caravan_shard.backends.base import Backend, StartupError
 from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
 from caravan_shard.config import ShardConfig
@@ -63,6 +64,8 @@ class ShardServer:
 
     async def start(self) -> None:
         """Load the model and serve. Raises StartupError."""
+        # Before the model, whose loading takes long.
+        tls = await asyncio.to_thread(self._read_certificates)
         self._engine = await self._worker.start()
         backend = self._engine.backend
         text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
@@ -79,7 +82,7 @@ class ShardServer:
             phase=self._phase,
             text=text,
             compiler=compiler,
-            exchange=RunExchange(self._worker, self._engine.runs, run_fingerprint(backend)),
+            exchange=RunExchange(self._worker, self._engine.runs, run_fingerprint(backend), tls),
             ask_drain=self.drain_asked.set,
         )
         shard_pb2_grpc.add_ShardServiceServicer_to_server(
@@ -91,7 +94,7 @@ class ShardServer:
         self._acquired.push_async_callback(self._server.stop, _STOP_GRACE_S)
         self._acquired.push_async_callback(self._worker.stop, _STOP_GRACE_S + CLOSE_S)
         try:
-            self._bind()
+            self._bind(tls)
         except StartupError:
             await self.stop()
             raise
@@ -123,9 +126,18 @@ class ShardServer:
 
         return info
 
-    def _bind(self) -> None:
+    def _read_certificates(self) -> MutualTls | None:
         try:
-            port = self._server.add_insecure_port(self._config.address)
+            return None if self._config.tls is None else MutualTls(self._config.tls)
+        except TlsFileError as error:
+            raise StartupError(str(error)) from error
+
+    def _bind(self, tls: MutualTls | None) -> None:
+        try:
+            if tls is None:
+                port = self._server.add_insecure_port(self._config.address)
+            else:
+                port = self._server.add_secure_port(self._config.address, tls.server_credentials())
         except RuntimeError as error:
             raise StartupError(f"cannot listen on {self._config.address}: {error}") from error
         path = self._config.unix_path

@@ -165,7 +165,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         if refusal is not None:
             await _abort(context, refusal)
         began_ns = perf_counter_ns()
-        fetched = await self._exchange.fetch(request.source_address, request.source_epoch, request.keys)
+        source = (request.source_address, request.source_hostname, request.source_epoch)
+        fetched = await self._exchange.fetch(*source, request.keys)
         return shard_pb2.FetchRunsResponse(fetched=fetched, total_ns=perf_counter_ns() - began_ns)
 
     async def ReadRun(

@@ -94,6 +94,20 @@ def test_what_is_no_source_is_refused(text: str, form: str) -> None:
         RouterConfig(shard=(text,))
 
 
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"shard_certfile": "c"}, "--shard-certfile and --shard-ca-certs need each other"),
+        ({"shard_ca_certs": "a"}, "--shard-certfile and --shard-ca-certs need each other"),
+        ({"shard_hostname": "n"}, "need --shard-certfile and --shard-ca-certs"),
+        ({"shard_keyfile": "k"}, "need --shard-certfile and --shard-ca-certs"),
+    ],
+)
+def test_flags_of_tls_to_shards_that_lack_others_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        RouterConfig(**fields)
+
+
 async def test_fixed_addresses_are_told_at_once() -> None:
     async with watching(Address("a:1"), Address("unix:/b"), Address("a:1")) as told:
         assert told == [{"a:1", "unix:/b"}]

@@ -24,11 +24,30 @@ from caravan_shard.kv_layout import KvLayout
         ({"lora": ("a name=x.gguf",)}, "not blank"),
         ({"lora": ("name=",)}, "NAME=PATH"),
         ({"flash_attn": "off", "cache_type_v": "q8_0"}, "-fa on"),
+        ({"address": "10.0.0.1:1"}, "pass --certfile, --keyfile and --ca-certs for TLS, or --allow-plaintext"),
+        ({"address": "0.0.0.0:1"}, "not loopback"),
+        ({"address": "[::]:1"}, "not loopback"),
+        ({"address": "a.host:1"}, "not loopback"),
+        ({"certfile": "c.pem"}, "need each other"),
+        ({"ca_certs": "a.pem"}, "need each other"),
+        ({"keyfile": "k.pem"}, "--keyfile needs both"),
+        ({"address": "unix:/s", "certfile": "c.pem", "ca_certs": "a.pem"}, "a Unix socket has no TLS"),
     ],
 )
 def test_an_impossible_configuration_is_refused_with_advice(fields: dict[str, Any], advice: str) -> None:
     with pytest.raises(ValueError, match=advice):
         ShardConfig(**{"backend": "fake", **fields})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.1.2.3:1", "[::1]:1", "localhost:1", "unix:/s"])
+def test_addresses_that_only_this_host_reaches_need_no_certificate(address: str) -> None:
+    assert ShardConfig(backend="fake", address=address).tls is None
+
+
+def test_beyond_loopback_a_shard_has_certificates_or_is_told_to_do_without() -> None:
+    secured = ShardConfig(backend="fake", address="0.0.0.0:1", certfile="c.pem", ca_certs="a.pem")
+    assert secured.tls is not None
+    assert ShardConfig(backend="fake", address="0.0.0.0:1", allow_plaintext=True).tls is None
 
 
 def test_threads_default_to_the_physical_cores() -> None:

@@ -991,11 +991,14 @@ class FetchRunsRequest(_message.Message):
     SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     SOURCE_EPOCH_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    SOURCE_HOSTNAME_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the router's lease of this shard."""
     source_address: _builtins.str
     """Address of the shard that has the runs, and the epoch of the same router's lease there."""
     source_epoch: _builtins.int
+    source_hostname: _builtins.str
+    """The name that the certificate of source_address must have; empty: the host of the address."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """A run comes after those that end where it starts."""
@@ -1007,10 +1010,11 @@ class FetchRunsRequest(_message.Message):
         source_address: _builtins.str = ...,
         source_epoch: _builtins.int = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        source_hostname: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "source_address", b"source_address", "source_epoch", b"source_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keys", b"keys", "source_address", b"source_address", "source_epoch", b"source_epoch", "source_hostname", b"source_hostname"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

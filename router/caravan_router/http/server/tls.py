@@ -3,22 +3,10 @@
 import asyncio
 import logging
 import ssl
-from dataclasses import dataclass
+
+from caravan_proto.tls import TlsFileError, TlsFiles
 
 _log = logging.getLogger(__name__)
-
-
-class TlsFileError(Exception):
-    """The certificate, key or authorities cannot be used. The message names the file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
-    """Paths of PEM files. ``keyfile``: None if ``certfile`` has the key. ``ca_certs``: trusted client authorities."""
-
-    certfile: str
-    keyfile: str | None = None
-    ca_certs: str | None = None
 
 
 class Tls:
@@ -49,7 +37,7 @@ class Tls:
     def _read_again(self) -> None:
         # A key that does not fit would leave the context half changed, so another context tries the files first.
         _context(self._files)
-        _load(self.context, self._files)
+        self._files.load_into(self.context)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
@@ -57,19 +45,5 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     if files.ca_certs is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-    _load(context, files)
+    files.load_into(context)
     return context
-
-
-def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
-    try:
-        # OpenSSL asks for a missing password on the terminal.
-        context.load_cert_chain(files.certfile, files.keyfile, password="")
-    except (OSError, ValueError) as error:
-        named = files.certfile if files.keyfile is None else f"{files.certfile} and {files.keyfile}"
-        raise TlsFileError(f"{named}: {error}") from error
-    if files.ca_certs is not None:
-        try:
-            context.load_verify_locations(files.ca_certs)
-        except (OSError, ValueError) as error:
-            raise TlsFileError(f"{files.ca_certs}: {error}") from error

@@ -14,12 +14,13 @@ import pytest
 import trustme
 from aiohttp import ClientError, ClientSession, TCPConnector
 
+from caravan_proto.tls import TlsFiles
 from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
 from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
-from caravan_router.http.server.tls import Tls, TlsFiles
+from caravan_router.http.server.tls import Tls
 from caravan_router.metrics.recorder import Metrics
 from caravan_testing.http_server import events
 from caravan_testing.scripted_engine import ScriptedEngine
@@ -68,7 +69,7 @@ async def serial_of(url: str, context: ssl.SSLContext) -> str:
 
 async def test_a_stream_over_https(authority: trustme.CA, tmp_path: Path) -> None:
     chain, key = await asyncio.to_thread(write_certificate, authority, tmp_path)
-    tls = await asyncio.to_thread(Tls, TlsFiles(certfile=chain, keyfile=key))
+    tls = await asyncio.to_thread(Tls, TlsFiles(prefix="--ssl-", certfile=chain, keyfile=key))
     limits = Limits()
     async with (
         listening(build_app(ScriptedEngine(), limits, Metrics()), limits, Listen(tls=tls.context)) as url,
