@@ -1,0 +1,75 @@
+"""Calls that touch no sequence, while shards come and go."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from caravan_proto.shard.v1 import shard_pb2
+from caravan_router.engine.client import ShardClient, ShardRpcError
+from caravan_testing.cluster import ClusterConfig, cluster
+from caravan_testing.waiting import eventually
+
+SERVICE = shard_pb2.DESCRIPTOR.services_by_name["ShardService"].full_name
+
+
+class Silent:
+    """A shard that answers nothing."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def tokenize(self, _request: Any, _context: Any) -> Any:
+        self.asked += 1
+        await asyncio.Event().wait()
+
+
+@contextlib.asynccontextmanager
+async def silent_shard(folder: Path) -> AsyncIterator[tuple[Silent, ShardClient]]:
+    server, silent = grpc.aio.server(), Silent()
+    tokenize: Any = grpc.unary_unary_rpc_method_handler(silent.tokenize)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Tokenize": tokenize})])
+    server.add_insecure_port(f"unix:{folder}/shard")
+    await server.start()
+    client = ShardClient(f"unix:{folder}/shard", 5.0)
+    try:
+        yield silent, client
+    finally:
+        await client.close()
+        await server.stop(None)
+
+
+async def test_closing_a_client_fails_its_calls_and_cancels_nobody(tmp_path: Path) -> None:
+    async with silent_shard(tmp_path) as (silent, client):
+        asking = asyncio.create_task(client.tokenize("text", add_special=True))
+        await eventually(lambda: silent.asked == 1, "the shard is asked")
+        await client.close()
+        with pytest.raises(ShardRpcError, match="the connection was closed"):
+            await asking
+        with pytest.raises(ShardRpcError, match="the connection was closed"):
+            await client.tokenize("text", add_special=True)
+
+
+async def test_a_caller_that_is_cancelled_stays_cancelled(tmp_path: Path) -> None:
+    async with silent_shard(tmp_path) as (silent, client):
+        asking = asyncio.create_task(client.tokenize("text", add_special=True))
+        await eventually(lambda: silent.asked == 1, "the shard is asked")
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+async def test_a_text_is_tokenized_elsewhere_when_its_shard_is_lost(tmp_path: Path) -> None:
+    async with silent_shard(tmp_path) as (silent, client), cluster(ClusterConfig(shards=2)) as running:
+        links = list(running.engine._pool.links.values())
+        links[0].client, lost = client, links[0].client
+        assert lost is not None
+        asking = asyncio.create_task(running.engine.queries.tokenize("text"))
+        await eventually(lambda: silent.asked == 1, "the first shard is asked")
+        await client.close()
+        assert (await asking).token_ids
+        links[0].client = lost
