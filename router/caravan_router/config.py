@@ -109,6 +109,12 @@ class RouterConfig:
     step_timeout_s: float = flag(
         60.0, "a shard whose step takes longer is given up, whatever its last steps took", low=1
     )
+    max_request_losses: int = flag(
+        2,
+        "a request fails when so many shards in a row are lost while they compute the same tokens of it, because it "
+        "may be what kills them; raise it where shards often end for other reasons",
+        low=1,
+    )
     shard_grace_s: float = flag(30.0, "seconds that requests wait for a shard while none is up", low=0)
     graceful_termination_timeout: float = flag(90.0, "seconds for running requests to end after SIGTERM", low=0)
     log_level: str = flag("info", "lowest level that is logged", choices=["debug", "info", "warning", "error"])
@@ -150,6 +156,8 @@ class RouterConfig:
             waiting_served_ratio=self.waiting_served_ratio,
             max_waiting_tokens=self.max_waiting_tokens,
             no_shard_grace_s=self.shard_grace_s,
+            max_fatal_losses=self.max_request_losses,
+            max_losses=self.max_request_losses + 1,
             queue_timeout_s=math.inf if self.queue_timeout_s is None else self.queue_timeout_s,
         )
 

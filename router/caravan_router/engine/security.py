@@ -47,6 +47,8 @@ async def find_tls_problem(address: str, security: ShardTls | None) -> str | Non
         return str(error)
     except ssl.SSLCertVerificationError as error:
         return f"the shard's certificate is refused: {error.verify_message}"
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return None
     except ssl.SSLError as error:
         return None if security is None else f"the shard does not speak TLS as expected: {error.reason}"
     except (OSError, TimeoutError):
