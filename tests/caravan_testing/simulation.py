@@ -111,9 +111,9 @@ class Simulation:
         ended = self.finished | self.cancelled | self.failed.keys()
         assert request_id not in ended, f"request {request_id} goes on after its end"
 
-    def join(self, name: str, limits: ShardLimits) -> None:
+    def join(self, name: str, limits: ShardLimits, *, survived: bool = False) -> None:
         self.shards[name] = ModelShard(name, limits)
-        self.handle(ShardJoined(name, limits))
+        self.handle(ShardJoined(name, limits, survived=survived))
 
     def lose(self, name: str) -> None:
         del self.shards[name]

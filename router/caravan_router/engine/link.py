@@ -247,10 +247,11 @@ class ShardLink:
             self.info = info = await self._ask(client)
             if self._reported is not None:
                 await self._check_moved(client, info)
+            survived = self.lease is not None and self.lease[0] == info.incarnation
             epoch = await self._take(client, info)
             self.client = client
             runs = await client.saved_runs()
-            self._post(ShardJoined(self.address, info.limits, runs))
+            self._post(ShardJoined(self.address, info.limits, runs, survived))
             self._become(ShardState.SERVING)
             if self.retired:
                 self._drain(_GONE)

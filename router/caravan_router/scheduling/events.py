@@ -101,11 +101,15 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class ShardJoined:
-    """A shard was leased. It holds no sequence, but maybe ``runs`` that were saved before, in order."""
+    """A shard was leased. It holds no sequence, but maybe ``runs`` that were saved before, in order.
+
+    ``survived``: it is the process that was lost before, and has gone on since: it was slow or cut off, not broken.
+    """
 
     shard: str
     limits: ShardLimits
     runs: tuple[SavedRun, ...] = ()
+    survived: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ class Scheduler:
                 joined = ShardLedger(event.shard, event.limits, self._state.config, self._state.clock)
                 joined.note_runs(event.runs)
                 self._state.shards[event.shard] = joined
+                if event.survived:
+                    self._acquit(event.shard)
                 self._note_fleet_change(event.shard)
             case ShardLost():
                 self._lose(event.shard)
@@ -171,19 +173,25 @@ class Scheduler:
         fatal = suspects or fatal
         for resident in (*shard.residents.values(), *shard.leaving.values()):
             if resident.is_live:
-                self._lose_cells(resident.sequence, fatal.get(resident.sequence_id, range(0)))
+                self._lose_cells(resident.sequence, fatal.get(resident.sequence_id, range(0)), name)
 
-    def _lose_cells(self, sequence: Sequence, fatal: range = range(0)) -> None:
+    def _acquit(self, shard: str) -> None:
+        """Count the last loss of ``shard`` against no request: it did not die of what it computed."""
+        for sequence in self._state.sequences.values():
+            if sequence.fatal_on == shard:
+                sequence.fatal_losses, sequence.fatal_on = 0, ""
+
+    def _lose_cells(self, sequence: Sequence, fatal: range = range(0), shard: str = "") -> None:
         """Queue a sequence that lost its cells by a failure, unless it has lost them too often.
 
-        ``fatal``: the positions that were computed when its shard was lost.
+        ``fatal``: the positions that were computed when ``shard`` was lost.
         """
         self._state.wait_again(sequence)
         sequence.losses += 1
         if fatal:
             again = max(fatal.start, sequence.fatal.start) < min(fatal.stop, sequence.fatal.stop)
             sequence.fatal_losses = sequence.fatal_losses + 1 if again else 1
-            sequence.fatal = fatal
+            sequence.fatal, sequence.fatal_on = fatal, shard
         config = self._state.config
         if sequence.losses > config.max_losses or sequence.fatal_losses >= config.max_fatal_losses:
             self._fail(sequence, FailureReason.NO_PROGRESS)

@@ -49,9 +49,11 @@ class Sequence:
     bypassed: int = 0
     # How often it lost its cells by a failure since its last token.
     losses: int = 0
-    # Positions that a shard was computing for it when the shard was lost, and how often in a row that happened there.
+    # Positions that the shard ``fatal_on`` was computing for it when it was lost, and how often in a row shards were
+    # lost there.
     fatal: range = range(0)
     fatal_losses: int = 0
+    fatal_on: str = ""
     # It was on a shard before.
     started: bool = False
     # Its tenant was charged for the tokens before this position; computing them again is free.

@@ -9,7 +9,7 @@ ROOM = Path(caravan_router.scheduling.__file__).parent
 
 # Modules that assign to attributes of objects other than their own ``self``, and these attributes.
 WRITERS = {
-    "scheduler.py": {"fatal", "fatal_losses", "losses", "now_s", "prompt_logprobs_delivered"},
+    "scheduler.py": {"fatal", "fatal_losses", "fatal_on", "losses", "now_s", "prompt_logprobs_delivered"},
     "state.py": {"charged", "fetches", "reached", "saved_on", "started"},
     "shard/ledger.py": {"computed", "is_expendable", "last_used_s", "shared", "status", "steps_left"},
     "shard/prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},

@@ -351,6 +351,31 @@ def test_a_request_in_whose_step_two_shards_are_lost_fails() -> None:
     assert sim.failed == {poisoned: FailureReason.NO_PROGRESS}
 
 
+def test_a_shard_that_was_only_slow_counts_against_no_request() -> None:
+    sim = simulation(max_batch_prefill_tokens=64)
+    slow = sim.submit(prompt(200), 10)
+    for _ in range(3):
+        sim.lose("a")
+        sim.join("a", LIMITS, survived=True)
+    assert sim.failed == {}
+    # It is not tried forever.
+    sim.lose("a")
+    assert sim.failed == {slow: FailureReason.NO_PROGRESS}
+
+
+def test_a_loss_elsewhere_is_not_forgiven_by_a_shard_that_was_only_slow() -> None:
+    sim = simulation(max_batch_prefill_tokens=64)
+    poisoned = sim.submit(prompt(200), 10)
+    sim.lose("a")
+    sim.join("b", LIMITS)
+    sim.join("a", LIMITS, survived=True)
+    assert sim.scheduler.sequences[poisoned].fatal_losses == 0
+    sim.lose("b")
+    sim.join("b", LIMITS)
+    sim.join("c", LIMITS, survived=True)
+    assert sim.scheduler.sequences[poisoned].fatal_losses == 1
+
+
 def test_requests_of_a_lost_shard_start_apart_so_that_only_the_one_that_kills_is_ended() -> None:
     sim = simulation()
     innocent = [sim.submit(prompt(20, start), 10) for start in (1000, 2000)]
