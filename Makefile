@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 CLIENT := .cache/clients/text-generation/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
-.PHONY: help run test test-clients check lint format proto openapi docs bench simulate soak clean
+.PHONY: help run test test-clients check lint format proto openapi docs bench simulate soak chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,10 @@ simulate: $(INSTALLED) ## play fleets in virtual time and compare placements; AR
 
 soak: $(INSTALLED) $(DEMO_MODEL) ## run random load with too few KV cells for MINUTES and check for errors and growth; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m soak.soak --minutes $(MINUTES) $(ARGS)
+
+chaos: MINUTES = 10
+chaos: $(INSTALLED) $(DEMO_MODEL) ## break shards and their links at random under load for MINUTES; check texts and times; ARGS: more flags
+	PYTHONPATH=tests $(BIN)/python -m chaos.chaos --minutes $(MINUTES) $(ARGS)
 
 clean: ## remove the virtual environment and everything downloaded or built here
 	rm -rf .venv .cache

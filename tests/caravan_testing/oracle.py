@@ -3,6 +3,7 @@
 Other batch shapes take other kernels, which round differently: an output may differ where two tokens are nearly tied.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,44 @@ def check_same(
     assert len(got) == len(expected)
 
 
-def check_draws(oracle: Oracle, prompt: str, seed: int, output: list[int]) -> None:
-    """Check that the number of its position selects each token of ``output``, at temperature 1 without filters."""
+def greedy_gap(oracle: Oracle, prompt: str, output: list[int]) -> float:
+    """Return by how much a token of ``output`` was behind the likeliest one at most, in logits."""
+    return max(
+        float(logits.max() - logits[token])
+        for token, logits in zip(output, oracle.logits_of(prompt, output), strict=True)
+    )
+
+
+def draw_gap(oracle: Oracle, prompt: str, seed: int, output: list[int]) -> float:
+    """Return how far the number of a position was from selecting its token at most, at temperature 1 without filters.
+
+    In logits: so much must the tokens on one side of a border gain on those on the other side.
+    """
+    gaps = []
+    for _, number, low, high in _drawn(oracle, prompt, seed, output):
+        border = low if number < low else high if number > high else number
+        gaps.append(abs(_logit(border) - _logit(number)))
+    return max(gaps)
+
+
+def _logit(share: float) -> float:
+    share = min(max(share, 1e-12), 1 - 1e-12)
+    return float(np.log(share / (1 - share)))
+
+
+def _drawn(oracle: Oracle, prompt: str, seed: int, output: list[int]) -> Iterator[tuple[int, float, float, float]]:
+    """Yield each token of ``output``, the number of its position, and between which numbers it is selected."""
     start = oracle.prompt_length(prompt)
     for place, (token, logits) in enumerate(zip(output, oracle.logits_of(prompt, output), strict=True)):
         weights = np.exp(logits.astype(np.float64) - logits.max())
         cumulative = np.cumsum(weights) / weights.sum()
-        low, high = (cumulative[token - 1] if token else 0.0), cumulative[token]
-        number = uniform(seed, start + place)
+        low, high = (float(cumulative[token - 1]) if token else 0.0), float(cumulative[token])
+        yield token, uniform(seed, start + place), low, high
+
+
+def check_draws(oracle: Oracle, prompt: str, seed: int, output: list[int]) -> None:
+    """Check that the number of its position selects each token of ``output``, at temperature 1 without filters."""
+    for place, (token, number, low, high) in enumerate(_drawn(oracle, prompt, seed, output)):
         distance = max(low - number, number - high, 0.0)
         assert distance < TIE_DRAW, (
             f"{prompt!r}: token {place} is {token} of [{low:.4f}, {high:.4f}], drawn was {number:.4f}"

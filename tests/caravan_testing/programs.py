@@ -9,31 +9,23 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """A line of a program's log, and when it was read on ``time.monotonic``."""
-
-    text: str
-    at: float
-
-
 @dataclass
 class Program:
     """A running process and the lines that it has written so far."""
 
     process: asyncio.subprocess.Process
-    log: list[LogLine] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
 
-    def find(self, pattern: str) -> list[LogLine]:
+    def find(self, pattern: str) -> list[str]:
         """Return the lines so far in which ``pattern`` occurs."""
-        return [line for line in self.log if re.search(pattern, line.text)]
+        return [line for line in self.log if re.search(pattern, line)]
 
     async def logged(self, pattern: str, within_s: float = 60.0) -> re.Match[str]:
         """Wait until ``pattern`` occurs in a line; fail if the process ends before."""
         deadline = time.monotonic() + within_s
         while True:
             for line in self.log:
-                if (found := re.search(pattern, line.text)) is not None:
+                if (found := re.search(pattern, line)) is not None:
                     return found
             assert self.process.returncode is None, f"{pattern!r} was not logged:\n{self.text}"
             assert time.monotonic() < deadline, f"{pattern!r} was not logged within {within_s:g} s:\n{self.text}"
@@ -42,14 +34,19 @@ class Program:
     @property
     def text(self) -> str:
         """All lines so far."""
-        return "\n".join(line.text for line in self.log)
+        return "\n".join(self.log)
 
 
 @contextlib.asynccontextmanager
-async def program(module: str, *arguments: str) -> AsyncIterator[Program]:
-    """Run ``python -m module`` with ``arguments``; kill it at the end if it still runs."""
+async def program(module: str, *arguments: str, before: tuple[str, ...] = ()) -> AsyncIterator[Program]:
+    """Run ``python -m module`` with ``arguments``; kill it at the end if it still runs.
+
+    ``before``: a command that replaces itself by the one that follows it, such as ``ip netns exec``.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *(*before, sys.executable, "-m", module, *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     running = Program(process)
     reading = asyncio.create_task(_read(running))
@@ -65,7 +62,7 @@ async def program(module: str, *arguments: str) -> AsyncIterator[Program]:
 async def _read(running: Program) -> None:
     assert running.process.stdout is not None
     async for line in running.process.stdout:
-        running.log.append(LogLine(line.decode(errors="replace").rstrip(), time.monotonic()))
+        running.log.append(line.decode(errors="replace").rstrip())
 
 
 async def address_of(shard: Program) -> str:

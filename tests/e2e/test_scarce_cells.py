@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientSession
 
 from caravan_testing.oracle import Oracle, check_same
+from caravan_testing.repeated_lists import repeated_list
 from caravan_testing.serve_process import Served, serve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
@@ -20,7 +21,6 @@ CELLS = 320
 # 0.09 in the median, by 0.47 at one place in a hundred, and by 0.95 at most. Where tokens were seen to differ, the gap
 # was 0.61 or less, and 184 of 200 texts were equal.
 TIE_LOGITS = 1.0
-WORDS = ("sun", "moon", "star", "sea", "tree", "house", "red", "blue", "one", "two", "king", "queen", "river", "road")
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,14 @@ class Ask:
 
 
 def demand() -> list[Ask]:
-    """Return 200 requests of mixed lengths. The first forty have the lowest priority, so that others preempt them.
-
-    The prompts are repeated lists, which the model continues with few near ties, so that a lost token would show.
-    """
+    """Return 200 requests of mixed lengths. The first forty have the lowest priority, so that others preempt them."""
     chance = random.Random(11)
     asks = []
     for number in range(200):
-        words = " ".join(chance.choices(WORDS, k=min(16, 3 + int(chance.expovariate(0.25)))))
+        prompt = repeated_list(number, min(16, 3 + int(chance.expovariate(0.25))), chance)
         new_tokens = min(chance.randrange(4, 25), chance.randrange(4, 25))
         priority = 0 if number < 40 else chance.randrange(3)
-        asks.append(Ask(f"{number} {words}\n{number} {words}\n{number}", new_tokens, priority))
+        asks.append(Ask(prompt, new_tokens, priority))
     return asks
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout
 
-WORDS = ("sun", "moon", "star", "sea", "tree", "house", "red", "blue", "one", "two", "king", "queen", "river", "road")
+from caravan_testing.repeated_lists import WORDS
+
 _LEAVING_SHARE = 1 / 3
 _LONGEST_STAY_S = 4.0
 _BURST = 14

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from caravan_testing.metrics_text import total
 from caravan_testing.serve_process import Served
 
 _MIB = 1 << 20
@@ -41,24 +42,20 @@ def take(served: Served) -> Sample:
     with urllib.request.urlopen(f"{served.url}/metrics", timeout=30) as response:
         metrics = response.read().decode()
 
-    def total(name: str, labels: str = "") -> float:
-        values = re.findall(rf"^{name}(?:{{[^}}]*{labels}[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
-        return sum(map(float, values))
-
-    dropped = total("tgi_request_failure", 'err="dropped"')
+    dropped = total(metrics, "tgi_request_failure", 'err="dropped"')
     return Sample(
         router_bytes=_resident_bytes(served.process.pid),
         shard_bytes=sum(map(_resident_bytes, served.shard_pids())),
         descriptors=served.descriptors(),
         threads=sum(len(os.listdir(f"/proc/{pid}/task")) for pid in [served.process.pid, *served.shard_pids()]),
-        used_cells=total("caravan_kv_cells_used"),
-        cached_cells=total("caravan_kv_cells_cached"),
-        total_cells=total("caravan_kv_cells_total"),
-        queued=total("tgi_queue_size"),
-        swapped=total("caravan_sequences_swapped"),
-        swaps=total("caravan_preemptions", 'how="swap"'),
-        recomputes=total("caravan_preemptions", 'how="recompute"'),
-        failures=total("tgi_request_failure") - dropped,
+        used_cells=total(metrics, "caravan_kv_cells_used"),
+        cached_cells=total(metrics, "caravan_kv_cells_cached"),
+        total_cells=total(metrics, "caravan_kv_cells_total"),
+        queued=total(metrics, "tgi_queue_size"),
+        swapped=total(metrics, "caravan_sequences_swapped"),
+        swaps=total(metrics, "caravan_preemptions", 'how="swap"'),
+        recomputes=total(metrics, "caravan_preemptions", 'how="recompute"'),
+        failures=total(metrics, "tgi_request_failure") - dropped,
     )
 
 

@@ -1,0 +1,148 @@
+"""A router and four shards as processes: on Unix sockets, behind a proxy, and in a network namespace of its own."""
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import trustme
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from caravan_testing.certificates import write_certificate
+from caravan_testing.programs import Program, program, url_of
+from caravan_testing.serve_process import MODEL
+from chaos.link_proxy import LinkProxy
+from chaos.namespace import Namespace, namespace
+
+# Without flash attention, an answer alone and one in a batch are the same bit by bit.
+_SHARD_FLAGS = ("-m", str(MODEL), "-c", "1024", "-np", "4", "-t", "1", "-fa", "off", "--cache-ram", "64")
+_LOST = re.compile(r"^(\S+ \S+) WARNING .*: shard is not available shard=(\S+) ")
+
+
+@dataclass(slots=True, eq=False)
+class Spot:
+    """A place where a shard runs, is killed and is started again. ``address``: where the router looks for it."""
+
+    name: str
+    address: str
+    flags: tuple[str, ...]
+    proxy: LinkProxy | None = None
+    network: Namespace | None = None
+    running: Program | None = None
+    _ending: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    async def start(self) -> None:
+        """Start the shard; it loads its model meanwhile."""
+        before = () if self.network is None else self.network.command
+        arguments = (*_SHARD_FLAGS, *self.flags, "--shard-id", self.name)
+        self.running = await self._ending.enter_async_context(program("caravan_shard", *arguments, before=before))
+
+    async def kill(self) -> None:
+        """Kill the shard, if it runs."""
+        await self._ending.aclose()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the shard."""
+        assert self.running is not None
+        self.running.process.send_signal(number)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """``without``: reasons why some faults cannot be tried here."""
+
+    spots: list[Spot]
+    router: Program
+    url: str
+    without: list[str]
+
+    async def standings(self) -> dict[str, str]:
+        """Return the state of each shard as the router shows it."""
+        async with ClientSession(timeout=ClientTimeout(total=5)) as session:
+            try:
+                async with session.get(f"{self.url}/admin/shards") as response:
+                    shards: list[dict[str, Any]] = json.loads(await response.text())["shards"]
+            except (ClientError, TimeoutError):
+                return {}
+        return {shard["address"]: shard["state"] for shard in shards}
+
+    async def metrics(self) -> str:
+        """Return the text of /metrics."""
+        async with ClientSession() as session, session.get(f"{self.url}/metrics") as response:
+            return await response.text()
+
+    async def wait_until_all_serve(self, within_s: float = 120.0) -> bool:
+        """Return whether all shards serve within this time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while True:
+                    states = await self.standings()
+                    if [states.get(spot.address) for spot in self.spots] == ["serving"] * len(self.spots):
+                        return True
+                    await asyncio.sleep(0.1)
+        return False
+
+    def shards_that_died(self) -> list[str]:
+        """Return the shards that do not run now."""
+        return [spot.name for spot in self.spots if spot.running is None or spot.running.process.returncode is not None]
+
+    def losses(self) -> list[tuple[float, str]]:
+        """Return when the router has given up which address, in seconds of ``time.time``."""
+        found = [_LOST.match(line) for line in self.router.log]
+        return [(_seconds(one[1]), one[2]) for one in found if one is not None]
+
+
+def _seconds(logged: str) -> float:
+    return datetime.strptime(logged, "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007 - the log has local time
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def fleet(folder: Path, clients: int) -> AsyncIterator[Fleet]:
+    """Start everything and wait until all shards serve. The router admits ``clients`` requests at a time."""
+    async with contextlib.AsyncExitStack() as stack:
+        authority = trustme.CA()
+        network = await stack.enter_async_context(namespace())
+        host = "127.0.0.1" if isinstance(network, str) else network.host
+        local, remote = f"127.0.0.1:{_free_port()}", f"{host}:{_free_port()}"
+        proxy = await stack.enter_async_context(LinkProxy(local))
+        # The certificate of each shard has its address.
+        secure = {
+            address: tuple(
+                write_certificate(folder, name, (address.partition(":")[0],), authority, authority).flags("--")
+            )
+            for name, address in (("local", local), ("remote", remote))
+        }
+        spots = [
+            *(Spot(f"unix-{n}", f"unix:{folder}/{n}", ("--address", f"unix:{folder}/{n}")) for n in range(2)),
+            Spot("proxied", proxy.address, ("--address", local, *secure[local]), proxy=proxy),
+            Spot("remote", remote, ("--address", remote, *secure[remote])),
+        ]
+        if not isinstance(network, str):
+            spots[3].network = network
+        for spot in spots:
+            stack.push_async_callback(spot.kill)
+            await spot.start()
+        shown = write_certificate(folder, "router", ("router",), authority, authority).flags("--shard-")
+        listed = [word for spot in spots for word in ("--shard", spot.address)]
+        # A permit that is not returned makes a later request fail. No request is to blame for what happens here.
+        limits = ("--max-concurrent-requests", str(clients), "--max-request-losses", "100")
+        router = await stack.enter_async_context(
+            program("caravan_router", "router", "--port", "0", *listed, *shown, *limits)
+        )
+        started = Fleet(spots, router, await url_of(router), [network] if isinstance(network, str) else [])
+        assert await started.wait_until_all_serve(), router.text
+        yield started
