@@ -21,6 +21,7 @@ class ShardError(Enum):
     SEQUENCE_TOO_LONG = ("SEQUENCE_TOO_LONG", grpc.StatusCode.OUT_OF_RANGE)
     TEXT_TOO_LONG = ("TEXT_TOO_LONG", grpc.StatusCode.OUT_OF_RANGE)
     STALE_EPOCH = ("STALE_EPOCH", grpc.StatusCode.FAILED_PRECONDITION)
+    HELD = ("HELD", grpc.StatusCode.FAILED_PRECONDITION)
     NOT_LEASED = ("NOT_LEASED", grpc.StatusCode.FAILED_PRECONDITION)
     UNKNOWN_RUN = ("UNKNOWN_RUN", grpc.StatusCode.NOT_FOUND)
     DRAINING = ("DRAINING", grpc.StatusCode.UNAVAILABLE)

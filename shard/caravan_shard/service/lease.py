@@ -10,6 +10,10 @@ from caravan_proto.errors import ShardError
 from caravan_shard.protocol.results import Refusal
 
 _MAX_ROUTER_ID = 256
+# A router that asks for a shard which another one holds asks again within this time, in seconds.
+_WISH_S = 5.0
+# When the holder's connection breaks, it has this time to renew its lease, in seconds.
+_BROKEN_S = 2.0
 
 
 class LeaseChange(Enum):
@@ -25,12 +29,21 @@ class _Holder:
     expires_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseWish:
+    """A router asks for a shard that another one may hold; it holds ``held_shards`` others. ``at``: when it asked."""
+
+    held_shards: int
+    at: float
+
+
 class LeaseBook:
     """The last epoch, and its holder until the lease ends."""
 
     def __init__(self) -> None:
         self._epoch = 0
         self._holder: _Holder | None = None
+        self._wish: LeaseWish | None = None
 
     @property
     def epoch(self) -> int:
@@ -51,11 +64,28 @@ class LeaseBook:
         if epoch > self._epoch:
             self._epoch = epoch
             self._holder = _Holder(router_id, now + ttl_s)
+            self._wish = None
             return LeaseChange.TAKEN
         if epoch == self._epoch and self._holder is not None and self._holder.router_id == router_id:
             self._holder.expires_at = now + ttl_s
             return LeaseChange.RENEWED
         return Refusal(ShardError.STALE_EPOCH, f"epoch {self._epoch} was granted. Given: {epoch}")
+
+    def ask(self, router_id: str, held_shards: int, now: float) -> Refusal | None:
+        """Return None if no other router holds the shard; else note that ``router_id`` would like to."""
+        if self._holder is None or self._holder.router_id == router_id:
+            return None
+        self._wish = LeaseWish(held_shards, now)
+        return Refusal(ShardError.HELD, f"another router holds this shard under epoch {self._epoch}")
+
+    def wanted_by(self, now: float) -> int | None:
+        """Return how many shards a router holds that asked for this one a short time ago; None if there is none."""
+        return None if self._wish is None or now - self._wish.at > _WISH_S else self._wish.held_shards
+
+    def note_broken(self, epoch: int, now: float) -> None:
+        """Let the lease of ``epoch``, whose holder's connection broke, end soon unless it is renewed."""
+        if self._holder is not None and epoch == self._epoch:
+            self._holder.expires_at = min(self._holder.expires_at, now + _BROKEN_S)
 
     def release(self, router_id: str, epoch: int) -> Refusal | None:
         """End the lease of ``epoch``, which its holder gives back."""

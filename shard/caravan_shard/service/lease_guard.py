@@ -43,6 +43,20 @@ class LeaseGuard:
             self._worker.release_all(_OVERTAKEN)
         return None
 
+    def ask(self, router_id: str, held_shards: int) -> Refusal | None:
+        """Return None if no other router holds the shard; else note that this one would like to."""
+        self.expire()
+        return self._book.ask(router_id, held_shards, monotonic())
+
+    @property
+    def wanted_by(self) -> int | None:
+        """How many shards a router holds that would like to have this one; None if there is none."""
+        return self._book.wanted_by(monotonic())
+
+    def note_broken(self, epoch: int) -> None:
+        """Let the lease of ``epoch``, whose holder's connection broke, end soon."""
+        self._book.note_broken(epoch, monotonic())
+
     def release(self, router_id: str, epoch: int) -> Refusal | None:
         """End a lease that its holder gives back, and release every sequence. Return why not, if refused."""
         self.expire()

@@ -84,7 +84,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         elif self._is_draining and request.epoch > self._lease.epoch:
             refusal = Refusal(ShardError.DRAINING, "this shard is ending")
         else:
-            refusal = self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000)
+            refusal = self._lease.ask(request.router_id, request.held_shards) if request.if_free else None
+            refusal = refusal or self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000)
         if refusal is not None:
             await _abort(context, refusal)
         return shard_pb2.LeaseResponse(
@@ -97,17 +98,24 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def Watch(self, request: shard_pb2.WatchRequest, context: Context) -> AsyncIterator[shard_pb2.WatchResponse]:
         if request.interval_ms < _MIN_WATCH_MS:
             await _abort(context, bad_request(f"interval_ms must be >= {_MIN_WATCH_MS}. Given: {request.interval_ms}"))
-        while True:
-            seen = self._phase.current
-            yield shard_pb2.WatchResponse(
-                steps=self._engine.step_count,
-                sequences=self._engine.sequence_count,
-                busy=self._worker.is_busy,
-                draining=self._is_draining,
-            )
-            if seen is Phase.ENDED:
-                return
-            await self._phase.wait_for_change(seen, request.interval_ms / 1000)
+        is_whole = False
+        try:
+            while True:
+                seen = self._phase.current
+                yield shard_pb2.WatchResponse(
+                    steps=self._engine.step_count,
+                    sequences=self._engine.sequence_count,
+                    busy=self._worker.is_busy,
+                    draining=self._is_draining,
+                    wanted_by=self._lease.wanted_by,
+                )
+                if seen is Phase.ENDED:
+                    is_whole = True
+                    return
+                await self._phase.wait_for_change(seen, request.interval_ms / 1000)
+        finally:
+            if request.epoch and not is_whole:
+                self._lease.note_broken(request.epoch)
 
     @property
     def _is_draining(self) -> bool:

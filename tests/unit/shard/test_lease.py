@@ -56,3 +56,33 @@ def test_a_malformed_request_takes_nothing(router_id: str, ttl_s: float) -> None
 
 def test_epoch_zero_is_never_granted() -> None:
     assert refusal_of(LeaseBook().request("a", 0, 1.0, now=0.0)) is ShardError.STALE_EPOCH
+
+
+def test_a_router_that_asks_for_a_held_shard_waits_and_is_heard() -> None:
+    book = LeaseBook()
+    assert book.ask("b", 0, now=0.0) is None
+    assert book.request("a", 1, 10.0, now=0.0) is LeaseChange.TAKEN
+    assert book.ask("a", 3, now=1.0) is None
+    assert book.wanted_by(now=1.0) is None
+    assert refusal_of(book.ask("b", 2, now=1.0)) is ShardError.HELD
+    assert book.wanted_by(now=5.9) == 2
+    assert book.wanted_by(now=6.1) is None
+    assert refusal_of(book.ask("b", 4, now=7.0)) is ShardError.HELD
+    assert book.release("a", 1) is None
+    assert book.ask("b", 4, now=7.5) is None
+    assert book.request("b", 2, 10.0, now=7.5) is LeaseChange.TAKEN
+    assert book.wanted_by(now=7.6) is None
+
+
+def test_a_lease_ends_soon_after_the_connection_broke_unless_it_is_renewed() -> None:
+    book = LeaseBook()
+    book.request("a", 1, 15.0, now=0.0)
+    book.note_broken(0, now=1.0)
+    assert not book.expire(now=3.1)
+    book.note_broken(1, now=4.0)
+    assert not book.expire(now=5.9)
+    assert book.expire(now=6.1)
+    book.request("a", 2, 15.0, now=7.0)
+    book.note_broken(2, now=8.0)
+    assert book.request("a", 2, 15.0, now=9.0) is LeaseChange.RENEWED
+    assert not book.expire(now=20.0)

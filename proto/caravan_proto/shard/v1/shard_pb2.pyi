@@ -380,6 +380,8 @@ class LeaseRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    IF_FREE_FIELD_NUMBER: _builtins.int
+    HELD_SHARDS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """Names the router. Only the router that took an epoch may renew it."""
     epoch: _builtins.int
@@ -387,6 +389,12 @@ class LeaseRequest(_message.Message):
     """The lease ends after this time without renewal, and every sequence is released."""
     release: _builtins.bool
     """End the lease of this epoch at once: every sequence is released, and a shard that drains ends. ttl_ms is ignored."""
+    if_free: _builtins.bool
+    """Do not take the shard from another router that holds it: that router is told (WatchResponse.wanted_by), and the
+    call is refused (HELD).
+    """
+    held_shards: _builtins.int
+    """How many shards the router holds."""
     def __init__(
         self,
         *,
@@ -394,10 +402,12 @@ class LeaseRequest(_message.Message):
         epoch: _builtins.int = ...,
         ttl_ms: _builtins.int = ...,
         release: _builtins.bool = ...,
+        if_free: _builtins.bool = ...,
+        held_shards: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "release", b"release", "router_id", b"router_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "held_shards", b"held_shards", "if_free", b"if_free", "release", b"release", "router_id", b"router_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -440,16 +450,20 @@ class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """Milliseconds between two messages when nothing changes; at least 100."""
+    epoch: _builtins.int
+    """The epoch of the caller's lease; 0 without one. When the stream breaks off, the lease soon ends unless it is renewed."""
     def __init__(
         self,
         *,
         interval_ms: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_ms", b"interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "interval_ms", b"interval_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -457,7 +471,7 @@ Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
 
 @_typing.final
 class WatchResponse(_message.Message):
-    """The fields of LeaseResponse, with the same meanings."""
+    """The first four are the fields of LeaseResponse, with the same meanings."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -465,10 +479,13 @@ class WatchResponse(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    WANTED_BY_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     sequences: _builtins.int
     busy: _builtins.bool
     draining: _builtins.bool
+    wanted_by: _builtins.int
+    """Another router has asked for this shard a short time ago, and holds so many shards (LeaseRequest.held_shards)."""
     def __init__(
         self,
         *,
@@ -476,12 +493,15 @@ class WatchResponse(_message.Message):
         sequences: _builtins.int = ...,
         busy: _builtins.bool = ...,
         draining: _builtins.bool = ...,
+        wanted_by: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by", "wanted_by", b"wanted_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "draining", b"draining", "sequences", b"sequences", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by", "busy", b"busy", "draining", b"draining", "sequences", b"sequences", "steps", b"steps", "wanted_by", b"wanted_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__wanted_by: _TypeAlias = _typing.Literal["wanted_by"]  # noqa: Y015
+    _WhichOneofArgType__wanted_by: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wanted_by) -> _WhichOneofReturnType__wanted_by | None: ...
 
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 
