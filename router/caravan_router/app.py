@@ -11,7 +11,7 @@ from pathlib import Path
 import caravan_proto
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
-from caravan_router.engine.batcher import Batcher
+from caravan_router.engine.fleet import Fleet
 from caravan_router.http.app import Access, build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import InfoExtras
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 _SETTLE_S = 5.0
 
 
-async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Callable[[Batcher, str], None]) -> None:
+async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Callable[[Fleet, str], None]) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
-    ``on_listening`` gets the engine and the base URL once the port is open, before any shard has joined. Raises
+    ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined. Raises
     KeyFileError or TlsFileError if a configured file is broken, OSError if the port cannot be bound, and whatever broke
     the engine.
     """
@@ -35,7 +35,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
     tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
     link = replace(config.link, tls=await asyncio.to_thread(config.read_shard_tls))
     metrics = Metrics()
-    batcher = Batcher(config.sources, config.scheduler, link, metrics)
+    fleet = Fleet(config.sources, config.scheduler, link, metrics.of, config.expected_model)
     info = InfoExtras(
         version=caravan_proto.__version__,
         waiting_served_ratio=config.waiting_served_ratio,
@@ -47,25 +47,25 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
         keyring=None if keys is None else keys.keyring,
         cors_allow_origin=config.cors_allow_origin,
     )
-    app = build_app(batcher, config.limits, metrics, info=info, access=access)
+    app = build_app(fleet, config.limits, metrics, info=info, access=access)
     listen = Listen(
         host=config.hostname,
         port=config.port,
         tls=None if tls is None else tls.context,
         drain_s=config.graceful_termination_timeout,
     )
-    engine = asyncio.create_task(batcher.run())
+    engine = asyncio.create_task(fleet.run())
     stopped = asyncio.create_task(stop.wait())
     watched = [file for file in (keys, tls) if file is not None]
     try:
         with _kept_current(watched):
             async with listening(app, config.limits, listen) as url:
-                on_listening(batcher, url)
+                on_listening(fleet, url)
                 await asyncio.wait({engine, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
                     _log.info("draining", extra={"timeout_s": config.graceful_termination_timeout})
         if not engine.done():
-            await batcher.settle(_SETTLE_S)
+            await fleet.settle(_SETTLE_S)
     finally:
         stopped.cancel()
         engine.cancel()

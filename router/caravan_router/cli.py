@@ -14,7 +14,7 @@ from caravan_proto.tls import TlsFileError
 from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
-from caravan_router.engine.batcher import Batcher
+from caravan_router.engine.fleet import Fleet
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def stop_on_signals() -> asyncio.Event:
 
 
 async def _run(config: RouterConfig) -> None:
-    def on_listening(_engine: Batcher, url: str) -> None:
+    def on_listening(_fleet: Fleet, url: str) -> None:
         _log.info("listening", extra={"url": url, "shards": len(config.shard)})
 
     await run_router(config, stop_on_signals(), on_listening)

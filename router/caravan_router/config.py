@@ -35,9 +35,16 @@ class RouterConfig:
     shard_hostname: str = flag(
         "", "name that the certificate of every shard must have (default: the host of the shard's address)"
     )
+    expected_model: tuple[str, ...] = flag(
+        (),
+        "name of a model that is sure to be served: its requests wait for its first shard; the first is the default "
+        "(default: the first that joins); repeatable",
+    )
     shard_refresh_s: float = flag(2.0, "seconds between two lookups of dns: and file: shards", low=0.05)
 
-    max_concurrent_requests: int = flag(128, "most generations that run or wait; more are answered 429", low=1)
+    max_concurrent_requests: int = flag(
+        128, "most generations of a model that run or wait; more are answered 429", low=1
+    )
     max_client_batch_size: int = flag(32, "most prompts in one /v1/completions request", low=1)
     max_prompt_bytes: int | None = flag(
         None, "most bytes of a prompt (default: 32 for each token that a prompt may have)", low=1

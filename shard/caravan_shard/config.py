@@ -117,7 +117,9 @@ class ShardConfig:
     )
     shard_id: str = flag("shard-0", "name of this shard in logs and metrics")
     backend: str = flag(
-        "llama", "llama: llama.cpp; fake: a toy model for tests and simulations", choices=("llama", "fake")
+        "llama",
+        "llama: llama.cpp; fake: a toy model for tests and simulations, whose name is that of --model",
+        choices=("llama", "fake"),
     )
     fake_step_ms: float = flag(0.0, "toy model: milliseconds of a step", low=0, high=60_000)
     fake_token_ms: float = flag(0.0, "toy model: milliseconds of each token of a step", low=0, high=60_000)

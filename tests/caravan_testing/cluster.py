@@ -12,6 +12,7 @@ from aiohttp import ClientSession
 from caravan_router.core.shards import ShardReport, ShardState
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import Address, AddressFile, ShardSource
+from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link import LinkConfig
 from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
@@ -52,6 +53,7 @@ class ClusterConfig:
     adapters: tuple[str, ...] = ()
     hook: DecodeHook | None = None
     drain_timeout_s: float = 0.5
+    expected: tuple[str, ...] = ()
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: Limits = field(default_factory=Limits)
     link: LinkConfig = field(
@@ -63,7 +65,7 @@ VOCABULARY = ToyVocabulary()
 
 
 class Cluster:
-    """Shards by address, and the engine that leases them."""
+    """Shards by address, and the fleet that leases them."""
 
     def __init__(self, config: ClusterConfig, folder: Path) -> None:
         self.config = config
@@ -75,8 +77,15 @@ class Cluster:
         self._list = folder / "shards"
         fixed = (Address(address) for address in self.addresses)
         sources: list[ShardSource] = [AddressFile(str(self._list))] if config.listed else [*fixed]
-        self.engine = Batcher(sources, config.scheduler, config.link, self.metrics)
+        self.fleet = Fleet(sources, config.scheduler, config.link, self.metrics.of, config.expected)
         self.url = ""
+
+    @property
+    def engine(self) -> Batcher:
+        """The engine of the default model, of which a shard must have joined."""
+        engine = self.fleet.engine("")
+        assert engine is not None, "no shard has joined yet"
+        return engine
 
     def list_shards(self, addresses: Iterable[str]) -> None:
         """Write the file of addresses."""
@@ -94,7 +103,7 @@ class Cluster:
 
     def report(self, address: str) -> ShardReport | None:
         """Return what the engine knows of the shard at ``address``; None if it does not know the address."""
-        return next((report for report in self.engine.shards() if report.address == address), None)
+        return next((report for report in self.fleet.shards() if report.address == address), None)
 
     def state(self, address: str) -> ShardState | None:
         """Return the state of the shard at ``address``; None if the engine does not know the address."""
@@ -102,9 +111,12 @@ class Cluster:
         return None if report is None else report.standing.state
 
     async def start_shard(
-        self, address: str, fingerprint: str | None = None, state_fingerprint: str | None = None
+        self, address: str, model: str = "toy", file: str = "toy-1", state_fingerprint: str | None = None
     ) -> None:
-        """Start a shard, of another model if ``fingerprint`` is given, or with another form of saved runs."""
+        """Start a shard with a ``model`` of this name, which was read from a ``file`` of this fingerprint.
+
+        ``state_fingerprint``: set if its saved runs have another form.
+        """
         config = self.config
         self.backends[address] = ToyBackend(
             cells=config.cells,
@@ -119,11 +131,10 @@ class Cluster:
             token_s=config.token_s,
             hook=config.hook,
         )
-        if fingerprint is not None:
-            backend = self.backends[address]
-            backend.facts = replace(backend.facts, fingerprint=fingerprint, name="other")
+        backend = self.backends[address]
+        backend.facts = replace(backend.facts, name=model, fingerprint=file)
         if state_fingerprint is not None:
-            self.backends[address].state_fingerprint = state_fingerprint
+            backend.state_fingerprint = state_fingerprint
         self.servers[address] = ShardServer(
             ShardConfig(
                 backend="fake",
@@ -152,20 +163,25 @@ class Cluster:
         return await sample_of(self.metrics, name)
 
     async def wait_until_up(self, shards: int) -> None:
-        await eventually(lambda: len(self.engine.scheduler.shards) == shards, f"{shards} shards up")
+        def count() -> int:
+            return sum(len(engine.scheduler.shards) for engine in self.fleet.engines)
+
+        await eventually(lambda: count() == shards, f"{shards} shards up")
 
     async def wait_until_at_rest(self) -> None:
         """Wait until no request is left, and check that router and shards hold nothing but parked prefixes."""
-        scheduler = self.engine.scheduler
-        await eventually(lambda: not scheduler.sequences, "every request ended")
+        schedulers = [engine.scheduler for engine in self.fleet.engines]
+        await eventually(lambda: not any(scheduler.sequences for scheduler in schedulers), "every request ended")
+        ledgers = {name: shard for scheduler in schedulers for name, shard in scheduler.shards.items()}
         await eventually(
-            lambda: all(not s.residents and not s.has_header and not s.in_flight for s in scheduler.shards.values()),
+            lambda: all(not s.residents and not s.has_header and not s.in_flight for s in ledgers.values()),
             "every sequence released",
         )
-        invariants.check(scheduler)
+        for scheduler in schedulers:
+            invariants.check(scheduler)
         for address, backend in self.backends.items():
             if address in self.servers:
-                state = scheduler.shards[address]
+                state = ledgers[address]
                 held = {key: backend.length(key) for key in range(self.config.max_sequences) if backend.length(key)}
                 parked = {key: state.tree.length(key) for key in state.parked}
                 assert held == parked, f"{address} holds {held}, parked are {parked}"
@@ -182,8 +198,8 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
             await running.start_shard(address)
         if config.listed:
             running.list_shards(running.addresses)
-        engine = asyncio.create_task(running.engine.run())
-        app = build_app(running.engine, config.limits, running.metrics)
+        engine = asyncio.create_task(running.fleet.run())
+        app = build_app(running.fleet, config.limits, running.metrics)
         try:
             async with listening(app, config.limits, Listen(drain_s=0.1)) as running.url:
                 await running.wait_until_up(config.shards)

@@ -1,5 +1,6 @@
 """The HTTP layer on a real port, with a scripted engine behind it."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Service:
 
     @property
     def free_permits(self) -> int:
-        return self.app[STATE].permits.free
+        return self.limits.max_concurrent_requests - self.app[STATE].permits.held
 
     def is_idle(self) -> bool:
         """Whether all streams are closed and all permits returned."""
@@ -63,17 +64,26 @@ async def serving(
 ) -> AsyncIterator[Service]:
     limits = limits or Limits()
     metrics = Metrics()
+    for each in engine.engines:
+        metrics.of(each.model.name)
     app = build_app(engine, limits, metrics, access=access)
     async with listening(app, limits, Listen()) as url, ClientSession(url) as client:
         yield Service(engine, limits, metrics, url, client, app)
 
 
+_MODEL_LABEL = re.compile(r',?model="[^"]*"')
+
+
 async def sample_of(metrics: Metrics, name: str) -> float:
-    """Return the value of one of ``metrics``; ``name`` includes its labels."""
+    """Return the value of one of ``metrics``, the sum over all models; ``name`` includes its labels but the model."""
+    values = []
     for line in (await metrics.render()).decode().splitlines():
-        if line.startswith(f"{name} "):
-            return float(line.rpartition(" ")[2])
-    raise KeyError(name)
+        series, _, value = line.rpartition(" ")
+        if _MODEL_LABEL.sub("", series).removesuffix("{}") == name:
+            values.append(float(value))
+    if not values:
+        raise KeyError(name)
+    return sum(values)
 
 
 def events(body: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""An engine whose streams follow a script that the test gives."""
+"""An engine whose streams follow a script that the test gives. It is a fleet of one model, too."""
 
 import asyncio
 import time
@@ -160,7 +160,11 @@ class ScriptedEngine:
     script: Script = count_up
     cached_tokens: Callable[[GenerationSpec], int] = nothing_cached
     step_s: float = 0.0
-    model: ModelFacts | None = MODEL
+    model: ModelFacts = MODEL
+    joined: bool = True
+    # Other models that are served beside this one.
+    others: list["ScriptedEngine"] = field(default_factory=list)
+    expected: Sequence[str] = ()
     healthy: bool = True
     streams: list[ScriptedStream] = field(default_factory=list)
     resume: asyncio.Event = field(default_factory=asyncio.Event)
@@ -178,7 +182,18 @@ class ScriptedEngine:
     def queries(self) -> "ScriptedEngine":
         return self
 
-    async def wait_for_model(self) -> None:
+    @property
+    def engines(self) -> list["ScriptedEngine"]:
+        return [self, *self.others] if self.joined else list(self.others)
+
+    @property
+    def strict(self) -> bool:
+        return bool(self.expected or self.others)
+
+    def engine(self, name: str) -> "ScriptedEngine | None":
+        return next((engine for engine in self.engines if name in ("", engine.model.name)), None)
+
+    async def wait_for_model(self, name: str) -> None:
         """Return at once: a script has a model from the start, or never."""
 
     def submit(self, spec: GenerationSpec) -> ScriptedStream:
@@ -187,7 +202,7 @@ class ScriptedEngine:
         return stream
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
-        if self.model is None:
+        if not self.joined:
             raise NoShardError("none")
         if self.tokenizing is not None:
             await self.tokenizing.wait()
@@ -212,13 +227,13 @@ class ScriptedEngine:
         return TokenizedText(tuple(token_ids), tuple(pieces), tuple(token_id in special for token_id in token_ids))
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
-        if self.model is None:
+        if not self.joined:
             raise NoShardError("none")
         return self.problem(constraint)
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
         """Return the `length_vector` of each text."""
-        if self.model is None:
+        if not self.joined:
             raise NoShardError("none")
         return [tuple(length_vector(len(text), self.model.embedding_size)) for text in texts]
 

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,18 +55,19 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(*flags: str) -> Iterator[Served]:
+def serve(*flags: str, models: Sequence[str | Path] = (MODEL,)) -> Iterator[Served]:
     """Start a server and end it with SIGTERM; its exit code must be 0."""
-    with start(*flags) as served:
+    with start(*flags, models=models) as served:
         yield served
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(60) == 0, "".join(served.log)
 
 
 @contextlib.contextmanager
-def start(*flags: str) -> Iterator[Served]:
+def start(*flags: str, models: Sequence[str | Path] = (MODEL,)) -> Iterator[Served]:
     """Start a server on a free port and wait until it is healthy; kill it at the end if it still runs."""
-    command = [sys.executable, "-m", "caravan_router", "serve", "--model", str(MODEL), "--port", "0", *flags]
+    named = [word for model in models for word in ("--model", str(model))]
+    command = [sys.executable, "-m", "caravan_router", "serve", *named, "--port", "0", *flags]
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, bufsize=1

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from caravan_testing.serve_process import Served, serve, start
+from caravan_testing.serve_process import MODEL, Served, serve, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -191,7 +191,7 @@ async def _at_rest(served: Served) -> bool:
         r"^(?:caravan_kv_cells_used|caravan_sequences_running|tgi_queue_size)\S* (\S+)$", metrics, re.MULTILINE
     )
     assert len(used) == 3, metrics
-    assert 'tgi_request_failure{err="generation"} 0' in metrics
+    assert f'tgi_request_failure{{err="generation",model="{MODEL.name}"}} 0' in metrics
     return all(float(value) == 0 for value in used)
 
 

@@ -50,7 +50,7 @@ async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, f
                     into = outputs[seed + 100 * number] = []
                     high.create_task(stream(session, prompt, seed + 100 * number, 4, 5, into))
     async with ClientSession(served.url) as session, session.get("/metrics") as response:
-        counts = re.findall(r'^caravan_preemptions{how="(\w+)"} (\S+)$', await response.text(), re.MULTILINE)
+        counts = re.findall(r'^caravan_preemptions{how="(\w+)"\S*} (\S+)$', await response.text(), re.MULTILINE)
     return outputs, {how: float(count) for how, count in counts}
 
 

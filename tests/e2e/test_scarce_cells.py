@@ -54,7 +54,8 @@ class Outcome:
 
     def metric(self, name: str) -> float:
         """Return the value of a metric, summed over the shards."""
-        values = re.findall(rf"^{re.escape(name)}(?:{{shard=\S*)? (\S+)$", self.metrics, re.MULTILINE)
+        metrics = re.sub(r',?model="[^"]*"', "", self.metrics).replace("{}", "")
+        values = re.findall(rf"^{re.escape(name)}(?:{{shard=\S*)? (\S+)$", metrics, re.MULTILINE)
         assert values, name
         return sum(map(float, values))
 

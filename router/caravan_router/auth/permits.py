@@ -1,4 +1,4 @@
-"""Counts concurrent generations against a limit: one pool for each API key, and one for the whole server."""
+"""Counts concurrent generations against a limit: one pool for each API key, and one for each model."""
 
 import sys
 from collections.abc import Iterator
@@ -35,3 +35,27 @@ class PermitPool:
             yield
         finally:
             self._held -= count
+
+
+class PermitPools:
+    """A pool for each model, all with the same limit: a flood of requests for one model takes no permit of another.
+
+    Only names of models that are served may be used: the pools stay.
+    """
+
+    __slots__ = ("_limit", "_pools")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pools: dict[str, PermitPool] = {}
+
+    def of(self, model: str) -> PermitPool:
+        """Return the pool of the model of this name."""
+        if model not in self._pools:
+            self._pools[model] = PermitPool(self._limit)
+        return self._pools[model]
+
+    @property
+    def held(self) -> int:
+        """Number of permits of all models that are held."""
+        return sum(self._limit - pool.free for pool in self._pools.values())

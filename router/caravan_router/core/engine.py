@@ -60,7 +60,7 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The model that the shards serve, with the smallest of their limits.
+    """A model that shards serve, with the smallest of their limits.
 
     ``tool_template``: template for prompts with tools, if the model has one beside ``chat_template``. ``adapters``:
     those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no vectors are
@@ -118,21 +118,55 @@ class Engine(Protocol):
     """A model that generates, wherever it runs."""
 
     @property
-    def model(self) -> ModelFacts | None:
-        """The model; None before the first shard joined. It stays known while no shard is up."""
-
-    async def wait_for_model(self) -> None:
-        """Wait until the model is known, at most the time that requests wait for a shard."""
+    def model(self) -> ModelFacts:
+        """The model. It stays known while no shard is up."""
+        ...
 
     @property
     def healthy(self) -> bool:
         """Whether at least one shard is up and makes progress."""
+        ...
 
     @property
     def queries(self) -> Queries: ...
 
     def submit(self, spec: GenerationSpec) -> TokenStream:
         """Queue a generation. Never blocks and never refuses."""
+        ...
+
+
+class Fleet(Protocol):
+    """All models, and the shards that serve them."""
+
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """The engine of each known model, no two of one name. The first one that is expected, or else this list's
+        first, is the default.
+        """
+        ...
+
+    @property
+    def expected(self) -> Sequence[str]:
+        """Names of models that are sure to join; the first is the default. Any other model may join, too."""
+        ...
+
+    @property
+    def strict(self) -> bool:
+        """Whether a model answers to its own name only: there are expected models, or several were served at a time."""
+        ...
+
+    def engine(self, name: str) -> Engine | None:
+        """Return the engine of the model of this name, "" for the default; None if it is not known yet."""
+        ...
+
+    async def wait_for_model(self, name: str) -> None:
+        """Wait until the model of this name is known, "" for any; at most the time that requests wait for a shard."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """Whether at least one shard of any model is up and makes progress."""
+        ...
 
     def shards(self) -> Sequence[ShardReport]:
         """Return the state of each shard whose address is known, in the order in which the addresses became known."""

@@ -1,11 +1,9 @@
-"""Passes events to the scheduler and executes its actions. The one owner of requests and shard links."""
+"""Passes events to the scheduler of one model and executes its actions. The one owner of the model's requests."""
 
 import asyncio
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection
 from typing import assert_never
 
 from caravan_router.core.engine import ModelFacts
@@ -18,12 +16,9 @@ from caravan_router.core.errors import (
 )
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prefixes import ShardPrefixes
-from caravan_router.core.shards import ShardReport, ShardRoom
-from caravan_router.engine.discovery import ShardSource
-from caravan_router.engine.link import LinkConfig, ShardLink
-from caravan_router.engine.link_pool import LinkPool
 from caravan_router.engine.observer import EngineObserver, ShardUse
 from caravan_router.engine.queries import ShardQueries
+from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.streams import RequestStream
 from caravan_router.scheduling.actions import (
     Action,
@@ -49,10 +44,6 @@ from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
 from caravan_router.scheduling.shard.saved_runs import Tier
 
-# The scheduler's deadlines are in seconds, so a coarse clock is enough when nothing else happens.
-_TICK_S = 0.5
-_SETTLE_POLL_S = 0.01
-
 _FAILURES: dict[FailureReason, Callable[[], EngineError]] = {
     FailureReason.NO_SHARD: NoShardError,
     FailureReason.NO_PROGRESS: lambda: GenerationError("its shard was lost several times before the next token"),
@@ -63,24 +54,18 @@ _FAILURES: dict[FailureReason, Callable[[], EngineError]] = {
 
 
 class Batcher:
-    """The engine. Nothing moves unless ``run`` is running; everything happens on its event loop.
+    """The engine of one model. Nothing moves unless ``run`` is running; everything happens on its event loop.
 
     Events that arrive in one turn of the loop are handled together, so requests of one instant are planned together.
     """
 
-    def __init__(
-        self,
-        sources: Iterable[ShardSource],
-        scheduler_config: SchedulerConfig,
-        link_config: LinkConfig,
-        observer: EngineObserver,
-    ) -> None:
-        self.scheduler = Scheduler(scheduler_config)
-        self._queue_timeout_s = scheduler_config.queue_timeout_s
-        self._no_shard_grace_s = scheduler_config.no_shard_grace_s
-        self._observer = observer
-        self._pool = LinkPool(sources, link_config, post=self._post, is_free=self._is_free, observer=observer)
-        self.queries = ShardQueries(self._pool.links, self._sequences_on, scheduler_config.no_shard_grace_s)
+    def __init__(self, facts: ModelFacts, config: SchedulerConfig, observer: EngineObserver) -> None:
+        """``facts``: those of the model's first shard, which is still to be added to ``replicas``."""
+        self.scheduler = Scheduler(config)
+        self.observer = observer
+        self.replicas = Replicas(facts)
+        self.queries = ShardQueries(self.replicas.links, self._sequences_on, config.no_shard_grace_s)
+        self._queue_timeout_s = config.queue_timeout_s
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = itertools.count(1)
         self._flushes: dict[int, asyncio.Future[tuple[ShardPrefixes, ...]]] = {}
@@ -92,53 +77,44 @@ class Batcher:
 
     async def run(self) -> None:
         """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pool.run())
-            tasks.create_task(self._tick())
-            while True:
-                await self._posted.wait()
-                self._posted.clear()
-                events, self._events = self._events, []
-                for action in self.scheduler.handle(events, time.monotonic()):
-                    self._execute(action)
-                if self.scheduler.shards:
-                    self.ready.set()
-
-    async def settle(self, timeout_s: float) -> None:
-        """Wait until the shards hold nothing of the closed streams, at most ``timeout_s``."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self._is_settled:  # noqa: ASYNC110  happens once, at the end
-                    await asyncio.sleep(_SETTLE_POLL_S)
+        while True:
+            await self._posted.wait()
+            self._posted.clear()
+            events, self._events = self._events, []
+            for action in self.scheduler.handle(events, time.monotonic()):
+                self._execute(action)
+            if self.scheduler.shards:
+                self.ready.set()
 
     @property
-    def _is_settled(self) -> bool:
+    def is_settled(self) -> bool:
+        """Whether no request is left, and the shards hold nothing of the closed streams."""
         shards = self.scheduler.shards.values()
         return not (self._events or self.scheduler.sequences or any(shard.in_flight for shard in shards))
 
-    async def _tick(self) -> None:
-        while True:
-            self._post(Tick())
-            waiting = self.scheduler.waiting
-            self._observer.queue_size(len(waiting), sum(bool(sequence.saved_on) for sequence in waiting))
-            for name, shard in self.scheduler.shards.items():
-                link = self._pool.links.get(name)
-                if link is None or link.client is None:
-                    continue  # It is lost, and the scheduler has not been told yet.
-                self._observer.shard_use(
-                    ShardUse(
-                        shard=name,
-                        used_cells=shard.live_cells,
-                        cached_cells=shard.held_cells - shard.live_cells,
-                        total_cells=shard.capacity,
-                        memory_bytes=shard.runs.used_bytes[Tier.MEMORY],
-                        disk_bytes=shard.runs.used_bytes[Tier.DISK],
-                        sequences=len(shard.residents),
-                    )
+    def tick(self) -> None:
+        """Let the scheduler see the time, and report to the observer. Call it every fraction of a second."""
+        self.post(Tick())
+        waiting = self.scheduler.waiting
+        self.observer.queue_size(len(waiting), sum(bool(sequence.saved_on) for sequence in waiting))
+        for name, shard in self.scheduler.shards.items():
+            link = self.replicas.links.get(name)
+            if link is None or link.client is None:
+                continue  # It is lost, and the scheduler has not been told yet.
+            self.observer.shard_use(
+                ShardUse(
+                    shard=name,
+                    used_cells=shard.live_cells,
+                    cached_cells=shard.held_cells - shard.live_cells,
+                    total_cells=shard.capacity,
+                    memory_bytes=shard.runs.used_bytes[Tier.MEMORY],
+                    disk_bytes=shard.runs.used_bytes[Tier.DISK],
+                    sequences=len(shard.residents),
                 )
-            await asyncio.sleep(_TICK_S)
+            )
 
-    def _post(self, event: Event) -> None:
+    def post(self, event: Event) -> None:
+        """Hand ``event`` to the scheduler, after those that were posted before."""
         self._events.append(event)
         self._posted.set()
 
@@ -151,24 +127,24 @@ class Batcher:
                     del self._streams[action.request_id]
             case Prefill():
                 if started := sum(chunk.setup is not None for chunk in action.chunks):
-                    self._observer.admitted(started)
+                    self.observer.admitted(started)
                 if action.joins is not None:
-                    self._observer.joined(action.joins)
-                self._pool.links[action.shard].send(action)
+                    self.observer.joined(action.joins)
+                self.replicas.links[action.shard].send(action)
             case Decode() | FilterBatch() | Save() | Load() | SetLayout():
-                self._pool.links[action.shard].send(action)
+                self.replicas.links[action.shard].send(action)
             case Fetch():
-                self._pool.links[action.target].fetch(action, self._pool.links[action.source].epoch)
+                self.replicas.links[action.target].fetch(action, self.replicas.links[action.source].epoch)
             case Drained():
-                self._pool.links[action.shard].give_back()
+                self.replicas.links[action.shard].give_back()
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:
                     stream.start(action.cached_tokens)
-                self._observer.started(action.prompt_tokens, action.cached_tokens)
+                self.observer.started(action.prompt_tokens, action.cached_tokens)
             case Resume():
-                self._observer.resumed(action.computed_again)
+                self.observer.resumed(action.computed_again)
             case Preempt():
-                self._observer.preempted(action.how)
+                self.observer.preempted(action.how)
             case Fail():
                 if (stream := self._streams.pop(action.request_id, None)) is not None:
                     stream.fail(_FAILURES[action.reason]())
@@ -180,16 +156,9 @@ class Batcher:
                 assert_never(action)
 
     @property
-    def model(self) -> ModelFacts | None:
-        """The model that the shards serve; None until the first shard has joined."""
-        return self._pool.facts
-
-    async def wait_for_model(self) -> None:
-        """Wait until the model is known, at most the time that requests wait for a shard."""
-        if self.model is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._no_shard_grace_s):
-                    await self.ready.wait()
+    def model(self) -> ModelFacts:
+        """The model, with the limits that hold on all of its shards."""
+        return self.replicas.facts
 
     @property
     def healthy(self) -> bool:
@@ -202,7 +171,7 @@ class Batcher:
 
         def cancel() -> None:
             self._streams.pop(request_id, None)
-            self._post(Cancelled(request_id))
+            self.post(Cancelled(request_id))
 
         stream = self._streams[request_id] = RequestStream(cancel, lambda: self.scheduler.state_of(request_id))
         now = time.monotonic()
@@ -213,39 +182,8 @@ class Batcher:
             start_by_s=now + self._queue_timeout_s,
             end_by_s=now + spec.timeout_s,
         )
-        self._post(Submitted(request))
+        self.post(Submitted(request))
         return stream
-
-    def shards(self) -> list[ShardReport]:
-        """Return the state of each shard whose address is known."""
-        return [self._report(link) for link in self._pool.links.values()]
-
-    def _report(self, link: ShardLink) -> ShardReport:
-        report = ShardReport(address=link.address, standing=link.standing, epoch=link.epoch)
-        if link.info is None:
-            return report
-        leased = self.scheduler.shards.get(link.address)
-        limits = link.info.limits if leased is None else leased.limits
-        return replace(
-            report,
-            shard_id=link.info.shard_id,
-            version=link.info.version,
-            model=link.info.facts.name,
-            room=ShardRoom(
-                max_sequences=limits.max_sequences,
-                max_batch_tokens=limits.max_batch_tokens,
-                cells=limits.layout.cells,
-                cells_per_sequence=limits.layout.cells_per_sequence,
-                unified=limits.layout.shares_cells,
-            ),
-            sequences=0 if leased is None else len(leased.residents),
-            used_cells=0 if leased is None else leased.live_cells,
-        )
-
-    async def drain_shard(self, address: str) -> bool:
-        """Let a shard drain and end; return whether it has agreed. Its sequences move to others where these can."""
-        link = self._pool.links.get(address)
-        return link is not None and await link.drain()
 
     def cached_prefixes(self) -> list[ShardPrefixes]:
         """Return what each leased shard keeps of ended sequences."""
@@ -256,13 +194,13 @@ class Batcher:
         flush_id = next(self._flush_ids)
         waiter: asyncio.Future[tuple[ShardPrefixes, ...]] = asyncio.get_running_loop().create_future()
         self._flushes[flush_id] = waiter
-        self._post(FlushRequested(flush_id, frozenset(shards)))
+        self.post(FlushRequested(flush_id, frozenset(shards)))
         try:
             return await waiter
         finally:
             del self._flushes[flush_id]
 
-    def _is_free(self, address: str) -> bool:
+    def is_free(self, address: str) -> bool:
         """Whether the shard at ``address`` is not leased."""
         return address not in self.scheduler.shards
 

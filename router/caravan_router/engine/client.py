@@ -14,7 +14,7 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import TokenizedText
 from caravan_router.engine import codec
-from caravan_router.engine.fleet import ShardInfo, ShardStatus
+from caravan_router.engine.shard_info import ShardInfo, ShardStatus
 from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, Stepped
 

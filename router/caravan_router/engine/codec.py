@@ -7,7 +7,7 @@ from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_router.engine.fleet import ShardInfo, ShardStatus
+from caravan_router.engine.shard_info import ShardInfo, ShardStatus
 from caravan_router.scheduling.actions import (
     Chunk,
     Decode,

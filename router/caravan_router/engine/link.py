@@ -19,15 +19,15 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from caravan_proto.channel import is_tcp
 from caravan_router.core.shards import ShardStanding, ShardState
 from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
-from caravan_router.engine.fleet import ShardInfo
 from caravan_router.engine.observer import EngineObserver, Method
 from caravan_router.engine.pace import StepPace
 from caravan_router.engine.security import ShardTls, find_tls_problem
+from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.scheduling.events import (
     CommandEnded,
@@ -78,6 +78,15 @@ class LinkConfig:
     tls: ShardTls | None = None
 
 
+class Home(Protocol):
+    """What a shard works for: the engine of its model, which gets its events."""
+
+    @property
+    def observer(self) -> EngineObserver: ...
+
+    def post(self, event: Event) -> None: ...
+
+
 class _SessionError(Exception):
     """Why a session with the shard ended or could not start, apart from a failed call."""
 
@@ -104,23 +113,18 @@ class _Sent:
 class ShardLink:
     """Owns the connection to one shard and posts what happens there as events.
 
-    ``accept`` judges a shard before it joins: it returns a reason to refuse the shard, or None.
+    ``accept`` judges a shard before it joins: it returns what the shard works for, or a reason to refuse the shard.
     """
 
+    # Set when the shard is accepted, which comes before every event.
+    _home: Home
+
     def __init__(
-        self,
-        address: str,
-        config: LinkConfig,
-        *,
-        post: Callable[[Event], None],
-        accept: Callable[[str, ShardInfo], str | None],
-        observer: EngineObserver,
+        self, address: str, config: LinkConfig, *, accept: "Callable[[ShardLink, ShardInfo], Home | str]"
     ) -> None:
         self.address = address
         self._config = config
-        self._post = post
         self._accept = accept
-        self._observer = observer
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         # Transfers to the shard, each with the epoch of the other shard's lease.
         self._fetches: asyncio.Queue[tuple[Fetch, int]] = asyncio.Queue()
@@ -223,7 +227,7 @@ class ShardLink:
 
     def _drain(self, reason: str) -> None:
         self._become(ShardState.DRAINING, reason)
-        self._post(ShardDraining(self.address))
+        self._home.post(ShardDraining(self.address))
 
     def _leave(self) -> None:
         if self.client is not None:
@@ -232,8 +236,8 @@ class ShardLink:
             self._fetches = asyncio.Queue()
             self._drained.clear()
             self._under_way.clear()
-            self._observer.shard_gone(self.address)
-            self._post(ShardLost(self.address))
+            self._home.observer.shard_gone(self.address)
+            self._home.post(ShardLost(self.address))
 
     def _new_pace(self) -> StepPace:
         # Progress is seen once per heartbeat, so half of one less is noticed as soon as silence.
@@ -251,7 +255,7 @@ class ShardLink:
             epoch = await self._take(client, info)
             self.client = client
             runs = await client.saved_runs()
-            self._post(ShardJoined(self.address, info.limits, runs, survived))
+            self._home.post(ShardJoined(self.address, info.limits, runs, survived))
             self._become(ShardState.SERVING)
             if self.retired:
                 self._drain(_GONE)
@@ -301,9 +305,10 @@ class ShardLink:
 
     async def _take(self, client: ShardClient, info: ShardInfo) -> int:
         """Take the lease and return its epoch."""
-        refusal = self._accept(self.address, info)
-        if refusal is not None:
-            raise _RefusedError(refusal)
+        accepted = self._accept(self, info)
+        if isinstance(accepted, str):
+            raise _RefusedError(accepted)
+        self._home = accepted
         if info.leased and self.lease not in (None, (info.incarnation, info.epoch)):
             raise _SessionError("another router holds the shard")
         if self.lease is not None and info.incarnation != self.lease[0]:
@@ -329,9 +334,9 @@ class ShardLink:
             except ShardRpcError as error:
                 _log.warning("a transfer failed", extra={"shard": self.address, "reason": str(error)})
                 fetched = (False,) * len(fetch.keys)
-            self._observer.fetched(fetch.size_bytes, complete=all(fetched))
+            self._home.observer.fetched(fetch.size_bytes, complete=all(fetched))
             seconds = time.monotonic() - began
-            self._post(Fetched(transfer_id=fetch.transfer_id, fetched=fetched, seconds=seconds))
+            self._home.post(Fetched(transfer_id=fetch.transfer_id, fetched=fetched, seconds=seconds))
 
     async def _give_back(self, client: ShardClient, epoch: int) -> None:
         """Wait until the shard has drained, and end the session with its lease."""
@@ -397,10 +402,10 @@ class ShardLink:
         async for replies in sent.replies:
             self._observe(sent.command, replies)
             for reply in replies:
-                self._post(reply)
+                self._home.post(reply)
         if isinstance(sent.command, FilterBatch):
-            self._observer.filtered(time.monotonic() - sent.at)
-        self._post(CommandEnded(self.address, sent.command.command_id))
+            self._home.observer.filtered(time.monotonic() - sent.at)
+        self._home.post(CommandEnded(self.address, sent.command.command_id))
 
     def _observe(self, command: Command, replies: Sequence[Reply]) -> None:
         steps = [reply for reply in replies if isinstance(reply, Stepped)]
@@ -413,10 +418,10 @@ class ShardLink:
         overhead_s = max(0.0, elapsed - sum(step.forward_s for step in steps)) / len(steps)
         for step in steps:
             if step.outcome is StepOutcome.OK:
-                self._observer.step(step, method, overhead_s=overhead_s)
+                self._home.observer.step(step, method, overhead_s=overhead_s)
                 self._pace.note(tokens, step.seconds, now)
             else:
-                self._observer.step_failed(method)
+                self._home.observer.step_failed(method)
 
 
 def _tokens(command: Command) -> int:

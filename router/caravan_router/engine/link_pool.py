@@ -3,53 +3,50 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
-from caravan_router.core.engine import ModelFacts
 from caravan_router.engine.discovery import Discovery, ShardSource
-from caravan_router.engine.fleet import Fleet, ShardInfo
-from caravan_router.engine.link import LinkConfig, ShardLink
-from caravan_router.engine.observer import EngineObserver
-from caravan_router.scheduling.events import Event
+from caravan_router.engine.link import Home, LinkConfig, ShardLink
+from caravan_router.engine.shard_info import ShardInfo
 
 _log = logging.getLogger(__name__)
 
 _CHECK_S = 0.2
 
 
+class LinkUser(Protocol):
+    """The fleet that the shards form."""
+
+    def accept(self, link: ShardLink, info: ShardInfo) -> Home | str:
+        """Return what the shard works for, or why it may not serve beside the others."""
+        ...
+
+    def is_free(self, address: str) -> bool:
+        """Whether the shard at ``address`` is not leased."""
+        ...
+
+    def forget(self, address: str) -> None:
+        """Forget the shard at ``address``, an address that is gone."""
+
+
 class LinkPool:
     """Has one link for each address that ``sources`` have.
 
     A shard whose address is gone is drained: it gets no new sequences, and its link ends with the lease, or when the
-    shard is lost; ``is_free`` says whether it is not leased. An address that comes back meanwhile gets a new link then.
+    shard is lost. An address that comes back meanwhile gets a new link then.
     """
 
-    def __init__(
-        self,
-        sources: Iterable[ShardSource],
-        config: LinkConfig,
-        *,
-        post: Callable[[Event], None],
-        is_free: Callable[[str], bool],
-        observer: EngineObserver,
-    ) -> None:
+    def __init__(self, sources: Iterable[ShardSource], config: LinkConfig, user: LinkUser) -> None:
         self._config = config
-        self._post = post
-        self._is_free = is_free
-        self._observer = observer
+        self._user = user
         self._discovery = Discovery(sources, config.address_refresh_s, self._note_addresses)
-        self._fleet = Fleet()
         self._listed: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
         # The tasks of the links that were not cancelled, by address.
         self._running: dict[str, asyncio.Task[None]] = {}
         # By address, in the order in which the addresses became known.
         self.links: dict[str, ShardLink] = {}
-
-    @property
-    def facts(self) -> ModelFacts | None:
-        """The model that the shards serve; None until the first shard was accepted."""
-        return self._fleet.facts
 
     async def run(self) -> None:
         """Keep the links until cancelled."""
@@ -73,13 +70,13 @@ class LinkPool:
         for address, link in self.links.items():
             if address not in self._listed:
                 link.retire()
-            if link.retired and address in self._running and self._is_free(address):
+            if link.retired and address in self._running and self._user.is_free(address):
                 self._running.pop(address).cancel()
 
     def _forget(self, address: str, _task: asyncio.Task[None]) -> None:
         del self.links[address]
         self._running.pop(address, None)
-        self._fleet.forget(address)
+        self._user.forget(address)
         self._changed.set()
 
     async def _wait(self, at_most_s: float | None) -> None:
@@ -100,11 +97,10 @@ class LinkPool:
         self._changed.set()
 
     def _make_link(self, address: str) -> ShardLink:
-        return ShardLink(address, self._config, post=self._post, accept=self._accept, observer=self._observer)
+        return ShardLink(address, self._config, accept=self._accept)
 
-    def _accept(self, address: str, info: ShardInfo) -> str | None:
-        """Accept a shard into the fleet, or return why not."""
-        for other, link in self.links.items():
-            if other != address and link.lease == (info.incarnation, info.epoch) and info.leased:
-                return f"it is the shard at {other}"
-        return self._fleet.accept(address, info)
+    def _accept(self, link: ShardLink, info: ShardInfo) -> Home | str:
+        for address, other in self.links.items():
+            if other is not link and other.lease == (info.incarnation, info.epoch) and info.leased:
+                return f"it is the shard at {address}"
+        return self._user.accept(link, info)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from caravan_router.auth.keyring import Keyring
-from caravan_router.auth.permits import PermitPool
+from caravan_router.auth.permits import PermitPools
 from caravan_router.chat.template_renderer import TemplateRenderer
-from caravan_router.core.engine import Engine
+from caravan_router.core.engine import Fleet
 from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestsInProgress
 from caravan_router.http.limits import Limits
 from caravan_router.http.ops.routes import read_documents
@@ -38,7 +38,7 @@ OPEN_TO_ALL = Access()
 
 
 def build_app(
-    engine: Engine,
+    fleet: Fleet,
     limits: Limits,
     metrics: Metrics,
     *,
@@ -53,10 +53,10 @@ def build_app(
         middlewares=[mark_serving, identify_and_log, cors.preflight, errors_as_json, authentication.identify],
     )
     app[STATE] = AppState(
-        engine=engine,
+        fleet=fleet,
         limits=limits,
         metrics=metrics,
-        permits=PermitPool(limits.max_concurrent_requests),
+        permits=PermitPools(limits.max_concurrent_requests),
         info=info,
         templates=TemplateRenderer(),
     )

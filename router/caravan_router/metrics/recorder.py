@@ -1,6 +1,7 @@
 """Records what happens in the router. Everyone else calls a named method and knows no metric."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -8,7 +9,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from caravan_router.engine.observer import Method, ShardUse
 from caravan_router.metrics.instruments import Histogram, Value, label_text
-from caravan_router.metrics.table import METRICS, Kind, MetricSpec
+from caravan_router.metrics.table import METRICS, MODEL_LABEL, Kind, MetricSpec
 from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.config import JoinReason
 from caravan_router.scheduling.events import Stepped
@@ -44,7 +45,7 @@ class RequestTimings:
 
 
 class _Family:
-    """A metric with an instrument for each set of label values."""
+    """A metric with an instrument for each set of label values, of which the last is the model."""
 
     __slots__ = ("_children", "spec")
 
@@ -74,7 +75,7 @@ class _Family:
         spec = self.spec
         lines = [f"# HELP {spec.name} {spec.help}\n# TYPE {spec.name} {spec.kind.value}\n"]
         for labels, child in self._children.items():
-            lines.extend(child.samples(spec.name, label_text(spec.labels, labels)))
+            lines.extend(child.samples(spec.name, label_text((*spec.labels, MODEL_LABEL), labels)))
         return "".join(lines)
 
 
@@ -116,9 +117,10 @@ class _StepInstruments:
 
 
 class Metrics:
-    """All metrics of the table, and ``registry`` with prometheus_client's own about the process.
+    """All metrics of the table for each model, and ``registry`` with prometheus_client's own about the process.
 
-    The values of every label are a small fixed set, except those of ``shard``: see ``shard_gone``.
+    The values of every label are a small fixed set, except those of ``model`` and of ``shard``: see
+    `ModelMetrics.shard_gone`.
     """
 
     def __init__(self) -> None:
@@ -127,34 +129,58 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self._families = {spec.name: _Family(spec) for spec in METRICS}
-        for family in self._families.values():
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> "ModelMetrics":
+        """Return the metrics of the model of this name; "" stands for requests whose model is not known."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelMetrics(self._families, model)
+        return found
+
+    async def render(self) -> bytes:
+        """Return all metrics in the text exposition format, version 0.0.4."""
+        for model in self._models.values():
+            model.observe_steps()
+        ours = "".join(family.text() for family in self._families.values())
+        # In a thread, since the process collector reads files.
+        return ours.encode() + await asyncio.to_thread(generate_latest, self.registry)
+
+
+class ModelMetrics:
+    """The metrics of one model."""
+
+    def __init__(self, families: Mapping[str, _Family], model: str) -> None:
+        self._families = families
+        self._model = model
+        for family in families.values():
             if not family.spec.labels:
                 if family.spec.kind is Kind.HISTOGRAM:
-                    family.histogram()
+                    family.histogram(model)
                 else:
-                    family.value()
+                    family.value(model)
         self._shards: dict[str, ShardUse] = {}
         self._steps: dict[tuple[str, Method], _StepInstruments] = {}
         # Observed for every token, so looked up once.
-        self._inter_token = self._families["caravan_inter_token_latency_seconds"].histogram()
+        self._inter_token = self._histogram("caravan_inter_token_latency_seconds")
         for how in Preemption:
             self._value("caravan_preemptions", how.value)
         for failure in Failure:
             self._value("tgi_request_failure", failure.value)
 
     def _value(self, name: str, *labels: str) -> Value:
-        return self._families[name].value(*labels)
+        return self._families[name].value(*labels, self._model)
+
+    def _histogram(self, name: str, *labels: str) -> Histogram:
+        return self._families[name].histogram(*labels, self._model)
 
     def _observe(self, name: str, amount: float, *labels: str) -> None:
-        self._families[name].histogram(*labels).observe(amount)
+        self._histogram(name, *labels).observe(amount)
 
-    async def render(self) -> bytes:
-        """Return all metrics in the text exposition format, version 0.0.4."""
+    def observe_steps(self) -> None:
+        """Observe the steps that are only noted so far."""
         for instruments in self._steps.values():
             instruments.observe()
-        ours = "".join(family.text() for family in self._families.values())
-        # In a thread, since the process collector reads files.
-        return ours.encode() + await asyncio.to_thread(generate_latest, self.registry)
 
     # Requests, called by the HTTP layer.
 
@@ -193,26 +219,25 @@ class Metrics:
         instruments.note(step, overhead_s)
 
     def _step_instruments(self, shard: str, method: str) -> _StepInstruments:
-        families = self._families
         return _StepInstruments(
             counts=(
-                families["tgi_batch_inference_count"].value(method),
-                families["tgi_batch_inference_success"].value(method),
+                self._value("tgi_batch_inference_count", method),
+                self._value("tgi_batch_inference_success", method),
             ),
             total=(
-                families["tgi_batch_inference_duration"].histogram(method),
-                families["caravan_step_duration_seconds"].histogram(shard, method),
+                self._histogram("tgi_batch_inference_duration", method),
+                self._histogram("caravan_step_duration_seconds", shard, method),
             ),
             forward=(
-                families["tgi_batch_forward_duration"].histogram(method),
-                families["caravan_step_forward_seconds"].histogram(shard, method),
+                self._histogram("tgi_batch_forward_duration", method),
+                self._histogram("caravan_step_forward_seconds", shard, method),
             ),
             sample=(
-                families["tgi_batch_decode_duration"].histogram(method),
-                families["caravan_step_sample_seconds"].histogram(shard, method),
+                self._histogram("tgi_batch_decode_duration", method),
+                self._histogram("caravan_step_sample_seconds", shard, method),
             ),
-            batch_size=families["caravan_batch_size"].histogram(shard, method),
-            overhead=families["caravan_step_overhead_seconds"].histogram(shard, method),
+            batch_size=self._histogram("caravan_batch_size", shard, method),
+            overhead=self._histogram("caravan_step_overhead_seconds", shard, method),
         )
 
     def step_failed(self, method: Method) -> None:

@@ -12,7 +12,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric. ``bounds``: upper bounds of the buckets of a histogram."""
+    """A metric. ``bounds``: upper bounds of the buckets of a histogram. ``labels`` is without `MODEL_LABEL`."""
 
     name: str
     kind: Kind
@@ -20,6 +20,9 @@ class MetricSpec:
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
 
+
+# The last label of every metric.
+MODEL_LABEL = "model"
 
 # The same buckets as TGI: 0.00015 to 145.6 s.
 SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))
@@ -59,9 +62,9 @@ METRICS = (
     ),
     MetricSpec("tgi_request_generated_tokens", H, "Tokens that a request generated", (), TOKENS),
     MetricSpec("tgi_queue_size", G, "Requests that wait for a shard"),
-    MetricSpec("tgi_batch_current_size", G, "Running sequences on all shards"),
-    MetricSpec("tgi_batch_current_max_tokens", G, "KV cells of running sequences on all shards"),
-    MetricSpec("tgi_batch_max_total_tokens", G, "KV cells of all shards"),
+    MetricSpec("tgi_batch_current_size", G, "Running sequences on all shards of the model"),
+    MetricSpec("tgi_batch_current_max_tokens", G, "KV cells of running sequences on all shards of the model"),
+    MetricSpec("tgi_batch_max_total_tokens", G, "KV cells of all shards of the model"),
     MetricSpec("tgi_batch_next_size", H, "Requests that one step admitted", (), SIZES),
     MetricSpec("tgi_batch_inference_count", C, "Steps that were started", ("method",)),
     MetricSpec("tgi_batch_inference_success", C, "Steps that succeeded", ("method",)),

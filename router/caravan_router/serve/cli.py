@@ -1,4 +1,4 @@
-"""The command `caravan serve`: serve a GGUF file with one command."""
+"""The command `caravan serve`: serve GGUF files with one command."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ from caravan_proto.telemetry import configure_logging
 from caravan_router.app import run_router
 from caravan_router.cli import STARTUP_ERRORS, startup_problem, stop_on_signals
 from caravan_router.config import RouterConfig
-from caravan_router.engine.batcher import Batcher
+from caravan_router.engine.fleet import Fleet
 from caravan_router.serve.shard_process import ShardProcess, ShardStartError
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _CACHE_RAM_MIB = 8192
 class ServeConfig:
     """Flags of `caravan serve` that neither the router nor the shards have."""
 
-    shards: int = flag(1, "shard processes on this host, each with the whole model", low=1, high=64)
+    shards: int = flag(1, "shard processes on this host for each --model, each with the whole model", low=1, high=64)
 
 
 class _Help(argparse.Action):
@@ -58,6 +58,34 @@ def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[
         router,
         [*shard_flags, "--log-level", router.log_level, *(["--json-output"] if router.json_output else [])],
     )
+
+
+class ModelsError(ValueError):
+    """The models cannot be served together."""
+
+
+def split_models(flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the files that ``--model`` names, which may be repeated, and all other flags of the shards."""
+    models: list[str] = []
+    others: list[str] = []
+    rest = iter(flags)
+    for given in rest:
+        if given in {"-m", "--model"}:
+            models.append(next(rest, ""))
+        elif given.startswith("--model="):
+            models.append(given.removeprefix("--model="))
+        else:
+            others.append(given)
+    return models, others
+
+
+def check_models(models: Sequence[str], flags: Sequence[str]) -> None:
+    """Require that several models can be told apart, and that ``flags`` suit all of them. Raises ModelsError."""
+    names = [Path(model).name for model in models]
+    if len(set(names)) < len(names):
+        raise ModelsError(f"each --model needs a file name of its own. Given: {', '.join(models)}")
+    if len(models) > 1 and any(flag.partition("=")[0] == "--lora" for flag in flags):
+        raise ModelsError("an adapter belongs to one model: --lora needs a single --model")
 
 
 def host_shares(shards: int, flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -92,8 +120,8 @@ def device_shares(devices: Sequence[str], shards: int) -> list[list[str]]:
     return [["--device", ",".join(share)] for share in shares]
 
 
-async def _announce_when_ready(engine: Batcher, url: str) -> None:
-    await engine.ready.wait()
+async def _announce_when_ready(fleet: Fleet, url: str) -> None:
+    await fleet.wait_until_ready()
     body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
     sys.stdout.write(
         f"\nCaravan is ready on {url}\n\nTry:\n"
@@ -103,21 +131,32 @@ async def _announce_when_ready(engine: Batcher, url: str) -> None:
 
 
 async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str], folder: Path) -> None:
-    flags = [*host_shares(serve.shards, shard_flags, os.environ), *shard_flags]
-    devices = device_shares(find_devices(serve.shards, shard_flags, os.environ), serve.shards)
+    models, shard_flags = split_models(shard_flags)
+    check_models(models, shard_flags)
+    # Without a flag, shards find their model in the environment.
+    of_models = [["--model", model] for model in models] or [[]]
+    total = len(of_models) * serve.shards
+    flags = [*host_shares(total, shard_flags, os.environ), *shard_flags]
+    devices = device_shares(find_devices(total, shard_flags, os.environ), total)
     shards = [
-        ShardProcess(f"shard-{number}", folder / f"{number}.sock", [*flags, *own]) for number, own in enumerate(devices)
+        ShardProcess(f"shard-{number}", folder / f"{number}.sock", [*flags, *own, *of_models[number // serve.shards]])
+        for number, own in enumerate(devices)
     ]
     stop = stop_on_signals()
-    router = replace(router, shard=(*(shard.address for shard in shards), *router.shard))
+    names = [Path(model).name for model in models] if len(models) > 1 else []
+    router = replace(
+        router,
+        shard=(*(shard.address for shard in shards), *router.shard),
+        expected_model=tuple(dict.fromkeys((*router.expected_model, *names))),
+    )
     async with asyncio.TaskGroup() as tasks:
         for shard in shards:
             tasks.create_task(shard.run())
         announcing: list[asyncio.Task[None]] = []
 
-        def on_listening(engine: Batcher, url: str) -> None:
-            _log.info("listening, waiting for the shards to load the model", extra={"url": url})
-            announcing.append(tasks.create_task(_announce_when_ready(engine, url)))
+        def on_listening(fleet: Fleet, url: str) -> None:
+            _log.info("listening, waiting for the shards to load their model", extra={"url": url})
+            announcing.append(tasks.create_task(_announce_when_ready(fleet, url)))
 
         try:
             await run_router(router, stop, on_listening)
@@ -134,6 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         try:
             uvloop.run(_serve(serve, router, shard_flags, Path(folder)))
+        except* ModelsError as errors:
+            problem = str(errors.exceptions[0])
         except* ShardStartError:
             problem = "a shard could not start; its message is above"
         except* STARTUP_ERRORS as errors:

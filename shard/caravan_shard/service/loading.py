@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from caravan_shard.backends.base import Backend, RunSaving, StartupError
@@ -27,7 +28,7 @@ def _load_fake(config: ShardConfig) -> Backend:
     _log.info("toy model ready")
     cells = config.ctx_size or 8192
     layout, *other_layouts = config.layouts(cells)
-    return ToyBackend(
+    backend = ToyBackend(
         cells=cells,
         max_sequences=config.parallel,
         max_batch_tokens=config.batch_size,
@@ -38,6 +39,9 @@ def _load_fake(config: ShardConfig) -> Backend:
         step_s=config.fake_step_ms / 1000,
         token_s=config.fake_token_ms / 1000,
     )
+    if config.model:
+        backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=f"toy-{config.model}")
+    return backend
 
 
 def _load_llama(config: ShardConfig) -> Backend:

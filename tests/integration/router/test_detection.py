@@ -13,8 +13,8 @@ import pytest
 from aiohttp import ClientSession
 
 from caravan_router.core.shards import ShardReport, ShardState
-from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import Address
+from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link import LinkConfig
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling.config import SchedulerConfig
@@ -41,28 +41,31 @@ async def shard_process(address: str) -> AsyncIterator[asyncio.subprocess.Proces
 
 
 @contextlib.asynccontextmanager
-async def engine_for(*addresses: str) -> AsyncIterator[Batcher]:
-    """Run the router's engine as `caravan-router` configures it, and wait until all shards serve."""
+async def fleet_of(*addresses: str) -> AsyncIterator[Fleet]:
+    """Run the fleet as `caravan-router` configures it, and wait until all shards serve."""
     link = LinkConfig(router_id="test", silence_s=SILENCE_S, heartbeat_s=SILENCE_S / 3)
-    engine = Batcher([Address(address) for address in addresses], SchedulerConfig(), link, Metrics())
-    running = asyncio.create_task(engine.run())
+    fleet = Fleet([Address(address) for address in addresses], SchedulerConfig(), link, Metrics().of)
+    running = asyncio.create_task(fleet.run())
     try:
-        await eventually(lambda: len(engine.scheduler.shards) == len(addresses), "the shards joined")
-        yield engine
+        await fleet.wait_until_ready()
+        shards = fleet.engines[0].scheduler.shards
+        await eventually(lambda: len(shards) == len(addresses), "the shards joined")
+        yield fleet
     finally:
         running.cancel()
         await asyncio.wait({running})
 
 
-def report_of(engine: Batcher, address: str) -> ShardReport:
-    return next(report for report in engine.shards() if report.address == address)
+def report_of(fleet: Fleet, address: str) -> ShardReport:
+    return next(report for report in fleet.shards() if report.address == address)
 
 
 async def test_a_stopped_process_is_noticed_and_its_late_replies_count_for_nothing(tmp_path: Path) -> None:
     addresses = [f"unix:{tmp_path}/{number}" for number in range(2)]
     async with contextlib.AsyncExitStack() as stack:
         processes = {address: await stack.enter_async_context(shard_process(address)) for address in addresses}
-        engine = await stack.enter_async_context(engine_for(*addresses))
+        fleet = await stack.enter_async_context(fleet_of(*addresses))
+        engine = fleet.engines[0]
         wanted = [spec([number, 2, 3], 300) for number in range(4)]
         reading = [asyncio.create_task(run(engine, one)) for one in wanted]
         shards = engine.scheduler.shards
@@ -70,31 +73,32 @@ async def test_a_stopped_process_is_noticed_and_its_late_replies_count_for_nothi
         stopped = addresses[0]
         stopped_at = time.monotonic()
         processes[stopped].send_signal(signal.SIGSTOP)
-        await eventually(lambda: report_of(engine, stopped).standing.state is ShardState.LOST, "it is lost")
-        standing = report_of(engine, stopped).standing
+        await eventually(lambda: report_of(fleet, stopped).standing.state is ShardState.LOST, "it is lost")
+        standing = report_of(fleet, stopped).standing
         assert standing.since_s - stopped_at < 2.0 + SPARE_S
         assert standing.reason
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
         processes[stopped].send_signal(signal.SIGCONT)
-        await eventually(lambda: report_of(engine, stopped).standing.state is ShardState.SERVING, "it serves again")
-        assert report_of(engine, stopped).epoch == 2
+        await eventually(lambda: report_of(fleet, stopped).standing.state is ShardState.SERVING, "it serves again")
+        assert report_of(fleet, stopped).epoch == 2
         assert await asyncio.gather(*(run(engine, one) for one in wanted)) == [undisturbed(one) for one in wanted]
 
 
 async def test_a_shard_that_is_started_again_under_its_address_is_another_incarnation(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/shard"
-    async with shard_process(address) as process, engine_for(address) as engine:
+    async with shard_process(address) as process, fleet_of(address) as fleet:
+        engine = fleet.engines[0]
         wanted = spec([1, 2, 3], 300)
         reading = asyncio.create_task(run(engine, wanted))
         await eventually(lambda: bool(engine.scheduler.shards[address].decoding), "it decodes")
         killed_at = time.monotonic()
         process.kill()
         await process.wait()
-        await eventually(lambda: report_of(engine, address).standing.state is ShardState.LOST, "it is lost")
-        assert report_of(engine, address).standing.since_s - killed_at < 1.0 + SPARE_S
+        await eventually(lambda: report_of(fleet, address).standing.state is ShardState.LOST, "it is lost")
+        assert report_of(fleet, address).standing.since_s - killed_at < 1.0 + SPARE_S
         async with shard_process(address):
             assert await reading == undisturbed(wanted)
-            report = report_of(engine, address)
+            report = report_of(fleet, address)
             assert (report.standing.state, report.epoch) == (ShardState.SERVING, 1)
 
 

@@ -6,7 +6,6 @@ import time
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.errors import NoShardError
 from caravan_router.core.shards import ShardState
 from caravan_router.engine.client import ShardClient
 from caravan_router.scheduling.config import SchedulerConfig
@@ -58,7 +57,6 @@ async def test_a_shard_whose_address_is_gone_ends_what_it_runs_and_gets_nothing_
         assert await reading == undisturbed(wanted)
         await eventually(lambda: running.state(leaving) is None, "it is forgotten")
         assert list(shards) == [staying]
-        assert running.engine.model is not None
         assert running.engine.model.total_cells == running.config.cells
         assert f'shard="{leaving}"' not in (await running.metrics.render()).decode()
         await running.stop_shard(leaving)
@@ -106,25 +104,24 @@ async def test_a_shard_that_is_lost_while_it_drains_does_not_come_back() -> None
         assert leaving not in shards
 
 
-async def test_a_shard_of_another_model_is_refused_with_the_reason() -> None:
+async def test_a_shard_of_another_model_of_the_same_name_is_refused_with_the_reason() -> None:
     async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
         (first,) = running.addresses
         second = running.add_address()
-        await running.start_shard(second, fingerprint="another")
+        await running.start_shard(second, file="toy-2")
         await set_list(running, first, second)
         await eventually(lambda: running.state(second) is ShardState.REFUSED, "it is refused")
         async with session.get(f"{running.url}/admin/shards") as reply:
             serving, refused = (await reply.json())["shards"]
         assert (serving["address"], serving["state"], serving["reason"]) == (first, "serving", None)
         assert (serving["epoch"], serving["layout"], serving["limits"]["cells"]) == (1, "unified", running.config.cells)
-        reason = f"it serves other, {first} serves toy: all must have one model"
+        reason = f"it serves toy, and {first} serves another model of that name"
         assert (refused["address"], refused["state"], refused["reason"]) == (second, "refused", reason)
-        assert (refused["epoch"], refused["model"]) == (0, "other")
+        assert (refused["epoch"], refused["model"]) == (0, "toy")
         # It may join once the other model is gone.
         await set_list(running, second)
         await eventually(lambda: running.state(second) is ShardState.SERVING, "it serves")
-        assert running.engine.model is not None
-        assert running.engine.model.name == "other"
+        assert running.engine.model.fingerprint == "toy-2"
 
 
 async def test_a_shard_with_two_addresses_joins_once() -> None:
@@ -155,17 +152,14 @@ async def test_a_lost_shard_is_shown_until_it_comes_back() -> None:
 
 async def test_requests_wait_for_the_first_shard() -> None:
     async with cluster(ClusterConfig(shards=0, listed=True)) as running, ClientSession() as session:
-        assert running.engine.shards() == []
+        assert running.fleet.shards() == []
         answer = asyncio.create_task(generate(session, running.url, body("hello", 20)))
-        streamed = asyncio.create_task(run(running.engine, spec([1, 2, 3], 20)))
-        await eventually(lambda: bool(running.engine.scheduler.waiting), "it waits")
         await asyncio.sleep(0.2)
         assert not answer.done()
         address = running.add_address()
         await running.start_shard(address)
         await set_list(running, address)
         assert (await answer)["generated_text"] == expected_text("hello", 20)
-        assert await streamed == undisturbed(spec([1, 2, 3], 20))
         await running.wait_until_at_rest()
 
 
@@ -180,9 +174,7 @@ async def test_without_a_shard_from_the_start_requests_end_with_a_reason(listed:
         began = time.monotonic()
         async with session.post(f"{running.url}/generate", json=body("hello", 5)) as response:
             assert (response.status, (await response.json())["error_type"]) == (503, "no_shard")
-        with pytest.raises(NoShardError):
-            await run(running.engine, spec([1, 2, 3], 5))
-        assert time.monotonic() - began > 2 * 0.5
+        assert time.monotonic() - began > 0.5
 
 
 async def test_when_all_shards_leave_requests_wait_for_others() -> None:
@@ -190,8 +182,7 @@ async def test_when_all_shards_leave_requests_wait_for_others() -> None:
         old = list(running.addresses)
         await set_list(running)
         await running.wait_until_up(0)
-        await eventually(lambda: not running.engine.shards(), "none is known")
-        assert running.engine.model is not None
+        await eventually(lambda: not running.fleet.shards(), "none is known")
         async with session.get(f"{running.url}/health") as health:
             assert health.status == 503
         answer = asyncio.create_task(generate(session, running.url, body("hello", 20)))

@@ -77,9 +77,9 @@ async def test_a_running_stream_notices_nothing(layout: KvLayout) -> None:
 
 async def test_an_operator_that_leaves_leaves_nothing() -> None:
     async with cluster() as running:
-        waiting = asyncio.create_task(running.engine.flush_prefixes(running.addresses))
+        waiting = asyncio.create_task(running.fleet.flush_prefixes(running.addresses))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert [one.shard for one in await running.engine.flush_prefixes(running.addresses)] == running.addresses
+        assert [one.shard for one in await running.fleet.flush_prefixes(running.addresses)] == running.addresses
         assert not running.engine._flushes

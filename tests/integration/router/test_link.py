@@ -1,14 +1,17 @@
 """The link between a router and a shard: draining, and which router holds the shard."""
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.engine.discovery import Address
+from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link import LinkConfig, ShardLink
+from caravan_router.engine.observer import EngineObserver
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Event, ShardDraining, ShardJoined, ShardLost
@@ -38,15 +41,22 @@ async def test_the_router_hears_at_once_that_a_shard_drains() -> None:
         await drained
 
 
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Takes the events of a shard in place of an engine."""
+
+    observer: EngineObserver
+    post: Callable[[Event], None]
+
+
 async def test_the_router_hears_of_a_drain_before_the_shard_is_gone(tmp_path: Path) -> None:
     """This holds even if the shard ends at once."""
     config = ShardConfig(backend="fake", address=f"unix:{tmp_path}/shard", drain_timeout_s=0.0)
     server = ShardServer(config, ToyBackend)
     await server.start()
     events: list[Event] = []
-    link = ShardLink(
-        server.address, NO_HEARTBEAT, post=events.append, accept=lambda _address, _info: None, observer=Metrics()
-    )
+    home = Home(observer=Metrics().of("toy"), post=events.append)
+    link = ShardLink(server.address, NO_HEARTBEAT, accept=lambda _link, _info: home)
     running = asyncio.create_task(link.run())
     await eventually(lambda: bool(events), "it joined")
     await server.drain()
@@ -97,9 +107,11 @@ async def test_a_call_of_a_client_that_is_closed_fails_and_cancels_nobody(monkey
 async def test_the_newer_of_two_routers_keeps_the_shard_and_the_older_stands_by() -> None:
     wanted = spec([1, 2, 3], 300)
     async with cluster(ClusterConfig(step_s=0.005)) as running:
-        newer = Batcher([Address(running.addresses[0])], SchedulerConfig(), LinkConfig(router_id="newer"), Metrics())
-        serving = asyncio.create_task(newer.run())
-        await newer.ready.wait()
+        config = LinkConfig(router_id="newer")
+        fleet = Fleet([Address(running.addresses[0])], SchedulerConfig(), config, Metrics().of)
+        serving = asyncio.create_task(fleet.run())
+        await fleet.wait_until_ready()
+        newer = fleet.engines[0]
         await running.wait_until_up(0)
         client = ShardClient(running.addresses[0], 5.0)
         epoch = (await client.info()).epoch

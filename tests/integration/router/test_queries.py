@@ -65,7 +65,7 @@ async def test_a_caller_that_is_cancelled_stays_cancelled(tmp_path: Path) -> Non
 
 async def test_a_text_is_tokenized_elsewhere_when_its_shard_is_lost(tmp_path: Path) -> None:
     async with silent_shard(tmp_path) as (silent, client), cluster(ClusterConfig(shards=2)) as running:
-        links = list(running.engine._pool.links.values())
+        links = list(running.engine.replicas.links.values())
         links[0].client, lost = client, links[0].client
         assert lost is not None
         asking = asyncio.create_task(running.engine.queries.tokenize("text"))

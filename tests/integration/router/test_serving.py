@@ -120,7 +120,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
         await eventually(lambda: len(asyncio.all_tasks()) <= len(before), "every task of a request ended")
         async with ClientSession() as session:
             metrics = await (await session.get(f"{running.url}/metrics")).text()
-        assert 'tgi_request_failure{err="generation"} 0' in metrics
+        assert 'tgi_request_failure{err="generation",model="toy"} 0' in metrics
 
 
 async def test_a_lost_shard_costs_a_pause_and_not_an_error() -> None:
@@ -223,7 +223,7 @@ async def test_an_engine_settles_once_shards_hold_nothing_that_runs() -> None:
         async for _ in stream:
             break
         stream.close()
-        await running.engine.settle(10.0)
+        await running.fleet.settle(10.0)
         (shard,) = running.engine.scheduler.shards.values()
         assert not shard.in_flight
         assert not shard.residents

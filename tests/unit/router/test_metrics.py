@@ -34,10 +34,10 @@ async def test_every_metric_of_the_table_is_exposed_under_its_exact_name() -> No
 
 async def test_prometheus_can_parse_the_metrics() -> None:
     metrics = Metrics()
-    metrics.shard_use(use('odd "name"\\\n', 1, 1))
+    metrics.of("m").shard_use(use('odd "name"\\\n', 1, 1))
     families = list(text_string_to_metric_families((await metrics.render()).decode()))
     [family] = [family for family in families if family.name == "caravan_kv_cells_used"]
-    assert family.samples[0].labels == {"shard": 'odd "name"\\\n'}
+    assert family.samples[0].labels == {"shard": 'odd "name"\\\n', "model": "m"}
 
 
 async def test_a_step_is_counted_by_method_and_by_shard() -> None:
@@ -51,38 +51,42 @@ async def test_a_step_is_counted_by_method_and_by_shard() -> None:
         forward_s=0.02,
         sample_s=0.001,
     )
-    metrics.step(step, Method.DECODE, overhead_s=0.002)
-    metrics.step_failed(Method.DECODE)
-    metrics.joined(JoinReason.WAIT_EXCEEDED)
+    metrics.of("m").step(step, Method.DECODE, overhead_s=0.002)
+    metrics.of("m").step_failed(Method.DECODE)
+    metrics.of("m").joined(JoinReason.WAIT_EXCEEDED)
     exposed = await lines(metrics)
-    assert 'tgi_batch_inference_count{method="decode"} 2' in exposed
-    assert 'tgi_batch_inference_success{method="decode"} 1' in exposed
-    assert 'tgi_batch_inference_failure{method="decode"} 1' in exposed
-    assert 'tgi_batch_forward_duration_sum{method="decode"} 0.02' in exposed
-    assert 'caravan_batch_size_bucket{shard="s",method="decode",le="8"} 1' in exposed
-    assert 'caravan_batch_size_bucket{shard="s",method="decode",le="4"} 0' in exposed
-    assert 'caravan_step_overhead_seconds_sum{shard="s",method="decode"} 0.002' in exposed
-    assert 'tgi_batch_concat{reason="wait_exceeded"} 1' in exposed
+    assert 'tgi_batch_inference_count{method="decode",model="m"} 2' in exposed
+    assert 'tgi_batch_inference_success{method="decode",model="m"} 1' in exposed
+    assert 'tgi_batch_inference_failure{method="decode",model="m"} 1' in exposed
+    assert 'tgi_batch_forward_duration_sum{method="decode",model="m"} 0.02' in exposed
+    assert 'caravan_batch_size_bucket{shard="s",method="decode",model="m",le="8"} 1' in exposed
+    assert 'caravan_batch_size_bucket{shard="s",method="decode",model="m",le="4"} 0' in exposed
+    assert 'caravan_step_overhead_seconds_sum{shard="s",method="decode",model="m"} 0.002' in exposed
+    assert 'tgi_batch_concat{reason="wait_exceeded",model="m"} 1' in exposed
 
 
 async def test_cached_prompt_tokens_are_not_counted_as_speculated() -> None:
     metrics = Metrics()
-    metrics.started(10, cached_tokens=4)
+    metrics.of("m").started(10, cached_tokens=4)
     exposed = await lines(metrics)
-    assert "tgi_request_skipped_tokens_count 0" in exposed
-    assert "caravan_request_cached_tokens_count 1" in exposed
-    assert "caravan_request_cached_tokens_sum 4" in exposed
+    assert 'tgi_request_skipped_tokens_count{model="m"} 0' in exposed
+    assert 'caravan_request_cached_tokens_count{model="m"} 1' in exposed
+    assert 'caravan_request_cached_tokens_sum{model="m"} 4' in exposed
 
 
 async def test_the_series_of_a_lost_shard_are_removed() -> None:
     metrics = Metrics()
-    metrics.shard_use(use("a", 10, 2))
-    metrics.shard_use(use("b", 5, 1))
-    assert "tgi_batch_current_size 3" in await lines(metrics)
-    metrics.shard_gone("a")
+    metrics.of("m").shard_use(use("a", 10, 2))
+    metrics.of("m").shard_use(use("b", 5, 1))
+    assert 'tgi_batch_current_size{model="m"} 3' in await lines(metrics)
+    metrics.of("m").shard_gone("a")
     exposed = await lines(metrics)
     assert not [line for line in exposed if 'shard="a"' in line]
-    assert {"caravan_shards_up 1", "tgi_batch_current_size 1", "tgi_batch_current_max_tokens 5"} <= set(exposed)
+    assert {
+        'caravan_shards_up{model="m"} 1',
+        'tgi_batch_current_size{model="m"} 1',
+        'tgi_batch_current_max_tokens{model="m"} 5',
+    } <= set(exposed)
 
 
 @pytest.mark.parametrize(("value", "bucket"), [(0.5, 0), (1.0, 0), (1.1, 1), (2.0, 1), (2.1, 2)])
@@ -91,3 +95,18 @@ def test_a_bucket_includes_its_upper_bound(value: float, bucket: int) -> None:
     histogram.observe(value)
     counts = [line.split()[-1] for line in histogram.samples("h", "")]
     assert counts[:3] == ["1" if index >= bucket else "0" for index in range(2)] + ["1"]
+
+
+async def test_each_model_has_its_own_series() -> None:
+    metrics = Metrics()
+    for model, requests in (("a", 2), ("b", 5)):
+        metrics.of(model).request_arrived(requests)
+        metrics.of(model).queue_size(requests, 0)
+        metrics.of(model).shard_use(use(f"shard of {model}", requests, 1))
+    exposed = await lines(metrics)
+    for model, requests in (("a", 2), ("b", 5)):
+        assert f'tgi_request_count{{model="{model}"}} {requests}' in exposed
+        assert f'tgi_queue_size{{model="{model}"}} {requests}' in exposed
+        assert f'tgi_batch_current_max_tokens{{model="{model}"}} {requests}' in exposed
+        assert f'caravan_kv_cells_used{{shard="shard of {model}",model="{model}"}} {requests}' in exposed
+        assert f'caravan_inter_token_latency_seconds_count{{model="{model}"}} 0' in exposed

@@ -1,7 +1,9 @@
-"""`caravan serve` passes the flags of the shard on unchanged."""
+"""`caravan serve` passes the flags of the shard on unchanged, and starts shards for each model."""
+
+import pytest
 
 from caravan_proto.flags import load
-from caravan_router.serve.cli import _parse
+from caravan_router.serve.cli import ModelsError, _parse, check_models, split_models
 from caravan_shard.config import ShardConfig
 
 
@@ -12,3 +14,27 @@ def test_flags_of_the_shard_reach_the_shard() -> None:
     shard = load(ShardConfig, prog="caravan-shard", description="", argv=flags)
     assert (shard.model, shard.embeddings, shard.pooling) == ("x.gguf", True, "last")
     assert [(adapter.name, adapter.scale) for adapter in shard.adapters] == [("poet", 0.5), ("b", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "models", "others"),
+    [
+        (["-np", "4"], [], ["-np", "4"]),
+        (["-m", "a.gguf", "-np", "4"], ["a.gguf"], ["-np", "4"]),
+        (["-m", "a.gguf", "-mg", "1", "--model", "b.gguf"], ["a.gguf", "b.gguf"], ["-mg", "1"]),
+        (["--model=a.gguf", "--main-gpu", "0", "--model=b.gguf"], ["a.gguf", "b.gguf"], ["--main-gpu", "0"]),
+        (["-np", "4", "--model"], [""], ["-np", "4"]),
+    ],
+)
+def test_each_model_flag_names_a_model(flags: list[str], models: list[str], others: list[str]) -> None:
+    assert split_models(flags) == (models, others)
+
+
+def test_models_that_cannot_be_told_apart_are_refused() -> None:
+    check_models([], ["--lora", "x.gguf"])
+    check_models(["a/x.gguf"], ["--lora", "x.gguf"])
+    check_models(["a/x.gguf", "a/y.gguf"], ["-np", "4"])
+    with pytest.raises(ModelsError, match=r"a file name of its own\. Given: a/x\.gguf, b/x\.gguf"):
+        check_models(["a/x.gguf", "b/x.gguf"], [])
+    with pytest.raises(ModelsError, match="--lora needs a single --model"):
+        check_models(["x.gguf", "y.gguf"], ["--lora=z.gguf"])

@@ -19,7 +19,7 @@ from caravan_router.http.tgi.errors import TGI
 async def shards(request: web.Request) -> web.Response:
     """Handle ``GET /admin/shards``."""
     now = time.monotonic()
-    found = [_shard(report, now) for report in request.app[STATE].engine.shards()]
+    found = [_shard(report, now) for report in request.app[STATE].fleet.shards()]
     return web.Response(body=msgspec.json.encode(Shards(found)), content_type="application/json")
 
 
@@ -51,10 +51,10 @@ def _shard(report: ShardReport, now: float) -> Shard:
 
 async def drain(request: web.Request) -> web.Response:
     """Handle ``POST /admin/shards/{shard}/drain``. Raises UnknownShardError."""
-    engine = request.app[STATE].engine
+    fleet = request.app[STATE].fleet
     name = request.match_info["shard"]
-    known = [report.address for report in engine.shards() if name in (report.address, report.shard_id)]
-    if len(known) != 1 or not await engine.drain_shard(known[0]):
+    known = [report.address for report in fleet.shards() if name in (report.address, report.shard_id)]
+    if len(known) != 1 or not await fleet.drain_shard(known[0]):
         raise UnknownShardError(name)
     return await shards(request)
 
@@ -67,7 +67,7 @@ async def prefixes(request: web.Request) -> web.Response:
 async def flush_prefixes(request: web.Request) -> web.Response:
     """Handle ``DELETE /admin/prefixes``."""
     shards = [found.shard for found in _chosen(request)]
-    return _reply(await request.app[STATE].engine.flush_prefixes(shards))
+    return _reply(await request.app[STATE].fleet.flush_prefixes(shards))
 
 
 def _chosen(request: web.Request) -> list[core.ShardPrefixes]:
@@ -75,7 +75,7 @@ def _chosen(request: web.Request) -> list[core.ShardPrefixes]:
     for parameter in request.query:
         if parameter != "shard":
             raise UnknownParameterError("shard", parameter)
-    by_shard = {found.shard: found for found in request.app[STATE].engine.cached_prefixes()}
+    by_shard = {found.shard: found for found in request.app[STATE].fleet.cached_prefixes()}
     named = request.query.getall("shard", list(by_shard))
     for name in named:
         if name not in by_shard:

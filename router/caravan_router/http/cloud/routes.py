@@ -6,7 +6,8 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.http.cloud.schema import VertexRequest, VertexResponse
-from caravan_router.http.generation.answer import Context, Reply, answer
+from caravan_router.http.generation.answer import Reply, answer
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.rules import EmptyPromptError, TooManyPromptsError, UnsupportedFieldError
 from caravan_router.http.generation.run import Run, together
@@ -72,6 +73,7 @@ class VertexReply(Reply):
         """Raises ValidationError."""
         self._replies = _replies(body, limits)
         self.generations = sum(reply.generations for reply in self._replies)
+        self.model = self._replies[0].model
 
     async def validate(self, context: Context) -> Sequence[ValidRequest]:
         return [request for reply in self._replies for request in await reply.validate(context)]
@@ -99,6 +101,7 @@ def _replies(body: VertexRequest, limits: Limits) -> list[GenerateReply | ChatRe
         inside = f"instances[{index}]"
         if decode(raw, _KEYS, inside).messages is msgspec.UNSET:
             replies.append(GenerateReply(decode(raw, _GENERATE, inside), limits, streamed=False))
+            _check_same_model(inside, replies)
             continue
         chat = decode(raw, _CHAT, inside)
         # A prediction is one text.
@@ -106,7 +109,14 @@ def _replies(body: VertexRequest, limits: Limits) -> list[GenerateReply | ChatRe
             if value not in neutral:
                 raise UnsupportedFieldError(f"{inside}.{field}", "set it to null", value)
         replies.append(ChatReply(chat, limits))
+        _check_same_model(inside, replies)
     return replies
+
+
+def _check_same_model(inside: str, replies: Sequence[GenerateReply | ChatReply]) -> None:
+    """Require that the last of ``replies`` is for the model that the first is for."""
+    if replies[-1].model != replies[0].model:
+        raise UnsupportedFieldError(f"{inside}.model", "let all instances have the same", replies[-1].model)
 
 
 ROUTES = (

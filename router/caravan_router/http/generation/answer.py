@@ -6,56 +6,22 @@ A dialect describes its part as a `Reply`; its handler is ``answer(request, Some
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aiohttp import web
 
-from caravan_router.core.engine import Engine, ModelFacts
 from caravan_router.core.errors import EngineError
-from caravan_router.http.generation.bounds import Bounds, bounds_of, model_of
+from caravan_router.http.generation.context import Context, context_of
 from caravan_router.http.generation.headers import compute_headers, timing_headers
 from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestInProgress
+from caravan_router.http.generation.models import asked_model, metrics_of, model_name
 from caravan_router.http.generation.permits import counting_failures, holding_permits
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, on_all
-from caravan_router.http.generation.schema import ServingFields
-from caravan_router.http.generation.serving import Serving, serving_of
-from caravan_router.http.limits import Limits
 from caravan_router.http.server.dialect import Dialect
 from caravan_router.http.server.errors import AbortedError
 from caravan_router.http.server.event_stream import SERVER_SENT, EventStream, Framing
-from caravan_router.http.server.state import CLIENT, STATE, AppState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """The data that validation needs besides the body."""
-
-    request: web.Request
-    state: AppState
-    model: ModelFacts
-    bounds: Bounds
-
-    @property
-    def engine(self) -> Engine:
-        return self.state.engine
-
-    @property
-    def limits(self) -> Limits:
-        return self.state.limits
-
-    def serving(self, fields: ServingFields) -> Serving:
-        """Return how a body with ``fields`` is served. Raises ValidationError."""
-        return serving_of(fields, self.request.headers, self.request[CLIENT].key, self.limits)
-
-
-async def context_of(request: web.Request) -> Context:
-    """Wait for the first shard if none has joined yet. Raises NoShardError."""
-    state = request.app[STATE]
-    await state.engine.wait_for_model()
-    model = model_of(state.engine)
-    return Context(request=request, state=state, model=model, bounds=bounds_of(state.limits, model))
+from caravan_router.http.server.state import STATE
 
 
 class Reply(ABC):
@@ -66,11 +32,17 @@ class Reply(ABC):
     # Validation errors of these types become an event after status 200 when the reply is streamed.
     errors_as_events: ClassVar[tuple[type[Exception], ...]] = ()
 
+    # The field of the body that names a model or an adapter.
+    model: str | None = None
     # Permits to hold: one for each candidate of each prompt.
     generations: int = 1
     streamed: bool = False
     # Length of the prompt as written, for the headers of an error that is sent as an event.
     characters: int = 0
+
+    def asks_for(self, request: web.Request) -> str:
+        """Return the name of the model or adapter that the request asks for; "" for the default."""
+        return asked_model(request, self.model)
 
     @abstractmethod
     async def validate(self, context: Context) -> Sequence[ValidRequest]:
@@ -92,21 +64,26 @@ class Reply(ABC):
 async def answer(request: web.Request, reply: Reply) -> web.StreamResponse:
     """Answer a generating request. Raises RequestError and EngineError before a response has started."""
     state, generations = request.app[STATE], reply.generations
-    state.metrics.request_arrived(generations)
+    asked = reply.asks_for(request)
+    metrics = metrics_of(state, asked)
+    metrics.request_arrived(generations)
     with ExitStack() as held:
         try:
-            with counting_failures(state.metrics, generations):
-                held.enter_context(holding_permits(state, request[CLIENT], generations))
+            with counting_failures(metrics, generations):
+                name = model_name(state.fleet, asked)
+                held.enter_context(holding_permits(request, name, generations))
                 progress = held.enter_context(request.app[IN_PROGRESS].listing(request))
                 async with progress.abortable():
-                    progress.valid = await reply.validate(await context_of(request))
+                    context = await context_of(request, asked)
+                    progress.valid = await reply.validate(context)
+                    progress.model = context.served
         except reply.errors_as_events as error:
             if not reply.streamed:
                 raise
             return await _send_error(request, reply, error)
         if reply.streamed:
             return await _stream(request, reply, progress, held)
-        async with progress.generating(state) as runs:
+        async with progress.generating() as runs:
             body = await reply.whole(runs)
         headers = timing_headers(state, progress.valid, runs)
         return web.Response(body=body, headers=headers, content_type="application/json")
@@ -125,7 +102,7 @@ async def _stream(
 
         try:
             with held:
-                async with progress.generating(state) as runs:
+                async with progress.generating() as runs:
                     await on_all(runs, send)
         except (EngineError, AbortedError) as error:
             await events.send(reply.dialect.body(error))

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from caravan_router.core.engine import Engine, ModelFacts
-from caravan_router.core.errors import NoShardError
+from caravan_router.core.engine import ModelFacts
 from caravan_router.http.limits import Limits
 
 # A text with more bytes per token is refused without tokenizing it. Only unusual texts have more, such as many spaces.
@@ -31,10 +30,3 @@ def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
         max_prompt_bytes=min(limits.max_prompt_bytes or BYTES_PER_TOKEN * total, model.max_tokenize_bytes),
         max_request_new_tokens=limits.max_request_new_tokens or limits.max_best_of * total,
     )
-
-
-def model_of(engine: Engine) -> ModelFacts:
-    """Return the facts of the model. Raises NoShardError until the first shard has joined."""
-    if engine.model is None:
-        raise NoShardError("no shard has joined yet")
-    return engine.model

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_router.http.generation.models import ServedModel
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, started
 from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.errors import AbortedError
 from caravan_router.http.server.middleware import REQUEST_ID
-from caravan_router.http.server.state import ARRIVED, CLIENT, AppState
+from caravan_router.http.server.state import ARRIVED, CLIENT
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RequestInProgress:
-    """One request. ``valid`` is empty until its body has been validated, ``runs`` until it was submitted.
+    """One request. ``valid`` is empty and ``model`` is None until its body has been validated.
+
+    ``runs`` is empty until it was submitted.
 
     ``owner``: name of its API key. ``arrived``: in seconds on ``time.monotonic``.
     """
@@ -27,6 +30,7 @@ class RequestInProgress:
     route: str
     arrived: float
     valid: Sequence[ValidRequest] = ()
+    model: ServedModel | None = None
     runs: Sequence[Run] = ()
     aborted: bool = False
     # The running block of `abortable`, which an abort interrupts.
@@ -56,9 +60,10 @@ class RequestInProgress:
             self._scope = None
 
     @asynccontextmanager
-    async def generating(self, state: AppState) -> AsyncIterator[Sequence[Run]]:
+    async def generating(self) -> AsyncIterator[Sequence[Run]]:
         """Submit all generations and let an abort interrupt the block. All generations end with the block."""
-        with started(state, self.valid, self.arrived) as self.runs:
+        assert self.model is not None
+        with started(self.model, self.valid, self.arrived) as self.runs:
             async with self.abortable():
                 yield self.runs
 

@@ -1,9 +1,11 @@
-"""Admission of generations: the key's rate, permits of the key and of the router, and the metrics of both."""
+"""Admission of generations: the key's rate, permits of the key and of the model, and the metrics of both."""
 
 import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from aiohttp import web
 
 from caravan_router.auth.client import Client
 from caravan_router.core.errors import EngineError
@@ -14,8 +16,8 @@ from caravan_router.http.server.errors import (
     RequestError,
     kind_of,
 )
-from caravan_router.http.server.state import AppState
-from caravan_router.metrics.recorder import Failure, Metrics
+from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.metrics.recorder import Failure, ModelMetrics
 
 
 def check_rate(client: Client) -> None:
@@ -26,22 +28,23 @@ def check_rate(client: Client) -> None:
 
 
 @contextmanager
-def holding_permits(state: AppState, client: Client, permits: int) -> Iterator[None]:
-    """Hold ``permits`` of the key and of the router for the block. Takes all of them or none, and does not wait.
+def holding_permits(request: web.Request, model: str, permits: int) -> Iterator[None]:
+    """Hold ``permits`` of the key and of the model for the block. Takes all of them or none, and does not wait.
 
     Raises RateLimitedError, KeyConcurrencyError, OverloadedError.
     """
+    client, of_model = request[CLIENT], request.app[STATE].permits.of(model)
     check_rate(client)
     if not client.permits.can_take(permits):
         raise KeyConcurrencyError(client.key.concurrent_requests or 0, permits)
-    if not state.permits.can_take(permits):
+    if not of_model.can_take(permits):
         raise OverloadedError
-    with client.permits.take(permits), state.permits.take(permits):
+    with client.permits.take(permits), of_model.take(permits):
         yield
 
 
 @contextmanager
-def counting_failures(metrics: Metrics, generations: int) -> Iterator[None]:
+def counting_failures(metrics: ModelMetrics, generations: int) -> Iterator[None]:
     """Count ``generations``, which are not submitted yet, as failed if the block raises."""
     try:
         yield

@@ -12,9 +12,9 @@ from caravan_router.core.errors import DeadlineError, EngineError, IncompleteGen
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.http.generation.models import ServedModel
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.server.errors import AbortedError, kind_of
-from caravan_router.http.server.state import AppState
 from caravan_router.metrics.recorder import Failure, RequestTimings
 from caravan_router.text.assembler import Assembler, Piece, TextOptions
 
@@ -28,13 +28,13 @@ class Run:
     to its end. The sequence is released as soon as a stop string matched, so that it gets no further step.
     """
 
-    __slots__ = ("_arrived", "_assembler", "_last_token", "_state", "_stream", "cut", "finish", "spec", "tokens")
+    __slots__ = ("_arrived", "_assembler", "_last_token", "_model", "_stream", "cut", "finish", "spec", "tokens")
 
     _stream: TokenStream
 
-    def __init__(self, state: AppState, spec: GenerationSpec, text: TextOptions, arrived: float) -> None:
+    def __init__(self, model: ServedModel, spec: GenerationSpec, text: TextOptions, arrived: float) -> None:
         """``arrived``: when the request arrived, in seconds on ``time.monotonic``."""
-        self._state = state
+        self._model = model
         self._arrived = arrived
         self._assembler = Assembler(text)
         self._last_token = arrived
@@ -72,8 +72,8 @@ class Run:
         return self._stream.prompt_logprobs
 
     def __enter__(self) -> Self:
-        self._state.metrics.request_validated(len(self.spec.prompt), self.spec.stopping.max_new_tokens)
-        self._stream = self._state.engine.submit(self.spec)
+        self._model.metrics.request_validated(len(self.spec.prompt), self.spec.stopping.max_new_tokens)
+        self._stream = self._model.engine.submit(self.spec)
         return self
 
     def __exit__(
@@ -81,7 +81,7 @@ class Run:
     ) -> None:
         if self.finish is None:
             self._stream.close()
-        metrics = self._state.metrics
+        metrics = self._model.metrics
         if self.cut is not None:
             metrics.request_failed(Failure.DEADLINE)
         elif self.finish is not None:
@@ -138,9 +138,9 @@ class Run:
     def _count_token(self) -> None:
         now = time.monotonic()
         if self.tokens:
-            self._state.metrics.observe_inter_token(now - self._last_token)
+            self._model.metrics.observe_inter_token(now - self._last_token)
         else:
-            self._state.metrics.observe_first_token(now - self._arrived)
+            self._model.metrics.observe_first_token(now - self._arrived)
         self._last_token = now
         self.tokens += 1
 
@@ -157,12 +157,12 @@ class Run:
 
 
 @contextmanager
-def started(state: AppState, requests: Sequence[ValidRequest], arrived: float) -> Iterator[list[Run]]:
+def started(model: ServedModel, requests: Sequence[ValidRequest], arrived: float) -> Iterator[list[Run]]:
     """Submit the candidates of each prompt, prompt by prompt. All of them end with the block."""
     with ExitStack() as stack:
         # There is no await between submissions, so that generations of one prompt share its computation.
         yield [
-            stack.enter_context(Run(state, spec, request.text, arrived))
+            stack.enter_context(Run(model, spec, request.text, arrived))
             for request in requests
             for spec in request.specs
         ]

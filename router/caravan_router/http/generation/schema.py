@@ -12,6 +12,14 @@ Priority = Annotated[
     ),
 ]
 
+ModelName = Annotated[
+    str | None,
+    msgspec.Meta(
+        description="Name of a model or of one of its adapters; left out: the default model. A single model answers to "
+        "any name. Header for clients that cannot send it: X-Model."
+    ),
+]
+
 Timeout = Annotated[
     float | None,
     msgspec.Meta(

@@ -6,13 +6,13 @@ import time
 import msgspec
 from aiohttp import web
 
-from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.checks import check_range
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import Truncation, check_token_ids, tokenize_prompt, tokenize_truncated
 from caravan_router.http.generation.rules import TooManyPromptsError
 from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.reply import NANOSECONDS, json_response
-from caravan_router.http.ollama.validation import check_num_ctx
+from caravan_router.http.ollama.validation import bare_name, check_num_ctx
 from caravan_router.http.openai.embeddings.vectors import Vector, vectors_of
 from caravan_router.http.server.body import read_body
 from caravan_router.http.server.state import ARRIVED
@@ -36,7 +36,7 @@ async def ollama_embed(request: web.Request) -> web.Response:
         truncate = body.truncate is not False
         return [await _token_ids(context, "input", text, limit, truncate=truncate) for text in texts]
 
-    made = await vectors_of(request, body.model, texts_of)
+    made = await vectors_of(request, bare_name(body.model), texts_of)
     reply = ollama.OllamaEmbedReply(
         model=made.model,
         embeddings=[_shortened(vector, body.dimensions) for vector in made.vectors],
@@ -55,7 +55,7 @@ async def ollama_embeddings(request: web.Request) -> web.Response:
         limit = _limit(body.options, context)
         return [await _token_ids(context, "prompt", body.prompt, limit, truncate=False)] if body.prompt else []
 
-    made = await vectors_of(request, body.model, texts_of)
+    made = await vectors_of(request, bare_name(body.model), texts_of)
     reply = ollama.OllamaEmbeddingsReply([number for vector in made.vectors for number in vector])
     return json_response(reply)
 

@@ -1,4 +1,4 @@
-"""Ollama's descriptions of the model: ``/api/tags``, ``/api/ps`` and ``/api/show``. What is unknown is left out."""
+"""Ollama's descriptions of the models: ``/api/tags``, ``/api/ps`` and ``/api/show``. What is unknown is left out."""
 
 from datetime import UTC, datetime
 
@@ -6,9 +6,10 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.core.engine import ModelFacts
-from caravan_router.http.generation.bounds import model_of
+from caravan_router.http.generation.models import asked_model, listed_models, served_model
 from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.reply import json_response, time_text
+from caravan_router.http.ollama.validation import bare_name
 from caravan_router.http.server.body import read_body
 from caravan_router.http.server.state import STATE
 
@@ -20,7 +21,6 @@ _NEVER = "2300-01-01T00:00:00Z"
 
 async def ollama_tags(request: web.Request) -> web.Response:
     """Handle ``/api/tags``."""
-    model = model_of(request.app[STATE].engine)
     tags = [
         ollama.OllamaTag(
             name=name,
@@ -30,6 +30,7 @@ async def ollama_tags(request: web.Request) -> web.Response:
             digest=model.fingerprint,
             details=_details(name, model),
         )
+        for model in listed_models(request.app[STATE])
         for name in _names(model)
     ]
     return json_response(ollama.OllamaTagList(tags))
@@ -37,7 +38,6 @@ async def ollama_tags(request: web.Request) -> web.Response:
 
 async def ollama_ps(request: web.Request) -> web.Response:
     """Handle ``/api/ps``: everything that is served is loaded."""
-    model = model_of(request.app[STATE].engine)
     running = [
         ollama.OllamaRunningModel(
             name=name,
@@ -49,6 +49,7 @@ async def ollama_ps(request: web.Request) -> web.Response:
             size_vram=msgspec.UNSET if model.device_bytes is None else model.device_bytes,
             context_length=model.max_sequence_tokens,
         )
+        for model in listed_models(request.app[STATE])
         for name in _names(model)
     ]
     return json_response(ollama.OllamaRunningList(running))
@@ -57,7 +58,8 @@ async def ollama_ps(request: web.Request) -> web.Response:
 async def ollama_show(request: web.Request) -> web.Response:
     """Handle ``/api/show``."""
     body = await read_body(request, _SHOW)
-    model = model_of(request.app[STATE].engine)
+    name = bare_name(body.model or body.name)
+    model = served_model(request.app[STATE], asked_model(request, name)).engine.model
     capabilities = ["completion", "tools"] if model.chat_template else ["completion"]
     if model.embedding_size:
         capabilities.append("embedding")
@@ -65,7 +67,7 @@ async def ollama_show(request: web.Request) -> web.Response:
         ollama.OllamaShowReply(
             modified_at=_modified_at(model),
             template=model.chat_template,
-            details=_details(body.model or body.name or "", model),
+            details=_details(name, model),
             model_info=_model_info(model),
             capabilities=capabilities,
         )

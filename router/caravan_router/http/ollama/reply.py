@@ -8,11 +8,13 @@ from aiohttp import web
 
 from caravan_router.chat.tool_parser import Part, TextPart
 from caravan_router.core.sampling import FinishReason
-from caravan_router.http.generation.answer import Context, Reply
+from caravan_router.http.generation.answer import Reply
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, read_all
 from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.errors import OLLAMA
+from caravan_router.http.ollama.validation import bare_name
 from caravan_router.http.openai.chat.output import ChatOutput
 from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
 from caravan_router.http.server.event_stream import LINES, EventStream
@@ -38,6 +40,7 @@ class AnswerReply(Reply):
     def __init__(self, body: ollama.OllamaFields, read: Callable[[Context], ChatSource], shape: Shape) -> None:
         """``read``: turns the body into a chat request; raises ValidationError."""
         self._read = read
+        self.model = bare_name(body.model)
         self._shape = shape
         # The output so far, for a reply with a context.
         self._pieces: list[Piece] | None = None

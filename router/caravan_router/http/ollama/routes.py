@@ -4,13 +4,13 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.bounds import model_of
+from caravan_router.http.generation.models import asked_model, served_model
 from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.embeddings import ollama_embed, ollama_embeddings
 from caravan_router.http.ollama.errors import OLLAMA
 from caravan_router.http.ollama.models import ollama_ps, ollama_show, ollama_tags
 from caravan_router.http.ollama.reply import AnswerReply, Shape, chat_reply, generate_reply, json_response
-from caravan_router.http.ollama.validation import source_of_chat, source_of_generate
+from caravan_router.http.ollama.validation import bare_name, source_of_chat, source_of_generate
 from caravan_router.http.server.body import read_body
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, JSON, LINES, Route
 from caravan_router.http.server.state import STATE
@@ -37,7 +37,9 @@ async def ollama_chat(request: web.Request) -> web.StreamResponse:
 
 def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -> web.Response:
     """Answer a request that only loads or unloads the model. The model stays loaded either way."""
-    reply = shape(model_of(request.app[STATE].engine).name, "", ())
+    reply = shape(
+        served_model(request.app[STATE], asked_model(request, bare_name(body.model))).engine.model.name, "", ()
+    )
     reply.done = True
     reply.done_reason = "unload" if body.keep_alive in {0, "0"} else "load"
     return json_response(reply)
@@ -48,7 +50,7 @@ async def ollama_version(request: web.Request) -> web.Response:
     return json_response(ollama.OllamaVersion(request.app[STATE].info.version))
 
 
-_EMBED_ERRORS = (*BODY_ERRORS, 424, 429, 503)
+_EMBED_ERRORS = (*BODY_ERRORS, 404, 424, 429, 503)
 
 ROUTES = (
     Route(
@@ -96,7 +98,7 @@ ROUTES = (
         path="/api/tags",
         handler=ollama_tags,
         dialect=OLLAMA,
-        summary="List the model and its adapters",
+        summary="List the models and their adapters",
         replies=((JSON, ollama.OllamaTagList),),
         errors=(503,),
     ),
@@ -105,7 +107,7 @@ ROUTES = (
         path="/api/ps",
         handler=ollama_ps,
         dialect=OLLAMA,
-        summary="List what is loaded: the model and its adapters",
+        summary="List what is loaded: the models and their adapters",
         replies=((JSON, ollama.OllamaRunningList),),
         errors=(503,),
     ),
@@ -114,10 +116,10 @@ ROUTES = (
         path="/api/show",
         handler=ollama_show,
         dialect=OLLAMA,
-        summary="Describe the model",
+        summary="Describe a model",
         body=(ollama.OllamaShowRequest,),
         replies=((JSON, ollama.OllamaShowReply),),
-        errors=(*BODY_ERRORS, 503),
+        errors=(*BODY_ERRORS, 404, 503),
     ),
     Route(
         method="GET",

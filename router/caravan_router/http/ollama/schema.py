@@ -41,7 +41,9 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both routes take. ``model``: an adapter's name selects the adapter; any other name selects the model.
+    """What both routes take. ``model``: name of a model or an adapter, with or without ``:latest``.
+
+    A single model answers to any name.
 
     ``stream``: true by default. ``think``: false is passed on to the chat template.
     """
@@ -141,7 +143,7 @@ class OllamaChatReply(OllamaStatistics, omit_defaults=True, kw_only=True):
 
 
 class OllamaEmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model`` may be anything but an adapter's name. Without texts the reply has no vectors.
+    """An adapter has no vectors. Without texts the reply has no vectors either.
 
     ``truncate``: true by default; a text that is too long loses its end. False refuses it. ``dimensions``: a vector's
     first so many numbers, scaled to length 1. ``num_ctx`` limits the tokens of a text; no other option has to do with
@@ -238,7 +240,7 @@ class OllamaRunningList(msgspec.Struct, frozen=True):
 
 
 class OllamaShowRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Any name is accepted, since one model is served. ``verbose`` changes nothing: there is no more to show."""
+    """A single model answers to any name. ``verbose`` changes nothing: there is no more to show."""
 
     model: str | None = None
     name: str | None = None

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import check_token_ids
 from caravan_router.http.generation.rules import NotBetweenZeroAndOneError, UnsupportedFieldError
 from caravan_router.http.generation.schema import Format, JsonFormat, JsonObjectFormat
@@ -18,6 +18,11 @@ DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
 _NEW_TOKENS = "options.num_predict"
 _ALL_THAT_FITS = frozenset({-1, -2})
 _NO_OPTIONS = ollama.OllamaOptions()
+
+
+def bare_name(name: str | None) -> str:
+    """Return a model's name without the tag that Ollama's clients add to names that have none; "" for None."""
+    return (name or "").removesuffix(":latest")
 
 
 def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> ChatSource:
@@ -68,7 +73,7 @@ def _chat_request(
     check_range("options.seed", options.seed, -(2**63), 2**63 - 1)
     return ChatRequest(
         messages=list(messages),
-        model=body.model,
+        model=bare_name(body.model),
         max_tokens=num_predict,
         temperature=DEFAULT_TEMPERATURE if options.temperature is None else options.temperature,
         top_k=DEFAULT_TOP_K if options.top_k is None else options.top_k,

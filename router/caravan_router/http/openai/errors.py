@@ -9,6 +9,7 @@ from caravan_router.http.server.errors import (
     ErrorKind,
     KeyConcurrencyError,
     RateLimitedError,
+    UnknownModelError,
     ValidationError,
     kind_of,
     message_of,
@@ -55,7 +56,7 @@ def openai_code(kind: ErrorKind) -> str:
 
 def _body(error: Exception) -> bytes:
     kind = kind_of(error)
-    param = (error.field or None) if isinstance(error, ValidationError) else None
+    param = (error.field or None) if isinstance(error, ValidationError | UnknownModelError) else None
     return msgspec.json.encode(
         OpenAIErrorBody(OpenAIError(message_of(error), openai_type(kind), param, openai_code(kind)))
     )

@@ -1,27 +1,37 @@
-"""``/v1/models``, and what a request's ``model`` selects."""
+"""``/v1/models``."""
 
 import msgspec
 from aiohttp import web
 
 from caravan_router.core.engine import ModelFacts
-from caravan_router.http.generation.bounds import model_of
+from caravan_router.http.generation.models import listed_models
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.schema import Model, ModelList
-from caravan_router.http.server.route import JSON, Route
+from caravan_router.http.server.errors import UnknownModelError
+from caravan_router.http.server.route import JSON, Parameter, Route
 from caravan_router.http.server.state import STATE
-
-
-def adapter_of(name: str | None, model: ModelFacts) -> str:
-    """Return the adapter that ``model`` names, "" for the model itself. Clients send any name for the model."""
-    return name if name is not None and name in model.adapters else ""
 
 
 async def models(request: web.Request) -> web.Response:
     """Handle ``/v1/models``."""
-    facts = model_of(request.app[STATE].engine)
-    adapters = [Model(adapter, "model", 0, facts.name, adapter, facts.name) for adapter in facts.adapters]
-    reply = ModelList("list", [Model(facts.name, "model", 0, facts.name, facts.name, None), *adapters])
+    reply = ModelList("list", [entry for facts in listed_models(request.app[STATE]) for entry in _entries(facts)])
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+async def model(request: web.Request) -> web.Response:
+    """Handle ``/v1/models/{model}``."""
+    name = request.match_info["model"]
+    for facts in listed_models(request.app[STATE]):
+        for entry in _entries(facts):
+            if entry.id == name:
+                return web.Response(body=msgspec.json.encode(entry), content_type="application/json")
+    raise UnknownModelError(name)
+
+
+def _entries(facts: ModelFacts) -> list[Model]:
+    """Return the model and its adapters."""
+    adapters = [Model(adapter, "model", 0, facts.name, adapter, facts.name) for adapter in facts.adapters]
+    return [Model(facts.name, "model", 0, facts.name, facts.name, None), *adapters]
 
 
 ROUTES = (
@@ -30,8 +40,18 @@ ROUTES = (
         path="/v1/models",
         handler=models,
         dialect=OPENAI,
-        summary="List the model and its adapters",
+        summary="List the models and their adapters, the default model first",
         replies=((JSON, ModelList),),
         errors=(503,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/models/{model}",
+        handler=model,
+        dialect=OPENAI,
+        summary="Return a model or an adapter",
+        parameters=(Parameter(name="model", place="path", description="Name of the model or adapter"),),
+        replies=((JSON, Model),),
+        errors=(404, 503),
     ),
 )

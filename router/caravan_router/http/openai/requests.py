@@ -6,12 +6,11 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.core.generation import GenerationState
-from caravan_router.http.generation.bounds import model_of
 from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestInProgress
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.server.errors import UnknownRequestError
 from caravan_router.http.server.route import JSON, Parameter, Route
-from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.state import CLIENT
 
 # A request has the first of these states that any of its generations has.
 _ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
@@ -54,7 +53,7 @@ class RequestList(msgspec.Struct, frozen=True):
 
 async def requests(request: web.Request) -> web.Response:
     """Handle ``GET /v1/requests``."""
-    return _reply(request, _own(request))
+    return _reply(_own(request))
 
 
 async def abort_request(request: web.Request) -> web.Response:
@@ -66,7 +65,7 @@ async def abort_request(request: web.Request) -> web.Response:
     found = [entry for entry in _own(request) if entry.request_id == request_id]
     if not found:
         raise UnknownRequestError(request_id)
-    reply = _reply(request, found)
+    reply = _reply(found)
     for entry in found:
         entry.abort()
     return reply
@@ -76,19 +75,19 @@ def _own(request: web.Request) -> list[RequestInProgress]:
     return request.app[IN_PROGRESS].of(request[CLIENT].key.tenant.name)
 
 
-def _reply(request: web.Request, entries: list[RequestInProgress]) -> web.Response:
-    reply = RequestList("list", [_status(request, entry) for entry in entries])
+def _reply(entries: list[RequestInProgress]) -> web.Response:
+    reply = RequestList("list", [_status(entry) for entry in entries])
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 
 
-def _status(request: web.Request, entry: RequestInProgress) -> RequestStatus:
+def _status(entry: RequestInProgress) -> RequestStatus:
     specs = [spec for valid in entry.valid for spec in valid.specs]
     generations = [GenerationStatus(run.state, len(run.spec.prompt), run.tokens) for run in entry.runs]
     return RequestStatus(
         id=entry.request_id,
         object="request",
         route=entry.route,
-        model=(specs[0].adapter or model_of(request.app[STATE].engine).name) if specs else None,
+        model=None if entry.model is None else specs[0].adapter or entry.model.engine.model.name,
         arrived=round(time.time() - (time.monotonic() - entry.arrived), 3),
         state=_most_advanced({generation.state for generation in generations}),
         priority=max((spec.priority for spec in specs), default=None),

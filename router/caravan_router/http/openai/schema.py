@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from caravan_router.http.generation.schema import CacheSalt, Format, Priority, Schema, Timeout
+from caravan_router.http.generation.schema import CacheSalt, Format, ModelName, Priority, Schema, Timeout
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,7 +87,7 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     ``return_token_ids``. ``n_cmpl`` is llama-server's name of ``n``.
     """
 
-    model: str | None = None
+    model: ModelName = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

@@ -18,7 +18,7 @@ from caravan_router.metrics.recorder import CONTENT_TYPE
 
 async def health(request: web.Request) -> web.Response:
     """Handle ``/health``, ``/ping`` and ``GET /``. Asks no shard, so that a long prefill does not delay the answer."""
-    if not request.app[STATE].engine.healthy:
+    if not request.app[STATE].fleet.healthy:
         raise UnhealthyError
     return web.Response()
 

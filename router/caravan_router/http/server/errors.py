@@ -144,7 +144,7 @@ class KeyConcurrencyError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """The router has too many generations running."""
+    """The model has too many generations running."""
 
     def __init__(self) -> None:
         super().__init__("Model is overloaded")
@@ -198,6 +198,14 @@ class UnknownShardError(RequestError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"No shard of this name is up. Given: {name[:200]}")
+
+
+class UnknownModelError(RequestError):
+    """No model and no adapter of this name is served."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model does not exist: GET /v1/models lists those that do. Given: {name[:200]}")
+        self.field = "model"
 
 
 class UnhealthyError(RequestError):
@@ -263,7 +271,7 @@ TABLE: dict[type[Exception], ErrorKind] = {
         429, "overloaded", _RATE, "The API key has too many generations running", Failure.RATE_LIMITED, RETRY_AFTER_S
     ),
     OverloadedError: ErrorKind(
-        429, "overloaded", _RATE, "The router has too many generations running", Failure.OVERLOADED, RETRY_AFTER_S
+        429, "overloaded", _RATE, "The model has too many generations running", Failure.OVERLOADED, RETRY_AFTER_S
     ),
     QueueTimeoutError: ErrorKind(
         429, "overloaded", _RATE, "The request waited in the queue for too long", Failure.QUEUE_TIMEOUT, RETRY_AFTER_S
@@ -273,6 +281,9 @@ TABLE: dict[type[Exception], ErrorKind] = {
     ),
     NotFoundError: ErrorKind(404, "not_found", _CLIENT, "There is no such route"),
     UnknownRequestError: ErrorKind(404, "not_found", _CLIENT, "The API key has no request of this id in progress"),
+    UnknownModelError: ErrorKind(
+        404, "model_not_found", _CLIENT, "No model or adapter of this name is served", Failure.VALIDATION
+    ),
     UnknownShardError: ErrorKind(404, "not_found", _CLIENT, "No shard of this name is up"),
     # Many clients retry a 409.
     AbortedError: ErrorKind(

@@ -12,7 +12,7 @@ EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
 
 BODY_ERRORS = (400, 408, 413, 415)
-GENERATION_ERRORS = (*BODY_ERRORS, 410, 424, 429, 503, 504)
+GENERATION_ERRORS = (*BODY_ERRORS, 404, 410, 424, 429, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from caravan_router.auth.client import Client
-from caravan_router.auth.permits import PermitPool
+from caravan_router.auth.permits import PermitPools
 from caravan_router.chat.template_renderer import TemplateRenderer
-from caravan_router.core.engine import Engine
+from caravan_router.core.engine import Fleet
 from caravan_router.http.limits import Limits
 from caravan_router.metrics.recorder import Metrics
 
@@ -28,10 +28,10 @@ class InfoExtras:
 class AppState:
     """The parts that handlers share."""
 
-    engine: Engine
+    fleet: Fleet
     limits: Limits
     metrics: Metrics
-    permits: PermitPool
+    permits: PermitPools
     info: InfoExtras
     templates: TemplateRenderer
 

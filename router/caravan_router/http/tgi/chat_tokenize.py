@@ -3,7 +3,8 @@
 import msgspec
 from aiohttp import web
 
-from caravan_router.http.generation.answer import context_of
+from caravan_router.http.generation.context import context_of
+from caravan_router.http.generation.models import asked_model
 from caravan_router.http.generation.permits import check_rate
 from caravan_router.http.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.openai.chat.schema import ChatRequest
@@ -21,7 +22,7 @@ async def chat_tokenize(request: web.Request) -> web.Response:
     """Handle ``/chat_tokenize``."""
     body = await read_body(request, _DECODER)
     check_rate(request[CLIENT])
-    context = await context_of(request)
+    context = await context_of(request, asked_model(request, body.model))
     prompt = await chat_prompt_of(context, chat_plan_of(context, body))
     reply = ChatTokens(await tokens_of(prompt.text, prompt.tokens), prompt.text)
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
@@ -36,6 +37,6 @@ ROUTES = (
         summary="Render a conversation with the model's chat template and return the text and its tokens",
         body=(ChatRequest,),
         replies=((JSON, ChatTokens),),
-        errors=(*BODY_ERRORS, 422, 429, 503),
+        errors=(*BODY_ERRORS, 404, 422, 429, 503),
     ),
 )

@@ -5,16 +5,19 @@ from itertools import chain
 from typing import ClassVar
 
 import msgspec
+from aiohttp import web
 
 from caravan_router.core.errors import TextTooLongError
 from caravan_router.core.tokens import GeneratedToken
-from caravan_router.http.generation.answer import Context, Reply
+from caravan_router.http.generation.answer import Reply
 from caravan_router.http.generation.candidates import best_first
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, collect
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.errors import ValidationError
 from caravan_router.http.server.event_stream import EventStream
+from caravan_router.http.server.state import STATE
 from caravan_router.http.tgi.errors import TGI
 from caravan_router.http.tgi.schema import (
     BestOfSequence,
@@ -50,11 +53,18 @@ class GenerateReply(Reply):
     def __init__(self, body: Body, limits: Limits, *, streamed: bool, as_list: bool = False) -> None:
         """``as_list``: a whole reply is an array of one, as on ``POST /``."""
         self._body = body
+        self.model = body.model
         self._parameters = parameters_of(body)
         self._as_list = as_list
         self.streamed = streamed
         self.characters = len(body.inputs)
         self.generations = candidates_of(self._parameters, limits)
+
+    def asks_for(self, request: web.Request) -> str:
+        """An adapter says which model it belongs to, too."""
+        asked, adapter = super().asks_for(request), self._parameters.adapter_id or ""
+        served = request.app[STATE].fleet.engines
+        return asked or (adapter if any(adapter in engine.model.adapters for engine in served) else "")
 
     async def validate(self, context: Context) -> Sequence[ValidRequest]:
         self._valid = await validate_generate(context, self._body, stream=self.streamed)

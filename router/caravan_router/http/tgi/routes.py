@@ -10,7 +10,8 @@ from aiohttp import web
 
 from caravan_router.core.engine import TokenizedText
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.bounds import bounds_of, model_of
+from caravan_router.http.generation.bounds import bounds_of
+from caravan_router.http.generation.models import asked_model, listed_models, served_model
 from caravan_router.http.generation.permits import check_rate
 from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.http.server.body import read_body
@@ -65,9 +66,10 @@ async def tokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
     body = await read_body(request, _TOKENIZE)
     check_rate(request[CLIENT])
-    bounds = bounds_of(state.limits, model_of(state.engine))
+    engine = served_model(state, asked_model(request, body.model)).engine
+    bounds = bounds_of(state.limits, engine.model)
     add_special = body.add_special_tokens is not False
-    tokenized = await tokenize_prompt(state.engine, "inputs", body.inputs, bounds, add_special=add_special)
+    tokenized = await tokenize_prompt(engine, "inputs", body.inputs, bounds, add_special=add_special)
     return web.Response(
         body=msgspec.json.encode(await tokens_of(body.inputs, tokenized)), content_type="application/json"
     )
@@ -85,12 +87,13 @@ async def detokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
     body = await read_body(request, _DETOKENIZE)
     check_rate(request[CLIENT])
-    model = model_of(state.engine)
+    engine = served_model(state, asked_model(request, body.model)).engine
+    model = engine.model
     limit = bounds_of(state.limits, model).max_prompt_bytes
     pieces: tuple[bytes, ...] = ()
     if body.tokens:
         check_token_ids("tokens", body.tokens, limit, model)
-        pieces = (await state.engine.queries.detokenize(body.tokens)).pieces
+        pieces = (await engine.queries.detokenize(body.tokens)).pieces
     text = b"".join(pieces).decode(errors="replace")
     return web.Response(body=msgspec.json.encode(DetokenizedText(text, text)), content_type="application/json")
 
@@ -98,7 +101,7 @@ async def detokenize(request: web.Request) -> web.Response:
 async def info(request: web.Request) -> web.Response:
     """Handle ``/info``."""
     state = request.app[STATE]
-    model = model_of(state.engine)
+    model = served_model(state, asked_model(request, None)).engine.model
     bounds = bounds_of(state.limits, model)
     reply = Info(
         model_id=model.name,
@@ -121,6 +124,7 @@ async def info(request: web.Request) -> web.Response:
         max_batch_prefill_tokens=state.info.max_batch_prefill_tokens,
         max_batch_total_tokens=model.total_cells,
         max_batch_size=state.info.max_batch_size,
+        models=[each.name for each in listed_models(state)],
     )
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 
@@ -166,7 +170,7 @@ ROUTES = (
         summary="Split a text into tokens and return their ids and places in the text",
         body=(TokenizeRequest,),
         replies=((JSON, list[TokenizedToken]),),
-        errors=(*BODY_ERRORS, 422, 429, 503),
+        errors=(*BODY_ERRORS, 404, 422, 429, 503),
     ),
     Route(
         method="POST",
@@ -176,7 +180,7 @@ ROUTES = (
         summary="Return the text of tokens",
         body=(DetokenizeRequest,),
         replies=((JSON, DetokenizedText),),
-        errors=(*BODY_ERRORS, 422, 424, 429, 503),
+        errors=(*BODY_ERRORS, 404, 422, 424, 429, 503),
     ),
     Route(
         method="GET",
@@ -185,6 +189,6 @@ ROUTES = (
         dialect=TGI,
         summary="Describe the model, the limits and the router",
         replies=((JSON, Info),),
-        errors=(503,),
+        errors=(404, 503),
     ),
 )

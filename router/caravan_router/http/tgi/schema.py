@@ -2,7 +2,7 @@
 
 import msgspec
 
-from caravan_router.http.generation.schema import CacheSalt, Format, Priority, Timeout
+from caravan_router.http.generation.schema import CacheSalt, Format, ModelName, Priority, Timeout
 
 
 class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +36,7 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inputs: str
     parameters: GenerateParameters | None = None
+    model: ModelName = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
@@ -50,6 +51,7 @@ class CompatGenerateRequest(GenerateRequest, frozen=True, kw_only=True, forbid_u
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inputs: str
     add_special_tokens: bool | None = None
+    model: ModelName = None
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -128,10 +130,10 @@ class TokenizedToken(msgspec.Struct, frozen=True):
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The request of llama-server and of vLLM. ``model`` may be anything."""
+    """The request of llama-server and of vLLM."""
 
     tokens: list[int]
-    model: str | None = None
+    model: ModelName = None
 
 
 class DetokenizedText(msgspec.Struct, frozen=True):
@@ -152,7 +154,11 @@ class ChatTokens(msgspec.Struct, frozen=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """TGI's fields, then Caravan's. ``router`` has TGI's value: clients recognise the API by it."""
+    """TGI's fields, then Caravan's. ``router`` has TGI's value: clients recognise the API by it.
+
+    The model is the one that the header X-Model names, or the default. ``models`` has the names of all, the default
+    first.
+    """
 
     model_id: str
     model_sha: str | None
@@ -174,3 +180,4 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_prefill_tokens: int | None
     max_batch_total_tokens: int
     max_batch_size: int | None
+    models: list[str]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from caravan_router.core.engine import ModelFacts, TokenizedText
 from caravan_router.core.sampling import SamplingParams, StoppingParams
-from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.checks import (
     MAX_TOP_K,
     check_candidates,
@@ -16,6 +15,7 @@ from caravan_router.http.generation.checks import (
     effective_temperature,
 )
 from caravan_router.http.generation.constraints import ConstraintReader, compiled
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import (
     Truncation,
     check_new_tokens,
@@ -83,7 +83,7 @@ async def validate_generate(
     check_range("top_n_tokens", parameters.top_n_tokens, 0, bounds.max_top_n_tokens)
     if parameters.watermark:
         raise UnsupportedFieldError("watermark", "set it to false", parameters.watermark)
-    adapter = _adapter(parameters.adapter_id, model)
+    adapter = _adapter(parameters.adapter_id, model) or context.adapter
     tokens = await _prompt(context, body.inputs, parameters.truncate)
     max_new = fit(tokens.token_ids, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
     check_new_tokens("max_new_tokens", parameters.best_of or 1, max_new, bounds)

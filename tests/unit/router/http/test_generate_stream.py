@@ -85,7 +85,7 @@ async def test_an_unexpected_error_breaks_the_stream_and_is_logged(
 
 
 async def test_no_shard_before_a_stream_starts_is_503(service: Service) -> None:
-    service.engine.model = None
+    service.engine.joined = False
     response = await service.post("/generate_stream", {"inputs": "x"})
     assert (response.status, (await response.json())["error_type"]) == (503, "no_shard")
 

@@ -34,7 +34,7 @@ async def test_info(service: Service) -> None:
 
 @pytest.mark.parametrize("path", ["/info", "/v1/models"])
 async def test_there_is_no_model_before_the_first_shard_joins(service: Service, path: str) -> None:
-    service.engine.model = None
+    service.engine.joined = False
     assert (await service.client.get(path)).status == 503
 
 
@@ -114,15 +114,15 @@ async def test_metrics_count_a_request(service: Service) -> None:
     lines = (await response.text()).splitlines()
     for line in (
         "# TYPE tgi_request_count counter",
-        "tgi_request_count 1",
-        "tgi_request_success 1",
-        "tgi_request_input_length_sum 3",
-        "tgi_request_generated_tokens_sum 4",
-        "tgi_request_max_new_tokens_sum 4",
-        "tgi_request_duration_count 1",
-        "caravan_time_to_first_token_seconds_count 1",
-        "caravan_inter_token_latency_seconds_count 3",
-        'tgi_request_failure{err="dropped"} 0',
+        'tgi_request_count{model="scripted"} 1',
+        'tgi_request_success{model="scripted"} 1',
+        'tgi_request_input_length_sum{model="scripted"} 3',
+        'tgi_request_generated_tokens_sum{model="scripted"} 4',
+        'tgi_request_max_new_tokens_sum{model="scripted"} 4',
+        'tgi_request_duration_count{model="scripted"} 1',
+        'caravan_time_to_first_token_seconds_count{model="scripted"} 1',
+        'caravan_inter_token_latency_seconds_count{model="scripted"} 3',
+        'tgi_request_failure{err="dropped",model="scripted"} 0',
     ):
         assert line in lines
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)

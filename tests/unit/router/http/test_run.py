@@ -5,8 +5,8 @@ import pytest
 from caravan_router.core.errors import DeadlineError, GenerationError, IncompleteGenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason, SamplingParams, StoppingParams
+from caravan_router.http.generation.models import ServedModel
 from caravan_router.http.generation.run import Run
-from caravan_router.http.server.state import STATE
 from caravan_router.text.assembler import TextOptions
 from caravan_testing.http_server import Service
 from caravan_testing.scripted_engine import EOS_TOKEN, Step, word
@@ -16,7 +16,7 @@ SPEC = GenerationSpec(prompt=(1,), sampling=SamplingParams(), stopping=StoppingP
 
 def run_of(service: Service, stops: tuple[str, ...], *steps: Step) -> Run:
     service.engine.script = lambda _: steps
-    return Run(service.app[STATE], SPEC, TextOptions(stops=stops), arrived=0.0)
+    return Run(ServedModel(service.engine, service.metrics.of("scripted")), SPEC, TextOptions(stops=stops), arrived=0.0)
 
 
 async def read_to_end(run: Run) -> None:

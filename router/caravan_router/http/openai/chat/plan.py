@@ -10,7 +10,7 @@ from caravan_router.chat.template_renderer import TemplateError, TemplateOutputE
 from caravan_router.chat.tool_format import GENERIC, MISTRAL, ToolFormat, knows_tools, tool_format_of
 from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.chat.tool_prompt import DEFAULT_TOOL_PROMPT, with_instruction, with_short_ids, with_tools_as_text
-from caravan_router.http.generation.answer import Context
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.rules import TooManyBytesError
 from caravan_router.http.openai.chat.messages import template_messages, template_tools
 from caravan_router.http.openai.chat.schema import ChatRequest

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from caravan_router.http.generation.answer import Context, Reply
+from caravan_router.http.generation.answer import Reply
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, read_all
 from caravan_router.http.limits import Limits
@@ -37,6 +38,7 @@ class ChatReply(Reply):
     def __init__(self, body: ChatRequest, limits: Limits) -> None:
         """Raises ValidationError."""
         self._body = body
+        self.model = body.model
         self.streamed = bool(body.stream)
         self.generations = choices_of(body, limits)
 

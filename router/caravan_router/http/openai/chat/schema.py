@@ -83,12 +83,12 @@ class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model``: an adapter's name selects the adapter; any other name selects the model.
+    """``max_tokens`` and ``max_completion_tokens`` mean the same; default: all that fits in the context.
 
-    ``max_tokens`` and ``max_completion_tokens`` mean the same; default: all that fits in the context. ``tool_choice``:
-    "auto", "none", "required", a function's name, or OpenAI's object. ``tool_prompt`` (TGI's): explains how to call
-    functions to models whose template does not. ``continue_final_message``: by default true if the assistant's message
-    is the last one. ``prompt_token_ids``: the whole prompt as token ids; ``messages`` is empty then.
+    ``tool_choice``: "auto", "none", "required", a function's name, or OpenAI's object. ``tool_prompt`` (TGI's):
+    explains how to call functions to models whose template does not. ``continue_final_message``: by default true if the
+    assistant's message is the last one. ``prompt_token_ids``: the whole prompt as token ids; ``messages`` is then
+    empty.
     """
 
     messages: list[Message]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from caravan_router.chat.tool_grammar import functions_of, tool_constraint
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import ModelFacts, TokenizedText
-from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
 from caravan_router.http.generation.constraints import FieldConstraint, compiled
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
@@ -16,7 +16,6 @@ from caravan_router.http.openai.chat.messages import template_tools
 from caravan_router.http.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.http.openai.chat.schema import ChatRequest
 from caravan_router.http.openai.constraints import constraint_of
-from caravan_router.http.openai.models import adapter_of
 from caravan_router.http.openai.rules import NeedsFieldError, PromptTokensError, StreamOptionsError
 from caravan_router.http.openai.sampling import biases_of, check_choice_parameters, check_sampling, one_of, samplings_of
 from caravan_router.http.openai.stopping import stopping_of, text_options_of
@@ -63,8 +62,7 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     max_new = fit(prompt, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], n, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
-    adapter = adapter_of(body.model, model)
-    extras = Extras(constraint=await _constraint(context, plan, asked), adapter=adapter)
+    extras = Extras(constraint=await _constraint(context, plan, asked), adapter=context.adapter)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
     request = ValidRequest(
@@ -72,7 +70,7 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
         text=text,
         characters=_characters(source, plan),
     )
-    return ValidChat(request=request, plan=plan, model=adapter or model.name, logprobs=alternatives is not None)
+    return ValidChat(request=request, plan=plan, model=context.adapter or model.name, logprobs=alternatives is not None)
 
 
 async def _prompt(

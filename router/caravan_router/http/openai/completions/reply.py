@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from caravan_router.core.sampling import FinishReason
-from caravan_router.http.generation.answer import Context, Reply
+from caravan_router.http.generation.answer import Reply
 from caravan_router.http.generation.candidates import best_first
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, collect
 from caravan_router.http.limits import Limits
@@ -40,6 +41,7 @@ class CompletionReply(Reply):
     def __init__(self, body: CompletionRequest, limits: Limits) -> None:
         """Raises ValidationError."""
         self._body = body
+        self.model = body.model
         self._plan = completion_plan_of(body, limits)
         self.streamed = bool(body.stream)
         self.generations = len(self._plan.prompts) * self._plan.candidates

@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass, replace
 
-from caravan_router.http.generation.answer import Context
 from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_candidates, check_positive, check_range
 from caravan_router.http.generation.constraints import compiled
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
 from caravan_router.http.limits import Limits
 from caravan_router.http.openai.completions.schema import CompletionRequest
 from caravan_router.http.openai.constraints import constraint_of
-from caravan_router.http.openai.models import adapter_of
 from caravan_router.http.openai.prompts import PromptInput, TextPrompt, TokensPrompt, split_prompts
 from caravan_router.http.openai.rules import (
     BestOfAboveNStreamingError,
@@ -84,7 +83,7 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
         fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens"))
         prompts.append((token_ids, prompt_text))
     # Compiling comes last, since it costs most.
-    extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter_of(body.model, model))
+    extras = Extras(constraint=await compiled(context.engine, asked), adapter=context.adapter)
     return [
         ValidRequest(
             specs=tuple(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from caravan_router.http.generation.answer import Context
+from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.http.openai.embeddings.schema import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from caravan_router.http.openai.embeddings.vectors import vectors_of
@@ -64,6 +64,6 @@ ROUTES = (
         summary="Return one vector for each text",
         body=(EmbeddingRequest,),
         replies=((JSON, EmbeddingList),),
-        errors=(*BODY_ERRORS, 424, 429, 503),
+        errors=(*BODY_ERRORS, 404, 424, 429, 503),
     ),
 )

@@ -4,14 +4,15 @@ from typing import Literal
 
 import msgspec
 
+from caravan_router.http.generation.schema import ModelName
 from caravan_router.http.openai.schema import Prompt
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model``: any name but an adapter's. ``dimensions``: if set, the size of the model's vectors."""
+    """An adapter has no vectors. ``dimensions``: if set, the size of the model's vectors."""
 
     input: Prompt
-    model: str | None = None
+    model: ModelName = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None

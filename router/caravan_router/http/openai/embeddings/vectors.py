@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http.generation.answer import Context, context_of
+from caravan_router.http.generation.context import Context, context_of
+from caravan_router.http.generation.models import asked_model, model_name
 from caravan_router.http.generation.permits import holding_permits
 from caravan_router.http.openai.rules import AdapterVectorsError, NoVectorsError
-from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.state import STATE
 
 Vector = tuple[float, ...]
 
@@ -32,11 +33,12 @@ async def vectors_of(
     The request holds one permit. The shard computes one text at a time, in turn with the steps of generations.
     Raises RequestError, EngineError.
     """
-    with holding_permits(request.app[STATE], request[CLIENT], 1):
-        context = await context_of(request)
+    asked = asked_model(request, model)
+    with holding_permits(request, model_name(request.app[STATE].fleet, asked), 1):
+        context = await context_of(request, asked)
         if context.model.embedding_size == 0:
             raise NoVectorsError
-        if model is not None and model in context.model.adapters:
-            raise AdapterVectorsError(model)
+        if context.adapter:
+            raise AdapterVectorsError(context.adapter)
         texts = await texts_of(context)
         return Vectors(context.model.name, await context.engine.queries.embed(texts), sum(map(len, texts)))

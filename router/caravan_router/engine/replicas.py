@@ -1,0 +1,46 @@
+"""The shards of one model."""
+
+import dataclasses
+
+from caravan_router.core.engine import ModelFacts
+from caravan_router.engine.link import ShardLink
+
+
+class Replicas:
+    """The links to the shards of one model, and the facts that hold on all of them.
+
+    The facts of a shard stay while it is away, so that what clients were told stays true, until its address is gone.
+    The facts of the last shard stay for good.
+    """
+
+    def __init__(self, facts: ModelFacts) -> None:
+        """``facts``: those of the first shard, which is still to be added."""
+        self.facts = facts
+        self.links: dict[str, ShardLink] = {}
+        self._facts: dict[str, ModelFacts] = {}
+
+    def add(self, link: ShardLink, facts: ModelFacts) -> None:
+        """Add a shard, or note its new facts."""
+        self.links[link.address] = link
+        self._facts[link.address] = facts
+        self._combine()
+
+    def remove(self, address: str) -> None:
+        """Remove the shard at ``address``, which is gone or has another model now."""
+        del self.links[address]
+        del self._facts[address]
+        if self._facts:
+            self._combine()
+
+    def _combine(self) -> None:
+        every = list(self._facts.values())
+        self.facts = dataclasses.replace(
+            every[0],
+            max_sequence_tokens=min(facts.max_sequence_tokens for facts in every),
+            max_top_n_tokens=min(facts.max_top_n_tokens for facts in every),
+            max_tokenize_bytes=min(facts.max_tokenize_bytes for facts in every),
+            total_cells=sum(facts.total_cells for facts in every),
+            adapters=tuple(name for name in every[0].adapters if all(name in facts.adapters for facts in every)),
+            embedding_size=min(facts.embedding_size for facts in every),
+            max_embed_tokens=min(facts.max_embed_tokens for facts in every),
+        )

@@ -1,0 +1,32 @@
+"""What shards report of themselves."""
+
+from dataclasses import dataclass
+
+from caravan_router.core.engine import ModelFacts
+from caravan_router.scheduling.events import ShardLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo:
+    """A shard's identity, lease, limits and model.
+
+    ``shard_id`` is its name, ``version`` that of its program. ``incarnation`` is new with every start of its process.
+    ``epoch`` numbers its last lease; ``leased`` says whether a router still holds that one.
+    """
+
+    shard_id: str
+    version: str
+    incarnation: str
+    epoch: int
+    leased: bool
+    limits: ShardLimits
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStatus:
+    """A shard's progress: steps since its start, whether it has work, whether it drains."""
+
+    steps: int
+    busy: bool
+    draining: bool

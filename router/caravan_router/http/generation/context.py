@@ -1,0 +1,59 @@
+"""What validation needs to know besides the body."""
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from caravan_router.core.engine import Engine, ModelFacts
+from caravan_router.http.generation.bounds import Bounds, bounds_of
+from caravan_router.http.generation.models import ServedModel, awaited_model
+from caravan_router.http.generation.schema import ServingFields
+from caravan_router.http.generation.serving import Serving, serving_of
+from caravan_router.http.limits import Limits
+from caravan_router.http.server.state import CLIENT, STATE, AppState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The data that validation needs besides the body.
+
+    ``model`` has the facts of the model that the request is for. ``adapter``: the adapter that it names in place of the
+    model, "" for none.
+    """
+
+    request: web.Request
+    state: AppState
+    served: ServedModel
+    model: ModelFacts
+    adapter: str
+    bounds: Bounds
+
+    @property
+    def engine(self) -> Engine:
+        return self.served.engine
+
+    @property
+    def limits(self) -> Limits:
+        return self.state.limits
+
+    def serving(self, fields: ServingFields) -> Serving:
+        """Return how a body with ``fields`` is served. Raises ValidationError."""
+        return serving_of(fields, self.request.headers, self.request[CLIENT].key, self.limits)
+
+
+async def context_of(request: web.Request, asked: str) -> Context:
+    """Return the context for the model that ``asked`` means; wait for its first shard if none has joined yet.
+
+    Raises UnknownModelError, NoShardError.
+    """
+    state = request.app[STATE]
+    served = await awaited_model(state, asked)
+    facts = served.engine.model
+    return Context(
+        request=request,
+        state=state,
+        served=served,
+        model=facts,
+        adapter=asked if asked in facts.adapters else "",
+        bounds=bounds_of(state.limits, facts),
+    )

@@ -1,0 +1,76 @@
+"""Two real models on four shards behind one router, asked by OpenAI's client."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from caravan_testing.serve_process import MODEL, Served, serve
+from caravan_testing.shard_models import WINDOW_MODEL, fetched
+
+pytestmark = pytest.mark.e2e
+
+DEMO, WINDOW = MODEL.name, WINDOW_MODEL.name
+FLAGS = ("-np", "4", "-c", "2048", "-t", "1", "-fa", "off", "--shards", "2")
+PROMPTS = ("The capital of France is", "Water boils at", "The opposite of hot is", "Two and two make")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(*FLAGS, models=(MODEL, fetched(WINDOW_MODEL))) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def complete(client: OpenAI, model: str, prompt: str, tokens: int = 6) -> str:
+    answer = client.completions.create(model=model, prompt=prompt, max_tokens=tokens, temperature=0)
+    assert answer.model == model
+    return answer.choices[0].text
+
+
+def test_mixed_load_gets_the_answers_of_the_model_that_it_names(client: OpenAI) -> None:
+    alone = {(model, prompt): complete(client, model, prompt) for prompt in PROMPTS for model in (DEMO, WINDOW)}
+    for prompt in PROMPTS:
+        assert alone[DEMO, prompt] != alone[WINDOW, prompt]
+    wanted = 2 * list(alone)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda one: complete(client, *one), wanted))
+    for (model, prompt), answer in zip(wanted, answers, strict=True):
+        other = WINDOW if model == DEMO else DEMO
+        # Near ties of the other model may be decided otherwise in company.
+        assert answer == alone[model, prompt] if model == DEMO else answer != alone[other, prompt]
+
+
+def test_models_are_listed_and_an_unknown_one_is_not_found(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [DEMO, WINDOW]
+    assert client.models.retrieve(WINDOW).id == WINDOW
+    for path in (client.models.retrieve, lambda model: complete(client, model, "x")):
+        with pytest.raises(NotFoundError) as raised:
+            path("another")
+        assert raised.value.code == "model_not_found"
+
+
+def test_each_model_has_its_own_vocabulary(client: OpenAI) -> None:
+    only_of_window = [250_000]
+    answer = client.completions.create(model=WINDOW, prompt=only_of_window, max_tokens=1)
+    assert answer.model == WINDOW
+    with pytest.raises(BadRequestError, match="must be >= 0 and < 49152"):
+        client.completions.create(model=DEMO, prompt=only_of_window, max_tokens=1)
+
+
+def test_a_flood_of_one_model_does_not_starve_the_other(client: OpenAI) -> None:
+    with ThreadPoolExecutor(32) as pool:
+        flood = [pool.submit(complete, client, DEMO, f"Story number {number}:", 24) for number in range(32)]
+        time.sleep(0.5)
+        for prompt in PROMPTS[:2]:
+            assert complete(client, WINDOW, prompt)
+        # It waited for none of those that wait for the other model.
+        assert sum(one.done() for one in flood) < 24
+        assert all(one.result() for one in flood)

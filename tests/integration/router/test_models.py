@@ -1,0 +1,247 @@
+"""Several models behind one router, on toy models over real gRPC."""
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from caravan_router.core.shards import ShardState
+from caravan_router.engine import fleet
+from caravan_router.http.limits import Limits
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
+from caravan_shard.kv_layout import KvLayout
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster, expected_text
+from caravan_testing.waiting import eventually
+
+
+class Computed:
+    """Counts the tokens that a shard computes. Used as a hook."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def __call__(self, batch: TokenBatch) -> DecodeOutcome | None:
+        self.tokens += len(batch.tokens)
+        return None
+
+
+async def start(running: Cluster, model: str, file: str = "") -> str:
+    """Start a shard of ``model`` and return its address."""
+    address = running.add_address()
+    await running.start_shard(address, model, file or f"{model}-file")
+    running.backends[address].hook = Computed()
+    return address
+
+
+async def set_list(running: Cluster, *addresses: str) -> None:
+    await asyncio.to_thread(running.list_shards, addresses)
+
+
+async def ask(session: ClientSession, running: Cluster, model: str | None, prompt: str, tokens: int) -> dict[str, Any]:
+    """Return the status and the body of a completion."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    async with session.post(f"{running.url}/v1/completions", json=body) as response:
+        return {"status": response.status, **await response.json()}
+
+
+async def names(session: ClientSession, running: Cluster) -> list[str]:
+    async with session.get(f"{running.url}/v1/models") as response:
+        return [entry["id"] for entry in (await response.json())["data"]]
+
+
+def computed(running: Cluster, addresses: list[str]) -> list[int]:
+    """Return the number of tokens that each shard has computed."""
+    hooks = [running.backends[address].hook for address in addresses]
+    return [hook.tokens for hook in hooks if isinstance(hook, Computed)]
+
+
+async def test_mixed_load_is_served_by_the_shards_of_each_model() -> None:
+    async with cluster(ClusterConfig(shards=0, listed=True, step_s=0.001)) as running, ClientSession() as session:
+        of_a = [await start(running, "a") for _ in range(2)]
+        of_b = [await start(running, "b") for _ in range(2)]
+        await set_list(running, *of_a, *of_b)
+        await running.wait_until_up(4)
+        wanted = [("ab"[number % 3 == 0], f"prompt {number}", 5 + number % 7) for number in range(60)]
+        answers = await asyncio.gather(*(ask(session, running, *one) for one in wanted))
+        for (model, prompt, tokens), answer in zip(wanted, answers, strict=True):
+            assert (answer["status"], answer["model"]) == (200, model)
+            assert answer["choices"][0]["text"] == expected_text(prompt, tokens)
+        await running.wait_until_at_rest()
+        # The last token of each request is sampled, but never computed. Both shards of each model had work.
+        for model, addresses in (("a", of_a), ("b", of_b)):
+            usages = [answer["usage"] for answer in answers if answer["model"] == model]
+            least = sum(usage["total_tokens"] - 1 - usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+            assert sum(computed(running, addresses)) >= least
+            assert all(computed(running, addresses))
+        total = sum(usage["usage"]["total_tokens"] - 1 for usage in answers)
+        assert sum(computed(running, [*of_a, *of_b])) <= total
+        assert (await ask(session, running, "c", "x", 3))["error"]["code"] == "model_not_found"
+
+
+async def test_a_shard_of_an_unknown_model_joins_at_run_time_and_is_listed() -> None:
+    async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
+        (first,) = running.addresses
+        assert await names(session, running) == ["toy"]
+        assert (await ask(session, running, "anything", "x", 3))["model"] == "toy"
+        second = await start(running, "b")
+        await set_list(running, first, second)
+        await running.wait_until_up(2)
+        assert await names(session, running) == ["toy", "b"]
+        answer = await ask(session, running, "b", "x", 3)
+        assert (answer["model"], answer["choices"][0]["text"]) == ("b", expected_text("x", 3))
+        assert (await ask(session, running, None, "x", 3))["model"] == "toy"
+        assert (await ask(session, running, "anything", "x", 3))["status"] == 404
+        async with session.get(f"{running.url}/admin/shards") as response:
+            shards = (await response.json())["shards"]
+        assert [(shard["model"], shard["state"]) for shard in shards] == [("toy", "serving"), ("b", "serving")]
+        await running.wait_until_at_rest()
+
+
+async def test_a_flood_of_one_model_does_not_slow_down_another() -> None:
+    """More than fits is refused, and the rest waits in a queue of its own."""
+    config = ClusterConfig(
+        shards=0, listed=True, step_s=0.005, max_sequences=2, limits=Limits(max_concurrent_requests=40)
+    )
+    async with cluster(config) as running, ClientSession() as session:
+        await set_list(running, await start(running, "a"), await start(running, "b"))
+        await running.wait_until_up(2)
+
+        async def time_b() -> float:
+            """Return the median of the seconds that a request for b takes."""
+            seconds = []
+            for number in range(7):
+                began = time.monotonic()
+                assert (await ask(session, running, "b", f"{number}", 20))["status"] == 200
+                seconds.append(time.monotonic() - began)
+            return sorted(seconds)[3]
+
+        alone_s = await time_b()
+        flood = [asyncio.create_task(ask(session, running, "a", f"flood {number}", 200)) for number in range(80)]
+        engine_a = running.fleet.engine("a")
+        assert engine_a is not None
+        await eventually(lambda: len(engine_a.scheduler.waiting) > 30, "requests for a wait")
+        beside_s = await time_b()
+        assert len(engine_a.scheduler.waiting) > 20, "the flood ended too early"
+        assert beside_s < 3 * alone_s + 0.1
+        statuses = Counter(answer["status"] for answer in await asyncio.gather(*flood))
+        assert statuses == {200: 40, 429: 40}
+        await running.wait_until_at_rest()
+
+
+async def test_a_model_without_shards_fails_its_own_requests_only() -> None:
+    scheduler = SchedulerConfig(no_shard_grace_s=0.3)
+    async with (
+        cluster(ClusterConfig(shards=1, listed=True, scheduler=scheduler)) as running,
+        ClientSession() as session,
+    ):
+        (first,) = running.addresses
+        second = await start(running, "b")
+        await set_list(running, first, second)
+        await running.wait_until_up(2)
+        await running.stop_shard(second)
+        await running.wait_until_up(1)
+        failed = await ask(session, running, "b", "x", 3)
+        assert (failed["status"], failed["error"]["code"]) == (503, "no_shard")
+        assert (await ask(session, running, "toy", "x", 3))["status"] == 200
+        async with session.get(f"{running.url}/health") as health:
+            assert health.status == 200
+        # The model stays known while its address is gone, and when the shard comes back, it serves again.
+        await set_list(running, first)
+        await eventually(lambda: running.state(second) is None, "it is forgotten")
+        assert await names(session, running) == ["toy", "b"]
+        assert (await ask(session, running, "b", "x", 3))["status"] == 503
+        await running.start_shard(second, "b", "b-file")
+        await set_list(running, first, second)
+        assert (await ask(session, running, "b", "x", 3))["status"] == 200
+        await running.wait_until_at_rest()
+
+
+async def test_prefixes_of_all_models_are_listed_and_flushed() -> None:
+    async with (
+        cluster(ClusterConfig(shards=1, listed=True, layout=KvLayout.SPLIT)) as running,
+        ClientSession() as session,
+    ):
+        (first,) = running.addresses
+        second = await start(running, "b")
+        await set_list(running, first, second)
+        await running.wait_until_up(2)
+        for model in ("toy", "b"):
+            await ask(session, running, model, "x" * 40, 10)
+        await running.wait_until_at_rest()
+        async with session.delete(f"{running.url}/admin/prefixes", params={"shard": second}) as response:
+            assert [len(one["prefixes"]) for one in (await response.json())["shards"]] == [1]
+        async with session.get(f"{running.url}/admin/prefixes") as response:
+            kept = {one["shard"]: len(one["prefixes"]) for one in (await response.json())["shards"]}
+        assert kept == {first: 1, second: 0}
+
+
+async def test_a_shard_that_restarts_with_another_model_changes_sides() -> None:
+    async with cluster(ClusterConfig(shards=2)) as running, ClientSession() as session:
+        first, second = running.addresses
+        await running.stop_shard(second)
+        await running.start_shard(second, "b", "b-file")
+        await eventually(lambda: running.state(second) is ShardState.SERVING, "it serves again")
+        assert await names(session, running) == ["toy", "b"]
+        toy, b = running.fleet.engines
+        await eventually(lambda: list(b.scheduler.shards) == [second], "it works for b")
+        assert (list(toy.scheduler.shards), toy.model.total_cells) == ([first], running.config.cells)
+        for model in ("toy", "b"):
+            assert (await ask(session, running, model, "x", 3))["model"] == model
+        await running.wait_until_at_rest()
+
+
+@pytest.mark.parametrize("expected", [(), ("b", "toy")])
+async def test_the_default_is_the_model_that_joined_first_or_is_expected_first(expected: tuple[str, ...]) -> None:
+    async with cluster(ClusterConfig(shards=1, listed=True, expected=expected)) as running, ClientSession() as session:
+        (first,) = running.addresses
+        waiting = asyncio.create_task(ask(session, running, None, "x", 3))
+        await asyncio.sleep(0.1)
+        assert waiting.done() is not bool(expected)
+        await set_list(running, first, await start(running, "b"))
+        await running.wait_until_up(2)
+        assert (
+            (await waiting)["model"]
+            == (await ask(session, running, None, "x", 3))["model"]
+            == ("b" if expected else "toy")
+        )
+        await running.fleet.wait_until_ready()
+        assert await names(session, running) == (["b", "toy"] if expected else ["toy", "b"])
+
+
+async def test_a_model_that_replaces_the_only_one_answers_to_every_name_too() -> None:
+    async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
+        assert (await ask(session, running, "anything", "x", 3))["model"] == "toy"
+        await set_list(running)
+        await running.wait_until_up(0)
+        await eventually(lambda: not running.fleet.shards(), "it is forgotten")
+        assert await names(session, running) == ["toy"]
+        await running.stop_shard(running.addresses[0])
+        await set_list(running, await start(running, "b"))
+        await running.wait_until_up(1)
+        assert await names(session, running) == ["b"]
+        for name in ("anything", "toy", None):
+            assert (await ask(session, running, name, "x", 3))["model"] == "b"
+        await running.wait_until_at_rest()
+
+
+async def test_a_model_is_forgotten_when_its_addresses_are_gone_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "_REMEMBERED_S", 0.2)
+    async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
+        (first,) = running.addresses
+        await set_list(running, first, await start(running, "b"))
+        await running.wait_until_up(2)
+        await set_list(running, first)
+        await eventually(lambda: len(running.fleet.engines) == 1, "it is forgotten")
+        assert await names(session, running) == ["toy"]
+        # Clients of one model must not get answers of another.
+        assert (await ask(session, running, "b", "x", 3))["status"] == 404
+        await set_list(running)
+        await eventually(lambda: not running.fleet.shards(), "no shard is left")
+        await asyncio.sleep(1.0)
+        assert await names(session, running) == ["toy"]
+        assert not running.fleet._leaving
+        assert len(running.fleet._runs) == 1
