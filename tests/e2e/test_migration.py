@@ -33,7 +33,7 @@ async def generate(session: ClientSession, prompt: str) -> list[int]:
 
 async def metric(session: ClientSession, name: str) -> float:
     text = await (await session.get("/metrics")).text()
-    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{shard=\S*)? (\S+)$", text, re.MULTILINE))
+    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{\S*)? (\S+)$", text, re.MULTILINE))
 
 
 async def busiest(session: ClientSession) -> str:
