@@ -10,7 +10,9 @@ class ShardState(Enum):
     # It has not served since its address is known.
     JOINING = "joining"
     SERVING = "serving"
-    # It ends, or its address is no longer listed: its sequences go on, new ones start elsewhere.
+    # Another router holds it, and has been asked for it.
+    STANDBY = "standby"
+    # It ends, goes to another router, or its address is not listed any more: what it has moves to others or ends.
     DRAINING = "draining"
     # It answers, and may not serve beside the others.
     REFUSED = "refused"

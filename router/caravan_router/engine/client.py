@@ -116,9 +116,18 @@ class ShardClient:
         """Return identity and limits; wait for the connection as long as the deadline allows."""
         return codec.shard_info(await _checked(self._stub.Info(shard_pb2.InfoRequest()), _CONTROL_TIMEOUT_S))
 
-    async def lease(self, router_id: str, epoch: int, ttl_s: float) -> None:
-        """Take the shard with a new epoch, or keep it with the same one."""
-        request = shard_pb2.LeaseRequest(router_id=router_id, epoch=epoch, ttl_ms=int(ttl_s * 1000))
+    async def lease(self, router_id: str, epoch: int, ttl_s: float, *, held: int | None = None) -> None:
+        """Take the shard with a new epoch, or keep it with the same one.
+
+        ``held``: do not take it from another router, which is told that this one holds so many shards.
+        """
+        request = shard_pb2.LeaseRequest(
+            router_id=router_id,
+            epoch=epoch,
+            ttl_ms=int(ttl_s * 1000),
+            if_free=held is not None,
+            held_shards=held or 0,
+        )
         await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
 
     async def give_back(self, router_id: str, epoch: int) -> None:
@@ -155,12 +164,14 @@ class ShardClient:
             runs += codec.saved_runs(message)
         return tuple(runs)
 
-    async def watch(self, interval_s: float, silence_s: float) -> AsyncGenerator[ShardStatus, None]:
+    async def watch(self, interval_s: float, silence_s: float, epoch: int = 0) -> AsyncGenerator[ShardStatus, None]:
         """Yield the shard's status when it starts to drain and at least every ``interval_s``; end when it ends.
+
+        ``epoch``: of the lease that soon ends when this stream breaks off; 0 for none.
 
         Raises ShardRpcError after ``silence_s`` without a status.
         """
-        call = self._stub.Watch(shard_pb2.WatchRequest(interval_ms=int(interval_s * 1000)))
+        call = self._stub.Watch(shard_pb2.WatchRequest(interval_ms=int(interval_s * 1000), epoch=epoch))
         while isinstance(message := await _heard(call.read(), silence_s), shard_pb2.WatchResponse):
             yield codec.shard_status(message)
 

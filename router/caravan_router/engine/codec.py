@@ -374,4 +374,5 @@ def _metadata_value(value: shard_pb2.MetadataValue) -> str | int | bool:
 
 def shard_status(message: shard_pb2.WatchResponse) -> ShardStatus:
     """Decode a message of Watch."""
-    return ShardStatus(steps=message.steps, busy=message.busy, draining=message.draining)
+    wanted_by = message.wanted_by if message.HasField("wanted_by") else None
+    return ShardStatus(steps=message.steps, busy=message.busy, draining=message.draining, wanted_by=wanted_by)

@@ -146,6 +146,16 @@ class Fleet:
         home = self._homes.get(address)
         return home is None or home.is_free(address)
 
+    def load(self, address: str) -> int:
+        """Return how many sequences the shard at ``address`` has."""
+        home = self._homes.get(address)
+        shard = None if home is None else home.scheduler.shards.get(address)
+        return 0 if shard is None else len(shard.residents)
+
+    def let_go(self) -> None:
+        """Let all shards go that other routers want, since this one ends."""
+        self._pool.let_go()
+
     def forget(self, address: str) -> None:
         """Forget the shard at ``address``, which is gone or has another model now."""
         if (home := self._homes.pop(address, None)) is not None:

@@ -1,14 +1,8 @@
 """One shard as the router sees it: connect, take the lease, carry out commands, notice the end, start over.
 
-A shard obeys one router at a time, the one with the newest epoch. A router takes a shard with an epoch one above the
-last:
-
-- at once, if no router holds it, if the last lease was its own, or if it never held this shard: a router that was just
-  started replaces the one before it without waiting for that one's lease to expire;
-- otherwise another router took the shard from it, and it stands by: it asks again after a delay that grows, with
-  jitter, and takes the shard once the other router's lease has expired.
-
-So two routers that were given the same shard do not take it from each other in turns: the newer one keeps it.
+A shard obeys one router at a time, the one with the newest epoch. A router takes a shard that no other holds, with an
+epoch one above the last. It asks for a shard that another router holds, and stands by: the holder hears of it, and may
+let the shard go (`link_pool`). A router that ends gives its shards back; leases of one that dies end within seconds.
 """
 
 import asyncio
@@ -22,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, assert_never
 
 from caravan_proto.channel import is_tcp
+from caravan_proto.errors import ShardError
 from caravan_router.core.shards import ShardStanding, ShardState
 from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
 from caravan_router.engine.observer import EngineObserver, Method
@@ -50,6 +45,11 @@ _RENEWED_AFTER = 1 / 15
 
 # A router that ends waits so long for a shard to take its lease back.
 _LAST_CALL_S = 1.0
+
+# A router asks this often for a shard that another one holds, in seconds.
+_STANDBY_S = 1.0
+# A router that let a shard go for another router does not ask for it before so many seconds.
+_YIELDED_S = 5.0
 
 _GONE = "its address is gone"
 
@@ -100,7 +100,7 @@ class _InsecureError(_SessionError):
 
 
 class _DrainedError(_SessionError):
-    """The shard drained and ended as planned."""
+    """The shard drained as planned, and has ended or is another router's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,31 @@ class ShardLink:
     """Owns the connection to one shard and posts what happens there as events.
 
     ``accept`` judges a shard before it joins: it returns what the shard works for, or a reason to refuse the shard.
+    ``held`` returns how many shards with the model of that fingerprint this router holds. ``on_wanted`` is called when
+    ``wanted_by`` may have changed.
     """
 
     # Set when the shard is accepted, which comes before every event.
     _home: Home
 
     def __init__(
-        self, address: str, config: LinkConfig, *, accept: "Callable[[ShardLink, ShardInfo], Home | str]"
+        self,
+        address: str,
+        config: LinkConfig,
+        *,
+        accept: "Callable[[ShardLink, ShardInfo], Home | str]",
+        held: Callable[[str], int] = lambda _fingerprint: 0,
+        on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self._config = config
         self._accept = accept
+        self._held = held
+        self._on_wanted = on_wanted
+        # Another router wants the shard, and holds so many with its model; None if there is none.
+        self.wanted_by: int | None = None
+        # The shard drains because another router takes it over.
+        self.yields = False
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         # Transfers to the shard, each with the epoch of the other shard's lease.
         self._fetches: asyncio.Queue[tuple[Fetch, int]] = asyncio.Queue()
@@ -172,6 +186,11 @@ class ShardLink:
             return False
         return True
 
+    def yield_shard(self) -> None:
+        """Drain the shard and give it back, for another router."""
+        self.yields = True
+        self._drain("another router takes it over")
+
     def retire(self) -> None:
         """Drain the shard, whose address is gone: `run` returns when its session has ended."""
         if not self.retired:
@@ -192,10 +211,13 @@ class ShardLink:
             except* (ShardRpcError, _SessionError) as errors:
                 self._note_end(errors.exceptions)
             finally:
+                yielded = self.yields
                 self._leave()
             if self.retired:
                 return
-            if time.monotonic() - joined_at > _MAX_BACKOFF_S:
+            if yielded:
+                backoff_s = _YIELDED_S
+            elif time.monotonic() - joined_at > _MAX_BACKOFF_S:
                 backoff_s = _FIRST_BACKOFF_S
             # Jitter: routers and links that lost the same host must not come back at the same moment.
             pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311
@@ -230,6 +252,7 @@ class ShardLink:
         self._home.post(ShardDraining(self.address))
 
     def _leave(self) -> None:
+        self.wanted_by, self.yields = None, False
         if self.client is not None:
             self.client = None
             self._commands = asyncio.Queue()
@@ -309,12 +332,20 @@ class ShardLink:
         if isinstance(accepted, str):
             raise _RefusedError(accepted)
         self._home = accepted
-        if info.leased and self.lease not in (None, (info.incarnation, info.epoch)):
-            raise _SessionError("another router holds the shard")
         if self.lease is not None and info.incarnation != self.lease[0]:
             self._pace = self._new_pace()
-        epoch = info.epoch + 1
-        await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s)
+        while True:
+            epoch = info.epoch + 1
+            held = self._held(info.facts.fingerprint)
+            try:
+                await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s, held=held)
+                break
+            except ShardRpcError as error:
+                if error.error is not ShardError.HELD:
+                    raise
+            self._become(ShardState.STANDBY, "another router holds it")
+            await asyncio.sleep(_STANDBY_S * random.uniform(0.5, 1.0))  # noqa: S311  as in `run`
+            info = await client.info()
         self.lease = (info.incarnation, epoch)
         return epoch
 
@@ -348,8 +379,11 @@ class ShardLink:
         """Note that the shard drains. Raise once it ends, reports nothing, or completes no step for too long."""
         heartbeat_s = self._config.heartbeat_s
         last_steps, still_s, heard_at, draining = -1, 0.0, time.monotonic(), False
-        async with contextlib.aclosing(client.watch(heartbeat_s, self._config.silence_s)) as statuses:
+        async with contextlib.aclosing(client.watch(heartbeat_s, self._config.silence_s, self.epoch)) as statuses:
             async for status in statuses:
+                if status.wanted_by != self.wanted_by:
+                    self.wanted_by = status.wanted_by
+                    self._on_wanted()
                 if status.draining and not draining:
                     draining = True
                     self._drain("the shard is ending")

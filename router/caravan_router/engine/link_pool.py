@@ -3,9 +3,11 @@
 import asyncio
 import functools
 import logging
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
+from caravan_router.core.shards import ShardState
 from caravan_router.engine.discovery import Discovery, ShardSource
 from caravan_router.engine.link import Home, LinkConfig, ShardLink
 from caravan_router.engine.shard_info import ShardInfo
@@ -13,6 +15,8 @@ from caravan_router.engine.shard_info import ShardInfo
 _log = logging.getLogger(__name__)
 
 _CHECK_S = 0.2
+# Before another shard goes to another router: until all shards have heard how many it holds now.
+_SHARE_PAUSE_S = 3.0
 
 
 class LinkUser(Protocol):
@@ -26,6 +30,10 @@ class LinkUser(Protocol):
         """Whether the shard at ``address`` is not leased."""
         ...
 
+    def load(self, address: str) -> int:
+        """Return how many sequences the shard at ``address`` has."""
+        ...
+
     def forget(self, address: str) -> None:
         """Forget the shard at ``address``, an address that is gone."""
 
@@ -35,6 +43,9 @@ class LinkPool:
 
     A shard whose address is gone is drained: it gets no new sequences, and its link ends with the lease, or when the
     shard is lost. An address that comes back meanwhile gets a new link then.
+
+    Routers with the same shards share them out, those of each model apart: a router that hears that another one wants a
+    shard drains it for that one if it keeps at least as many, one shard at a time. A router that ends keeps none.
     """
 
     def __init__(self, sources: Iterable[ShardSource], config: LinkConfig, user: LinkUser) -> None:
@@ -47,6 +58,14 @@ class LinkPool:
         self._running: dict[str, asyncio.Task[None]] = {}
         # By address, in the order in which the addresses became known.
         self.links: dict[str, ShardLink] = {}
+        self._ends = False
+        # When a shard was last on its way to another router.
+        self._yielded_s = -math.inf
+
+    def let_go(self) -> None:
+        """Let all shards go that other routers want, since this one ends."""
+        self._ends = True
+        self._changed.set()
 
     async def run(self) -> None:
         """Keep the links until cancelled."""
@@ -55,8 +74,8 @@ class LinkPool:
             try:
                 while True:
                     self._update(tasks)
-                    leaving = any(link.retired for link in self.links.values())
-                    await self._wait(_CHECK_S if leaving else None)
+                    must_check = any(link.retired or link.wanted_by is not None for link in self.links.values())
+                    await self._wait(_CHECK_S if must_check else None)
             finally:
                 for link in self.links.values():
                     link.retired = True
@@ -72,6 +91,30 @@ class LinkPool:
                 link.retire()
             if link.retired and address in self._running and self._user.is_free(address):
                 self._running.pop(address).cancel()
+
+        self._share()
+
+    def _share(self) -> None:
+        """Let go shards that another router wants, at most one of each model at a time."""
+        held: dict[str, list[ShardLink]] = {}
+        for link in self.links.values():
+            if link.client is not None and link.info is not None:
+                held.setdefault(link.info.facts.fingerprint, []).append(link)
+        for links in held.values():
+            wanted = [
+                link for link in links if link.wanted_by is not None and link.standing.state is ShardState.SERVING
+            ]
+            if not wanted or any(link.yields for link in links):
+                continue
+            # The one with the least to move.
+            link = min(wanted, key=lambda link: self._user.load(link.address))
+            assert link.wanted_by is not None
+            if self._ends or len(links) - 1 > link.wanted_by:
+                link.yield_shard()
+
+    def _held(self, fingerprint: str) -> int:
+        links = (link for link in self.links.values() if link.client is not None)
+        return sum(link.info is not None and link.info.facts.fingerprint == fingerprint for link in links)
 
     def _forget(self, address: str, _task: asyncio.Task[None]) -> None:
         del self.links[address]
@@ -97,7 +140,7 @@ class LinkPool:
         self._changed.set()
 
     def _make_link(self, address: str) -> ShardLink:
-        return ShardLink(address, self._config, accept=self._accept)
+        return ShardLink(address, self._config, accept=self._accept, held=self._held, on_wanted=self._changed.set)
 
     def _accept(self, link: ShardLink, info: ShardInfo) -> Home | str:
         for address, other in self.links.items():

@@ -25,8 +25,12 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatus:
-    """A shard's progress: steps since its start, whether it has work, whether it drains."""
+    """A shard's progress: steps since its start, whether it has work, whether it drains.
+
+    ``wanted_by``: another router asks for it, and holds so many shards; None if there is none.
+    """
 
     steps: int
     busy: bool
     draining: bool
+    wanted_by: int | None = None

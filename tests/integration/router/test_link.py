@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from caravan_router.engine.client import ShardClient, ShardRpcError
-from caravan_router.engine.discovery import Address
-from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link import LinkConfig, ShardLink
 from caravan_router.engine.observer import EngineObserver
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Event, ShardDraining, ShardJoined, ShardLost
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
@@ -102,26 +99,3 @@ async def test_a_call_of_a_client_that_is_closed_fails_and_cancels_nobody(monkey
             await call
         with pytest.raises(ShardRpcError, match="the connection was closed"):
             await client.tokenize("text", add_special=True)
-
-
-async def test_the_newer_of_two_routers_keeps_the_shard_and_the_older_stands_by() -> None:
-    wanted = spec([1, 2, 3], 300)
-    async with cluster(ClusterConfig(step_s=0.005)) as running:
-        config = LinkConfig(router_id="newer")
-        fleet = Fleet([Address(running.addresses[0])], SchedulerConfig(), config, Metrics().of)
-        serving = asyncio.create_task(fleet.run())
-        await fleet.wait_until_ready()
-        newer = fleet.engines[0]
-        await running.wait_until_up(0)
-        client = ShardClient(running.addresses[0], 5.0)
-        epoch = (await client.info()).epoch
-        of_the_older = asyncio.create_task(run(running.engine, wanted))
-        # This takes at least 1.5 s, in which the older one tries again several times.
-        assert await run(newer, wanted) == undisturbed(wanted)
-        assert (await client.info()).epoch == epoch
-        assert not running.engine.scheduler.shards
-        serving.cancel()
-        await asyncio.wait({serving})
-        assert await of_the_older == undisturbed(wanted)
-        assert (await client.info()).epoch == epoch + 1
-        await client.close()

@@ -53,12 +53,12 @@ class ShardLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that the router knows, whatever its state.
 
-    ``state``: joining (it has not served yet), serving, draining (no new requests), refused (it may not serve beside
-    the others) or lost (it served before). The shard has been in it for ``state_s`` seconds. ``reason``: why it does
-    not serve, null if there is nothing to say. ``next_try_s``: seconds until the router asks it again, null while it is
-    being asked or serves. ``epoch``: number of the router's last lease, 0 before the first. ``shard_id``, ``version``,
-    ``model``, ``limits`` and ``layout``: what the shard says of itself, null until it has answered. ``sequences`` run
-    there now and use ``used_cells`` KV cells.
+    ``state``: joining (it has not served yet), standby (another router holds it), serving, draining (no new requests),
+    refused (it may not serve beside the others) or lost (it served before). The shard has been in it for ``state_s``
+    seconds. ``reason``: why it does not serve, null if there is nothing to say. ``next_try_s``: seconds until the
+    router asks it again, null while it is being asked or serves. ``epoch``: number of the router's last lease, 0 before
+    the first. ``shard_id``, ``version``, ``model``, ``limits`` and ``layout``: what the shard says of itself, null
+    until it has answered. ``sequences`` run there now and use ``used_cells`` KV cells.
     """
 
     address: str

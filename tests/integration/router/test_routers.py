@@ -1,0 +1,96 @@
+"""Several routers with the same shards: they share them out, and replace each other."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from caravan_router.core.shards import ShardState
+from caravan_router.engine.client import ShardClient
+from caravan_router.engine.discovery import Address
+from caravan_router.engine.fleet import Fleet
+from caravan_router.engine.link import LinkConfig
+from caravan_router.metrics.recorder import Metrics
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.specs import read, run, spec, undisturbed
+from caravan_testing.waiting import eventually
+
+CONFIG = ClusterConfig(
+    shards=4,
+    step_s=0.005,
+    token_s=0.001,
+    link=LinkConfig(router_id="first", heartbeat_s=0.2, silence_s=20.0, address_refresh_s=0.02),
+)
+
+
+@contextlib.asynccontextmanager
+async def other_router(running: Cluster, name: str = "second") -> AsyncIterator[Fleet]:
+    """Run another router with the same shards."""
+    sources = [Address(address) for address in running.addresses]
+    fleet = Fleet(sources, SchedulerConfig(), LinkConfig(router_id=name, heartbeat_s=0.2), Metrics().of)
+    serving = asyncio.create_task(fleet.run())
+    try:
+        yield fleet
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})
+
+
+def held(fleet: Fleet) -> set[str]:
+    """Return the addresses of the shards that a router holds."""
+    return {report.address for report in fleet.shards() if report.standing.state is ShardState.SERVING}
+
+
+async def test_routers_share_out_their_shards_while_requests_run() -> None:
+    async with cluster(CONFIG) as running:
+        wanted = [spec([number, *range(60, 160)], 400) for number in range(8)]
+        reading = [asyncio.create_task(read(running.engine.submit(one))) for one in wanted]
+        async with other_router(running) as second:
+            await eventually(lambda: len(held(second)) == 2 and len(held(running.fleet)) == 2, "each has two")
+            assert held(second) | held(running.fleet) == set(running.addresses)
+            theirs = spec([7, 8, 9], 20)
+            assert await run(second.engines[0], theirs) == undisturbed(theirs)
+            assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
+            assert await running.metric("caravan_recomputed_tokens") < 100
+            before = held(second)
+            await asyncio.sleep(4)
+            assert held(second) == before, "shards go back and forth"
+        await eventually(lambda: len(held(running.fleet)) == 4, "the first has all again")
+        await running.wait_until_at_rest()
+
+
+async def test_a_router_stands_by_while_another_holds_the_only_shard() -> None:
+    async with cluster(ClusterConfig(step_s=0.005, link=CONFIG.link)) as running:
+        (address,) = running.addresses
+        async with other_router(running) as second:
+            await eventually(lambda: [one.standing.state for one in second.shards()] == [ShardState.STANDBY])
+            assert not second.healthy
+            wanted = spec([1, 2, 3], 300)
+            assert await run(running.engine, wanted) == undisturbed(wanted)
+            assert held(running.fleet) == {address}
+            # A request waits until the first router lets the shard go, as it does when it ends.
+            waiting = asyncio.create_task(run(second.engines[0], wanted))
+            running.fleet.let_go()
+            assert await waiting == undisturbed(wanted)
+            assert held(second) == {address}
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False])
+async def test_a_standby_takes_over_the_shards_of_a_router_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, says_goodbye: bool
+) -> None:
+    if not says_goodbye:
+        # As if the process were killed: its connections break, and that is all.
+        async def give_back(*_args: object) -> None: ...
+
+        monkeypatch.setattr(ShardClient, "give_back", give_back)
+    async with cluster(ClusterConfig(shards=2, link=CONFIG.link)) as running:
+        async with other_router(running) as second:
+            await eventually(lambda: len(held(second)) == 1)
+        # Its share, without the 15 s for which its lease was last renewed.
+        began = time.monotonic()
+        await eventually(lambda: len(held(running.fleet)) == 2, "the other has both")
+        assert time.monotonic() - began < 10
