@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
 from caravan_router.http.app import Access, build_app
-from caravan_router.http.server.listener import Listen, listening
+from caravan_router.http.server.handover import Handover
+from caravan_router.http.server.listener import Listen, Port, listening
 from caravan_router.http.server.state import InfoExtras
 from caravan_router.http.server.tls import Tls
 from caravan_router.metrics.recorder import Metrics
@@ -48,22 +49,26 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
         cors_allow_origin=config.cors_allow_origin,
     )
     app = build_app(fleet, config.limits, metrics, info=info, access=access)
+    handover = None if config.handover is None else Handover(Path(config.handover))
     listen = Listen(
         host=config.hostname,
         port=config.port,
         tls=None if tls is None else tls.context,
         drain_s=config.graceful_termination_timeout,
+        inherited=None if handover is None else await handover.receive(),
     )
     engine = asyncio.create_task(fleet.run())
     stopped = asyncio.create_task(stop.wait())
     watched = [file for file in (keys, tls) if file is not None]
     try:
         with _kept_current(watched):
-            async with listening(app, config.limits, listen) as url:
-                on_listening(fleet, url)
+            async with listening(app, config.limits, listen) as port, _offering(handover, port, stop):
+                on_listening(fleet, port.url)
                 await asyncio.wait({engine, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
                     _log.info("draining", extra={"timeout_s": config.graceful_termination_timeout})
+                    await port.stop_accepting()
+                    fleet.let_go()
         if not engine.done():
             await fleet.settle(_SETTLE_S)
     finally:
@@ -72,6 +77,17 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
         await asyncio.wait({engine})
     if not engine.cancelled():
         engine.result()
+
+
+@asynccontextmanager
+async def _offering(handover: Handover | None, port: Port, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Take the port over from the router that runs, and let the next one take it over."""
+    if handover is None:
+        yield
+        return
+    handover.confirm()
+    async with handover.offering(port.descriptor, stop.set):
+        yield
 
 
 @contextmanager

@@ -123,6 +123,11 @@ class RouterConfig:
         low=1,
     )
     shard_grace_s: float = flag(30.0, "seconds that requests wait for a shard while none is up", low=0)
+    handover: str | None = flag(
+        None,
+        "path of a Unix socket: a router that starts with the same path takes over the port of the one that runs, "
+        "which then ends as with SIGTERM",
+    )
     graceful_termination_timeout: float = flag(90.0, "seconds for running requests to end after SIGTERM", low=0)
     log_level: str = flag("info", "lowest level that is logged", choices=["debug", "info", "warning", "error"])
     json_output: bool = flag(False, "log JSON objects instead of text")

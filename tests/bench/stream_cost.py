@@ -115,8 +115,8 @@ async def measure(path: str, body: bytes, load: Load) -> float:
     """Return the microseconds of CPU time per token."""
     engine = SteppedEngine(load)
     limits = Limits()
-    async with listening(build_app(engine, limits, Metrics()), limits, Listen()) as url:
-        given = (int(url.rpartition(":")[2]), path, body, load.streams)
+    async with listening(build_app(engine, limits, Metrics()), limits, Listen()) as port:
+        given = (int(port.url.rpartition(":")[2]), path, body, load.streams)
         reader = multiprocessing.get_context("spawn").Process(target=read_all, args=given, daemon=True)
         reader.start()
         while len(engine.real_streams) < load.streams:  # noqa: ASYNC110 - the engine sets no event

@@ -201,7 +201,8 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
         engine = asyncio.create_task(running.fleet.run())
         app = build_app(running.fleet, config.limits, running.metrics)
         try:
-            async with listening(app, config.limits, Listen(drain_s=0.1)) as running.url:
+            async with listening(app, config.limits, Listen(drain_s=0.1)) as port:
+                running.url = port.url
                 await running.wait_until_up(config.shards)
                 yield running
         finally:

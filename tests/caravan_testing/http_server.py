@@ -67,8 +67,8 @@ async def serving(
     for each in engine.engines:
         metrics.of(each.model.name)
     app = build_app(engine, limits, metrics, access=access)
-    async with listening(app, limits, Listen()) as url, ClientSession(url) as client:
-        yield Service(engine, limits, metrics, url, client, app)
+    async with listening(app, limits, Listen()) as port, ClientSession(port.url) as client:
+        yield Service(engine, limits, metrics, port.url, client, app)
 
 
 _MODEL_LABEL = re.compile(r',?model="[^"]*"')

@@ -1,5 +1,6 @@
 """Builds the web application: routes, middlewares and shared state. It does not listen yet."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,15 @@ from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.connection import mark_serving
 from caravan_router.http.server.dialect import DIALECTS
-from caravan_router.http.server.middleware import Cors, add_request_id, errors_as_json, expected, identify_and_log
-from caravan_router.http.server.state import STATE, AppState, InfoExtras
+from caravan_router.http.server.middleware import (
+    Cors,
+    add_request_id,
+    end_connection,
+    errors_as_json,
+    expected,
+    identify_and_log,
+)
+from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
 from caravan_router.metrics.recorder import Metrics
 
 
@@ -61,6 +69,7 @@ def build_app(
         templates=TemplateRenderer(),
     )
     app.on_cleanup.append(_close_templates)
+    app[ENDING] = asyncio.Event()
     app[IN_PROGRESS] = RequestsInProgress()
     app[DIALECTS] = DIALECTS_OF_ROUTES
     read_documents()
@@ -69,6 +78,7 @@ def build_app(
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expected)
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(end_connection)
     return app
 
 

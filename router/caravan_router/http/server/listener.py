@@ -1,6 +1,8 @@
 """The listening port: accepts a bounded number of connections and closes stuck ones."""
 
 import asyncio
+import contextlib
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -13,23 +15,54 @@ from caravan_router.http.limits import Limits
 from caravan_router.http.server.connection import Connection
 from caravan_router.http.server.dialect import DIALECTS, Dialect
 from caravan_router.http.server.errors import TooManyConnectionsError, headers_of, kind_of
+from caravan_router.http.server.state import ENDING
 
 _MOST_BETWEEN_CHECKS_S = 1.0
+# How long requests are taken on open connections when no more connections are.
+_LAST_REQUESTS_S = 2.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where and how to listen. ``port`` 0: any free one. ``drain_s``: how long running requests may take at the end."""
+    """Where and how to listen. ``port`` 0: any free one. ``drain_s``: how long running requests may take at the end.
+
+    ``inherited``: a socket that listens already, instead of host and port.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
     tls: ssl.SSLContext | None = None
     drain_s: float = 1.0
+    inherited: socket.socket | None = None
+
+
+class Port:
+    """An open port. ``url``: the base URL, without a trailing slash. ``descriptor``: that of its socket."""
+
+    def __init__(self, url: str, server: asyncio.Server, app: web.Application, connections: web.Server) -> None:
+        self.url = url
+        self.descriptor = server.sockets[0].fileno()
+        self._server = server
+        self._app = app
+        self._connections = connections
+
+    async def stop_accepting(self) -> None:
+        """Accept no connections, and end the open ones with their next replies, which come for a short time.
+
+        A client that sends a request on a connection just when the server closes it would see an error.
+        """
+        self._server.close()
+        self._app[ENDING].set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_REQUESTS_S):
+                while self._connections.connections:  # noqa: ASYNC110  once, at the end
+                    await asyncio.sleep(_POLL_S)
 
 
 @asynccontextmanager
-async def listening(app: web.Application, limits: Limits, listen: Listen) -> AsyncIterator[str]:
-    """Yield the base URL, without a trailing slash. Raises OSError if the port cannot be bound."""
+async def listening(app: web.Application, limits: Limits, listen: Listen) -> AsyncIterator[Port]:
+    """Serve ``app`` on a port until the block ends. Raises OSError if the port cannot be bound."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=listen.drain_s)
     await runner.setup()
     try:
@@ -38,14 +71,19 @@ async def listening(app: web.Application, limits: Limits, listen: Listen) -> Asy
         acceptor = _Acceptor(server, limits, app[DIALECTS].default)
         loop = asyncio.get_running_loop()
         handshake_s = None if listen.tls is None else limits.header_timeout_s
-        port = await loop.create_server(
-            acceptor.accept, listen.host, listen.port, ssl=listen.tls, ssl_handshake_timeout=handshake_s
-        )
+        if listen.inherited is None:
+            port = await loop.create_server(
+                acceptor.accept, listen.host, listen.port, ssl=listen.tls, ssl_handshake_timeout=handshake_s
+            )
+        else:
+            port = await loop.create_server(
+                acceptor.accept, sock=listen.inherited, ssl=listen.tls, ssl_handshake_timeout=handshake_s
+            )
         checking = asyncio.create_task(acceptor.check())
         try:
             host, number = port.sockets[0].getsockname()[:2]
             scheme = "http" if listen.tls is None else "https"
-            yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{number}"
+            yield Port(f"{scheme}://{f'[{host}]' if ':' in host else host}:{number}", port, app, server)
         finally:
             port.close()
             checking.cancel()

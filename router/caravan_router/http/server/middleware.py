@@ -13,7 +13,7 @@ from caravan_router.core.errors import EngineError
 from caravan_router.http.server.dialect import DIALECTS
 from caravan_router.http.server.errors import ExpectationError, MethodNotAllowedError, NotFoundError, RequestError
 from caravan_router.http.server.event_stream import STREAM_BEGUN
-from caravan_router.http.server.state import ARRIVED, CLIENT
+from caravan_router.http.server.state import ARRIVED, CLIENT, ENDING
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("caravan.access")
@@ -134,3 +134,10 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
     """Add the request id just before headers are sent, on streams too."""
     if REQUEST_ID in request:
         response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+
+
+async def end_connection(request: web.Request, response: web.StreamResponse) -> None:
+    """Let a reply be the last on its connection if the server ends."""
+    if request.app[ENDING].is_set():
+        response.force_close()
+        response.headers["Connection"] = "close"

@@ -1,5 +1,6 @@
 """State that handlers share, kept in the application or in the request."""
 
+import asyncio
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -37,6 +38,9 @@ class AppState:
 
 
 STATE = web.AppKey("state", AppState)
+
+# Set when the server ends: replies then end their connections.
+ENDING = web.AppKey("ending", asyncio.Event)
 
 # The client of a request. Absent on open routes when API keys are in use.
 CLIENT = web.RequestKey("client", Client)

@@ -72,9 +72,10 @@ async def test_a_stream_over_https(authority: trustme.CA, tmp_path: Path) -> Non
     tls = await asyncio.to_thread(Tls, TlsFiles(prefix="--ssl-", certfile=chain, keyfile=key))
     limits = Limits()
     async with (
-        listening(build_app(ScriptedEngine(), limits, Metrics()), limits, Listen(tls=tls.context)) as url,
+        listening(build_app(ScriptedEngine(), limits, Metrics()), limits, Listen(tls=tls.context)) as port,
         ClientSession(connector=TCPConnector(ssl=trusting(authority))) as client,
     ):
+        url = port.url
         assert url.startswith("https://127.0.0.1:")
         body = {"inputs": "a", "parameters": {"max_new_tokens": 3}}
         async with client.post(f"{url}/generate_stream", json=body) as response:
