@@ -18,7 +18,7 @@ from caravan_router.engine.fleet import Fleet
 
 _log = logging.getLogger(__name__)
 
-# What `run_router` raises when the router cannot start with its configuration.
+# Exceptions that `run_router` raises when the router cannot start with its configuration.
 STARTUP_ERRORS = (KeyFileError, TlsFileError, OSError)
 
 

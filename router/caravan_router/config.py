@@ -175,7 +175,7 @@ class RouterConfig:
 
     @property
     def sources(self) -> tuple[ShardSource, ...]:
-        """Where shards are."""
+        """The places where addresses of shards are found."""
         return tuple(parse_source(text) for text in self.shard)
 
     @property

@@ -1,11 +1,11 @@
-"""What an output must match. Shards enforce it; the router passes it on unread."""
+"""Constraints on outputs. Shards enforce them; the router passes them on unread."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class ConstraintKind(Enum):
-    """How a constraint is written."""
+    """The language in which a constraint is written."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"

@@ -1,4 +1,4 @@
-"""The engine as the HTTP layer sees it."""
+"""The models and their engines as the HTTP layer sees them."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class ModelFacts:
 
 
 class Queries(Protocol):
-    """What a model answers without generating. Every call raises NoShardError if no shard answers."""
+    """Questions that a model answers without generating. Every call raises NoShardError if no shard answers."""
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``. Raises TextTooLongError."""

@@ -1,4 +1,4 @@
-"""What to generate."""
+"""The description of a generation, and its stages."""
 
 import math
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class GenerationSpec:
 
 
 class GenerationState(Enum):
-    """Where a generation is: it waits (``queued``), its prompt is computed (``prefilling``), it gets tokens
+    """The stage of a generation: it waits (``queued``), its prompt is computed (``prefilling``), it gets tokens
     (``running``), it gave its place to others and continues later from what was saved (``swapped``), or it has all its
     tokens (``ended``).
     """

@@ -1,4 +1,4 @@
-"""What shards keep of ended sequences, for later prompts that begin alike."""
+"""Prefixes that shards keep of ended sequences, for later prompts that begin alike."""
 
 from dataclasses import dataclass
 

@@ -1,11 +1,11 @@
-"""What the engine knows of each shard, for operators."""
+"""The state of each shard, for operators."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class ShardState(Enum):
-    """Where a shard stands. The values are part of the HTTP API."""
+    """The state of a shard. The values are part of the HTTP API."""
 
     # It has not served since its address is known.
     JOINING = "joining"
@@ -36,7 +36,7 @@ class ShardStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRoom:
-    """What fits on a shard in its current layout. ``unified``: any sequence may use any cell."""
+    """The capacity of a shard in its current layout. ``unified``: any sequence may use any cell."""
 
     max_sequences: int
     max_batch_tokens: int

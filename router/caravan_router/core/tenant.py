@@ -1,4 +1,4 @@
-"""On whose behalf a request runs. Requests of one tenant share that tenant's part of the tokens."""
+"""The tenant on whose behalf a request runs. Requests of one tenant share that tenant's part of the tokens."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""The shell around the scheduler: one event loop, a gRPC channel to each shard, a token stream per request."""
+"""The shell around the schedulers, one for each model: an event loop, a gRPC channel to each shard, token streams."""

@@ -93,7 +93,7 @@ class Batcher:
         return not (self._events or self.scheduler.sequences or any(shard.in_flight for shard in shards))
 
     def tick(self) -> None:
-        """Let the scheduler see the time, and report to the observer. Call it every fraction of a second."""
+        """Tell the scheduler the time, and the observer what is held and waits. Call it every fraction of a second."""
         self.post(Tick())
         waiting = self.scheduler.waiting
         self.observer.queue_size(len(waiting), sum(bool(sequence.saved_on) for sequence in waiting))

@@ -1,4 +1,4 @@
-"""Which shards there are: at fixed addresses, at the IP addresses of a DNS name, or as a file lists them."""
+"""Finds the addresses of shards: fixed ones, the IP addresses of a DNS name, the lines of a file."""
 
 import asyncio
 import logging

@@ -79,7 +79,7 @@ class LinkConfig:
 
 
 class Home(Protocol):
-    """What a shard works for: the engine of its model, which gets its events."""
+    """The engine of a shard's model, which gets the shard's events."""
 
     @property
     def observer(self) -> EngineObserver: ...
@@ -113,7 +113,7 @@ class _Sent:
 class ShardLink:
     """Owns the connection to one shard and posts what happens there as events.
 
-    ``accept`` judges a shard before it joins: it returns what the shard works for, or a reason to refuse the shard.
+    ``accept`` judges a shard before it joins: it returns the engine of the shard's model, or a reason to refuse it.
     ``held`` returns how many shards with the model of that fingerprint this router holds. ``on_wanted`` is called when
     ``wanted_by`` may have changed.
     """

@@ -20,10 +20,10 @@ _SHARE_PAUSE_S = 3.0
 
 
 class LinkUser(Protocol):
-    """The fleet that the shards form."""
+    """The fleet, which decides what each shard is used for."""
 
     def accept(self, link: ShardLink, info: ShardInfo) -> Home | str:
-        """Return what the shard works for, or why it may not serve beside the others."""
+        """Return the engine of the shard's model, or why the shard may not serve beside the others."""
         ...
 
     def is_free(self, address: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the engine reports while it runs; the metrics implement it."""
+"""The interface through which the engine reports what it does; the metrics implement it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +18,7 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUse:
-    """What a shard holds: running sequences take ``used_cells``, ended ones ``cached_cells``.
+    """The use of a shard: running sequences take ``used_cells``, ended ones ``cached_cells``.
 
     Saved runs take ``memory_bytes`` and ``disk_bytes``.
     """

@@ -1,4 +1,4 @@
-"""What shards report of themselves."""
+"""The reports of a shard about itself: identity, limits, model, progress."""
 
 from dataclasses import dataclass
 

@@ -22,7 +22,7 @@ class RequestStream:
         self._error: EngineError | None = None
         self._ended = False
         self._closed = False
-        # What the consumer awaits; None while it does not.
+        # The future that the consumer awaits; None while it does not wait.
         self._waiter: asyncio.Future[None] | None = None
         self._submitted = time.monotonic()
         self._started: float | None = None
@@ -32,7 +32,7 @@ class RequestStream:
 
     @property
     def state(self) -> GenerationState:
-        """Where the generation is."""
+        """The stage of the generation, such as queued or running."""
         return GenerationState.ENDED if self._ended or self._closed else self._ask_state()
 
     @property

@@ -1,1 +1,1 @@
-"""What the router counts and measures, under TGI's names where TGI has the metric."""
+"""Counts and measures what the router does, under TGI's names where TGI has the metric."""

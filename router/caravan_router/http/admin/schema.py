@@ -42,7 +42,7 @@ class CachedPrefixes(msgspec.Struct, frozen=True):
 
 
 class ShardLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What fits on a shard. ``cells`` and ``cells_per_sequence`` depend on its layout."""
+    """The capacity of a shard. ``cells`` and ``cells_per_sequence`` depend on its layout."""
 
     max_sequences: int
     max_batch_tokens: int

@@ -1,4 +1,4 @@
-"""What validation needs to know besides the body."""
+"""The context in which a body is validated: the model, its limits, the client."""
 
 from dataclasses import dataclass
 

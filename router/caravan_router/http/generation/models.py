@@ -1,4 +1,4 @@
-"""Which model a request is for."""
+"""Finds the model that a request is for."""
 
 from dataclasses import dataclass
 

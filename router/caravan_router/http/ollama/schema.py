@@ -41,7 +41,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both routes take. ``model``: name of a model or an adapter, with or without ``:latest``.
+    """The fields that both routes take. ``model``: name of a model or an adapter, with or without ``:latest``.
 
     A single model answers to any name.
 

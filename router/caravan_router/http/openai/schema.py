@@ -65,7 +65,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the output must match: at most one of OpenAI's field, vLLM's fields and llama-server's (the last two).
+    """A constraint on the output: at most one of OpenAI's field, vLLM's fields and llama-server's (the last two).
 
     ``guided_grammar`` and ``grammar``: GBNF if a line has ``::=``, else llguidance's Lark.
     """
@@ -81,7 +81,7 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown
 
 
 class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both completions and chat completions take.
+    """The fields that completions and chat completions share.
 
     vLLM's are ``include_stop_str_in_output``, ``skip_special_tokens``, ``min_tokens``, ``stop_token_ids`` and
     ``return_token_ids``. ``n_cmpl`` is llama-server's name of ``n``.

@@ -225,7 +225,7 @@ class ErrorFamily(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """What an error becomes on the wire.
+    """The form of an error on the wire.
 
     ``status`` and ``error_type`` are TGI's; other dialects derive theirs. ``meaning`` explains the error in the
     documentation. ``failure``: label of the failure metric; None for errors that are not counted.

@@ -25,7 +25,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where and how to listen. ``port`` 0: any free one. ``drain_s``: how long running requests may take at the end.
+    """How to listen. ``port`` 0: any free one. ``drain_s``: seconds that running requests may take at the end.
 
     ``inherited``: a socket that listens already, instead of host and port.
     """

@@ -6,9 +6,8 @@ from caravan_router.http.openai.schema import GeneratingFields, Prompt, Usage
 
 
 class CompletionRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model``: an adapter's name selects the adapter; any other name selects the model.
+    """``max_tokens``: 16 by default, as in OpenAI's API; 0 is allowed with ``echo``, to get only the prompt's logprobs.
 
-    ``max_tokens``: 16 by default, as in OpenAI's API. 0 is allowed with ``echo`` and ``logprobs``, to score the prompt.
     ``choice_parameters``: one entry per choice (per candidate, with ``best_of``); its fields override the request's.
     Choice ``i`` draws from (``seed``, ``i``), the first one from ``seed``; an entry's own ``seed`` is used as it is.
     """

@@ -36,7 +36,7 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionPlan:
-    """What is generated: for each prompt ``candidates`` >= ``n`` texts, of which the ``n`` best are returned."""
+    """The generations of a request: ``candidates`` >= ``n`` texts for each prompt; the ``n`` best are returned."""
 
     prompts: list[PromptInput]
     n: int
