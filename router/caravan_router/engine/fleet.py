@@ -185,6 +185,7 @@ class Fleet:
                 self._retire(batcher)
         for batcher in [batcher for batcher in self._leaving if batcher.is_settled]:
             self._leaving.remove(batcher)
+            batcher.observer.queue_size(0, 0)
             self._runs.pop(batcher).cancel()
         self._seen_s = {fingerprint: self._seen_s[fingerprint] for fingerprint in self._batchers}
 

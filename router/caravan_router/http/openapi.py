@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
+from caravan_router.http.generation.models import MODEL_HEADER
 from caravan_router.http.generation.serving import PRIORITY_HEADER, TIMEOUT_HEADER
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.route import EVENTS, Parameter, Route
@@ -41,6 +42,9 @@ _SERVING_HEADERS = [
         (TIMEOUT_HEADER, "timeout", {"type": "number", "exclusiveMinimum": 0}),
     )
 ]
+
+
+_MODEL_HEADER = Parameter(name=MODEL_HEADER, place="header", description="`model` for clients that cannot send it")
 
 
 def document() -> dict[str, Any]:
@@ -86,10 +90,13 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         }
     if not route.open:
         operation["security"] = _SECURITY
+    parameters = [_parameter(parameter) for parameter in route.parameters]
     if any("priority" in _fields(kind) for kind in route.body):
-        operation["parameters"] = _SERVING_HEADERS
-    elif route.parameters:
-        operation["parameters"] = [_parameter(parameter) for parameter in route.parameters]
+        parameters += _SERVING_HEADERS
+    if any("model" in _fields(kind) for kind in route.body):
+        parameters.append(_parameter(_MODEL_HEADER))
+    if parameters:
+        operation["parameters"] = parameters
     envelope = by_type[id(route.dialect.envelope)]
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:

@@ -39,7 +39,7 @@ class _Help(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_ignored: object) -> None:
         parser.print_help()
-        sys.stdout.write("\nflags passed on to every shard:\n\n")
+        sys.stdout.write("\nflags passed on to every shard; --model may be repeated:\n\n")
         sys.stdout.flush()
         subprocess.run([sys.executable, "-m", "caravan_shard", "--help"], check=False)
         parser.exit()

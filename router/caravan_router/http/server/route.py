@@ -17,7 +17,7 @@ GENERATION_ERRORS = (*BODY_ERRORS, 404, 410, 424, 429, 503, 504)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A text in the URL. ``place``: "path" or "query"; those of a query may be left out."""
+    """A text in the URL or in a header. ``place``: "path", "query" or "header"; only a path's may not be left out."""
 
     name: str
     place: str

@@ -11,11 +11,11 @@ from aiohttp import web
 from caravan_router.core.engine import TokenizedText
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.bounds import bounds_of
-from caravan_router.http.generation.models import asked_model, listed_models, served_model
+from caravan_router.http.generation.models import MODEL_HEADER, asked_model, listed_models, served_model
 from caravan_router.http.generation.permits import check_rate
 from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.http.server.body import read_body
-from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Route
+from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, Route
 from caravan_router.http.server.state import CLIENT, STATE
 from caravan_router.http.tgi.errors import TGI
 from caravan_router.http.tgi.reply import GenerateReply
@@ -187,7 +187,8 @@ ROUTES = (
         path="/info",
         handler=info,
         dialect=TGI,
-        summary="Describe the model, the limits and the router",
+        summary="Describe a model, the limits and the router",
+        parameters=(Parameter(name=MODEL_HEADER, place="header", description="The model; left out: the default"),),
         replies=((JSON, Info),),
         errors=(404, 503),
     ),
