@@ -44,8 +44,8 @@ def take(served: Served) -> Sample:
 
     dropped = total(metrics, "tgi_request_failure", 'err="dropped"')
     return Sample(
-        router_bytes=_resident_bytes(served.process.pid),
-        shard_bytes=sum(map(_resident_bytes, served.shard_pids())),
+        router_bytes=resident_bytes(served.process.pid),
+        shard_bytes=sum(map(resident_bytes, served.shard_pids())),
         descriptors=served.descriptors(),
         threads=sum(len(os.listdir(f"/proc/{pid}/task")) for pid in [served.process.pid, *served.shard_pids()]),
         used_cells=total(metrics, "caravan_kv_cells_used"),
@@ -59,7 +59,8 @@ def take(served: Served) -> Sample:
     )
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process."""
     found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found is not None, pid
     return int(found[1]) * 1024

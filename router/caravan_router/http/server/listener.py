@@ -47,6 +47,12 @@ class Port:
         self._app = app
         self._connections = connections
 
+    def abort(self) -> None:
+        """Close every connection at once, which cancels the handlers of their requests."""
+        for connection in self._connections.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+
     async def stop_accepting(self) -> None:
         """Accept no connections, and end the open ones with their next replies, which come for a short time.
 
