@@ -69,6 +69,7 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
                     _log.info("draining", extra={"timeout_s": config.graceful_termination_timeout})
                     await port.stop_accepting()
                     fleet.let_go()
+                    await port.finish(config.graceful_termination_timeout)
                 else:
                     # It has failed, and no request would ever end.
                     port.abort()

@@ -10,7 +10,7 @@ class Replicas:
     """The links to the shards of one model, and the facts that hold on all of them.
 
     The facts of a shard stay while it is away, so that what clients were told stays true, until its address is gone.
-    The facts of the last shard stay for good. The name is that of the first shard's file, whatever others call theirs.
+    The facts of the last shard stay for good.
     """
 
     def __init__(self, facts: ModelFacts) -> None:
@@ -36,7 +36,6 @@ class Replicas:
         every = list(self._facts.values())
         self.facts = dataclasses.replace(
             every[0],
-            name=self.facts.name,
             max_sequence_tokens=min(facts.max_sequence_tokens for facts in every),
             max_top_n_tokens=min(facts.max_top_n_tokens for facts in every),
             max_tokenize_bytes=min(facts.max_tokenize_bytes for facts in every),

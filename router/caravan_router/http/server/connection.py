@@ -27,7 +27,15 @@ LINGERING_S = 2.0
 class Connection(web.RequestHandler):
     """A connection that aiohttp closes when idle for `KEEPALIVE_S`, and `check` when stuck."""
 
-    __slots__ = ("_dialect", "_opened_at", "_received_head", "_serving", "_unsent_bytes", "_unsent_since")
+    __slots__ = (
+        "_dialect",
+        "_idle_since",
+        "_opened_at",
+        "_received_head",
+        "_serving",
+        "_unsent_bytes",
+        "_unsent_since",
+    )
 
     def __init__(self, server: web.Server, dialect: Dialect) -> None:
         """``dialect``: for answers to bytes that are not HTTP."""
@@ -39,7 +47,7 @@ class Connection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type] # as AppRunner passes it: the middleware logs
         )
         self._dialect = dialect
-        self._opened_at = time.monotonic()
+        self._opened_at = self._idle_since = time.monotonic()
         self._received_head = False
         # True while a handler runs, which has its own deadlines.
         self._serving = False
@@ -54,6 +62,12 @@ class Connection(web.RequestHandler):
             yield
         finally:
             self._serving = False
+            self._idle_since = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request was answered; 0.0 while one is handled."""
+        return 0.0 if self._serving else time.monotonic() - self._idle_since
 
     def check(self, limits: Limits, now: float) -> None:
         """Close the connection if its client sends no request head, or reads no reply, in time. Call once a second."""

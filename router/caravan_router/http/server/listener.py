@@ -65,6 +65,23 @@ class Port:
                 while self._connections.connections:  # noqa: ASYNC110  once, at the end
                     await asyncio.sleep(_POLL_S)
 
+    async def finish(self, timeout_s: float) -> None:
+        """Wait at most ``timeout_s`` until all connections have ended. Call `stop_accepting` before.
+
+        A stream that began before then could not announce that it is the last reply of its connection, so that its
+        client may send one more request on it. A connection is closed when none has come for a short time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while connections := list(self._connections.connections):
+                    for connection in connections:
+                        assert isinstance(connection, Connection)
+                        if connection.idle_s >= _LAST_REQUESTS_S:
+                            connection.close()
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            self.abort()
+
 
 @asynccontextmanager
 async def listening(app: web.Application, limits: Limits, listen: Listen) -> AsyncIterator[Port]:

@@ -1,0 +1,64 @@
+"""A server that ends: open connections get their replies, and one more each where a client may have sent a request."""
+
+import asyncio
+import time
+
+import pytest
+from aiohttp import ClientConnectionError, ClientError, ClientSession, TCPConnector
+
+from caravan_router.core.sampling import FinishReason
+from caravan_router.http.app import build_app
+from caravan_router.http.limits import Limits
+from caravan_router.http.server.listener import Listen, listening
+from caravan_router.metrics.recorder import Metrics
+from caravan_testing.http_server import events
+from caravan_testing.scripted_engine import MODEL, Pause, ScriptedEngine, Step, word
+
+BODY = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
+SCRIPT: list[Step] = [word("a"), Pause(), word("b", finish=FinishReason.LENGTH)]
+
+
+def engine_with_metrics() -> tuple[ScriptedEngine, Metrics]:
+    engine, metrics = ScriptedEngine(script=lambda _: SCRIPT), Metrics()
+    metrics.of(MODEL.name)
+    return engine, metrics
+
+
+async def test_after_a_stream_that_began_before_the_end_its_connection_takes_one_more_request() -> None:
+    engine, metrics = engine_with_metrics()
+    limits = Limits()
+    app = build_app(engine, limits, metrics)
+    async with (
+        listening(app, limits, Listen()) as port,
+        ClientSession(port.url, connector=TCPConnector(limit=1)) as client,
+    ):
+        async with client.post("/generate_stream", json=BODY) as stream:
+            await stream.content.readline()
+            await port.stop_accepting()
+            finishing = asyncio.create_task(port.finish(30.0))
+            engine.resume.set()
+            assert events("data: " + (await stream.text()).partition("data: ")[2])
+        # No new connection is accepted, so this one is the same.
+        async with client.post("/generate", json=BODY) as more:
+            assert (more.status, more.headers["Connection"]) == (200, "close")
+            assert (await more.json())["generated_text"] == "ab"
+        with pytest.raises(ClientConnectionError):
+            await client.post("/generate", json=BODY)
+        began = time.monotonic()
+        await finishing
+        assert time.monotonic() - began < 1.0
+
+
+async def test_requests_that_do_not_end_are_cut_off_at_the_timeout() -> None:
+    engine, metrics = engine_with_metrics()
+    limits = Limits()
+    async with (
+        listening(build_app(engine, limits, metrics), limits, Listen()) as port,
+        ClientSession(port.url) as client,
+        client.post("/generate_stream", json=BODY) as stream,
+    ):
+        await stream.content.readline()
+        await port.stop_accepting()
+        await port.finish(0.2)
+        with pytest.raises(ClientError):
+            await stream.text()
