@@ -16,7 +16,7 @@ from caravan_testing.oracle import Oracle
 from chaos.faults import Disturber, Fault
 from chaos.fleet import Fleet, fleet
 from chaos.load import SteadyLoad, make_asks, undisturbed
-from chaos.verdict import compare, held, late, match_losses, table
+from chaos.verdict import Lag, compare, held, late, match_losses, table
 
 _REST_S = 60.0
 _LAG_POLL_S = 0.05
@@ -59,21 +59,20 @@ async def run(plan: Plan) -> Outcome:
             expected = await undisturbed(started.url, asks, plan.clients)
             load = SteadyLoad(started.url, asks, plan.clients, chance)
             disturber = Disturber(started, chance)
-            lag = asyncio.create_task(_measure_lag())
+            lags: list[Lag] = []
+            measuring = asyncio.create_task(_measure_lag(lags))
             loading = asyncio.create_task(load.run())
             await disturber.run(plan.seconds)
             load.stop.set()
             await loading
-            lag.cancel()
+            measuring.cancel()
             problems = await _find_what_is_left(started)
             losses = started.losses()
             if plan.router_log is not None:
-                plan.router_log.write_text(started.router.text)
+                plan.router_log.write_text("\n".join(router.text for router in started.routers))
     noticed = match_losses(disturber.faults, losses)
-    problems += late(noticed, plan.spare_s)
-    problems += [
-        f"{fault.kind.name}: {fault.spot.name} did not return" for fault in disturber.faults if not fault.returned
-    ]
+    problems += late(noticed, lags, plan.spare_s)
+    problems += [f"{fault} was not overcome" for fault in disturber.faults if not fault.overcome]
     oracle = Oracle()
     texts = compare(load.answers, expected, oracle)
     oracle.llama.close()
@@ -83,14 +82,14 @@ async def run(plan: Plan) -> Outcome:
     return Outcome(problems + texts.problems, disturber.faults)
 
 
-async def _measure_lag() -> None:
-    """Say when this process did not run for long, since others may not have run either."""
+async def _measure_lag(lags: list[Lag]) -> None:
+    """Note when this process does not run."""
     while True:
         before = time.monotonic()
         await asyncio.sleep(_LAG_POLL_S)
         late_s = time.monotonic() - before - _LAG_POLL_S
-        if late_s > 0.5:
-            _say(f"this process did not run for {late_s:.1f} s")
+        if late_s > _LAG_POLL_S:
+            lags.append(Lag(time.time(), late_s))
 
 
 async def _find_what_is_left(started: Fleet) -> list[str]:

@@ -12,6 +12,9 @@ from chaos.fleet import Fleet, Spot
 _PAUSE_S = (0.5, 4.0)
 _POLL_S = 0.1
 _RETURN_S = 90.0
+_BETWEEN_HANDOVERS_S = (10.0, 40.0)
+# A router gives its requests 90 s to end.
+_HANDOVER_S = 120.0
 
 
 class Kind(Enum):
@@ -24,6 +27,7 @@ class Kind(Enum):
     STALL = "bytes held back (proxy)"
     SLOW = "slow link (proxy)"
     UNPLUG = "link down (network namespace)"
+    HANDOVER = "another router takes over"
 
 
 # The shard is out of reach for longer than the router waits.
@@ -32,12 +36,19 @@ LOSING = frozenset({Kind.KILL, Kind.FREEZE, Kind.CUT, Kind.STALL, Kind.UNPLUG})
 
 @dataclass(slots=True, eq=False)
 class Fault:
-    """A fault that began ``at`` seconds of ``time.time``. ``returned``: whether the shard served again afterwards."""
+    """A fault from ``at`` to ``mended_at``, in seconds of ``time.time``. ``spot``: None for one of the router.
+
+    ``overcome``: whether the shard, or all shards of a new router, served afterwards.
+    """
 
     kind: Kind
-    spot: Spot
+    spot: Spot | None
     at: float
-    returned: bool = False
+    mended_at: float = float("inf")
+    overcome: bool = False
+
+    def __str__(self) -> str:
+        return self.kind.name if self.spot is None else f"{self.kind.name} of {self.spot.name}"
 
 
 class Disturber:
@@ -53,6 +64,7 @@ class Disturber:
         """Inject faults for ``seconds`` and until every kind was tried, and wait until all are mended."""
         ends = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._replace_routers(ends))
             while time.monotonic() < ends or self._untried():
                 await asyncio.sleep(self._chance.uniform(*_PAUSE_S))
                 calm = await self._calm()
@@ -66,8 +78,22 @@ class Disturber:
                     self._disturbed.add(spot)
                     tasks.create_task(self._disturb(Fault(kind, spot, time.time())))
 
+    async def _replace_routers(self, ends: float) -> None:
+        """Replace the router, one handover after another, until ``ends``; at least once."""
+        while True:
+            await asyncio.sleep(self._chance.uniform(*_BETWEEN_HANDOVERS_S))
+            fault = Fault(Kind.HANDOVER, None, time.time())
+            self.faults.append(fault)
+            before = self._fleet.routers[-1]
+            await self._fleet.start_router()
+            async with asyncio.timeout(_HANDOVER_S):
+                assert await before.process.wait() == 0, before.text
+            fault.overcome = await self._fleet.wait_until_all_serve(_HANDOVER_S)
+            if time.monotonic() > ends:
+                return
+
     def _untried(self) -> list[Kind]:
-        """Return the kinds of faults that are possible here and were not tried."""
+        """Return the kinds of faults of shards that are possible here and were not tried."""
         tried = {fault.kind for fault in self.faults}
         return [kind for kind in Kind if kind not in tried and any(_can(kind, spot) for spot in self._fleet.spots)]
 
@@ -78,27 +104,30 @@ class Disturber:
         return [spot for spot in spots if states.get(spot.address) == "serving" and spot not in self._disturbed]
 
     async def _disturb(self, fault: Fault) -> None:
+        spot = fault.spot
+        assert spot is not None
         self.faults.append(fault)
-        await self._carry_out(fault)
+        await self._carry_out(fault.kind, spot)
+        fault.mended_at = time.time()
         deadline = time.monotonic() + _RETURN_S
-        while not fault.returned and time.monotonic() < deadline:
+        while not fault.overcome and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-            fault.returned = (await self._fleet.standings()).get(fault.spot.address) == "serving"
-        self._disturbed.discard(fault.spot)
+            fault.overcome = (await self._fleet.standings()).get(spot.address) == "serving"
+        self._disturbed.discard(spot)
 
-    async def _carry_out(self, fault: Fault) -> None:
+    async def _carry_out(self, kind: Kind, spot: Spot) -> None:
         """Begin the fault, wait, and mend it."""
-        spot, chance = fault.spot, self._chance
+        chance = self._chance
         # Longer than the router waits for a sign of life.
         long_s = chance.uniform(2.5, 6.0)
-        match fault.kind:
+        match kind:
             case Kind.KILL:
                 await spot.kill()
                 await asyncio.sleep(chance.uniform(0.0, 2.0))
                 await spot.start()
             case Kind.FREEZE | Kind.BLINK:
                 spot.send(signal.SIGSTOP)
-                await asyncio.sleep(long_s if fault.kind is Kind.FREEZE else chance.uniform(0.1, 0.6))
+                await asyncio.sleep(long_s if kind is Kind.FREEZE else chance.uniform(0.1, 0.6))
                 spot.send(signal.SIGCONT)
             case Kind.UNPLUG:
                 assert spot.network is not None
@@ -107,14 +136,16 @@ class Disturber:
                 await spot.network.set_link("up")
             case Kind.CUT | Kind.STALL | Kind.SLOW:
                 assert spot.proxy is not None
-                if fault.kind is Kind.CUT:
+                if kind is Kind.CUT:
                     await spot.proxy.cut()
-                elif fault.kind is Kind.STALL:
+                elif kind is Kind.STALL:
                     spot.proxy.stall()
                 else:
                     spot.proxy.slow(chance.uniform(0.01, 0.05), 200_000)
                 await asyncio.sleep(long_s)
                 spot.proxy.mend()
+            case Kind.HANDOVER:
+                raise AssertionError("a shard cannot be handed over")
 
 
 def _can(kind: Kind, spot: Spot) -> bool:
@@ -125,3 +156,5 @@ def _can(kind: Kind, spot: Spot) -> bool:
             return spot.network is not None
         case Kind.KILL | Kind.FREEZE | Kind.BLINK:
             return True
+        case Kind.HANDOVER:
+            return False

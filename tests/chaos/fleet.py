@@ -56,12 +56,22 @@ class Spot:
 
 @dataclass(slots=True)
 class Fleet:
-    """``without``: reasons why some faults cannot be tried here."""
+    """``without``: reasons why some faults cannot be tried here. ``routers``: all so far, the current one last."""
 
     spots: list[Spot]
-    router: Program
-    url: str
     without: list[str]
+    _router_flags: list[str]
+    _ending: contextlib.AsyncExitStack
+    routers: list[Program] = field(default_factory=list)
+    url: str = ""
+
+    async def start_router(self) -> None:
+        """Start a router, which takes the port over from the one that runs."""
+        started = program("caravan_router", "router", "--port", "0", *self._router_flags)
+        self.routers.append(await self._ending.enter_async_context(started))
+        url = await url_of(self.routers[-1])
+        assert self.url in ("", url), self.routers[-1].text
+        self.url = url
 
     async def standings(self) -> dict[str, str]:
         """Return the state of each shard as the router shows it."""
@@ -95,7 +105,7 @@ class Fleet:
 
     def losses(self) -> list[tuple[float, str]]:
         """Return when the router has given up which address, in seconds of ``time.time``."""
-        found = [_LOST.match(line) for line in self.router.log]
+        found = [_LOST.match(line) for router in self.routers for line in router.log]
         return [(_seconds(one[1]), one[2]) for one in found if one is not None]
 
 
@@ -140,9 +150,8 @@ async def fleet(folder: Path, clients: int) -> AsyncIterator[Fleet]:
         listed = [word for spot in spots for word in ("--shard", spot.address)]
         # A permit that is not returned makes a later request fail. No request is to blame for what happens here.
         limits = ("--max-concurrent-requests", str(clients), "--max-request-losses", "100")
-        router = await stack.enter_async_context(
-            program("caravan_router", "router", "--port", "0", *listed, *shown, *limits)
-        )
-        started = Fleet(spots, router, await url_of(router), [network] if isinstance(network, str) else [])
-        assert await started.wait_until_all_serve(), router.text
+        flags = [*listed, *shown, *limits, "--handover", f"{folder}/handover"]
+        started = Fleet(spots, [network] if isinstance(network, str) else [], flags, stack)
+        await started.start_router()
+        assert await started.wait_until_all_serve(), started.routers[0].text
         yield started

@@ -25,25 +25,41 @@ class Noticed:
 
 
 def match_losses(faults: Iterable[Fault], losses: Sequence[tuple[float, str]]) -> list[Noticed]:
-    """Find for each fault the first loss of its shard from then on. ``losses``: times and addresses."""
-    faults = sorted(faults, key=lambda fault: fault.at)
+    """Find for each fault the first loss of its shard in its time. ``losses``: times and addresses."""
     found = []
     for fault in faults:
+        if fault.spot is None:
+            found.append(Noticed(fault, None))
+            continue
         address = fault.spot.address
-        next_at = min((one.at for one in faults if one.spot is fault.spot and one.at > fault.at), default=float("inf"))
         # The log has milliseconds.
-        times = [at for at, lost in losses if lost == address and fault.at - 0.002 <= at < next_at]
+        ends = fault.mended_at + (NOTICE_S if fault.kind in LOSING else 0.0)
+        times = [at for at, lost in losses if lost == address and fault.at - 0.002 <= at <= ends]
         found.append(Noticed(fault, min(times) - fault.at if times else None))
     return found
 
 
-def late(noticed: Iterable[Noticed], spare_s: float) -> list[str]:
-    """Return the losses that were not noticed within `NOTICE_S` and ``spare_s``."""
-    return [
-        f"{one.fault.kind.name} of {one.fault.spot.name} was noticed after {one.after_s} s"
-        for one in noticed
-        if one.fault.kind in LOSING and (one.after_s is None or one.after_s > NOTICE_S + spare_s)
-    ]
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """This process did not run for ``seconds`` until ``at``, and so others may not have run either."""
+
+    at: float
+    seconds: float
+
+
+def late(noticed: Iterable[Noticed], lags: Sequence[Lag], spare_s: float) -> list[str]:
+    """Return the losses that were not noticed within `NOTICE_S`, ``spare_s`` and the lag of that time."""
+    problems = []
+    for one in noticed:
+        if one.fault.kind in LOSING:
+            at, after_s = one.fault.at, one.after_s
+            if after_s is None:
+                problems.append(f"{one.fault} was not noticed")
+                continue
+            lag_s = sum(lag.seconds for lag in lags if at <= lag.at <= at + after_s + lag.seconds)
+            if after_s > NOTICE_S + lag_s + spare_s:
+                problems.append(f"{one.fault} was noticed after {after_s:.2f} s; lag {lag_s:.2f} s")
+    return problems
 
 
 def worst_pause(fault: Fault, answers: Iterable[Answer], window_s: float) -> float:

@@ -15,5 +15,5 @@ PLAN = Plan(seconds=40, seed=7, clients=6, asks=12, longest=60, spare_s=3.0)
 def test_clients_notice_no_more_than_a_pause_when_shards_and_links_break() -> None:
     outcome = asyncio.run(run(PLAN))
     assert not outcome.problems
-    unplugged = any(fault.spot.network is not None for fault in outcome.faults)
+    unplugged = any(fault.spot is not None and fault.spot.network is not None for fault in outcome.faults)
     assert {fault.kind for fault in outcome.faults} == set(Kind) - (set() if unplugged else {Kind.UNPLUG})

@@ -245,17 +245,3 @@ async def test_a_model_is_forgotten_when_its_addresses_are_gone_for_long(monkeyp
         assert await names(session, running) == ["toy"]
         assert not running.fleet._leaving
         assert len(running.fleet._runs) == 1
-
-
-async def test_a_model_keeps_its_name_whatever_its_file_is_called_elsewhere() -> None:
-    async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
-        (first,) = running.addresses
-        second = await start(running, "copy", "toy-1")
-        await set_list(running, first, second)
-        await running.wait_until_up(2)
-        assert await names(session, running) == ["toy"]
-        await set_list(running, second)
-        await running.wait_until_up(1)
-        await eventually(lambda: running.state(first) is None, "it is forgotten")
-        assert await names(session, running) == ["toy"]
-        assert (await ask(session, running, "toy", "x", 3))["model"] == "toy"
