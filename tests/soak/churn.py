@@ -143,6 +143,8 @@ async def churn(requests: int, seed: int) -> list[str]:
         changed = reported = time.monotonic()
         while not all(client.done() for client in clients):
             await asyncio.sleep(_SAMPLE_S)
+            if router.process.returncode is not None or any(client.done() and client.exception() for client in clients):
+                raise RuntimeError("the router failed:\n" + "\n".join(router.log[-_SHOWN_LINES:]))
             pid = router.process.pid
             samples.append(Sample(tally.answered, resident_bytes(pid), _cpu_s(pid)))
             # The access log would fill the memory.
@@ -160,8 +162,6 @@ async def churn(requests: int, seed: int) -> list[str]:
             if now - reported >= 30:
                 reported = now
                 _say(f"{tally.answered} requests, {len(tally.errors)} errors, {shards.started} shards so far")
-            if router.process.returncode is not None or any(client.done() and client.exception() for client in clients):
-                raise RuntimeError("the router failed:\n" + "\n".join(router.log[-_SHOWN_LINES:]))
     _say(f"{tally.answered} requests, {len(tally.errors)} errors, {shards.started} shards")
     return [*tally.errors[:10], *judge(samples)]
 

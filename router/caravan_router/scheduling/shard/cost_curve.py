@@ -5,10 +5,15 @@ _NODES = 14
 _LARGEST = 1 << (_NODES - 1)
 # Nothing takes no time: else any size would fit.
 _LEAST_S = 1e-6
+# Nothing that is computed at all takes longer.
+_MOST_S = 1e4
 # A disturbed measurement counts as at most so many times the expected one.
 _MOST_SURPRISE = 3.0
 # After so many measurements elsewhere, a size follows them completely.
 _STALE_AFTER = 32
+# After so many, what was learnt of it begins to fade, by this part with each.
+_FADES_AFTER = 256
+_FADING = 1 / 256
 
 
 class CostCurve:
@@ -91,19 +96,34 @@ class CostCurve:
         self._staleness = [staleness + 1 for staleness in self._staleness]
         for other, part, (seconds_before, staleness) in zip(near, (1 - share, share), before, strict=False):
             follows = (1 - part) * min(1.0, staleness / _STALE_AFTER)
-            self._seconds[other] = max(_LEAST_S, seconds_before * (1 + follows * trend) + part * correction)
+            # Added, so that a size of which nothing is known comes near at once; taken away in proportion, so that one
+            # of the two does not pay for the error of both.
+            change_s = part * correction if correction > 0 else seconds_before * max(-0.5, part * correction / expected)
+            self._seconds[other] = max(_LEAST_S, seconds_before * (1 + follows * trend) + change_s)
             self._staleness[other] = (1 - part) * (staleness + 1)
         self._straighten(node if share < 0.5 else node + 1)
 
     def _straighten(self, right: int) -> None:
-        """Let no size take less than a smaller one. The entry ``right`` stays."""
-        table = self._seconds
+        """Let no size take less than a smaller one. The entry ``right`` stays.
+
+        Sizes that are not measured follow the errors of others, which would add up over thousands of steps. So they
+        also go a small part of the way to a cost in proportion with that of their neighbours.
+        """
+        table, staleness = self._seconds, self._staleness
         for node in range(right + 1, _NODES):
-            if table[node] < table[node - 1]:
-                table[node] = table[node - 1]
+            before = table[node - 1]
+            if staleness[node] > _FADES_AFTER:
+                table[node] += _FADING * (2 * before - table[node])
+            if table[node] < before:
+                table[node] = before
+            elif table[node] > _MOST_S:
+                table[node] = _MOST_S
         for node in range(right - 1, -1, -1):
-            if table[node] > table[node + 1]:
-                table[node] = table[node + 1]
+            behind = table[node + 1]
+            if staleness[node] > _FADES_AFTER:
+                table[node] += _FADING * (0.5 * behind - table[node])
+            if table[node] > behind:
+                table[node] = behind
             if table[node] < _LEAST_S:
                 table[node] = _LEAST_S
 

@@ -1,5 +1,8 @@
 """The table of seconds by size."""
 
+import math
+import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -111,3 +114,21 @@ def test_it_never_falls_and_what_fits_is_within(measured: list[tuple[int, float,
     assert made.seconds(fits) <= max(0.0, seconds) * (1 + 1e-9)
     assert made.seconds(fits + 2) > seconds * (1 - 1e-9)
     assert made.size_within(seconds, 1e-3) <= fits
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 2, 3, 4, 5, 6, 7, 8), (4, 80), (20, 30, 40, 50, 60, 70, 80), (16, 64), (3, 5, 7)]
+)
+@pytest.mark.parametrize("spread", [0.3, 0.8])
+def test_errors_do_not_add_up_over_days(sizes: Sequence[int], spread: float) -> None:
+    """A hundred thousand steps of a few sizes, with noise: all stay near the truth, and no other size runs away."""
+    source = random.Random(f"{sizes} {spread}")
+    made = CostCurve(newest=0.2, fixed=4.0)
+    mean = math.exp(spread**2 / 2)
+    for step in range(100_000):
+        size = source.choice(sizes)
+        made.observe(size, 1e-4 * (4 + size) * source.lognormvariate(0, spread))
+        if step % 1_000 == 999:
+            assert made.seconds(8192) < 100 * 1e-4 * 8192
+    for size in sizes:
+        assert 0.2 < made.seconds(size) / (1e-4 * (4 + size) * mean) < 3, size
