@@ -17,7 +17,7 @@ _PATIENCE_S = 5.0
 # What a shard that drains keeps of ended sequences moves as far as that takes no longer, in seconds.
 _PREFIXES_S = 2.0
 # A sequence that goes on from its cells keeps its text to the bit, which is worth so many seconds.
-_SAME_TEXT_S = 0.1
+_SAME_TEXT_S = 0.5
 # A request that waits has at most so many transfers, lest its prefix follows it from shard to shard.
 MOST_FETCHES = 2
 
