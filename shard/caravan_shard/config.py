@@ -57,6 +57,11 @@ class ShardConfig:
         "GPUs to use, by the names that --list-devices prints, separated by commas; none = the CPU alone [all GPUs]",
         "-dev",
     )
+    rpc: str = flag(
+        "",
+        "rpc-servers of llama.cpp whose devices hold layers too: host:port, separated by commas; they check nobody, so "
+        "only in a trusted network",
+    )
     split_mode: str = flag(
         "layer",
         "how several GPUs share the model: by whole layers, by rows or tensors of each layer, or not (none)",
@@ -159,6 +164,10 @@ class ShardConfig:
         parts = self.proportions
         if parts and not (min(parts) >= 0 and 0 < sum(parts) < math.inf):
             raise ValueError(f"tensor-split must have proportions >= 0, one of them > 0. Given: {self.tensor_split!r}")
+        if self.rpc_servers and not self.uses_gpus:
+            raise ValueError("rpc-servers would hold no layer: pass -ngl, and no --device none")
+        if self.rpc_servers and self.split_mode not in {"layer", "none"}:
+            raise ValueError(f"rpc-servers hold whole layers: pass -sm layer. Given: {self.split_mode}")
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
@@ -204,6 +213,11 @@ class ShardConfig:
         if not self.device:
             return None
         return [] if self.device == "none" else [name.strip() for name in self.device.split(",")]
+
+    @property
+    def rpc_servers(self) -> list[str]:
+        """The addresses that --rpc names; raises ValueError."""
+        return parse_rpc_servers(self.rpc)
 
     @property
     def proportions(self) -> list[float]:
@@ -252,6 +266,18 @@ class ShardConfig:
     def batch_threads(self) -> int:
         """Threads for every other step."""
         return self.threads_batch or self.decode_threads
+
+
+def parse_rpc_servers(text: str) -> list[str]:
+    """Return the addresses in the value of --rpc; raises ValueError."""
+    servers = [server.strip() for server in text.split(",")] if text else []
+    for server in servers:
+        host, _, port = server.partition(":")
+        if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise ValueError(f"rpc must be host:port with commas, without IPv6. Given: {text!r}")
+    if len(set(servers)) < len(servers):
+        raise ValueError(f"rpc has a server twice. Given: {text!r}")
+    return servers
 
 
 def physical_cores() -> int:

@@ -60,8 +60,8 @@ def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[
     )
 
 
-class ModelsError(ValueError):
-    """The models cannot be served together."""
+class ServeError(ValueError):
+    """The models, or the flags of the shards, do not go together."""
 
 
 def split_models(flags: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -80,12 +80,22 @@ def split_models(flags: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def check_models(models: Sequence[str], flags: Sequence[str]) -> None:
-    """Require that several models can be told apart, and that ``flags`` suit all of them. Raises ModelsError."""
+    """Require that several models can be told apart, and that ``flags`` suit all of them. Raises ServeError."""
     names = [Path(model).name for model in models]
     if len(set(names)) < len(names):
-        raise ModelsError(f"each --model needs a file name of its own. Given: {', '.join(models)}")
+        raise ServeError(f"each --model needs a file name of its own. Given: {', '.join(models)}")
     if len(models) > 1 and any(flag.partition("=")[0] == "--lora" for flag in flags):
-        raise ModelsError("an adapter belongs to one model: --lora needs a single --model")
+        raise ServeError("an adapter belongs to one model: --lora needs a single --model")
+
+
+def check_rpc(shards: int, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Require that no rpc-server is named for several shards, since it serves one client at a time.
+
+    Raises ServeError.
+    """
+    given = {flag.partition("=")[0] for flag in flags}
+    if shards > 1 and ("--rpc" in given or environment.get("CARAVAN_RPC")):
+        raise ServeError(f"an rpc-server serves one shard at a time: --rpc needs a single shard. Given: {shards}")
 
 
 def host_shares(shards: int, flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -136,6 +146,7 @@ async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str
     # Without a flag, shards find their model in the environment.
     of_models = [["--model", model] for model in models] or [[]]
     total = len(of_models) * serve.shards
+    check_rpc(total, shard_flags, os.environ)
     flags = [*host_shares(total, shard_flags, os.environ), *shard_flags]
     devices = device_shares(find_devices(total, shard_flags, os.environ), total)
     shards = [
@@ -173,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         try:
             uvloop.run(_serve(serve, router, shard_flags, Path(folder)))
-        except* ModelsError as errors:
+        except* ServeError as errors:
             problem = str(errors.exceptions[0])
         except* ShardStartError:
             problem = "a shard could not start; its message is above"

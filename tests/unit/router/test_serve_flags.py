@@ -3,7 +3,7 @@
 import pytest
 
 from caravan_proto.flags import load
-from caravan_router.serve.cli import ModelsError, _parse, check_models, split_models
+from caravan_router.serve.cli import ServeError, _parse, check_models, check_rpc, split_models
 from caravan_shard.config import ShardConfig
 
 
@@ -34,7 +34,15 @@ def test_models_that_cannot_be_told_apart_are_refused() -> None:
     check_models([], ["--lora", "x.gguf"])
     check_models(["a/x.gguf"], ["--lora", "x.gguf"])
     check_models(["a/x.gguf", "a/y.gguf"], ["-np", "4"])
-    with pytest.raises(ModelsError, match=r"a file name of its own\. Given: a/x\.gguf, b/x\.gguf"):
+    with pytest.raises(ServeError, match=r"a file name of its own\. Given: a/x\.gguf, b/x\.gguf"):
         check_models(["a/x.gguf", "b/x.gguf"], [])
-    with pytest.raises(ModelsError, match="--lora needs a single --model"):
+    with pytest.raises(ServeError, match="--lora needs a single --model"):
         check_models(["x.gguf", "y.gguf"], ["--lora=z.gguf"])
+
+
+def test_rpc_servers_are_for_a_single_shard() -> None:
+    check_rpc(1, ["--rpc", "a:1"], {"CARAVAN_RPC": "a:1"})
+    check_rpc(2, ["-np", "4"], {"CARAVAN_RPC": ""})
+    for flags, environment in ((["--rpc=a:1"], {}), (["--rpc", "a:1"], {}), ([], {"CARAVAN_RPC": "a:1"})):
+        with pytest.raises(ServeError, match=r"--rpc needs a single shard\. Given: 2"):
+            check_rpc(2, flags, environment)

@@ -66,6 +66,13 @@ def test_what_is_not_there_cannot_be_chosen(flags: dict[str, Any], says: str) ->
     assert says in str(caught.value)
 
 
+def test_more_devices_than_llama_cpp_has_room_for_are_refused() -> None:
+    devices = [Device(f"RPC{number}", "a server", 8 << 30, 0x1000 + number) for number in range(16)]
+    with pytest.raises(StartupError, match=r"fewer than 16 devices\. There are 16: pass --device"):
+        placed(devices, rpc="a:1", gpu_layers=-1)
+    assert len(handles(placed(devices, gpu_layers=-1, device="RPC3,RPC15"))) == 2
+
+
 @pytest.mark.parametrize("text", ["1,x", "-1,2", "0,0", "nan", "inf,1"])
 def test_proportions_must_be_numbers(text: str) -> None:
     with pytest.raises(ValueError, match="tensor-split"):

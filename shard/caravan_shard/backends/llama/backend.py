@@ -19,7 +19,7 @@ from caravan_shard.backends.llama.attention import is_worth_leaving, step_second
 from caravan_shard.backends.llama.batch import LlamaBatch
 from caravan_shard.backends.llama.calls import split_calls
 from caravan_shard.backends.llama.context import Contexts, OpenContext
-from caravan_shard.backends.llama.devices import ModelPlacement, find_devices
+from caravan_shard.backends.llama.devices import ModelPlacement, first_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.log import route_llama_log
@@ -57,8 +57,7 @@ class LlamaCppBackend:
         started = monotonic()
         _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
         route_llama_log()
-        llama_cpp.llama_backend_init()
-        self._model = load_model(path, ModelPlacement(config, find_devices()))
+        self._model = load_model(path, ModelPlacement(config, first_devices(config.rpc_servers)))
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocabulary = LlamaVocabulary(vocab)
         self._adapters = LlamaAdapters(self._model, config.adapters)

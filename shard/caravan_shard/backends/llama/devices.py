@@ -1,13 +1,17 @@
 """Which accelerators hold the layers of the model, and in which proportions."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp
-from llama_cpp._ggml import libggml
+
+# llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
+from llama_cpp.llama_cpp import _lib as libggml
 
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.rpc import add_rpc_servers
 from caravan_shard.config import ShardConfig
 
 _SPLIT_MODES = {
@@ -30,19 +34,22 @@ class Device:
     handle: Any
 
 
-def first_devices() -> list[Device]:
-    """Initialize llama.cpp, and return the accelerators that it can use."""
+def first_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
+    """Initialize llama.cpp, and return the accelerators of this host and of ``rpc_servers``. Raises StartupError."""
     llama_cpp.llama_backend_init()
+    add_rpc_servers(rpc_servers)
     return find_devices()
 
 
 def find_devices() -> list[Device]:
-    """Return the accelerators that llama.cpp, which must be initialized, can use, in its order."""
+    """Return the accelerators that llama.cpp, which must be initialized, can use, in the order in which it does."""
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     handles = [libggml.ggml_backend_dev_get(index) for index in range(libggml.ggml_backend_dev_count())]
-    return [_device(handle) for handle in handles if _type(handle) in _GPU_TYPES]
+    devices = [_device(handle) for handle in handles if _type(handle) in _GPU_TYPES]
+    # llama.cpp gives the first layers to rpc-servers, but registers them last.
+    return sorted(devices, key=lambda device: not device.name.startswith("RPC"))
 
 
 def _type(handle: Any) -> int:
@@ -82,6 +89,8 @@ class ModelPlacement:
                 f"Given: {config.tensor_split}"
             )
         most = int(llama_cpp.llama_max_devices())
+        if len(used) >= most:
+            raise StartupError(f"llama.cpp uses fewer than {most} devices. There are {len(used)}: pass --device")
         self._proportions = (ctypes.c_float * most)(*proportions) if proportions else None
 
     @staticmethod
