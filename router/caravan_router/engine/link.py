@@ -10,29 +10,22 @@ import contextlib
 import logging
 import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, assert_never
 
 from caravan_proto.channel import is_tcp
 from caravan_proto.errors import ShardError
 from caravan_router.core.shards import ShardStanding, ShardState
-from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
-from caravan_router.engine.observer import EngineObserver, Method
+from caravan_router.engine.client import ShardClient, ShardRpcError
+from caravan_router.engine.command_runner import CommandRunner, Home, Session
 from caravan_router.engine.pace import StepPace
 from caravan_router.engine.security import ShardTls, find_tls_problem
 from caravan_router.engine.shard_info import ShardInfo
-from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.scheduling.actions import Command, Fetch
 from caravan_router.scheduling.events import (
-    CommandEnded,
-    Event,
-    Fetched,
     ShardDraining,
     ShardJoined,
     ShardLost,
-    StepOutcome,
-    Stepped,
 )
 
 _log = logging.getLogger(__name__)
@@ -78,15 +71,6 @@ class LinkConfig:
     tls: ShardTls | None = None
 
 
-class Home(Protocol):
-    """The engine of a shard's model, which gets the shard's events."""
-
-    @property
-    def observer(self) -> EngineObserver: ...
-
-    def post(self, event: Event) -> None: ...
-
-
 class _SessionError(Exception):
     """Why a session with the shard ended or could not start, apart from a failed call."""
 
@@ -101,13 +85,6 @@ class _InsecureError(_SessionError):
 
 class _DrainedError(_SessionError):
     """The shard drained as planned, and has ended or is another router's."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    command: Command
-    replies: AsyncIterator[Sequence[Reply]]
-    at: float
 
 
 class ShardLink:
@@ -139,15 +116,11 @@ class ShardLink:
         self.wanted_by: int | None = None
         # The shard drains because another router takes it over.
         self.yields = False
-        self._commands: asyncio.Queue[Command] = asyncio.Queue()
-        # Transfers to the shard, each with the epoch of the other shard's lease.
-        self._fetches: asyncio.Queue[tuple[Fetch, int]] = asyncio.Queue()
+        # None while the shard is not leased.
+        self._runner: CommandRunner | None = None
         # Nothing of the shard, which drains, is needed any more.
         self._drained = asyncio.Event()
-        # Commands that the shard has and has not ended.
-        self._under_way: deque[Command] = deque()
         self._pace = self._new_pace()
-        self._last_step_end = 0.0
         # Incarnation of the shard and number of its steps when it last reported.
         self._reported: tuple[str, int] | None = None
         # Incarnation and epoch of the last lease this router held; None before the first.
@@ -165,12 +138,14 @@ class ShardLink:
         return 0 if self.lease is None else self.lease[1]
 
     def send(self, command: Command) -> None:
-        """Queue ``command``; a running Decode yields to it."""
-        self._commands.put_nowait(command)
+        """Queue ``command`` for the leased shard; a running Decode yields to it."""
+        if self._runner is not None:
+            self._runner.send(command)
 
     def fetch(self, fetch: Fetch, source_epoch: int) -> None:
         """Queue a transfer to this shard, beside its commands. ``source_epoch``: of the other shard's lease."""
-        self._fetches.put_nowait((fetch, source_epoch))
+        if self._runner is not None:
+            self._runner.fetch(fetch, source_epoch)
 
     def give_back(self) -> None:
         """End the lease of the shard, which has drained."""
@@ -255,10 +230,8 @@ class ShardLink:
         self.wanted_by, self.yields = None, False
         if self.client is not None:
             self.client = None
-            self._commands = asyncio.Queue()
-            self._fetches = asyncio.Queue()
+            self._runner = None
             self._drained.clear()
-            self._under_way.clear()
             self._home.observer.shard_gone(self.address)
             self._home.post(ShardLost(self.address))
 
@@ -278,6 +251,7 @@ class ShardLink:
             epoch = await self._take(client, info)
             self.client = client
             runs = await client.saved_runs()
+            self._runner = runner = CommandRunner(self._make_session(client, epoch), self._pace)
             self._home.post(ShardJoined(self.address, info.limits, runs, survived))
             self._become(ShardState.SERVING)
             if self.retired:
@@ -288,9 +262,9 @@ class ShardLink:
             )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._renew(client, epoch))
-                tasks.create_task(self._watch(client, info))
-                tasks.create_task(self._carry_out(client, epoch))
-                tasks.create_task(self._carry_fetches(client, epoch))
+                tasks.create_task(self._watch(client, info, runner))
+                tasks.create_task(runner.run_commands())
+                tasks.create_task(runner.run_fetches())
                 tasks.create_task(self._give_back(client, epoch))
         except asyncio.CancelledError:
             # This router ends. Neither the next one nor a shard that drains has to wait until the lease expires.
@@ -301,6 +275,10 @@ class ShardLink:
             raise
         finally:
             await client.close()
+
+    def _make_session(self, client: ShardClient, epoch: int) -> Session:
+        hostname = "" if self._config.tls is None else self._config.tls.hostname
+        return Session(address=self.address, client=client, epoch=epoch, home=self._home, hostname=hostname)
 
     async def _make_client(self) -> ShardClient:
         config = self._config
@@ -354,28 +332,13 @@ class ShardLink:
             await asyncio.sleep(self._config.lease_ttl_s * _RENEWED_AFTER)
             await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s)
 
-    async def _carry_fetches(self, client: ShardClient, epoch: int) -> None:
-        """Carry out transfers one after another, as the shard does."""
-        hostname = "" if self._config.tls is None else self._config.tls.hostname
-        while True:
-            fetch, source_epoch = await self._fetches.get()
-            began = time.monotonic()
-            try:
-                fetched = await client.fetch_runs(fetch, epoch, source_epoch, hostname)
-            except ShardRpcError as error:
-                _log.warning("a transfer failed", extra={"shard": self.address, "reason": str(error)})
-                fetched = (False,) * len(fetch.keys)
-            self._home.observer.fetched(fetch.size_bytes, complete=all(fetched))
-            seconds = time.monotonic() - began
-            self._home.post(Fetched(transfer_id=fetch.transfer_id, fetched=fetched, seconds=seconds))
-
     async def _give_back(self, client: ShardClient, epoch: int) -> None:
         """Wait until the shard has drained, and end the session with its lease."""
         await self._drained.wait()
         await client.give_back(self._config.router_id, epoch)
         raise _DrainedError("it has drained")
 
-    async def _watch(self, client: ShardClient, info: ShardInfo) -> None:
+    async def _watch(self, client: ShardClient, info: ShardInfo, runner: CommandRunner) -> None:
         """Note that the shard drains. Raise once it ends, reports nothing, or completes no step for too long."""
         heartbeat_s = self._config.heartbeat_s
         last_steps, still_s, heard_at, draining = -1, 0.0, time.monotonic(), False
@@ -393,79 +356,8 @@ class ShardLink:
                 still_s = still_s + since_s if stands_still else 0.0
                 last_steps = status.steps
                 self._reported = (info.incarnation, status.steps)
-                if still_s > self._longest_step_s(client, heard_at - still_s):
+                if still_s > (runner.longest_step_s(heard_at - still_s) or self._config.step_timeout_s):
                     raise _SessionError(f"no step completed for {still_s:.1f} s")
         # The last replies may still be on their way.
-        await self._commands.join()
+        await runner.finish()
         raise _DrainedError("the shard ended") if draining else _SessionError("the shard ended")
-
-    def _longest_step_s(self, client: ShardClient, began: float) -> float:
-        """Return how long the shard may take for the step that ``began`` then."""
-        if client.embedding or not all(isinstance(command, Prefill | Decode) for command in self._under_way):
-            # Texts are embedded between steps; commands that copy cells are no steps.
-            return self._config.step_timeout_s
-        return self._pace.limit_s(max(map(_tokens, self._under_way), default=0), began)
-
-    async def _carry_out(self, client: ShardClient, epoch: int) -> None:
-        """Send commands in order. The next is sent while the last one runs, so that the shard need not wait for it."""
-        commands = self._commands
-
-        async def start_next() -> _Sent:
-            command = await commands.get()
-            self._under_way.append(command)
-            sent_at = time.monotonic()
-            return _Sent(command, await client.start(command, epoch), sent_at)
-
-        current = await start_next()
-        while True:
-            successor = asyncio.create_task(start_next())
-            try:
-                await self._collect(current)
-                commands.task_done()
-                self._under_way.popleft()
-                current = await successor
-            finally:
-                successor.cancel()
-                # Retrieve its result, so that a failure of both is reported once.
-                await asyncio.gather(successor, return_exceptions=True)
-
-    async def _collect(self, sent: _Sent) -> None:
-        """Post the replies to a command and its end."""
-        # Time in which the shard had no command is not overhead.
-        self._last_step_end = max(self._last_step_end, sent.at)
-        async for replies in sent.replies:
-            self._observe(sent.command, replies)
-            for reply in replies:
-                self._home.post(reply)
-        if isinstance(sent.command, FilterBatch):
-            self._home.observer.filtered(time.monotonic() - sent.at)
-        self._home.post(CommandEnded(self.address, sent.command.command_id))
-
-    def _observe(self, command: Command, replies: Sequence[Reply]) -> None:
-        steps = [reply for reply in replies if isinstance(reply, Stepped)]
-        if not steps:
-            return
-        method = Method.DECODE if isinstance(command, Decode) else Method.PREFILL
-        tokens = max(1, _tokens(command))
-        now = time.monotonic()
-        elapsed, self._last_step_end = now - self._last_step_end, now
-        overhead_s = max(0.0, elapsed - sum(step.forward_s for step in steps)) / len(steps)
-        for step in steps:
-            if step.outcome is StepOutcome.OK:
-                self._home.observer.step(step, method, overhead_s=overhead_s)
-                self._pace.note(tokens, step.seconds, now)
-            else:
-                self._home.observer.step_failed(method)
-
-
-def _tokens(command: Command) -> int:
-    """Return the number of tokens of each step of ``command``; 0 if it is no step."""
-    match command:
-        case Prefill():
-            return sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
-        case Decode():
-            return len(command.sequence_ids)
-        case FilterBatch() | Save() | Load() | SetLayout():
-            return 0
-        case _:
-            assert_never(command)

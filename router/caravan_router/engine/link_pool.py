@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from caravan_router.core.shards import ShardState
+from caravan_router.engine.command_runner import Home
 from caravan_router.engine.discovery import Discovery, ShardSource
-from caravan_router.engine.link import Home, LinkConfig, ShardLink
+from caravan_router.engine.link import LinkConfig, ShardLink
 from caravan_router.engine.shard_info import ShardInfo
 
 _log = logging.getLogger(__name__)

@@ -51,10 +51,10 @@ class ShardProcess:
                 raise ShardStartError(self.name)
             if time.monotonic() - started > _STABLE_S:
                 backoff_s = _FIRST_BACKOFF_S
-            _log.warning(
-                "shard died, starting it again",
-                extra={"shard": self.name, "exit": _exit_name(code), "in_s": backoff_s},
-            )
+            # It has drained if it ends without an error.
+            level, what = (logging.INFO, "ended") if code == 0 else (logging.WARNING, "died")
+            extra = {"shard": self.name, "exit": _exit_name(code), "in_s": backoff_s}
+            _log.log(level, "shard %s, starting it again", what, extra=extra)
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 

@@ -1,0 +1,161 @@
+"""Carries out the commands and transfers of one session with a shard, and posts their results."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
+from caravan_router.engine.observer import EngineObserver, Method
+from caravan_router.engine.pace import StepPace
+from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.scheduling.events import CommandEnded, Event, Fetched, StepOutcome, Stepped
+
+_log = logging.getLogger(__name__)
+
+
+class Home(Protocol):
+    """What a shard works for: the engine of its model, which gets its events."""
+
+    @property
+    def observer(self) -> EngineObserver: ...
+
+    def post(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A shard while the router holds its lease of ``epoch``. ``hostname``: see `ShardTls`."""
+
+    address: str
+    client: ShardClient
+    epoch: int
+    home: Home
+    hostname: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    command: Command
+    replies: AsyncIterator[Sequence[Reply]]
+    at: float
+
+
+class CommandRunner:
+    """Sends what is queued, in order; notes in ``pace`` what steps take."""
+
+    def __init__(self, session: Session, pace: StepPace) -> None:
+        self._session = session
+        self._pace = pace
+        self._commands: asyncio.Queue[Command] = asyncio.Queue()
+        # Transfers to the shard, each with the epoch of the other shard's lease.
+        self._fetches: asyncio.Queue[tuple[Fetch, int]] = asyncio.Queue()
+        # Commands that the shard has and has not ended.
+        self._under_way: deque[Command] = deque()
+        self._last_step_end = 0.0
+
+    def send(self, command: Command) -> None:
+        """Queue ``command``; a running Decode yields to it."""
+        self._commands.put_nowait(command)
+
+    def fetch(self, fetch: Fetch, source_epoch: int) -> None:
+        """Queue a transfer to this shard, beside its commands. ``source_epoch``: of the other shard's lease."""
+        self._fetches.put_nowait((fetch, source_epoch))
+
+    async def finish(self) -> None:
+        """Wait until every command has ended."""
+        await self._commands.join()
+
+    def longest_step_s(self, began: float) -> float | None:
+        """Return how long the shard may take for the step that ``began`` then; None if what it does is no step."""
+        if self._session.client.embedding or not all(isinstance(one, Prefill | Decode) for one in self._under_way):
+            # Texts are embedded between steps; commands that copy cells are no steps.
+            return None
+        return self._pace.limit_s(max(map(_tokens, self._under_way), default=0), began)
+
+    async def run_fetches(self) -> None:
+        """Carry out transfers one after another, as the shard does, until cancelled."""
+        session = self._session
+        while True:
+            fetch, source_epoch = await self._fetches.get()
+            began = time.monotonic()
+            try:
+                fetched = await session.client.fetch_runs(fetch, session.epoch, source_epoch, session.hostname)
+            except ShardRpcError as error:
+                _log.warning("a transfer failed", extra={"shard": session.address, "reason": str(error)})
+                fetched = (False,) * len(fetch.keys)
+            session.home.observer.fetched(fetch.size_bytes, complete=all(fetched))
+            seconds = time.monotonic() - began
+            session.home.post(Fetched(transfer_id=fetch.transfer_id, fetched=fetched, seconds=seconds))
+
+    async def run_commands(self) -> None:
+        """Send commands in order, until cancelled; the next while the last one runs, so that the shard need not wait.
+
+        Raises ShardRpcError.
+        """
+        commands, session = self._commands, self._session
+
+        async def start_next() -> _Sent:
+            command = await commands.get()
+            self._under_way.append(command)
+            sent_at = time.monotonic()
+            return _Sent(command, await session.client.start(command, session.epoch), sent_at)
+
+        current = await start_next()
+        while True:
+            successor = asyncio.create_task(start_next())
+            try:
+                await self._collect(current)
+                commands.task_done()
+                self._under_way.popleft()
+                current = await successor
+            finally:
+                successor.cancel()
+                # Retrieve its result, so that a failure of both is reported once.
+                await asyncio.gather(successor, return_exceptions=True)
+
+    async def _collect(self, sent: _Sent) -> None:
+        """Post the replies to a command and its end."""
+        home = self._session.home
+        # Time in which the shard had no command is not overhead.
+        self._last_step_end = max(self._last_step_end, sent.at)
+        async for replies in sent.replies:
+            self._observe(sent.command, replies)
+            for reply in replies:
+                home.post(reply)
+        if isinstance(sent.command, FilterBatch):
+            home.observer.filtered(time.monotonic() - sent.at)
+        home.post(CommandEnded(self._session.address, sent.command.command_id))
+
+    def _observe(self, command: Command, replies: Sequence[Reply]) -> None:
+        steps = [reply for reply in replies if isinstance(reply, Stepped)]
+        if not steps:
+            return
+        method = Method.DECODE if isinstance(command, Decode) else Method.PREFILL
+        tokens = max(1, _tokens(command))
+        now = time.monotonic()
+        elapsed, self._last_step_end = now - self._last_step_end, now
+        overhead_s = max(0.0, elapsed - sum(step.forward_s for step in steps)) / len(steps)
+        observer = self._session.home.observer
+        for step in steps:
+            if step.outcome is StepOutcome.OK:
+                observer.step(step, method, overhead_s=overhead_s)
+                self._pace.note(tokens, step.seconds, now)
+            else:
+                observer.step_failed(method)
+
+
+def _tokens(command: Command) -> int:
+    """Return the number of tokens of each step of ``command``; 0 if it is no step."""
+    match command:
+        case Prefill():
+            return sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
+        case Decode():
+            return len(command.sequence_ids)
+        case FilterBatch() | Save() | Load() | SetLayout():
+            return 0
+        case _:
+            assert_never(command)
