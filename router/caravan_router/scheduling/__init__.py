@@ -62,7 +62,8 @@ shard takes a `shard.account.ShardAccount`, of which the ledger is the writable 
                                                                 the scheduler
     which requests exist, wait or stay; what is charged         state.SchedulerState
     order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
-    which shards could take a request                           planning.openings.Openings
+    which shards could take a request; how long one waits for   planning.openings.Openings
+    its prefix
     the leased shards; output tokens and losses of a sequence   scheduler.Scheduler
     what the next command of a shard carries                    planning.step_plan.StepPlan
     actions of this call, in order                              outbox.Outbox
@@ -84,6 +85,7 @@ After events, for the shards that have changed and have nothing under way, or on
         it has a place:            the shard's step plan takes it, with a first chunk of its prompt, unless it is
                                    faster to fetch what another shard has saved of it: then it waits for that
         its prefix is on its way:  it is passed over
+        a busy shard has its prefix, and waiting for that costs less than computing it: it is set aside until then
         it has none, and is first: preempt lower priorities where that helps; then admit nobody else
         it has none:               lower priorities wait too; others go before it at most `max_bypass` times
     for each shard that has changed or got a request:
@@ -95,9 +97,14 @@ What a plan looks at
 A plan looks at what changed. While shards are full, its cost depends neither on their number nor on the length of the
 queue; a request that finds several shards open is compared with what each of them has.
 
+Costs are seconds, by what was measured of each shard: computing what is not cached, sharing the shard with others, and
+waiting. A request waits for the shard that has its prefix (`planning.shard_lines`) while that costs less than computing
+the prefix elsewhere, which delays everybody there. So a prefix stays where it is, moves when its shard is full, and is
+on several shards when many ask for it.
+
 - Events note which shards changed, and where a request may start by that (`SchedulerState.note_change`). `Openings`
-  keeps the shards that can take a request, the prompts under way by hashes of their beginnings, and the shards that are
-  free after the step under way.
+  keeps the shards that can take a request, the prompts under way and the shards that hold a prefix by hashes of
+  beginnings, and the shards that are free after the step under way.
 - The queue merges its order from lines that are sorted, as far as it is read. `Admission` reads it while a shard is
   open, and stops behind 64 requests without a place.
 - What was found stays known until it changes: the match of a prompt until the shard's tree changes, that a shard has no
@@ -111,7 +118,8 @@ Where a new rule goes
     who goes first; who gets how much       waiting.queue.WaitingQueue.ordered; waiting.fair_share
     when a request is too late              waiting.deadlines
     whether there is room for one more      planning.forecast
-    which shard takes a request             planning.placement
+    which shard takes a request, and what   planning.placement; planning.openings
+    waiting costs
     which shards and requests are looked at planning.openings; planning.admission
     what one step carries, and how much     planning.step_plan; planning.chunking
     who gives way to whom, and how          planning.preemption

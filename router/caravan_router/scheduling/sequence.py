@@ -7,9 +7,8 @@ from caravan_router.core.generation import GenerationSpec
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 from caravan_router.scheduling.shard.prefix_tree import Match, PrefixTree
 
-# The length of the shortest landmark, in tokens, and the ratio of the lengths of two neighbours.
-LANDMARK_TOKENS = 16
-LANDMARK_GROWTH = 4
+# The length of the shortest landmark, in tokens. Each has twice the length of the one before.
+_LANDMARK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,9 @@ class Sequence:
     # What shards hold of it, by name, with the tree and the version in which this was found, while it waits.
     matches: dict[str, tuple[PrefixTree, int, Match]] = field(default_factory=dict)
     keys: PrefixKeys = field(init=False)
-    _landmarks: tuple[int, ...] = ()
+    # It no longer passes over an open shard for a busy one that has its prefix; None if it never did.
+    patient_until_s: float | None = None
+    _landmarks: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
@@ -108,18 +109,18 @@ class Sequence:
         """Whether logprobs of its prompt are missing, so that all of the prompt must be computed."""
         return self.spec.prompt_logprobs and self.prompt_logprobs_delivered < len(self.spec.prompt)
 
-    @property
-    def landmarks(self) -> tuple[int, ...]:
-        """Hashes of prefixes of its prompt, each `LANDMARK_GROWTH` times as long as the one before."""
-        if not self._landmarks:
-            prompt, namespace = self.spec.prompt, self.request.prefix_namespace
-            lengths = []
-            length = LANDMARK_TOKENS
-            while length <= len(prompt):
-                lengths.append(length)
-                length *= LANDMARK_GROWTH
-            self._landmarks = tuple(hash((namespace, prompt[:length])) for length in lengths)
-        return self._landmarks
+    def landmarks(self, length: int) -> tuple[int, ...]:
+        """Return hashes of prefixes of 16, 32, 64, ... of its first ``length`` tokens, which are known.
+
+        Equal hashes of the same place are equal prefixes, practically. They differ from process to process.
+        """
+        count = (length // _LANDMARK_TOKENS).bit_length()
+        known = self._landmarks
+        while len(known) < count:
+            before = known[-1] if known else hash(self.request.prefix_namespace)
+            end = _LANDMARK_TOKENS << len(known)
+            known.append(hash((before, self.tokens(end // 2 if known else 0, end))))
+        return tuple(known[:count])
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the known tokens at positions [start, stop)."""

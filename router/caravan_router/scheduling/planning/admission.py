@@ -12,10 +12,8 @@ from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.queue import MOST_READ, NotNow
 
-# A plan looks for places for at most so many requests, and lets at most so many wait for an emptier shard, as most of
-# those behind them would. Nobody behind them starts before the next plan.
+# A plan looks for places for at most so many requests. Nobody behind them starts before the next plan.
 _MOST_ASKED = 64
-_MOST_POSTPONED = 2
 
 
 class StepPlans:
@@ -60,7 +58,7 @@ class Admission:
         known = self._answers.get(request_id)
         if known is not None:
             return known
-        if self._asked >= _MOST_ASKED or openings.postponed >= _MOST_POSTPONED or len(self._answers) >= MOST_READ:
+        if self._asked >= _MOST_ASKED or len(self._answers) >= MOST_READ:
             return NotNow.NOBODY
         if sequence.spec.priority < self._blocked:
             # Else what was preempted for a higher priority would take its place back.

@@ -27,13 +27,21 @@ class OutputLengths:
     def __init__(self, window: int = 512) -> None:
         self._newest: deque[int] = deque(maxlen=window)
         self._sorted: list[int] = []
+        self._sum = 0
 
     def observe(self, length: int) -> None:
         """Learn from a request that ended after ``length`` output tokens."""
+        self._sum += length
         if len(self._newest) == self._newest.maxlen:
+            self._sum -= self._newest[0]
             del self._sorted[bisect.bisect_left(self._sorted, self._newest[0])]
         self._newest.append(length)
         bisect.insort(self._sorted, length)
+
+    @property
+    def mean(self) -> float:
+        """The mean number; 0 if too few are known."""
+        return self._sum / len(self._newest) if len(self._newest) >= _FEWEST_RECORDS else 0.0
 
     def expected(self, generated: int, most: int) -> int:
         """Return how many output tokens a request will have in all that has ``generated`` of at most ``most``.

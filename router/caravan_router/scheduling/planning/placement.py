@@ -10,13 +10,13 @@ from caravan_router.scheduling.planning.step_plan import StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_tree import Match, common_length
+from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, common_length
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
 from caravan_router.scheduling.waiting.queue import NotNow
 
-# What sharing a shard with one more sequence costs a request, in prompt tokens that could be computed in that time.
-_TOKENS_PER_RESIDENT = 64
+# A request waits for prompts under way at most so many times as long as computing all of it would take.
+_MOST_WAIT = 2.0
 # A shorter prefix is computed again rather than waited for.
 _LEAST_PREFIX_TO_WAIT_FOR = 16
 
@@ -38,41 +38,43 @@ class Place:
 def choose(openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], sequence: Sequence) -> Place | NotNow:
     """Return where ``sequence`` starts soonest and disturbs least. ``plan_of``: returns the next step of a shard.
 
-    Shards that hold more of its tokens, and shards with fewer residents, are preferred. NO_ROOM: nothing can take it
-    now, or an emptier shard will after one step: being first in a fuller batch costs every token more.
+    Places cost seconds: what is not cached there has to be computed, and residents share the shard. NO_ROOM: nothing
+    can take it now, or an emptier shard will so soon that waiting costs less. PREFIX_COMING: waiting for its prefix, or
+    for a busy shard that has it, costs less than computing it again.
     """
-    looks = sorted([_look(shard, sequence) for shard in openings.open_to(sequence)], key=_look_cost)
-    if _is_postponed(openings, looks, sequence):
-        openings.note_postponed(looks[0].shard)
+    looks = _looks(openings, sequence)
+    if _needs_no_plan(openings, looks, sequence) and (emptier := openings.soon_better(looks[0].shard)) is not None:
+        openings.note_postponed(looks[0].shard, emptier)
         return NotNow.NO_ROOM
     best = _cheapest(openings, plan_of, looks, sequence)
     if best is None:
         openings.note_refused(sequence)
         return NotNow.NO_ROOM
-    for leader, shard in openings.prompts_like(sequence):
-        wait_cost = _cost_of_waiting(leader, shard, sequence, best)
-        if wait_cost is not None:
-            openings.note_awaited(
-                sequence, leader, best.plan.shard, (wait_cost - sequence.known_tokens) / _TOKENS_PER_RESIDENT
-            )
+    here, sharing_s = best.plan.shard, openings.sharing_s(best.plan.shard)
+    for leader, shard in openings.prompts_like(sequence) if openings.is_patient(sequence) else ():
+        wait_cost_s = _cost_of_waiting(openings, leader, shard, sequence, best)
+        if wait_cost_s is not None:
+            compute_s = openings.token_s(here) * sequence.known_tokens
+            most_s = _MOST_WAIT * (compute_s + sharing_s)
+            openings.note_awaited(sequence, leader, here, wait_cost_s - compute_s, most_s)
             return NotNow.PREFIX_COMING
-    here = best.plan.shard
     suspects = [one for one in here.prefilling if one.sequence.is_suspect] if sequence.is_suspect else []
     if suspects:
         # One at a time, so that another loss tells which of them it was.
-        openings.note_awaited(sequence, suspects[0], here, len(here.residents))
+        openings.note_awaited(sequence, suspects[0], here, sharing_s)
         return NotNow.PREFIX_COMING
-    if best.cached == 0 and openings.soon_better(here):
-        openings.note_postponed(here)
+    if _waits_for_holder(openings, sequence, best):
+        openings.note_willing(here)
+        return NotNow.PREFIX_COMING
+    if best.cached == 0 and (emptier := openings.soon_better(here)) is not None:
+        openings.note_postponed(here, emptier)
         return NotNow.NO_ROOM
     return best
 
 
-def _is_postponed(openings: Openings, looks: list["_Look"], sequence: Sequence) -> bool:
-    """Whether ``sequence`` waits for an emptier shard wherever it has room now, so that no plan needs to be made."""
-    if any(look.cached for look in looks) or any(openings.prompts_like(sequence)):
-        return False
-    return bool(looks) and openings.soon_better(looks[0].shard)
+def _needs_no_plan(openings: Openings, looks: list["_Look"], sequence: Sequence) -> bool:
+    """Whether ``sequence`` would wait for an emptier shard wherever it has room now: nothing holds it here."""
+    return bool(looks) and not any(look.cached for look in looks) and not any(openings.prompts_like(sequence))
 
 
 def _cheapest(
@@ -90,7 +92,7 @@ def _cheapest(
 
 
 class _Look(NamedTuple):
-    """What ``shard`` has of a request, and what starting there costs, in prompt tokens.
+    """What ``shard`` has of a request, and what starting there costs, in seconds.
 
     A named tuple, since one is made for each open shard and request.
     """
@@ -99,18 +101,23 @@ class _Look(NamedTuple):
     match: Match
     saved: SavedPrefix
     cached: int
-    cost: int
+    cost_s: float
 
 
-def _look(shard: ShardLedger, sequence: Sequence) -> _Look:
-    match = shard.match(sequence)
-    saved = shard.saved_prefix(sequence, match.length) if shard.can_save else NO_PREFIX
-    cached = max(match.length, saved.length)
-    return _Look(shard, match, saved, cached, _cost(shard, sequence, cached))
+def _looks(openings: Openings, sequence: Sequence) -> list[_Look]:
+    """Return what each open shard offers, the cheapest first."""
+    holders = openings.may_hold(sequence)
+    looks = []
+    for shard in openings.open_to(sequence):
+        match = shard.match(sequence) if holders is None or shard.name in holders else NO_MATCH
+        saved = shard.saved_prefix(sequence, match.length) if shard.can_save else NO_PREFIX
+        cached = max(match.length, saved.length)
+        looks.append(_Look(shard, match, saved, cached, _cost_s(openings, shard, sequence, cached)))
+    return sorted(looks, key=_look_cost) if len(looks) > 1 else looks
 
 
-def _look_cost(look: _Look) -> int:
-    return look.cost
+def _look_cost(look: _Look) -> float:
+    return look.cost_s
 
 
 def _by_room(looks: list[_Look]) -> list[_Look]:
@@ -120,13 +127,15 @@ def _by_room(looks: list[_Look]) -> list[_Look]:
     return sorted(looks, key=lambda look: (-look.shard.free_cells, look.shard.name))
 
 
-def _cost(shard: ShardAccount, sequence: Sequence, cached: int) -> int:
-    """Return what starting here costs, in prompt tokens. ``cached``: its first tokens, which need not be computed."""
-    return sequence.known_tokens - cached + _TOKENS_PER_RESIDENT * len(shard.residents)
+def _cost_s(openings: Openings, shard: ShardAccount, sequence: Sequence, cached: int) -> float:
+    """Return what starting here costs, in seconds. ``cached``: its first tokens, which need not be computed."""
+    return openings.token_s(shard) * (sequence.known_tokens - cached) + openings.sharing_s(shard)
 
 
-def _cost_of_waiting(leader: Resident, shard: ShardAccount, sequence: Sequence, best: Place) -> int | None:
-    """Return what starting costs, in tokens, once the prompt of ``leader`` on ``shard`` is there.
+def _cost_of_waiting(
+    openings: Openings, leader: Resident, shard: ShardAccount, sequence: Sequence, best: Place
+) -> float | None:
+    """Return what starting costs, in seconds, once the prompt of ``leader`` on ``shard`` is there.
 
     None if that prompt provides no more than ``best`` has, or if starting in ``best`` costs less.
     """
@@ -139,11 +148,37 @@ def _cost_of_waiting(leader: Resident, shard: ShardAccount, sequence: Sequence, 
     is_there_already = common <= leader.computed and leader.is_running and is_here
     if common < (best.cached if is_here else 0) + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
         return None
-    now = _cost(best.plan.shard, sequence, best.cached)
-    later = max(0, common - leader.computed) + _cost(shard, sequence, common)
+    now_s = _cost_s(openings, best.plan.shard, sequence, best.cached)
+    leader_s = openings.token_s(shard) * max(0, common - leader.computed)
+    later_s = leader_s + _cost_s(openings, shard, sequence, common)
     if is_here:
-        return min(now, later)
-    return later if later < now else None
+        return min(now_s, later_s)
+    return later_s if later_s < now_s else None
+
+
+def _waits_for_holder(openings: Openings, sequence: Sequence, best: Place) -> bool:
+    """Let ``sequence`` wait for a busy shard that has more of it than ``best``, if that costs less. Return whether."""
+    uncached = sequence.known_tokens - best.cached
+    if uncached < _LEAST_PREFIX_TO_WAIT_FOR or not openings.is_patient(sequence):
+        return False
+    # What is computed needlessly also delays all other requests that wait.
+    weight = openings.computing_weight
+    here = best.plan.shard
+    now_s = weight * openings.token_s(here) * uncached + openings.sharing_s(here)
+    later_s, target = now_s, None
+    for waiting_s, shard in openings.busy_holders(sequence):
+        if waiting_s >= later_s:
+            break
+        if not shard.could_hold_now(sequence):
+            continue
+        missing = sequence.known_tokens - shard.match(sequence).length
+        cost_s = waiting_s + weight * openings.token_s(shard) * missing
+        if cost_s < later_s:
+            later_s, target = cost_s, shard
+    if target is None:
+        return False
+    openings.note_waits_for(sequence, target, now_s - later_s + openings.wait_s(target))
+    return True
 
 
 def _common(leader: Resident, sequence: Sequence) -> int:

@@ -27,7 +27,7 @@ class Planner:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._openings = Openings(state.shards)
+        self._openings = Openings(state.shards, state.clock, state.lengths)
         self._command_ids = itertools.count(1)
 
     def plan(self, now: float, *, preempted: bool) -> None:
@@ -39,6 +39,7 @@ class Planner:
         changes = self._state.take_changes()
         for name, may_start in changes.items():
             self._openings.note(name, may_start=may_start)
+        self._call_back(changes)
         may_admit = self._may_admit(changes)
         shards = self._to_plan(changes, may_admit=may_admit, now=now)
         first = self._first_to_fit(now) if shards else None
@@ -64,10 +65,17 @@ class Planner:
         else:
             self._send(self._plans(shards, now))
 
+    def _call_back(self, changes: Collection[str]) -> None:
+        """Let requests wait in the queue again that waited for a shard and need no longer."""
+        waiting = self._state.waiting
+        called = self._openings.call_all() if waiting.is_due else self._openings.call(changes)
+        for sequence in called:
+            waiting.bring_back(sequence)
+
     def _may_admit(self, changes: Collection[str]) -> bool:
         """Whether something happened that may let a waiting request start."""
         waiting = self._state.waiting
-        if not len(waiting):
+        if not waiting.is_anyone_asked_for:
             return False
         # In pause mode the mere number of steps lets requests start.
         is_step_enough = self._state.config.mode is PrefillMode.PAUSE and len(changes) > 0
@@ -107,7 +115,7 @@ class Planner:
     def _admit(self, shards: list[ShardLedger], now: float) -> None:
         """Start the requests that the shards can take, or preempt for the first; then send the shards' commands."""
         state, openings = self._state, self._openings
-        openings.begin_admission(anew=state.waiting.is_due)
+        openings.begin_admission(waiting=len(state.waiting), anew=state.waiting.is_due)
         first = state.waiting.begin_admission(now)
         plans = self._plans(shards, now, first.spec.adapter)
         admission = Admission(state, openings, plans)
@@ -122,12 +130,19 @@ class Planner:
             if isinstance(place, Place):  # nothing needs to be saved before it starts
                 state.waiting.remove(first)
                 Admission(state, openings, plans).start(first, place)
+            self._set_aside()
             self._send(plans)
             return
         while (placed := state.waiting.pop_fitting(admission.place_for, now)) is not None:
             admission.start(*placed)
         openings.end_admission()
+        self._set_aside()
         self._send(plans)
+
+    def _set_aside(self) -> None:
+        """Ask no more for requests that have begun to wait for one shard."""
+        for sequence in self._openings.begun_to_wait:
+            self._state.waiting.set_aside(sequence)
 
     def _send(self, plans: StepPlans) -> None:
         for plan in plans.made:
@@ -207,7 +222,7 @@ class Planner:
     def _first_to_fit(self, now: float) -> Sequence | None:
         """Return the first waiting request if a shard may change its layout for it."""
         waiting = self._state.waiting
-        if not len(waiting) or not self._openings.any_has_two_layouts:
+        if not waiting.is_anyone_asked_for or not self._openings.any_has_two_layouts:
             return None
         return next(waiting.in_order(now))
 

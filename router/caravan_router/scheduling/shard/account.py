@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from caravan_router.core.prefixes import CachedPrefix, ShardPrefixes
 from caravan_router.scheduling.actions import Header
@@ -24,6 +25,14 @@ _GROWTH_CELLS = 8
 def fits_for_now(sequence: Sequence, layout: LayoutLimits) -> bool:
     """Whether ``sequence`` fits ``layout`` until it has grown by some tokens, or has ended."""
     return min(sequence.known_tokens + _GROWTH_CELLS, sequence.request.peak_cells) <= layout.cells_per_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChange:
+    """Sequences can start from the prefixes of these ``landmarks`` on one more sequence of a shard, or on one fewer."""
+
+    landmarks: tuple[int, ...]
+    is_new: bool
 
 
 class ShardAccount:
@@ -63,6 +72,10 @@ class ShardAccount:
         self._tail_cells = 0
         # Counts the changes of the status of residents.
         self._moves = 0
+        # When the command under way is expected to end, unless it is a Decode; on the scheduler's clock.
+        self.busy_until_s = -math.inf
+        # Changes of the prefixes that sequences can start from, which nobody has taken.
+        self._prefix_changes: list[PrefixChange] = []
         # Sequences from which the next command copies: they must not be evicted before it is sent.
         self._sources: set[int] = set()
         # For the header of the next command: ids released and already given to others, lengths to park, keys of runs.

@@ -6,6 +6,7 @@ from caravan_router.scheduling.shard.cost_curve import CostCurve
 
 _NEWEST_CHUNK = 0.3
 _NEWEST_DECODE = 0.2
+_NEWEST_STEP = 0.05
 # The first guess: reading the weights takes as long as decoding so many more sequences.
 _WEIGHTS_AS_SEQUENCES = 4.0
 # Tokens of the first chunk, and of later ones until so many were measured: fewer while sequences decode.
@@ -92,6 +93,12 @@ class ShardCosts:
     _attention: AttentionCosts = field(default_factory=AttentionCosts)
     # Seconds to copy a cell out of the cache, or back.
     copy_cell_s: float = _FIRST_CELL_S
+    # Seconds of a step on average, whatever it carries; 0 before the first.
+    mean_step_s: float = 0.0
+
+    def observe_step(self, seconds: float) -> None:
+        """Learn from a step, whatever it carried."""
+        self.mean_step_s += (_NEWEST_STEP if self.mean_step_s else 1.0) * (seconds - self.mean_step_s)
 
     def observe_decodes(self, sequences: int, seconds: float) -> None:
         """Learn from a step in which ``sequences`` decoded and nothing else."""
@@ -143,7 +150,12 @@ class ShardCosts:
     @property
     def recompute_token_s(self) -> float:
         """Seconds to compute a token again."""
-        return self._prompts(0).seconds(_RECOMPUTED_CHUNK_TOKENS) / _RECOMPUTED_CHUNK_TOKENS or _FIRST_TOKEN_S
+        return self.prompt_token_s or _FIRST_TOKEN_S
+
+    @property
+    def prompt_token_s(self) -> float:
+        """Seconds of a token in a chunk of a prompt; 0 before the first was measured."""
+        return self._prompts(0).seconds(_RECOMPUTED_CHUNK_TOKENS) / _RECOMPUTED_CHUNK_TOKENS
 
     def _prompts(self, riders: int) -> CostCurve:
         """Return what is known of prompts beside ``riders``, or else of others."""

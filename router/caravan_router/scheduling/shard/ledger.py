@@ -10,7 +10,7 @@ from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, ShardLimits
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, cuts_between
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.account import PrefixChange, ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
@@ -19,6 +19,8 @@ from caravan_router.scheduling.shard.saved_runs import Eviction, SavedPrefix
 # Copying a split sequence moves all of its cells: as long as computing one token for each so many of them.
 _CELLS_PER_TOKEN = 256
 _LEAST_COPY = 16
+# Other sequences can start from residents in these states.
+_SOURCES = (Status.RUNNING, Status.PARKED)
 
 
 @dataclass(slots=True)
@@ -176,8 +178,16 @@ class ShardLedger(ShardAccount):
         self._in_flight.append(sent)
         if isinstance(command, Prefill):
             self.steps_since_prefill = 0
+            self.busy_until_s = self._clock.now_s + self._expected_s(sent)
         if isinstance(command, Prefill | Decode):
             self.turn.take(next(iter(sent.residents.values())).adapter)
+
+    def _expected_s(self, prefill: InFlight) -> float:
+        """Return how many seconds a Prefill should take."""
+        chunks = prefill.chunk_tokens
+        tokens = sum(chunks.values())
+        context = sum(prefill.residents[key].computed for key in chunks) // len(chunks)
+        return self.costs.seconds(tokens, riders=len(prefill.residents) - len(chunks), context=context)
 
     def end_command(self, command: InFlight) -> None:
         """Note that no more replies come for ``command``."""
@@ -201,6 +211,7 @@ class ShardLedger(ShardAccount):
     def apply_step(self, command: InFlight, seconds: float) -> bool:
         """Apply a successful step but for its tokens. Return whether waiting requests may have got a chance by it."""
         command.steps_left -= 1
+        self.costs.observe_step(seconds)
         turn_ended = self.turn.count_step()
         chunk_tokens = command.chunk_tokens
         if not chunk_tokens:
@@ -415,6 +426,10 @@ class ShardLedger(ShardAccount):
     def _park(self, resident: Resident) -> None:
         self._index(resident)
         resident.last_used_s = self._clock.now_s
+        known = len(resident.landmarks)
+        resident.landmarks = resident.sequence.landmarks(resident.computed)
+        if len(resident.landmarks) > known:
+            self._prefix_changes.append(PrefixChange(resident.landmarks[known:], is_new=True))
         self.tree.park(resident.sequence_id)
         self._move(resident, Status.PARKED)
 
@@ -457,5 +472,19 @@ class ShardLedger(ShardAccount):
             del before[resident.sequence_id]
             if after is not None:
                 after[resident.sequence_id] = resident
+        if (resident.status in _SOURCES) != (status in _SOURCES):
+            self._note_source(resident, status in _SOURCES)
         resident.status = status
         self._moves += 1
+
+    def _note_source(self, resident: Resident, is_new: bool) -> None:
+        """Note that others can start from ``resident``, or that they no longer can."""
+        if is_new:
+            resident.landmarks = resident.sequence.landmarks(resident.target)
+        if resident.landmarks:
+            self._prefix_changes.append(PrefixChange(resident.landmarks, is_new))
+
+    def take_prefix_changes(self) -> list[PrefixChange]:
+        """Return the changes since the last call, in order."""
+        changes, self._prefix_changes = self._prefix_changes, []
+        return changes

@@ -66,6 +66,8 @@ class Resident:
     status: Status = Status.STARTING
     last_used_s: float = 0.0
     is_expendable: bool = False
+    # What others can find it by, while they can start from it.
+    landmarks: tuple[int, ...] = ()
     # Those of its request: looked up for every resident of a shard when another is to start.
     peak_cells: int = field(init=False)
 

@@ -54,6 +54,8 @@ class WaitingQueue:
         # By priority, whether they started before, and the tenant's name.
         self._lines: dict[tuple[int, bool, str], list[Sequence]] = {}
         self._length = 0
+        # Requests that wait for one shard and are not asked for, by id.
+        self._aside: dict[int, Sequence] = {}
         self._is_due = False
         self._has_new = False
 
@@ -62,7 +64,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate by arrival."""
-        return heapq.merge(*self._lines.values(), key=_arrival)
+        return heapq.merge(*self._lines.values(), sorted(self._aside.values(), key=_arrival), key=_arrival)
 
     @property
     def is_due(self) -> bool:
@@ -73,6 +75,11 @@ class WaitingQueue:
     def has_new(self) -> bool:
         """Whether a request was added since `begin_admission` that may be among the first MOST_READ in order."""
         return self._has_new and self._length > 0
+
+    @property
+    def is_anyone_asked_for(self) -> bool:
+        """Whether a request waits that is not set aside."""
+        return self._length > len(self._aside)
 
     def mark_due(self) -> None:
         """Note that something happened that may let any request start, on any shard."""
@@ -85,25 +92,45 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Add ``sequence``, which is not in the queue."""
+        self._insert(sequence)
+        self._length += 1
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Leave ``sequence``, which is in the queue, out of the order until it is brought back."""
+        self._take_out(sequence)
+        self._aside[sequence.request_id] = sequence
+
+    def bring_back(self, sequence: Sequence) -> None:
+        """Put ``sequence`` back into the order. Ignored if it has left the queue."""
+        if self._aside.pop(sequence.request_id, None) is not None:
+            self._insert(sequence)
+
+    def _insert(self, sequence: Sequence) -> None:
         line = self._lines.setdefault(_line(sequence), [])
         index = bisect.bisect_right(line, _arrival(sequence), key=_arrival)
         line.insert(index, sequence)
-        self._length += 1
         # Behind so many of its own line, no plan comes to it.
         self._has_new = self._has_new or index < MOST_READ
 
     def remove(self, sequence: Sequence) -> None:
         """Take out ``sequence``, which is in the queue."""
+        if self._aside.pop(sequence.request_id, None) is None:
+            self._take_out(sequence)
+        self._length -= 1
+
+    def _take_out(self, sequence: Sequence) -> None:
         line = self._lines.get(_line(sequence), [])
         index = bisect.bisect_left(line, _arrival(sequence), key=_arrival)
         assert line[index : index + 1] == [sequence], f"request {_arrival(sequence)} is not waiting"
         del line[index]
         if not line:
             del self._lines[_line(sequence)]
-        self._length -= 1
 
     def in_order(self, now: float) -> Iterator[Sequence]:
-        """Yield requests in the order in which they should be admitted. The queue must not change meanwhile."""
+        """Yield requests in the order in which they should be admitted, but for those that are set aside.
+
+        The queue must not change meanwhile.
+        """
         if len(self._lines) == 1:
             return iter(*self._lines.values())
         # Age lifts a request to the highest priority that waits, never above it: there, fair share decides.

@@ -11,7 +11,8 @@ ROOM = Path(caravan_router.scheduling.__file__).parent
 WRITERS = {
     "scheduler.py": {"fatal", "fatal_losses", "fatal_on", "losses", "now_s", "prompt_logprobs_delivered"},
     "state.py": {"charged", "fetches", "reached", "saved_on", "started"},
-    "shard/ledger.py": {"computed", "is_expendable", "last_used_s", "shared", "status", "steps_left"},
+    "planning/openings.py": {"patient_until_s"},
+    "shard/ledger.py": {"computed", "is_expendable", "landmarks", "last_used_s", "shared", "status", "steps_left"},
     "shard/prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},
     "shard/saved_runs.py": {"tier"},
     "waiting/queue.py": {"bypassed"},
