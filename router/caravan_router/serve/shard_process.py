@@ -14,7 +14,8 @@ _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 # After this much running time, the backoff starts again at the first one.
 _STABLE_S = 60.0
-# The exit code of caravan-shard when its configuration is wrong; a restart could not succeed.
+# The exit code of caravan-shard when it cannot start with its configuration. Only a first start ends the server by it:
+# later ones are repeated, since what the configuration names, such as an rpc-server, may come back.
 _USAGE_EXIT = 2
 _KILL_AFTER_S = 35.0
 
@@ -40,6 +41,7 @@ class ShardProcess:
     async def run(self) -> None:
         """Start the shard, and restart it with backoff when it dies. Returns after ``stop``; raises ShardStartError."""
         backoff_s = _FIRST_BACKOFF_S
+        first = True
         while not self._stopping:
             started = time.monotonic()
             # In its own session the shard gets no Ctrl-C: the supervisor drains the router first.
@@ -47,8 +49,9 @@ class ShardProcess:
             code = await self._process.wait()
             if self._stopping:
                 return
-            if code == _USAGE_EXIT:
+            if code == _USAGE_EXIT and first:
                 raise ShardStartError(self.name)
+            first = False
             if time.monotonic() - started > _STABLE_S:
                 backoff_s = _FIRST_BACKOFF_S
             # It has drained if it ends without an error.
