@@ -79,6 +79,7 @@ class Cluster:
         sources: list[ShardSource] = [AddressFile(str(self._list))] if config.listed else [*fixed]
         self.fleet = Fleet(sources, config.scheduler, config.link, self.metrics.of, config.expected)
         self.url = ""
+        self.engine_task: asyncio.Task[None] | None = None
 
     @property
     def engine(self) -> Batcher:
@@ -86,6 +87,12 @@ class Cluster:
         engine = self.fleet.engine("")
         assert engine is not None, "no shard has joined yet"
         return engine
+
+    async def end_router(self) -> None:
+        """End the router's engine, as at the end of its process. The shards go on."""
+        assert self.engine_task is not None
+        self.engine_task.cancel()
+        await asyncio.wait({self.engine_task})
 
     def list_shards(self, addresses: Iterable[str]) -> None:
         """Write the file of addresses."""
@@ -198,7 +205,7 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
             await running.start_shard(address)
         if config.listed:
             running.list_shards(running.addresses)
-        engine = asyncio.create_task(running.fleet.run())
+        running.engine_task = engine = asyncio.create_task(running.fleet.run())
         app = build_app(running.fleet, config.limits, running.metrics)
         try:
             async with listening(app, config.limits, Listen(drain_s=0.1)) as port:

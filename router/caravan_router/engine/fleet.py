@@ -153,7 +153,7 @@ class Fleet:
         return 0 if shard is None else len(shard.residents)
 
     def let_go(self) -> None:
-        """Let all shards go that other routers want, since this one ends."""
+        """Let the shards go that other routers want, but for one of each model, since this router ends."""
         self._pool.let_go()
 
     def forget(self, address: str) -> None:

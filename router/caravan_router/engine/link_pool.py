@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import math
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -46,7 +47,8 @@ class LinkPool:
     shard is lost. An address that comes back meanwhile gets a new link then.
 
     Routers with the same shards share them out, those of each model apart: a router that hears that another one wants a
-    shard drains it for that one if it keeps at least as many, one shard at a time. A router that ends keeps none.
+    shard drains it for that one if it keeps at least as many, one shard at a time. A router that ends lets all go but
+    one, which serves what is left until the end.
     """
 
     def __init__(self, sources: Iterable[ShardSource], config: LinkConfig, user: LinkUser) -> None:
@@ -64,7 +66,7 @@ class LinkPool:
         self._yielded_s = -math.inf
 
     def let_go(self) -> None:
-        """Let all shards go that other routers want, since this one ends."""
+        """Let the shards go that other routers want, but for one of each model, since this router ends."""
         self._ends = True
         self._changed.set()
 
@@ -83,7 +85,7 @@ class LinkPool:
 
     def _update(self, tasks: asyncio.TaskGroup) -> None:
         """Start links for new addresses, and end those whose address is gone once nothing runs there."""
-        for address in sorted(self._listed - self.links.keys()):
+        for address in () if self._ends else sorted(self._listed - self.links.keys()):
             link = self.links[address] = self._make_link(address)
             self._running[address] = task = tasks.create_task(link.run())
             task.add_done_callback(functools.partial(self._forget, address))
@@ -92,7 +94,6 @@ class LinkPool:
                 link.retire()
             if link.retired and address in self._running and self._user.is_free(address):
                 self._running.pop(address).cancel()
-
         self._share()
 
     def _share(self) -> None:
@@ -102,16 +103,20 @@ class LinkPool:
             if link.client is not None and link.info is not None:
                 held.setdefault(link.info.facts.fingerprint, []).append(link)
         for links in held.values():
-            wanted = [
-                link for link in links if link.wanted_by is not None and link.standing.state is ShardState.SERVING
-            ]
-            if not wanted or any(link.yields for link in links):
+            if any(link.yields for link in links):
+                self._yielded_s = time.monotonic()
                 continue
-            # The one with the least to move.
-            link = min(wanted, key=lambda link: self._user.load(link.address))
-            assert link.wanted_by is not None
-            if self._ends or len(links) - 1 > link.wanted_by:
+            wanted = [link for link in links if self._should_yield(link, len(links))]
+            if wanted and (self._ends or time.monotonic() - self._yielded_s >= _SHARE_PAUSE_S):
+                # The one with the least to move.
+                link = min(wanted, key=lambda link: self._user.load(link.address))
                 link.yield_shard()
+                link.retired = link.retired or self._ends
+
+    def _should_yield(self, link: ShardLink, held: int) -> bool:
+        if link.wanted_by is None or link.standing.state is not ShardState.SERVING:
+            return False
+        return held > 1 if self._ends else held - 1 > link.wanted_by
 
     def _held(self, fingerprint: str) -> int:
         links = (link for link in self.links.values() if link.client is not None)

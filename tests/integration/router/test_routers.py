@@ -71,11 +71,29 @@ async def test_a_router_stands_by_while_another_holds_the_only_shard() -> None:
             wanted = spec([1, 2, 3], 300)
             assert await run(running.engine, wanted) == undisturbed(wanted)
             assert held(running.fleet) == {address}
-            # A request waits until the first router lets the shard go, as it does when it ends.
+            # A request waits. The first router keeps its last shard while it ends.
             waiting = asyncio.create_task(run(second.engines[0], wanted))
             running.fleet.let_go()
+            await asyncio.sleep(2)
+            assert held(running.fleet) == {address}
+            await running.end_router()
             assert await waiting == undisturbed(wanted)
             assert held(second) == {address}
+
+
+async def test_a_router_that_ends_lets_its_shards_go_but_for_one() -> None:
+    async with cluster(CONFIG) as running:
+        wanted = [spec([number, *range(60, 160)], 600) for number in range(6)]
+        reading = [asyncio.create_task(read(running.engine.submit(one))) for one in wanted]
+        running.fleet.let_go()
+        async with other_router(running) as second:
+            await eventually(lambda: len(held(second)) == 3, "the second has all but one")
+            assert len(held(running.fleet)) == 1
+            assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
+            await asyncio.sleep(2)
+            assert len(held(second)) == 3
+            await running.end_router()
+            await eventually(lambda: len(held(second)) == 4, "the second has all")
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])
