@@ -27,6 +27,7 @@ class Kind(Enum):
     STALL = "bytes held back (proxy)"
     SLOW = "slow link (proxy)"
     UNPLUG = "link down (network namespace)"
+    DRAIN = "SIGTERM, started again"
     HANDOVER = "another router takes over"
 
 
@@ -125,6 +126,9 @@ class Disturber:
                 await spot.kill()
                 await asyncio.sleep(chance.uniform(0.0, 2.0))
                 await spot.start()
+            case Kind.DRAIN:
+                await spot.drain()
+                await spot.start()
             case Kind.FREEZE | Kind.BLINK:
                 spot.send(signal.SIGSTOP)
                 await asyncio.sleep(long_s if kind is Kind.FREEZE else chance.uniform(0.1, 0.6))
@@ -154,7 +158,7 @@ def _can(kind: Kind, spot: Spot) -> bool:
             return spot.proxy is not None
         case Kind.UNPLUG:
             return spot.network is not None
-        case Kind.KILL | Kind.FREEZE | Kind.BLINK:
+        case Kind.KILL | Kind.DRAIN | Kind.FREEZE | Kind.BLINK:
             return True
         case Kind.HANDOVER:
             return False

@@ -23,6 +23,8 @@ from chaos.namespace import Namespace, namespace
 
 # Without flash attention, an answer alone and one in a batch are the same bit by bit.
 _SHARD_FLAGS = ("-m", str(MODEL), "-c", "1024", "-np", "4", "-t", "1", "-fa", "off", "--cache-ram", "64")
+# A shard gives its sequences 30 s to end.
+_DRAIN_S = 60.0
 _LOST = re.compile(r"^(\S+ \S+) WARNING .*: shard is not available shard=(\S+) ")
 
 
@@ -46,6 +48,14 @@ class Spot:
 
     async def kill(self) -> None:
         """Kill the shard, if it runs."""
+        await self._ending.aclose()
+
+    async def drain(self) -> None:
+        """End the shard with SIGTERM, which lets it give its work to others."""
+        self.send(signal.SIGTERM)
+        assert self.running is not None
+        async with asyncio.timeout(_DRAIN_S):
+            assert await self.running.process.wait() == 0, self.running.text
         await self._ending.aclose()
 
     def send(self, number: signal.Signals) -> None:
