@@ -90,7 +90,7 @@ class LinkPool:
             self._running[address] = task = tasks.create_task(link.run())
             task.add_done_callback(functools.partial(self._forget, address))
         for address, link in self.links.items():
-            if address not in self._listed:
+            if address not in self._listed or (self._ends and link.standing.state is ShardState.STANDBY):
                 link.retire()
             if link.retired and address in self._running and self._user.is_free(address):
                 self._running.pop(address).cancel()

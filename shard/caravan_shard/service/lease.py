@@ -11,7 +11,7 @@ from caravan_shard.protocol.results import Refusal
 
 _MAX_ROUTER_ID = 256
 # A router that asks for a shard which another one holds asks again within this time, in seconds.
-_WISH_S = 5.0
+_WISH_S = 2.5
 # When the holder's connection breaks, it has this time to renew its lease, in seconds.
 _BROKEN_S = 2.0
 
