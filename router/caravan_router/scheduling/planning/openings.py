@@ -182,9 +182,10 @@ class Openings:
     def soon_better(self, than: ShardAccount) -> ShardAccount | None:
         """Return a shard whose step ends so soon, and that is so much emptier than ``than``, that it costs less.
 
-        Requests that wait for it already count as its residents.
+        Requests that wait for it already count as its residents. On ``than``, prompts are to be computed first.
         """
-        limit_s = self.sharing_s(than)
+        pending = sum(one.target - one.computed for one in self._prompts.get(than.name, ()))
+        limit_s = self.sharing_s(than) + self.token_s(than) * pending
         for _, name in self._soon_free[:_MOST_SOON_FREE]:
             shard = self._shards[name]
             sharing_s = self.sharing_s(shard, self._postponed.get(name, 0))

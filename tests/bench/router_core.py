@@ -1,0 +1,125 @@
+"""Measures how many steps of real shard processes one router core can feed. Not run by the tests.
+
+``PYTHONPATH=tests python -m bench.router_core --shards 20``: toy shards whose steps take 25 ms stream 32 sequences each
+through one router. Prints, for the time when all streams run: the steps of a shard per second and how long a shard did
+not compute between two steps, both as the router's metrics have them, and the router's processor time. On a machine
+with fewer cores than processes, shards and clients delay each other: then only the processor time means something.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import re
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+from caravan_router.bench.cpu_time import cpu_seconds
+from caravan_testing.programs import Program, program, url_of
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The router's counters: steps, their overhead and tokens of all shards, and its processor time, in seconds."""
+
+    at_s: float
+    steps: float
+    overhead_s: float
+    tokens: float
+    cpu_s: float
+
+
+async def measure(shards: int, streams: int, step_ms: float, seconds: float) -> tuple[Sample, Sample]:
+    """Return the counters at the beginning and the end of ``seconds`` in which all streams run."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        addresses = [f"unix:{folder}/{number}.sock" for number in range(shards)]
+        toy = ("--backend", "fake", "-c", str(streams * 1024), "-np", str(streams), "--fake-step-ms", str(step_ms))
+        for number, address in enumerate(addresses):
+            await stack.enter_async_context(
+                program("caravan_shard", *toy, "--address", address, "--shard-id", f"s{number}")
+            )
+        flags = [flag for address in addresses for flag in ("--shard", address)]
+        limits = ("--max-concurrent-requests", str(2 * shards * streams))
+        router = await stack.enter_async_context(program("caravan_router", "router", *flags, *limits, "--port", "0"))
+        url = await url_of(router)
+        session = await stack.enter_async_context(
+            ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None))
+        )
+        await _until(session, url, "caravan_shards_up", shards)
+        clients = [asyncio.create_task(_client(session, url, number)) for number in range(shards * streams)]
+        await _until(session, url, "tgi_batch_current_size", shards * streams)
+        first = await _sample(session, url, router)
+        await asyncio.sleep(seconds)
+        last = await _sample(session, url, router)
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        return first, last
+
+
+async def _client(session: ClientSession, url: str, number: int) -> None:
+    """Keep one stream running, and read it without looking at it."""
+    body = {"prompt": f"stream {number}", "max_tokens": 900, "ignore_eos": True, "stream": True, "model": "tgi"}
+    while True:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            async for _ in response.content.iter_any():
+                pass
+
+
+async def _metrics(session: ClientSession, url: str) -> str:
+    async with session.get(f"{url}/metrics") as response:
+        return await response.text()
+
+
+def _sum(metrics: str, name: str) -> float:
+    """Return the sum of a metric over its labels."""
+    return sum(float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", metrics, re.MULTILINE))
+
+
+async def _until(session: ClientSession, url: str, name: str, value: float, within_s: float = 300.0) -> None:
+    deadline = time.monotonic() + within_s
+    while (seen := _sum(await _metrics(session, url), name)) < value:
+        assert time.monotonic() < deadline, f"{name} is {seen:g} and not {value:g} after {within_s:g} s"
+        await asyncio.sleep(0.5)
+
+
+async def _sample(session: ClientSession, url: str, router: Program) -> Sample:
+    metrics = await _metrics(session, url)
+    return Sample(
+        time.monotonic(),
+        _sum(metrics, "caravan_step_overhead_seconds_count"),
+        _sum(metrics, "caravan_step_overhead_seconds_sum"),
+        _sum(metrics, "caravan_batch_size_sum"),
+        cpu_seconds([router.process.pid]),
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=32, help="of each shard")
+    parser.add_argument("--step-ms", type=float, default=25.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    given = parser.parse_args()
+    first, last = asyncio.run(measure(given.shards, given.streams, given.step_ms, given.seconds))
+    seconds, steps = last.at_s - first.at_s, max(1.0, last.steps - first.steps)
+    cpu_s = last.cpu_s - first.cpu_s
+    needed = cpu_s / steps * given.shards * 1000 / given.step_ms
+    sys.stdout.write(
+        f"{steps / seconds / given.shards:.1f} steps/s of a shard (at most {1000 / given.step_ms:.1f}), "
+        f"{1e3 * (last.overhead_s - first.overhead_s) / steps:.1f} ms between two steps\n"
+        f"{(last.tokens - first.tokens) / seconds:.0f} tokens/s, router: {cpu_s / seconds:.2f} cores, "
+        f"{1e3 * cpu_s / steps:.2f} ms a step of {given.streams} streams; "
+        f"{needed:.2f} cores at {1000 / given.step_ms:g} steps/s of {given.shards} shards\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
