@@ -141,6 +141,14 @@ class Scheduler:
             if not any(shard.could_ever_hold(sequence) for shard in self._state.shards.values()):
                 self._fail(sequence, FailureReason.DOES_NOT_FIT)
 
+    def _move_misfits(self, shard: ShardLedger) -> None:
+        """Queue the sequences of ``shard`` again that it could hold only in a layout that it failed to take."""
+        for resident in list(shard.residents.values()):
+            if not shard.could_ever_hold(resident.sequence):
+                shard.cancel(resident)
+                self._state.wait_again(resident.sequence)
+                self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))
+
     def _fail_late(self, now: float) -> None:
         """End requests whose deadline has passed."""
         for request_id, reason in self._state.deadlines.due(now):
@@ -299,6 +307,7 @@ class Scheduler:
             case LayoutSet():
                 for resident in shard.apply_layout(event):
                     self._lose_cells(resident.sequence)
+                self._move_misfits(shard)
                 self._fail_misfits(list(self._state.sequences.values()))
             case CommandEnded():
                 shard.end_command(command)

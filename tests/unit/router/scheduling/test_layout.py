@@ -135,3 +135,18 @@ def test_a_fixed_layout_stays() -> None:
     sim.check_at_rest()
     assert layouts(sim) == []
     assert any(isinstance(action, Decode) for action in sim.actions)
+
+
+def test_sequences_that_need_a_refused_layout_go_on_elsewhere() -> None:
+    split = LayoutLimits(cells=75, cells_per_sequence=25, shares_cells=False)
+    unified = LayoutLimits(cells=75, cells_per_sequence=75)
+    small = ShardLimits(layout=split, other_layout=unified, max_sequences=3, max_batch_tokens=32)
+    sim = Simulation(SchedulerConfig())
+    sim.join("a", small)
+    request_id = sim.submit(tuple(range(10)), 40, ignore_eos=True)
+    sim.advance("a")
+    sim.join("b", ShardLimits(layout=unified, max_sequences=1, max_batch_tokens=32))
+    sim.shards["a"].refuse_next_layout = True
+    sim.run()
+    assert sim.finished == {request_id}
+    sim.check_at_rest()
