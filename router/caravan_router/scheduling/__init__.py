@@ -94,8 +94,8 @@ After events, for the shards that have changed and have nothing under way, or on
 
 What a plan looks at
 --------------------
-A plan looks at what changed. While shards are full, its cost depends neither on their number nor on the length of the
-queue; a request that finds several shards open is compared with what each of them has.
+A plan looks at what changed, so that its cost grows little with the number of shards and the length of the queue
+(`tests/bench/plan_cost.py`). A request that can start is compared with what several shards hold of it and compute.
 
 Costs are seconds, by what was measured of each shard: computing what is not cached, sharing the shard with others, and
 waiting. A request waits for the shard that has its prefix (`planning.shard_lines`) while that costs less than computing
