@@ -40,6 +40,17 @@ def start_on(sim: Simulation, name: str, count: int = 1) -> list[int]:
     return requests
 
 
+def moving() -> tuple[Simulation, int]:
+    """Return a request whose cells are on their way from ``a``, which drains, to ``b``."""
+    sim = simulation(a=limits())
+    (request,) = start_on(sim, "a")
+    sim.join("b", limits())
+    sim.drain("a")
+    while not sim.transfers:
+        sim.advance("a")
+    return sim, request
+
+
 def test_sequences_of_a_shard_that_drains_go_on_elsewhere_from_their_cells() -> None:
     sim = simulation(a=limits())
     requests = start_on(sim, "a", 2)
@@ -72,12 +83,7 @@ def test_what_cannot_be_fetched_is_computed_again() -> None:
 
 
 def test_a_request_whose_transfer_fails_is_computed_again() -> None:
-    sim = simulation(a=limits())
-    (request,) = start_on(sim, "a")
-    sim.join("b", limits())
-    sim.drain("a")
-    while not sim.transfers:
-        sim.advance("a")
+    sim, request = moving()
     sim.finish_transfer(next(iter(sim.transfers)), fails=True)
     sim.run()
     assert sim.finished == {request}
@@ -87,12 +93,7 @@ def test_a_request_whose_transfer_fails_is_computed_again() -> None:
 
 def test_a_shard_lost_in_a_transfer_costs_a_computation() -> None:
     for lost in ("a", "b"):
-        sim = simulation(a=limits())
-        (request,) = start_on(sim, "a")
-        sim.join("b", limits())
-        sim.drain("a")
-        while not sim.transfers:
-            sim.advance("a")
+        sim, request = moving()
         sim.lose(lost)
         assert not sim.transfers
         sim.join("c", limits())
@@ -174,12 +175,7 @@ def test_a_prefix_that_another_shard_has_saved_is_fetched_where_that_is_faster()
 
 
 def test_a_flush_drops_what_arrives_later() -> None:
-    sim = simulation(a=limits())
-    (request,) = start_on(sim, "a")
-    sim.join("b", limits())
-    sim.drain("a")
-    while not sim.transfers:
-        sim.advance("a")
+    sim, request = moving()
     sim.flush("b")
     sim.run()
     assert sim.finished == {request}
