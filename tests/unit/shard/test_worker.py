@@ -275,38 +275,49 @@ async def test_an_exception_ends_the_worker_and_answers_every_command() -> None:
     assert await all_of(worker.submit(DECODE)) == [ENDING]
 
 
-class TracedBackend(ToyBackend):
-    """Records "s" for every step and "t" for every embedded text. A text takes as long as about ten steps."""
+class TimedBackend(ToyBackend):
+    """Records "s" for every step and "t" for every embedded text. On its clock a step takes 2 ms, and a text 20 ms."""
 
     def __init__(self) -> None:
-        super().__init__(embedding_size=8, token_s=0.001)
+        super().__init__(embedding_size=8, hook=self._note)
         self.trace = ""
-        self.hook = self._note
+        self.now_ns = 0
+        self.has_texts = threading.Event()
 
     def _note(self, _batch: TokenBatch) -> None:
         self.trace += "s"
+        if self.trace == "ss":
+            assert self.has_texts.wait(60)
+        self.now_ns += 2_000_000
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
         self.trace += "t"
+        self.now_ns += 20_000_000
         return super().embed(tokens)
 
 
-async def test_texts_are_embedded_between_steps_and_take_at_most_half_of_the_time() -> None:
-    backend = TracedBackend()
+async def test_texts_are_embedded_between_steps_and_take_at_most_half_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = TimedBackend()
+    for module in ("worker", "engine"):
+        monkeypatch.setattr(f"caravan_shard.engine.{module}.perf_counter_ns", lambda: backend.now_ns)
+    # A worker that waits for its replies to be read embeds more.
+    monkeypatch.setattr("caravan_shard.engine.replies.RUN_AHEAD", 100)
     async with worker_on(backend) as (worker, _engine):
         await all_of(worker.submit(START))
         decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=60))
-        await until(lambda: "ss" in backend.trace)
+        await until(lambda: backend.trace == "ss")
         texts = [worker.submit(Embed([65, key] * 10)) for key in range(4)]
+        backend.has_texts.set()
         steps = await all_of(decoding)
         assert len(steps) == 60
-        # The 20 ms of a text are not part of the time of any step.
-        assert sorted(step.timings.total_ns for step in steps if isinstance(step, StepResult))[-3] < 20_000_000
+        # The time of a text is not part of the time of any step.
+        assert {step.timings.total_ns for step in steps if isinstance(step, StepResult)} == {2_000_000}
         for replies in texts:
             assert [type(result) for result in await all_of(replies)] == [Embedding]
         assert backend.trace.count("t") == 4
-        between = backend.trace.split("t")[1:-1]
-        assert all(len(run) >= 3 for run in between), backend.trace
+        assert [len(run) for run in backend.trace.split("t")] == [2, 10, 10, 10, 29]
 
 
 async def test_texts_are_embedded_between_commands() -> None:
