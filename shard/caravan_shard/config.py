@@ -120,6 +120,9 @@ class ShardConfig:
     allow_plaintext: bool = flag(
         False, "listen beyond loopback without TLS, so that whoever reaches the port commands the shard"
     )
+    health_address: str = flag(
+        "", "second address, host:port, that answers gRPC health checks only and without TLS, for probes of Kubernetes"
+    )
     shard_id: str = flag("shard-0", "name of this shard in logs and metrics")
     backend: str = flag(
         "llama",
@@ -147,6 +150,8 @@ class ShardConfig:
             raise ValueError(f"the path of a unix socket has 1 to {_UNIX_PATH_BYTES} bytes. Given: {path!r}")
         if path is None and not self.address.rpartition(":")[2].isdecimal():
             raise ValueError(f"address must be host:port or unix:/path. Given: {self.address!r}")
+        if self.health_address and not self.health_address.rpartition(":")[2].isdecimal():
+            raise ValueError(f"health-address must be host:port. Given: {self.health_address!r}")
         self._check_security()
         if self.kv_layout == KvLayout.SPLIT.value and 0 < self.ctx_size < self.parallel * CELL_BLOCK:
             raise ValueError(

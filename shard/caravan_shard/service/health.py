@@ -13,6 +13,8 @@ from caravan_shard.service.lease_guard import LeaseGuard
 _log = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.1
+# A service's name in health checks. It is SERVING while the shard drains, so that a liveness probe does not end that.
+LIVE = "live"
 # One step may fail for reasons of its own; several in a row mean that the backend is broken.
 _FAILURES_TO_DISTRUST = 3
 
@@ -30,6 +32,7 @@ class HealthMonitor:
         self._services = ("", *services)
         self._stall_timeout_s = stall_timeout_s
         self._trouble: str | None = "starting"
+        self._draining = False
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -39,8 +42,9 @@ class HealthMonitor:
             await asyncio.sleep(_INTERVAL_S)
 
     async def drain(self) -> None:
-        """Report NOT_SERVING from now on."""
-        await self.servicer.enter_graceful_shutdown()
+        """Report NOT_SERVING from now on, except for `LIVE`."""
+        self._draining = True
+        await self._set(self._trouble)
 
     def _find_trouble(self) -> str | None:
         if self._worker.stalled_s() > self._stall_timeout_s:
@@ -50,13 +54,16 @@ class HealthMonitor:
         return None
 
     async def _set(self, trouble: str | None) -> None:
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if trouble is None else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
+        live = trouble is None
         for service in self._services:
-            await self.servicer.set(service, status)
+            await self.servicer.set(service, _status(live and not self._draining))
+        await self.servicer.set(LIVE, _status(live))
         if trouble is not None and trouble != self._trouble:
             _log.error("not serving: %s", trouble)
         elif trouble is None and self._trouble is not None:
             _log.info("serving")
         self._trouble = trouble
+
+
+def _status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    return health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING

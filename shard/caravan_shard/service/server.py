@@ -52,6 +52,7 @@ class ShardServer:
             load or backend_loader(config), config.sampling_threads, lambda backend: make_run_store(config, backend)
         )
         self._server = grpc.aio.server(options=server_options())
+        self._health_server = grpc.aio.server()
         self._phase = PhaseSignal()
         self._engine: Engine | None = None
         self._health: HealthMonitor | None = None
@@ -88,9 +89,11 @@ class ShardServer:
         shard_pb2_grpc.add_ShardServiceServicer_to_server(
             ShardServicer(self._make_info(self._engine), parts), self._server
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
+        for server in (self._server, self._health_server):
+            health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = (_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        self._acquired.push_async_callback(self._health_server.stop, None)
         self._acquired.push_async_callback(self._server.stop, _STOP_GRACE_S)
         self._acquired.push_async_callback(self._worker.stop, _STOP_GRACE_S + CLOSE_S)
         try:
@@ -99,6 +102,7 @@ class ShardServer:
             await self.stop()
             raise
         await self._server.start()
+        await self._health_server.start()
         checking = asyncio.create_task(self._health.run())
         self._acquired.callback(checking.cancel)
         _log.info("listening", extra={"address": self.address, "shard": self._config.shard_id})
@@ -146,6 +150,11 @@ class ShardServer:
         else:
             path.chmod(0o600)
             self._acquired.callback(path.unlink, missing_ok=True)
+        if self._config.health_address:
+            try:
+                self._health_server.add_insecure_port(self._config.health_address)
+            except RuntimeError as error:
+                raise StartupError(f"cannot listen on {self._config.health_address}: {error}") from error
 
     async def drain(self) -> None:
         """Tell the router, then wait until it gives the lease back, at most the drain timeout.

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from caravan_proto.errors import ShardError
-from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
 from caravan_shard.backends.base import DecodeOutcome, StartupError
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
@@ -201,6 +202,37 @@ async def test_a_failed_step_is_an_error_and_several_in_a_row_change_health() ->
         backend.hook = None
         assert (await shard.prefill(riders=[0])).tokens.token_ids
         await until_health(shard, SERVING)
+
+
+async def test_the_health_address_answers_probes_only_and_calls_a_draining_shard_live() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    async with running_shard(health_address=address) as shard, grpc.aio.insecure_channel(address) as channel:
+        probes = replace(shard, channel=channel)
+        await until_health(probes, SERVING)
+        assert await health(probes, "live") == await health(probes, "") == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await shard_pb2_grpc.ShardServiceStub(channel).Info(shard_pb2.InfoRequest())
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await shard.take()
+        draining = asyncio.create_task(shard.server.drain())
+        await until_health(probes, NOT_SERVING)
+        assert (await health(probes, "live"), await health(probes, "")) == (SERVING, NOT_SERVING)
+        await shard.give_back()
+        await draining
+
+
+async def test_a_health_address_in_use_is_a_start_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = ShardServer(
+            ShardConfig(backend="fake", address=f"unix:{tmp_path}/shard", health_address=f"127.0.0.1:{port}")
+        )
+        with pytest.raises(StartupError, match="cannot listen on 127"):
+            await server.start()
 
 
 async def test_initial_metadata_means_queued_and_the_next_command_ends_a_decode() -> None:
