@@ -35,7 +35,9 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
     tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
     link = replace(config.link, tls=await asyncio.to_thread(config.read_shard_tls))
-    metrics = Metrics()
+    metrics = Metrics(vllm_names=config.vllm_metrics)
+    for name in config.expected_model:
+        metrics.of(name)  # So that rules and autoscalers find its series before the first request and the first shard.
     fleet = Fleet(config.sources, config.scheduler, link, metrics.of, config.expected_model)
     info = InfoExtras(
         version=caravan_proto.__version__,

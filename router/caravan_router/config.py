@@ -129,6 +129,10 @@ class RouterConfig:
         "which then ends as with SIGTERM",
     )
     graceful_termination_timeout: float = flag(90.0, "seconds for running requests to end after SIGTERM", low=0)
+    vllm_metrics: bool = flag(
+        False,
+        "expose the gauges of queue, running requests and KV use under vLLM's names too, for tools that read them",
+    )
     log_level: str = flag("info", "lowest level that is logged", choices=["debug", "info", "warning", "error"])
     json_output: bool = flag(False, "log JSON objects instead of text")
 

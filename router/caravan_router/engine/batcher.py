@@ -95,8 +95,14 @@ class Batcher:
     def tick(self) -> None:
         """Tell the scheduler the time, and the observer what is held and waits. Call it every fraction of a second."""
         self.post(Tick())
-        waiting = self.scheduler.waiting
-        self.observer.queue_size(len(waiting), sum(bool(sequence.saved_on) for sequence in waiting))
+        waiting, now = self.scheduler.waiting, time.monotonic()
+        self.observer.queue(
+            requests=len(waiting),
+            swapped=sum(bool(sequence.saved_on) for sequence in waiting),
+            oldest_s=max(
+                (now - sequence.request.arrived_s for sequence in waiting if not sequence.started), default=0.0
+            ),
+        )
         for name, shard in self.scheduler.shards.items():
             link = self.replicas.links.get(name)
             if link is None or link.client is None:

@@ -185,7 +185,8 @@ class Fleet:
                 self._retire(batcher)
         for batcher in [batcher for batcher in self._leaving if batcher.is_settled]:
             self._leaving.remove(batcher)
-            batcher.observer.queue_size(0, 0)
+            if all(other.model.name != batcher.model.name for other in (*self._batchers.values(), *self._leaving)):
+                batcher.observer.model_gone()
             self._runs.pop(batcher).cancel()
         self._seen_s = {fingerprint: self._seen_s[fingerprint] for fingerprint in self._batchers}
 

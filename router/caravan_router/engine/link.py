@@ -215,6 +215,8 @@ class ShardLink:
             level = logging.INFO
         elif any(isinstance(error, _InsecureError) for error in errors):
             level = level_of_refusal
+        elif self.client is not None:
+            self._home.observer.shard_lost()
         _log.log(level, "shard is not available", extra={"shard": self.address, "reason": reason})
         self._become(ShardState.JOINING if self.lease is None else ShardState.LOST, reason)
 

@@ -51,7 +51,14 @@ class EngineObserver(Protocol):
 
     def shard_use(self, use: ShardUse) -> None: ...
 
-    def shard_gone(self, shard: str) -> None: ...
+    def shard_lost(self) -> None:
+        """A shard was given up, neither drained nor given to another router."""
+
+    def shard_gone(self, shard: str) -> None:
+        """The router holds this shard no longer, whatever the reason."""
+
+    def model_gone(self) -> None:
+        """The model is no longer known. Nothing that is observed afterwards counts."""
 
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A request started; ``cached_tokens`` of its prompt were in the cache."""
@@ -65,5 +72,8 @@ class EngineObserver(Protocol):
     def fetched(self, size_bytes: int, *, complete: bool) -> None:
         """A shard has fetched saved runs of so many bytes from another, or at least one of them could not be had."""
 
-    def queue_size(self, requests: int, swapped: int) -> None:
-        """This many requests wait; the cells of ``swapped`` of them are saved."""
+    def queue(self, requests: int, swapped: int, oldest_s: float) -> None:
+        """This many requests wait; the cells of ``swapped`` of them are saved.
+
+        ``oldest_s``: seconds since the arrival of the oldest request that has not started yet, 0 without any.
+        """

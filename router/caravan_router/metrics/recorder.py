@@ -1,7 +1,9 @@
 """Records what happens in the router. Everyone else calls a named method and knows no metric."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -9,7 +11,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from caravan_router.engine.observer import Method, ShardUse
 from caravan_router.metrics.instruments import Histogram, Value, label_text
-from caravan_router.metrics.table import METRICS, MODEL_LABEL, Kind, MetricSpec
+from caravan_router.metrics.table import METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
 from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.config import JoinReason
 from caravan_router.scheduling.events import Stepped
@@ -67,15 +69,22 @@ class _Family:
         assert isinstance(child, Histogram), self.spec.name
         return child
 
-    def forget(self, first_label: str) -> None:
-        for labels in [labels for labels in self._children if labels[0] == first_label]:
+    def forget(self, label: str, position: int) -> None:
+        """Remove the series that have this label value at this position; -1 is that of the model."""
+        for labels in [labels for labels in self._children if labels[position] == label]:
             del self._children[labels]
 
     def text(self) -> str:
-        spec = self.spec
-        lines = [f"# HELP {spec.name} {spec.help}\n# TYPE {spec.name} {spec.kind.value}\n"]
-        for labels, child in self._children.items():
-            lines.extend(child.samples(spec.name, label_text((*spec.labels, MODEL_LABEL), labels)))
+        return self._text(self.spec.name, MODEL_LABEL, self._children)
+
+    def alias(self, name: str, model_label: str) -> str:
+        """Return the series of known models under another name."""
+        return self._text(name, model_label, {labels: child for labels, child in self._children.items() if labels[-1]})
+
+    def _text(self, name: str, model_label: str, children: Mapping[tuple[str, ...], Value | Histogram]) -> str:
+        lines = [f"# HELP {name} {self.spec.help}\n# TYPE {name} {self.spec.kind.value}\n"]
+        for labels, child in children.items():
+            lines.extend(child.samples(name, label_text((*self.spec.labels, model_label), labels)))
         return "".join(lines)
 
 
@@ -119,11 +128,12 @@ class _StepInstruments:
 class Metrics:
     """All metrics of the table for each model, and ``registry`` with prometheus_client's own about the process.
 
-    The values of every label are a small fixed set, except those of ``model`` and of ``shard``: see
-    `ModelMetrics.shard_gone`.
+    The values of every label are a small fixed set, except those of ``model`` and of ``shard``, whose series are
+    removed by `ModelMetrics.model_gone` and `ModelMetrics.shard_gone`. ``vllm_names``: expose `VLLM_ALIASES` too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, vllm_names: bool = False) -> None:
+        self._aliases = VLLM_ALIASES if vllm_names else {}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -135,14 +145,20 @@ class Metrics:
         """Return the metrics of the model of this name; "" stands for requests whose model is not known."""
         found = self._models.get(model)
         if found is None:
-            found = self._models[model] = ModelMetrics(self._families, model)
+            found = self._models[model] = ModelMetrics(self._families, model, lambda: self._forget(model))
         return found
+
+    def _forget(self, model: str) -> None:
+        del self._models[model]
+        for family in self._families.values():
+            family.forget(model, -1)
 
     async def render(self) -> bytes:
         """Return all metrics in the text exposition format, version 0.0.4."""
         for model in self._models.values():
-            model.observe_steps()
+            model.refresh()
         ours = "".join(family.text() for family in self._families.values())
+        ours += "".join(self._families[name].alias(alias, "model_name") for alias, name in self._aliases.items())
         # In a thread, since the process collector reads files.
         return ours.encode() + await asyncio.to_thread(generate_latest, self.registry)
 
@@ -150,9 +166,10 @@ class Metrics:
 class ModelMetrics:
     """The metrics of one model."""
 
-    def __init__(self, families: Mapping[str, _Family], model: str) -> None:
+    def __init__(self, families: Mapping[str, _Family], model: str, on_gone: Callable[[], None]) -> None:
         self._families = families
         self._model = model
+        self._on_gone = on_gone
         for family in families.values():
             if not family.spec.labels:
                 if family.spec.kind is Kind.HISTOGRAM:
@@ -160,6 +177,10 @@ class ModelMetrics:
                 else:
                     family.value(model)
         self._shards: dict[str, ShardUse] = {}
+        # The length of the scheduler's queue, and the age of its oldest request in seconds.
+        self._queue = (0, 0.0)
+        # When requests that are not in the queue yet arrived, and the number of their generations.
+        self._validated: dict[object, tuple[float, int]] = {}
         self._steps: dict[tuple[str, Method], _StepInstruments] = {}
         # Observed for every token, so looked up once.
         self._inter_token = self._histogram("caravan_inter_token_latency_seconds")
@@ -177,15 +198,35 @@ class ModelMetrics:
     def _observe(self, name: str, amount: float, *labels: str) -> None:
         self._histogram(name, *labels).observe(amount)
 
-    def observe_steps(self) -> None:
-        """Observe the steps that are only noted so far."""
+    def refresh(self) -> None:
+        """Observe the steps that are only noted so far, and set the gauges of the queue."""
         for instruments in self._steps.values():
             instruments.observe()
+        requests, oldest_s = self._queue
+        if not self._shards and self._validated:
+            arrived_s, numbers = zip(*self._validated.values(), strict=True)
+            requests += sum(numbers)
+            oldest_s = max(oldest_s, time.monotonic() - min(arrived_s))
+        self._value("tgi_queue_size").set(requests)
+        self._value("caravan_queue_oldest_seconds").set(oldest_s)
 
     # Requests, called by the HTTP layer.
 
     def request_arrived(self, generations: int = 1) -> None:
         self._value("tgi_request_count").add(generations)
+
+    @contextmanager
+    def validating(self, generations: int) -> Iterator[None]:
+        """Count ``generations`` as waiting for the length of the block while no shard is up.
+
+        They are not in the queue yet, because their prompts are still to be tokenized, which takes a shard.
+        """
+        key = object()
+        self._validated[key] = (time.monotonic(), generations)
+        try:
+            yield
+        finally:
+            del self._validated[key]
 
     def request_validated(self, input_tokens: int, max_new_tokens: int) -> None:
         self._observe("tgi_request_input_length", input_tokens)
@@ -247,8 +288,8 @@ class ModelMetrics:
     def admitted(self, requests: int) -> None:
         self._observe("tgi_batch_next_size", requests)
 
-    def queue_size(self, requests: int, swapped: int) -> None:
-        self._value("tgi_queue_size").set(requests)
+    def queue(self, requests: int, swapped: int, oldest_s: float) -> None:
+        self._queue = (requests, oldest_s)
         self._value("caravan_sequences_swapped").set(swapped)
 
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
@@ -278,23 +319,33 @@ class ModelMetrics:
         self._shards[use.shard] = use
         self._sum_shards()
 
+    def shard_lost(self) -> None:
+        self._value("caravan_shard_losses_total").add()
+
     def shard_gone(self, shard: str) -> None:
-        """Remove the series of a shard, so that shards with new names do not pile up."""
+        """Remove the series of a shard, so that shards with new addresses do not pile up."""
         for method in Method:
             if (instruments := self._steps.pop((shard, method), None)) is not None:
                 instruments.observe()  # Some of its instruments count the steps of all shards.
         for family in self._families.values():
             if family.spec.labels[:1] == ("shard",):
-                family.forget(shard)
+                family.forget(shard, 0)
         self._shards.pop(shard, None)
         self._sum_shards()
 
+    def model_gone(self) -> None:
+        """Remove the series of the model. What ends of its requests later is counted where nobody reads it."""
+        self._on_gone()
+        self._families = {name: _Family(family.spec) for name, family in self._families.items()}
+
     def _sum_shards(self) -> None:
         uses = self._shards.values()
+        used, total = sum(use.used_cells for use in uses), sum(use.total_cells for use in uses)
         self._value("caravan_shards_up").set(len(uses))
+        self._value("caravan_kv_usage_ratio").set(used / total if total else 0.0)
         self._value("tgi_batch_current_size").set(sum(use.sequences for use in uses))
-        self._value("tgi_batch_current_max_tokens").set(sum(use.used_cells for use in uses))
-        self._value("tgi_batch_max_total_tokens").set(sum(use.total_cells for use in uses))
+        self._value("tgi_batch_current_max_tokens").set(used)
+        self._value("tgi_batch_max_total_tokens").set(total)
 
     def joined(self, reason: JoinReason) -> None:
         self._value("tgi_batch_concat", reason.value).add()

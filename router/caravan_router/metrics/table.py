@@ -26,6 +26,13 @@ MODEL_LABEL = "model"
 
 # The same buckets as TGI: 0.00015 to 145.6 s.
 SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))
+# TGI's buckets, and more up to 28 minutes: requests with thousands of tokens take longer than 145.6 s.
+REQUEST_SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 42))
+# Round values, so that the share of requests within a target such as 2 s is exact.
+FIRST_TOKEN_SECONDS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5),
+    *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0),
+)
 # Fine where it matters: tens of microseconds for overhead, milliseconds between two tokens.
 SHORT_SECONDS = (
     *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0075),
@@ -48,11 +55,15 @@ METRICS = (
         "aborted (by DELETE), generation",
         ("err",),
     ),
-    MetricSpec("tgi_request_duration", H, "Seconds from arrival to the last token", (), SECONDS),
-    MetricSpec("tgi_request_validation_duration", H, "Seconds from arrival to the queue", (), SECONDS),
-    MetricSpec("tgi_request_queue_duration", H, "Seconds in the queue", (), SECONDS),
-    MetricSpec("tgi_request_inference_duration", H, "Seconds from the first step to the last token", (), SECONDS),
-    MetricSpec("tgi_request_mean_time_per_token_duration", H, "Seconds of inference per generated token", (), SECONDS),
+    MetricSpec("tgi_request_duration", H, "Seconds from arrival to the last token", (), REQUEST_SECONDS),
+    MetricSpec("tgi_request_validation_duration", H, "Seconds from arrival to the queue", (), REQUEST_SECONDS),
+    MetricSpec("tgi_request_queue_duration", H, "Seconds in the queue", (), REQUEST_SECONDS),
+    MetricSpec(
+        "tgi_request_inference_duration", H, "Seconds from the first step to the last token", (), REQUEST_SECONDS
+    ),
+    MetricSpec(
+        "tgi_request_mean_time_per_token_duration", H, "Seconds of inference per generated token", (), REQUEST_SECONDS
+    ),
     MetricSpec("tgi_request_input_length", H, "Prompt tokens of a request", (), TOKENS),
     MetricSpec("tgi_request_max_new_tokens", H, "Tokens that a request may generate", (), TOKENS),
     MetricSpec(
@@ -62,6 +73,7 @@ METRICS = (
     ),
     MetricSpec("tgi_request_generated_tokens", H, "Tokens that a request generated", (), TOKENS),
     MetricSpec("tgi_queue_size", G, "Requests that wait for a shard"),
+    MetricSpec("caravan_queue_oldest_seconds", G, "Time since the arrival of the oldest request that has not started"),
     MetricSpec("tgi_batch_current_size", G, "Running sequences on all shards of the model"),
     MetricSpec("tgi_batch_current_max_tokens", G, "KV cells of running sequences on all shards of the model"),
     MetricSpec("tgi_batch_max_total_tokens", G, "KV cells of all shards of the model"),
@@ -74,12 +86,15 @@ METRICS = (
     MetricSpec("tgi_batch_decode_duration", H, "Seconds of a step's sampling", ("method",), SECONDS),
     MetricSpec("tgi_batch_filter_duration", H, "Seconds to release finished sequences", ("method",), SECONDS),
     MetricSpec("tgi_batch_concat", C, "Prefills that joined a running batch", ("reason",)),
-    MetricSpec("caravan_time_to_first_token_seconds", H, "Time from arrival to the first token", (), SECONDS),
+    MetricSpec(
+        "caravan_time_to_first_token_seconds", H, "Time from arrival to the first token", (), FIRST_TOKEN_SECONDS
+    ),
     MetricSpec("caravan_inter_token_latency_seconds", H, "Time between two tokens of a request", (), SHORT_SECONDS),
     MetricSpec("caravan_batch_size", H, "Sequences that got a token in a step", ("shard", "method"), SIZES),
     MetricSpec("caravan_kv_cells_used", G, "KV cells of running sequences", ("shard",)),
     MetricSpec("caravan_kv_cells_cached", G, "KV cells of ended sequences, kept for shared prefixes", ("shard",)),
     MetricSpec("caravan_kv_cells_total", G, "KV cells that may be used", ("shard",)),
+    MetricSpec("caravan_kv_usage_ratio", G, "Part of the KV cells of all shards that running sequences use, 0 to 1"),
     MetricSpec("caravan_sequences_running", G, "Running sequences", ("shard",)),
     MetricSpec("caravan_step_duration_seconds", H, "Duration of a step on its shard", ("shard", "method"), SECONDS),
     MetricSpec("caravan_step_forward_seconds", H, "Time of a step's forward pass", ("shard", "method"), SECONDS),
@@ -101,4 +116,16 @@ METRICS = (
     MetricSpec("caravan_sequences_swapped", G, "Waiting sequences whose cells are saved outside the cache"),
     MetricSpec("caravan_saved_bytes", G, "Size of prefixes that are saved outside the cache", ("shard", "tier")),
     MetricSpec("caravan_shards_up", G, "Shards that the router holds"),
+    MetricSpec(
+        "caravan_shard_losses_total", C, "Shards given up because they died, could not be reached or made no progress"
+    ),
 )
+
+# vLLM's names for metrics of the table, with the label ``model_name``; the last one is vLLM's older name for KV use.
+# Tools that balance or scale vLLM servers read them.
+VLLM_ALIASES = {
+    "vllm:num_requests_waiting": "tgi_queue_size",
+    "vllm:num_requests_running": "tgi_batch_current_size",
+    "vllm:kv_cache_usage_perc": "caravan_kv_usage_ratio",
+    "vllm:gpu_cache_usage_perc": "caravan_kv_usage_ratio",
+}

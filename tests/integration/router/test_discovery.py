@@ -1,6 +1,7 @@
 """Shards that join and leave while the router runs."""
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from caravan_router.core.shards import ShardState
 from caravan_router.engine.client import ShardClient
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
+from caravan_testing.metrics_text import total
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
@@ -207,3 +209,52 @@ async def test_a_shard_that_was_lost_before_can_leave() -> None:
             await eventually(lambda: running.state(address) is ShardState.SERVING, "it serves again")
         await set_list(running)
         await eventually(lambda: running.state(address) is None, "it is forgotten")
+
+
+async def until_left(running: Cluster, address: str) -> None:
+    await eventually(lambda: running.state(address) is None, "it is forgotten")
+
+
+async def test_metrics_do_not_grow_with_shards_that_come_and_go() -> None:
+    async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
+        sizes = []
+        for number in range(6):
+            old, new = running.addresses[-1], running.add_address()
+            await running.start_shard(new)
+            await generate(session, running.url, body(f"prompt {number}", 5))
+            if number % 2:
+                await running.stop_shard(old)
+                await set_list(running, new)
+            else:
+                await set_list(running, new)
+                await until_left(running, old)
+                await running.stop_shard(old)
+            await until_left(running, old)
+            await running.wait_until_up(1)
+            await generate(session, running.url, body(f"other {number}", 5))
+            page = (await running.metrics.render()).decode()
+            assert set(re.findall(r'shard="([^"]*)"', page)) <= {new}
+            sizes.append(page.count("\n"))
+        assert max(sizes[1:]) <= sizes[1] + 10, sizes
+        # Three were lost while they were up; three others drained.
+        assert await running.metric("caravan_shard_losses_total") == 3
+
+
+async def until_waiting(running: Cluster, requests: int) -> None:
+    async with asyncio.timeout(10):
+        while total((await running.metrics.render()).decode(), "tgi_queue_size") != requests:  # noqa: ASYNC110  metrics notify nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_requests_count_as_waiting_before_the_first_shard_and_after_the_last() -> None:
+    async with cluster(ClusterConfig(shards=0, listed=True, expected=("toy",))) as running, ClientSession() as session:
+        for _ in range(2):
+            answer = asyncio.create_task(generate(session, running.url, body("hello", 20)))
+            await until_waiting(running, 1)
+            address = running.add_address()
+            await running.start_shard(address)
+            await set_list(running, address)
+            await answer
+            await until_waiting(running, 0)
+            await set_list(running)
+            await running.wait_until_up(0)

@@ -245,3 +245,4 @@ async def test_a_model_is_forgotten_when_its_addresses_are_gone_for_long(monkeyp
         assert await names(session, running) == ["toy"]
         assert not running.fleet._leaving
         assert len(running.fleet._runs) == 1
+        assert 'model="b"' not in (await running.metrics.render()).decode()

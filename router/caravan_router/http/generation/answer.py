@@ -69,7 +69,7 @@ async def answer(request: web.Request, reply: Reply) -> web.StreamResponse:
     metrics.request_arrived(generations)
     with ExitStack() as held:
         try:
-            with counting_failures(metrics, generations):
+            with counting_failures(metrics, generations), metrics.validating(generations):
                 name = model_name(state.fleet, asked)
                 held.enter_context(holding_permits(request, name, generations))
                 progress = held.enter_context(request.app[IN_PROGRESS].listing(request))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from caravan_router.http.generation.context import Context, context_of
-from caravan_router.http.generation.models import asked_model, model_name
+from caravan_router.http.generation.models import asked_model, metrics_of, model_name
 from caravan_router.http.generation.permits import holding_permits
 from caravan_router.http.openai.rules import AdapterVectorsError, NoVectorsError
 from caravan_router.http.server.state import STATE
@@ -33,8 +33,8 @@ async def vectors_of(
     The request holds one permit. The shard computes one text at a time, in turn with the steps of generations.
     Raises RequestError, EngineError.
     """
-    asked = asked_model(request, model)
-    with holding_permits(request, model_name(request.app[STATE].fleet, asked), 1):
+    asked, state = asked_model(request, model), request.app[STATE]
+    with holding_permits(request, model_name(state.fleet, asked), 1), metrics_of(state, asked).validating(1):
         context = await context_of(request, asked)
         if context.model.embedding_size == 0:
             raise NoVectorsError
