@@ -260,6 +260,7 @@ class ModelMetrics:
         instruments.note(step, overhead_s)
 
     def _step_instruments(self, shard: str, method: str) -> _StepInstruments:
+        self._value("tgi_batch_inference_failure", method)
         return _StepInstruments(
             counts=(
                 self._value("tgi_batch_inference_count", method),
