@@ -1,0 +1,189 @@
+"""Prometheus scrapes a router and two shards with the demo model, and answers every query that the chart asks."""
+
+import contextlib
+import json
+import math
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caravan_router.metrics.table import VLLM_ALIASES
+from caravan_testing.monitoring_files import RULES, dashboard_expressions, keda_queries
+from caravan_testing.serve_process import MODEL, Served, serve
+
+# Names that break promtool's rules: TGI's, vLLM's, and those that are public since before this test.
+FROZEN = {
+    *("tgi_request_count", "tgi_request_success", "tgi_request_failure", "tgi_batch_concat"),
+    *("tgi_batch_inference_count", "tgi_batch_inference_success", "tgi_batch_inference_failure"),
+    *VLLM_ALIASES,
+    *("caravan_prefix_cache_query_tokens", "caravan_prefix_cache_hit_tokens", "caravan_preemptions"),
+    *("caravan_recomputed_tokens", "caravan_fetched_bytes", "caravan_failed_fetches", "caravan_kv_cells_total"),
+}
+CONFIG = """
+global: {{scrape_interval: 500ms, evaluation_interval: 1s}}
+rule_files: ["{rules}"]
+scrape_configs:
+  - job_name: caravan
+    static_configs: [{{targets: ["{target}"], labels: {{namespace: test}}}}]
+"""
+JOB = "caravan"
+
+
+def post(url: str, body: Mapping[str, object]) -> int:
+    """POST a request and return its status."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            reply.read()
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def load(served: Served, seconds: float) -> None:
+    """Send more requests at a time than the cells hold, some with a common prefix, and some that fail."""
+    until = time.monotonic() + seconds
+    common = "Once upon a time there was a caravan that crossed the desert. " * 4
+
+    def client(number: int) -> None:
+        while time.monotonic() < until:
+            body = {"inputs": f"{common if number % 2 else ''}Story {number}:", "parameters": {"max_new_tokens": 60}}
+            assert post(f"{served.url}/generate", body) == 200
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(10)]
+    for thread in clients:
+        thread.start()
+    assert post(f"{served.url}/generate", {"inputs": "x", "parameters": {"temperature": -1.0}}) == 422
+    for thread in clients:
+        thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """A running Prometheus."""
+
+    url: str
+
+    def get(self, path: str, **query: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=10) as reply:
+            return json.load(reply)["data"]
+
+    def values(self, expression: str) -> list[float]:
+        """Return the value of each series of the result at this moment."""
+        return [float(series["value"][1]) for series in self.get("query", query=expression)["result"]]
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+    """Run Prometheus with the chart's alerts in ``folder`` until the end of the block."""
+    program = shutil.which("prometheus")
+    assert program is not None, "prometheus is missing: apt-get install prometheus"
+    config = folder / "prometheus.yml"
+    config.write_text(CONFIG.format(rules=RULES, target=target))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/-/ready", timeout=1):
+                break
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.1)
+        yield Prometheus(f"http://{address}")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """What is left of a run under load: the page of metrics, and Prometheus, which has scraped it."""
+
+    page: str
+    prometheus: Prometheus
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    with (
+        serve("--shards", "2", "-np", "4", "-c", "512", "-t", "1", "--vllm-metrics", "on") as served,
+        prometheus(folder, served.url.removeprefix("http://")) as running,
+    ):
+        load(served, 12.0)
+        with urllib.request.urlopen(f"{served.url}/metrics", timeout=10) as reply:
+            page = reply.read().decode()
+        yield LiveRun(page=page, prometheus=running)
+
+
+def test_promtool_finds_only_names_that_must_stay(live: LiveRun) -> None:
+    program = shutil.which("promtool")
+    assert program is not None, "promtool is missing: apt-get install prometheus"
+    checked = subprocess.run(
+        [program, "check", "metrics"], input=live.page, capture_output=True, text=True, check=False
+    )
+    findings = checked.stderr.splitlines()
+    assert {finding.split()[0] for finding in findings} == FROZEN, checked.stderr
+
+
+def test_prometheus_scrapes_the_router_without_errors(live: LiveRun) -> None:
+    (target,) = live.prometheus.get("targets")["activeTargets"]
+    assert (target["health"], target["lastError"]) == ("up", "")
+    # Each shard and each bucket counts; three times as many would be a leak of labels.
+    (scraped,) = live.prometheus.values("scrape_samples_scraped")
+    assert scraped < 2000
+
+
+def test_prometheus_evaluates_all_alerts(live: LiveRun) -> None:
+    (group,) = live.prometheus.get("rules")["groups"]
+    assert {rule["name"]: (rule["health"], rule.get("lastError", "")) for rule in group["rules"]} == {
+        rule["name"]: ("ok", "") for rule in group["rules"]
+    }
+    assert not [rule["name"] for rule in group["rules"] if rule["state"] == "firing"]
+
+
+@pytest.mark.parametrize("name", dashboard_expressions())
+def test_a_panel_of_the_dashboard_shows_numbers(live: LiveRun, name: str) -> None:
+    values = live.prometheus.values(dashboard_expressions(job=JOB, model=MODEL.name)[name])
+    # The mean of a shard that did nothing meanwhile is no number.
+    assert any(map(math.isfinite, values)), values
+
+
+@pytest.mark.parametrize("name", keda_queries(""))
+def test_keda_gets_one_number(live: LiveRun, name: str) -> None:
+    (value,) = live.prometheus.values(keda_queries(f'model="{MODEL.name}",namespace="test"')[name])
+    assert math.isfinite(value)
+
+
+def test_keda_saw_the_load(live: LiveRun) -> None:
+    queries = keda_queries(f'model="{MODEL.name}",namespace="test"')
+    (requests,) = live.prometheus.values(f"max_over_time(({queries['requests']})[1m:1s])")
+    (queued,) = live.prometheus.values(f"max_over_time(({queries['queued']})[1m:1s])")
+    (cells,) = live.prometheus.values(f"max_over_time(({queries['kvUse']})[1m:1s])")
+    assert requests >= 8
+    assert queued >= 1
+    # In shards' worth of cells, of which there are two.
+    assert 0.5 < cells <= 2
+
+
+def test_keda_counts_nothing_for_a_model_without_shards(live: LiveRun) -> None:
+    queries = keda_queries('model="another"')
+    assert live.prometheus.values(queries["kvUse"]) == [0.0]
+    # KEDA takes no result for 0 (ignoreNullValues).
+    assert live.prometheus.values(queries["requests"]) == []
