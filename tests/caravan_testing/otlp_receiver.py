@@ -90,7 +90,8 @@ def grpc_receiver() -> Iterator[Receiver]:
 
     def export(request: trace_service_pb2.ExportTraceServiceRequest, _context: object) -> bytes:
         receiver.take(request)
-        return trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
+        answer: bytes = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
+        return answer
 
     decode = trace_service_pb2.ExportTraceServiceRequest.FromString
     methods: dict[str, Any] = {"Export": grpc.unary_unary_rpc_method_handler(export, request_deserializer=decode)}
