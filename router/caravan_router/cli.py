@@ -15,12 +15,11 @@ from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
-from caravan_router.tracing.settings import TracingError
 
 _log = logging.getLogger(__name__)
 
 # Exceptions that `run_router` raises when the router cannot start with its configuration.
-STARTUP_ERRORS = (KeyFileError, TlsFileError, TracingError, OSError)
+STARTUP_ERRORS = (KeyFileError, TlsFileError, OSError)
 
 
 def startup_problem(config: RouterConfig, error: Exception) -> str:
@@ -28,7 +27,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
     match error:
         case KeyFileError():
             return f"--api-keys-file: {error}"
-        case TlsFileError() | TracingError():
+        case TlsFileError():
             return str(error)
         case _:
             return f"cannot listen on {config.hostname}:{config.port}: {getattr(error, 'strerror', None) or error}"

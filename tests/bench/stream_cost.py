@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken
-from caravan_router.core.trace import NO_TRACE
 from caravan_router.engine.streams import RequestStream
 from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
@@ -74,7 +73,7 @@ class SteppedEngine(ScriptedEngine):
         self.real_streams: list[RequestStream] = []
 
     def submit(self, spec: GenerationSpec) -> RequestStream:  # type: ignore[override]
-        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING, NO_TRACE)
+        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING)
         self.real_streams.append(stream)
         return stream
 

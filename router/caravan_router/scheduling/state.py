@@ -99,11 +99,9 @@ class SchedulerState:
         self.fair_share.charge(sequence.spec.tenant, PROMPT_TOKEN * uncharged)
         if not sequence.started:
             sequence.started = True
-            prompt_tokens = len(sequence.spec.prompt)
-            self.outbox.add(Start(sequence.request_id, prompt_tokens, resident.shared, shard.name))
+            self.outbox.add(Start(sequence.request_id, len(sequence.spec.prompt), cached_tokens=resident.shared))
         else:
-            computed_again = max(0, sequence.reached - resident.computed)
-            self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))
+            self.outbox.add(Resume(sequence.request_id, max(0, sequence.reached - resident.computed)))
 
     def note_fetch(self, sequence: Sequence, times: int = 1) -> None:
         """Note that ``sequence`` waits for a transfer, or as good as for so many."""

@@ -1,0 +1,45 @@
+"""The Helm chart, and what it renders."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from deploy.tools import ROOT, run_tool
+
+CHART = ROOT / "deploy/helm/caravan"
+SCHEMA = CHART / "values.schema.json"
+MANIFESTS = ROOT / "deploy/kubernetes"
+VALUE_SETS = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
+# Rendered into deploy/kubernetes.
+RENDERED = ("cpu-minimal", "gpu-pool", "mtls")
+_HEADER = """\
+# Caravan without Helm, rendered from deploy/helm/caravan/ci/{name}.yaml by `make manifests`.
+# Change the names of images, claims and Secrets before use.
+"""
+
+
+def render(values: Path, *flags: str) -> str:
+    """Return the manifests that the chart renders from a file of values, as the release `caravan` in `caravan`."""
+    return run_tool("helm", "template", "caravan", CHART, "--namespace", "caravan", "--values", values, *flags)
+
+
+def manifest(values: Path) -> str:
+    """Return the text of a file in deploy/kubernetes."""
+    lines = (_HEADER.format(name=values.stem) + render(values)).splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    """Return the objects that the chart renders from a value set."""
+    return [document for document in yaml.safe_load_all(render(CHART / f"ci/{name}.yaml")) if document]
+
+
+def containers(objects: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each container, init containers too, with the object that has it."""
+    for found in objects:
+        pod = (
+            found["spec"].get("template", {}).get("spec", {}) if found["kind"] in ("Deployment", "StatefulSet") else {}
+        )
+        for container in pod.get("initContainers", []) + pod.get("containers", []):
+            yield found, container

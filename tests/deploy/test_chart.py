@@ -1,0 +1,317 @@
+"""The Helm chart: every value set renders objects that Kubernetes and the programs accept."""
+
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from deploy.chart import CHART, MANIFESTS, RENDERED, SCHEMA, VALUE_SETS, containers, documents, manifest
+from deploy.flag_schema import with_flags
+from deploy.tools import run_tool, try_tool
+
+from caravan_proto import __version__
+from caravan_proto.flags import load
+from caravan_router.config import RouterConfig
+from caravan_shard.config import ShardConfig
+
+VERSIONS = ("1.31", "1.34", "1.37")
+CRDS = {"HTTPRoute", "InferencePool"}
+FILE_OF = {"router": RouterConfig, "shard": ShardConfig}
+
+
+@cache
+def rendered(name: str) -> list[dict[str, Any]]:
+    return documents(name)
+
+
+@cache
+def custom_schemas() -> dict[str, Any]:
+    """Return the JSON schemas of custom resources by kind."""
+    here = CHART.parents[2] / "tests/deploy"
+    schemas: dict[str, Any] = json.loads(run_tool("python", here / "custom_schemas.py"))
+    return schemas | {kind: json.loads((here / f"crds/{kind}.json").read_text()) for kind in CRDS}
+
+
+def test_there_is_a_value_set_for_each_use() -> None:
+    assert set(VALUE_SETS) == {"cpu-minimal", "gpu-pool", "two-models", "mtls", "keda-to-zero", "gateway-api"}
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_helm_lint_finds_nothing(name: str) -> None:
+    said = run_tool("helm", "lint", "--strict", CHART, "--values", CHART / f"ci/{name}.yaml")
+    assert "[WARNING]" not in said
+    assert "[ERROR]" not in said
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_every_object_is_valid(name: str) -> None:
+    custom = custom_schemas()
+    builtin = [document for document in rendered(name) if document["kind"] not in custom]
+    script = CHART.parents[2] / "tests/deploy/validate_builtin.py"
+    assert json.loads(run_tool("python", script, *VERSIONS, stdin=json.dumps(builtin))) == []
+    for document in rendered(name):
+        if document["kind"] in custom:
+            jsonschema.validate(document, custom[document["kind"]])
+
+
+def test_the_validation_refuses_unknown_keys() -> None:
+    builtin = [document for document in rendered("cpu-minimal") if document["kind"] == "StatefulSet"]
+    builtin[0] = builtin[0] | {"spec": builtin[0]["spec"] | {"replicaz": 1}}
+    script = CHART.parents[2] / "tests/deploy/validate_builtin.py"
+    complaints = json.loads(run_tool("python", script, *VERSIONS, stdin=json.dumps(builtin)))
+    assert len(complaints) == len(VERSIONS)
+    assert all("replicaz" in complaint for complaint in complaints)
+    checked = set()
+    for name in VALUE_SETS:
+        for document in rendered(name):
+            if schema := custom_schemas().get(document["kind"]):
+                wrong = document | {"spec": document["spec"] | {"replicaz": 1}}
+                with pytest.raises(jsonschema.ValidationError):
+                    jsonschema.validate(wrong, schema)
+                checked.add(document["kind"])
+    assert checked == set(custom_schemas())
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_nothing_is_empty_or_has_another_namespace(name: str) -> None:
+    def check(value: Any, path: str) -> None:
+        assert value is not None, path
+        for key, part in (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        ):
+            check(part, f"{path}/{key}")
+
+    names = [(document["kind"], document["metadata"]["name"]) for document in rendered(name)]
+    assert len(set(names)) == len(names)
+    for document in rendered(name):
+        check(document, document["kind"])
+        assert document["metadata"]["namespace"] == "caravan"
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_the_programs_accept_their_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = set()
+    for _, container in containers(rendered(name)):
+        if (config := FILE_OF.get(container["name"])) is None:
+            continue
+        arguments = [argument.replace("$(CPU_LIMIT)", "4") for argument in container["args"]]
+        try:
+            load(config, prog=container["name"], description="", argv=arguments)
+        except SystemExit:
+            pytest.fail(f"{arguments}\n{capsys.readouterr().err}")
+        seen.add(container["name"])
+    assert seen == set(FILE_OF)
+
+
+def flags_of(name: str, workload: str) -> list[str]:
+    (found,) = (
+        container["args"]
+        for owner, container in containers(rendered(name))
+        if owner["metadata"]["name"] == workload and container["name"] in FILE_OF
+    )
+    return list(found)
+
+
+def test_flags_of_values_come_out_as_they_are() -> None:
+    assert "--payload-limit=20000000" in flags_of("gpu-pool", "caravan-router")
+    shard = flags_of("gpu-pool", "caravan-qwen-gpu")
+    assert {"--ctx-size=65536", "--parallel=32", "--gpu-layers=-1", "--cache-type-k=q8_0"} < set(shard)
+    adapters = [flag for flag in flags_of("two-models", "caravan-large-t4") if flag.startswith("--lora")]
+    assert adapters == ["--lora=poet=/models/qwen/poet.gguf", "--lora=jurist=/models/qwen/jurist.gguf"]
+    assert flags_of("two-models", "caravan-router").index("--expected-model=gemma-3-270m-q4_k_m.gguf") < flags_of(
+        "two-models", "caravan-router"
+    ).index("--expected-model=Qwen2.5-7B-Instruct-Q4_K_M.gguf")
+    assert "--threads=$(CPU_LIMIT)" in flags_of("two-models", "caravan-small-cpu")
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_pods_have_no_privileges(name: str) -> None:
+    for owner, container in containers(rendered(name)):
+        pod = owner["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        # A Service that is called caravan would set CARAVAN_PORT, which is a flag.
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        security = container["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_pods_are_not_killed_while_they_drain(name: str) -> None:
+    for owner, container in containers(rendered(name)):
+        if container["name"] not in FILE_OF:
+            continue
+        grace_s = owner["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        before_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        (drain_s,) = (
+            float(flag.partition("=")[2])
+            for flag in container["args"]
+            if flag.startswith(("--drain-timeout-s=", "--graceful-termination-timeout="))
+        )
+        # A router answers on open connections for two seconds more; a shard closes its files.
+        assert grace_s >= before_s + drain_s + 10
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_selectors_match_the_pods_that_they_mean(name: str) -> None:
+    workloads = {owner["metadata"]["name"]: owner for owner, _ in containers(rendered(name))}
+    pods = {key: owner["spec"]["template"]["metadata"]["labels"] for key, owner in workloads.items()}
+
+    def selected(labels: dict[str, str]) -> set[str]:
+        return {key for key, own in pods.items() if labels.items() <= own.items()}
+
+    for key, owner in workloads.items():
+        assert selected(owner["spec"]["selector"]["matchLabels"]) == {key}
+    for document in rendered(name):
+        spec = document.get("spec", {})
+        match document["kind"]:
+            case "Service":
+                assert selected(spec["selector"]) == {document["metadata"]["name"]}
+            case "PodDisruptionBudget":
+                assert selected(spec["selector"]["matchLabels"]) == {document["metadata"]["name"]}
+            case "InferencePool":
+                assert selected(spec["selector"]["matchLabels"]) == {"caravan-router"}
+            case "ScaledObject" | "HorizontalPodAutoscaler":
+                target = workloads[spec["scaleTargetRef"]["name"]]
+                assert target["kind"] == spec["scaleTargetRef"]["kind"] == "StatefulSet"
+                assert "replicas" not in target["spec"]
+            case _:
+                pass
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_the_router_finds_every_pool_by_its_headless_service(name: str) -> None:
+    services = {document["metadata"]["name"]: document for document in rendered(name) if document["kind"] == "Service"}
+    pools = {owner["metadata"]["name"] for owner, _ in containers(rendered(name)) if owner["kind"] == "StatefulSet"}
+    flags = flags_of(name, "caravan-router")
+    assert {flag for flag in flags if flag.startswith("--shard=")} == {
+        f"--shard=dns:{pool}.caravan.svc:50051" for pool in pools
+    }
+    for pool in pools:
+        assert services[pool]["spec"]["clusterIP"] == "None"
+        assert services[pool]["spec"]["publishNotReadyAddresses"] is False
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_volumes_and_their_mounts_belong_together(name: str) -> None:
+    for owner in {id(owner): owner for owner, _ in containers(rendered(name))}.values():
+        pod = owner["spec"]["template"]["spec"]
+        claims = {claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", [])}
+        volumes = {volume["name"] for volume in pod["volumes"]} | claims
+        mounted = {
+            mount["name"]
+            for container in pod.get("initContainers", []) + pod["containers"]
+            for mount in container["volumeMounts"]
+        }
+        assert mounted == volumes
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("cpu-minimal", "/metrics"),  # the only shard stays with the old router until that ends
+        ("keda-to-zero", "/metrics"),
+        ("mtls", "/health"),
+        ("gateway-api", "/health"),
+    ],
+)
+def test_a_router_waits_for_a_shard_only_where_there_is_one_to_spare(name: str, path: str) -> None:
+    (router,) = (container for _, container in containers(rendered(name)) if container["name"] == "router")
+    assert router["readinessProbe"]["httpGet"]["path"] == path
+
+
+def test_certificates_have_the_name_that_the_router_requires() -> None:
+    certificates = {
+        document["spec"]["secretName"]: document for document in rendered("mtls") if document["kind"] == "Certificate"
+    }
+    assert f"--shard-hostname={certificates['caravan-shard-mtls']['spec']['dnsNames'][0]}" in flags_of(
+        "mtls", "caravan-router"
+    )
+    for owner, container in containers(rendered("mtls")):
+        volumes = {volume["name"]: volume for volume in owner["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["mtls"]["secret"]["secretName"] == f"caravan-{container['name']}-mtls"
+        assert "--allow-plaintext=on" not in container["args"]
+
+
+def test_keda_asks_for_the_pools_model_in_the_releases_namespace() -> None:
+    (scaled,) = (document for document in rendered("keda-to-zero") if document["kind"] == "ScaledObject")
+    queries = {trigger["name"]: trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]}
+    selector = '{namespace="caravan",model="Qwen2.5-7B-Instruct-Q4_K_M.gguf"}'
+    assert queries["requests"] == f"sum(tgi_queue_size{selector}) + sum(tgi_batch_current_size{selector})"
+    assert queries["kv-use"].count(selector) == 2
+    assert not any("$" in query for query in queries.values())
+    assert scaled["spec"]["minReplicaCount"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("router.replicass=2", "at '/router': additional properties 'replicass' not allowed"),
+        ("models.smollm.pools.cpu.gpu=1", "at '/models/smollm/pools/cpu': additional properties 'gpu' not allowed"),
+        ("shard.flags.ctx-siz=3", "at '/shard/flags': additional properties 'ctx-siz' not allowed"),
+        ("shard.flags.parallel=0", "at '/shard/flags/parallel': minimum: got 0, want 1"),
+        ("shard.flags.kv-layout=spilt", "at '/shard/flags/kv-layout': value must be one of 'auto', 'unified', 'split'"),
+        ("shard.flags.model=x", "at '/shard/flags': additional properties 'model' not allowed"),
+        ("router.replicas=two", "at '/router/replicas': got string, want integer"),
+        ("mtls.mode=on", "at '/mtls/mode': value must be one of 'off', 'secrets', 'cert-manager'"),
+        ("models.smollm.source.image.reference=a", "at '/models/smollm/source': maxProperties: got 2, want 1"),
+        ("models.Large.file=x", "'Large' does not match pattern"),
+        ("models.smollm=null", "at '/models/smollm': got null, want object"),
+        ("monitoring.prometheusUrl=prometheus:9090", "at '/monitoring/prometheusUrl'"),
+        ("networkPolicy.enabled=false", "whoever reaches a shard commands it: set mtls.mode, or networkPolicy.enabled"),
+        ("shard.autoscaling.type=keda", "autoscaling by keda needs monitoring.prometheusUrl"),
+        ("mtls.mode=secrets", "mtls.mode secrets needs routerSecretName and shardSecretName"),
+        ("router.drainSeconds=600", "router.shardGraceSeconds must be at least router.drainSeconds"),
+        ("defaultModel=large", "defaultModel: models has no large"),
+        (
+            "fullnameOverride=a234567890123456789012345678901234567890,models.smollm.pools.a23456.replicas=1",
+            "shorten models.",
+        ),
+    ],
+)
+def test_wrong_values_are_refused_with_a_readable_message(change: str, message: str) -> None:
+    run = try_tool("helm", "template", "caravan", CHART, "--values", CHART / "ci/cpu-minimal.yaml", "--set", change)
+    assert run.returncode != 0
+    assert message in run.stderr
+
+
+def test_a_chart_without_models_says_that_it_needs_some() -> None:
+    assert "at '/models': minProperties: got 0, want 1" in try_tool("helm", "template", "caravan", CHART).stderr
+
+
+def test_the_schema_knows_the_flags_and_every_value() -> None:
+    schema = json.loads(SCHEMA.read_text())
+    assert schema == with_flags(schema), "run `make manifests`"
+
+    def check(part: Any) -> None:
+        if isinstance(part, dict):
+            if "properties" in part:
+                assert part["additionalProperties"] is False
+            for inner in part.values():
+                check(inner)
+
+    check(schema)
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(values) | {"global"} == set(schema["properties"])
+    assert set(values["shard"]) == set(schema["$defs"]["pool"]["properties"])
+    assert set(values["router"]) == set(schema["properties"]["router"]["properties"])
+
+
+def test_the_chart_has_the_version_of_the_programs() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_the_rendered_manifests_are_current(name: str) -> None:
+    assert (MANIFESTS / f"{name}.yaml").read_text() == manifest(CHART / f"ci/{name}.yaml"), "run `make manifests`"
+
+
+def test_yamllint_finds_nothing() -> None:
+    rules = "{extends: relaxed, rules: {line-length: disable, comments: disable}}"
+    run_tool("yamllint", "--strict", "-d", rules, CHART / "values.yaml", CHART / "Chart.yaml", CHART / "ci", MANIFESTS)
