@@ -14,7 +14,7 @@ CLIENT := .cache/clients/text-generation/.installed
 DEPLOY_TOOLS := .cache/tools/deploy/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
-.PHONY: help run test test-clients test-deploy check lint format proto openapi docs manifests bench simulate soak chaos clean
+.PHONY: help run test test-clients test-deploy images test-images check lint format proto openapi docs manifests bench simulate soak chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,12 @@ test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client lib
 
 test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deploy/: the Helm chart, images, units, scripts; ARGS: more pytest flags
 	$(BIN)/pytest tests/deploy $(ARGS)
+
+images: ## build the container images with buildah; ARGS: more of its flags, such as --build-arg BASE=debian@sha256:...
+	deploy/images/build.sh $(ARGS)
+
+test-images: $(INSTALLED) $(DEMO_MODEL) ## run the images under runc as root (apt-get install buildah runc), after make images
+	$(BIN)/pytest tests/deploy/images -m images $(ARGS)
 
 check: lint $(DEMO_MODEL) $(CLIENT) ## run all checks: lint, and the test suite with coverage
 	$(PYTEST) --cov --cov-report=

@@ -1,6 +1,7 @@
-"""Environment variables of gRPC, which reads them when it is imported: import this module, not grpc, before."""
+"""What a program does before its slow imports: variables that gRPC reads when it is imported, and early signals."""
 
 import os
+import signal
 
 
 def prepare_grpc() -> None:
@@ -14,3 +15,12 @@ def prepare_grpc() -> None:
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
+
+def end_on_early_sigterm() -> None:
+    """Let SIGTERM end a container's first process until the program handles it.
+
+    The kernel drops signals to process 1 that it has no handler for, so the container would run until it is killed.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(128 + signal.SIGTERM))

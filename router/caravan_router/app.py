@@ -11,13 +11,15 @@ from pathlib import Path
 import caravan_proto
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
+from caravan_router.core.trace import Tracing
 from caravan_router.engine.fleet import Fleet
 from caravan_router.http.app import Access, build_app
 from caravan_router.http.server.handover import Handover
 from caravan_router.http.server.listener import Listen, Port, listening
-from caravan_router.http.server.state import InfoExtras
+from caravan_router.http.server.state import TRACING, InfoExtras
 from caravan_router.http.server.tls import Tls
 from caravan_router.metrics.recorder import Metrics
+from caravan_router.tracing.settings import tracing
 
 _log = logging.getLogger(__name__)
 
@@ -25,13 +27,21 @@ _log = logging.getLogger(__name__)
 _SETTLE_S = 5.0
 
 
-async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Callable[[Fleet, str], None]) -> None:
+OnListening = Callable[[Fleet, str], None]
+
+
+async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: OnListening) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
     ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined. Raises
-    KeyFileError or TlsFileError if a configured file is broken, OSError if the port cannot be bound, and whatever broke
-    the engine.
+    KeyFileError or TlsFileError if a configured file is broken, TracingError if traces cannot be sent as configured,
+    OSError if the port cannot be bound, and whatever broke the engine.
     """
+    async with tracing(config.read_trace_settings()) as traces:
+        await _run(config, traces, stop, on_listening)
+
+
+async def _run(config: RouterConfig, traces: Tracing | None, stop: asyncio.Event, on_listening: OnListening) -> None:
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
     tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
     link = replace(config.link, tls=await asyncio.to_thread(config.read_shard_tls))
@@ -51,6 +61,8 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: Ca
         cors_allow_origin=config.cors_allow_origin,
     )
     app = build_app(fleet, config.limits, metrics, info=info, access=access)
+    if traces is not None:
+        app[TRACING] = traces
     handover = None if config.handover is None else Handover(Path(config.handover))
     listen = Listen(
         host=config.hostname,

@@ -15,11 +15,12 @@ from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
+from caravan_router.tracing.settings import TracingError
 
 _log = logging.getLogger(__name__)
 
 # Exceptions that `run_router` raises when the router cannot start with its configuration.
-STARTUP_ERRORS = (KeyFileError, TlsFileError, OSError)
+STARTUP_ERRORS = (KeyFileError, TlsFileError, TracingError, OSError)
 
 
 def startup_problem(config: RouterConfig, error: Exception) -> str:
@@ -27,7 +28,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
     match error:
         case KeyFileError():
             return f"--api-keys-file: {error}"
-        case TlsFileError():
+        case TlsFileError() | TracingError():
             return str(error)
         case _:
             return f"cannot listen on {config.hostname}:{config.port}: {getattr(error, 'strerror', None) or error}"

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from caravan_proto.environment import prepare_grpc
+from caravan_proto.environment import end_on_early_sigterm, prepare_grpc
 
 _USAGE = """usage: caravan COMMAND [FLAGS]
 
@@ -53,6 +53,7 @@ def router() -> int:
 
 
 def _run_router(flags: list[str]) -> int:
+    end_on_early_sigterm()
     prepare_grpc()
     from caravan_router.cli import main as run
 

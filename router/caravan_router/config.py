@@ -12,6 +12,7 @@ from caravan_router.engine.link import LinkConfig
 from caravan_router.engine.security import ShardTls
 from caravan_router.http.limits import Limits
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
+from caravan_router.tracing.settings import TraceSettings, read_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,14 @@ class RouterConfig:
         False,
         "expose the gauges of queue, running requests and KV use under vLLM's names too, for tools that read them",
     )
+    otlp_endpoint: str | None = flag(
+        None,
+        "URL of an OpenTelemetry collector that gets a trace of each request, such as http://localhost:4317 (default: "
+        "OTEL_EXPORTER_OTLP_ENDPOINT); needs llama-caravan[otlp]",
+    )
+    otlp_service_name: str | None = flag(
+        None, "name of this router in its traces (default: OTEL_SERVICE_NAME, else caravan-router)"
+    )
     log_level: str = flag("info", "lowest level that is logged", choices=["debug", "info", "warning", "error"])
     json_output: bool = flag(False, "log JSON objects instead of text")
 
@@ -141,6 +150,8 @@ class RouterConfig:
             _ = self.sources
         except ValueError as error:
             raise ValueError(f"--shard {error}") from None
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"--otlp-endpoint must begin with http:// or https://. Given: {self.otlp_endpoint!r}")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ValueError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         if (self.shard_certfile is None) != (self.shard_ca_certs is None):
@@ -205,6 +216,13 @@ class RouterConfig:
             ca_certs=self.shard_ca_certs,
         )
         return ShardTls(MutualTls(files), self.shard_hostname)
+
+    def read_trace_settings(self) -> TraceSettings | None:
+        """Return how traces are sent, by the flags and OpenTelemetry's own variables; None if none are.
+
+        Raises TracingError.
+        """
+        return read_settings(self.otlp_endpoint, self.otlp_service_name, os.environ)
 
     @property
     def tls(self) -> TlsFiles | None:

@@ -2,11 +2,12 @@
 
 import sys
 
-from caravan_proto.environment import prepare_grpc
+from caravan_proto.environment import end_on_early_sigterm, prepare_grpc
 
 
 def main() -> int:
     """Run the shard."""
+    end_on_early_sigterm()
     prepare_grpc()
     from caravan_shard.cli import main as run
 

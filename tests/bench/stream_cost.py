@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken
+from caravan_router.core.trace import NO_TRACE
 from caravan_router.engine.streams import RequestStream
 from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
@@ -73,7 +74,7 @@ class SteppedEngine(ScriptedEngine):
         self.real_streams: list[RequestStream] = []
 
     def submit(self, spec: GenerationSpec) -> RequestStream:  # type: ignore[override]
-        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING)
+        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING, NO_TRACE)
         self.real_streams.append(stream)
         return stream
 

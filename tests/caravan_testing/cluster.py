@@ -10,6 +10,7 @@ from pathlib import Path
 from aiohttp import ClientSession
 
 from caravan_router.core.shards import ShardReport, ShardState
+from caravan_router.core.trace import Tracing
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import Address, AddressFile, ShardSource
 from caravan_router.engine.fleet import Fleet
@@ -17,6 +18,7 @@ from caravan_router.engine.link import LinkConfig
 from caravan_router.http.app import build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
+from caravan_router.http.server.state import TRACING
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
@@ -54,6 +56,7 @@ class ClusterConfig:
     hook: DecodeHook | None = None
     drain_timeout_s: float = 0.5
     expected: tuple[str, ...] = ()
+    tracing: Tracing | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: Limits = field(default_factory=Limits)
     link: LinkConfig = field(
@@ -207,6 +210,8 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
             running.list_shards(running.addresses)
         running.engine_task = engine = asyncio.create_task(running.fleet.run())
         app = build_app(running.fleet, config.limits, running.metrics)
+        if config.tracing is not None:
+            app[TRACING] = config.tracing
         try:
             async with listening(app, config.limits, Listen(drain_s=0.1)) as port:
                 running.url = port.url

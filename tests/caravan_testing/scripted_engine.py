@@ -13,6 +13,7 @@ from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.shards import ShardReport, ShardStanding, ShardState
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_router.core.trace import NO_TRACE, GenerationTrace
 
 BOS, EOS = 1, 2
 
@@ -196,7 +197,7 @@ class ScriptedEngine:
     async def wait_for_model(self, name: str) -> None:
         """Return at once: a script has a model from the start, or never."""
 
-    def submit(self, spec: GenerationSpec) -> ScriptedStream:
+    def submit(self, spec: GenerationSpec, trace: GenerationTrace = NO_TRACE) -> ScriptedStream:
         stream = ScriptedStream(self, spec)
         self.streams.append(stream)
         return stream

@@ -1,4 +1,4 @@
-"""Shell scripts and YAML files of the repository, checked by linters."""
+"""Shell scripts, YAML files and container files of the repository, checked by linters."""
 
 import subprocess
 
@@ -27,6 +27,12 @@ def test_shell_scripts_pass_shellcheck() -> None:
     scripts = [path for path in tracked_files() if is_shell_script(path)]
     assert ".ci/run" in scripts
     run_tool("shellcheck", *scripts)
+
+
+def test_container_files_pass_hadolint() -> None:
+    container_files = [path for path in tracked_files() if path.endswith("Containerfile")]
+    assert container_files
+    run_tool("hadolint", *container_files)
 
 
 def test_the_installed_helm_runs() -> None:

@@ -9,6 +9,7 @@ from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.shards import ShardReport
 from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.core.trace import NO_TRACE, GenerationTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,8 @@ class Engine(Protocol):
     @property
     def queries(self) -> Queries: ...
 
-    def submit(self, spec: GenerationSpec) -> TokenStream:
-        """Queue a generation. Never blocks and never refuses."""
+    def submit(self, spec: GenerationSpec, trace: GenerationTrace = NO_TRACE) -> TokenStream:
+        """Queue a generation, whose events ``trace`` gets. Never blocks and never refuses."""
         ...
 
 

@@ -16,6 +16,7 @@ from caravan_router.core.errors import (
 )
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prefixes import ShardPrefixes
+from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.observer import EngineObserver, ShardUse
 from caravan_router.engine.queries import ShardQueries
 from caravan_router.engine.replicas import Replicas
@@ -145,11 +146,15 @@ class Batcher:
                 self.replicas.links[action.shard].give_back()
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:
-                    stream.start(action.cached_tokens)
+                    stream.start(action.shard, action.cached_tokens)
                 self.observer.started(action.prompt_tokens, action.cached_tokens)
             case Resume():
+                if (stream := self._streams.get(action.request_id)) is not None:
+                    stream.trace.resumed(action.shard, action.computed_again)
                 self.observer.resumed(action.computed_again)
             case Preempt():
+                if (stream := self._streams.get(action.request_id)) is not None:
+                    stream.trace.preempted(action.how.value)
                 self.observer.preempted(action.how)
             case Fail():
                 if (stream := self._streams.pop(action.request_id, None)) is not None:
@@ -171,7 +176,7 @@ class Batcher:
         """Whether at least one shard is leased and makes progress."""
         return bool(self.scheduler.shards)
 
-    def submit(self, spec: GenerationSpec) -> RequestStream:
+    def submit(self, spec: GenerationSpec, trace: GenerationTrace = NO_TRACE) -> RequestStream:
         """Queue a generation. It starts when a shard can take it."""
         request_id = next(self._request_ids)
 
@@ -179,7 +184,9 @@ class Batcher:
             self._streams.pop(request_id, None)
             self.post(Cancelled(request_id))
 
-        stream = self._streams[request_id] = RequestStream(cancel, lambda: self.scheduler.state_of(request_id))
+        stream = RequestStream(cancel, lambda: self.scheduler.state_of(request_id), trace)
+        self._streams[request_id] = stream
+        trace.queued()
         now = time.monotonic()
         request = Request(
             request_id=request_id,

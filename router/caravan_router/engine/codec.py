@@ -96,6 +96,7 @@ def _parameters(chunk: Chunk) -> types_pb2.SequenceParameters | None:
         prompt_logprobs=chunk.prompt_logprobs,
         stop_token_ids=spec.stopping.stop_token_ids,
         min_tokens=spec.stopping.min_tokens,
+        traceparent=spec.traceparent,
     )
 
 

@@ -8,12 +8,15 @@ from caravan_router.core.engine import StreamTimes
 from caravan_router.core.errors import EngineError
 from caravan_router.core.generation import GenerationState
 from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.core.trace import GenerationTrace
 
 
 class RequestStream:
     """A queue with one producer, the batcher, and one consumer. It holds at most the tokens of the whole request."""
 
-    def __init__(self, on_close: Callable[[], None], ask_state: Callable[[], GenerationState]) -> None:
+    def __init__(
+        self, on_close: Callable[[], None], ask_state: Callable[[], GenerationState], trace: GenerationTrace
+    ) -> None:
         """``on_close`` releases the sequence; ``ask_state`` says where it is until it has ended."""
         self._on_close = on_close
         self._ask_state = ask_state
@@ -27,6 +30,7 @@ class RequestStream:
         self._submitted = time.monotonic()
         self._started: float | None = None
         self._first_token: float | None = None
+        self.trace = trace
         self.cached_tokens = 0
         self.prompt_logprobs: list[PromptToken] = []
 
@@ -40,10 +44,11 @@ class RequestStream:
         """When the request was submitted, first sent to a shard, and got its first token."""
         return StreamTimes(self._submitted, self._started, self._first_token)
 
-    def start(self, cached_tokens: int) -> None:
+    def start(self, shard: str, cached_tokens: int) -> None:
         """Note that a shard starts the request, at the token after the cached ones."""
         self._started = time.monotonic()
         self.cached_tokens = cached_tokens
+        self.trace.started(shard, cached_tokens)
 
     def deliver(self, prompt_logprobs: tuple[PromptToken, ...], tokens: tuple[GeneratedToken, ...]) -> bool:
         """Append the next prompt logprobs and tokens. Return whether the last token ended the stream."""
@@ -52,6 +57,7 @@ class RequestStream:
             return False
         if self._first_token is None:
             self._first_token = time.monotonic()
+            self.trace.got_first_token()
         self._tokens += tokens
         self._ended = tokens[-1].finish is not None
         self._wake()

@@ -165,18 +165,23 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first chunk of a request is sent; the ``cached_tokens`` before it need not be computed."""
+    """The first chunk of a request is sent to ``shard``; the ``cached_tokens`` before it need not be computed."""
 
     request_id: int
     prompt_tokens: int
     cached_tokens: int
+    shard: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A request that had lost its cells starts its next stay; ``computed_again`` of its tokens had been computed."""
+    """A request that had lost its cells starts its next stay, on ``shard``.
+
+    ``computed_again`` of its tokens had been computed before.
+    """
 
     request_id: int
+    shard: str
     computed_again: int
 
 

@@ -99,9 +99,11 @@ class SchedulerState:
         self.fair_share.charge(sequence.spec.tenant, PROMPT_TOKEN * uncharged)
         if not sequence.started:
             sequence.started = True
-            self.outbox.add(Start(sequence.request_id, len(sequence.spec.prompt), cached_tokens=resident.shared))
+            prompt_tokens = len(sequence.spec.prompt)
+            self.outbox.add(Start(sequence.request_id, prompt_tokens, resident.shared, shard.name))
         else:
-            self.outbox.add(Resume(sequence.request_id, max(0, sequence.reached - resident.computed)))
+            computed_again = max(0, sequence.reached - resident.computed)
+            self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))
 
     def note_fetch(self, sequence: Sequence, times: int = 1) -> None:
         """Note that ``sequence`` waits for a transfer, or as good as for so many."""

@@ -1,5 +1,6 @@
 """Checks one prompt chunk against what the shard will hold."""
 
+import re
 from collections.abc import Iterator
 
 from caravan_proto.errors import ShardError
@@ -12,6 +13,9 @@ from caravan_shard.protocol.commands import Chunk
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sequences.sequence import Phase
+
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_SHOWN_CHARACTERS = 128
 
 
 class ChunkCheck:
@@ -60,11 +64,16 @@ class ChunkCheck:
 
     def _check_parameters(self, parameters: SequenceParameters) -> Refusal | None:
         if parameters.adapter and parameters.adapter not in self._facts.adapters:
-            return bad_request(f"there is no adapter {parameters.adapter[:128]!r} here")
+            return bad_request(f"there is no adapter {parameters.adapter[:_SHOWN_CHARACTERS]!r} here")
         if not 1 <= parameters.prompt_length < parameters.max_length:
             return bad_request(
                 "prompt_length must be >= 1 and < max_length. "
                 f"Given: {parameters.prompt_length} and {parameters.max_length}"
+            )
+        if parameters.traceparent and not _TRACEPARENT.fullmatch(parameters.traceparent):
+            return bad_request(
+                "traceparent must be that of W3C Trace Context, version 00. "
+                f"Given: {parameters.traceparent[:_SHOWN_CHARACTERS]!r}"
             )
         # The last token is sampled and never computed: it needs no cell.
         most = max(limits.cells_per_sequence for limits in self._capacity.layouts) + 1

@@ -34,6 +34,7 @@ from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.pool import SequencePool
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
+from caravan_shard.sequences.trace_log import log_traced
 
 _log = logging.getLogger(__name__)
 
@@ -213,6 +214,8 @@ class Engine:
             return StepResult(_INCOMPLETE[outcome], TokenRows(), _timings(started_ns, forward_ns, 0))
         self.failures_in_a_row += 1
         _log.error("a forward pass failed", extra={"outcome": outcome.value, "in_a_row": self.failures_in_a_row})
+        for part in parts:
+            log_traced(part.sequence, "its forward pass failed", outcome=outcome.value)
         return Refusal(ShardError.FORWARD_FAILED, f"the forward pass failed ({outcome.value})")
 
     def _begin_masks(self, parts: list[Part]) -> None:
@@ -232,6 +235,7 @@ class Engine:
         for part in parts:
             if part.new:
                 self._pool.held[part.sequence.sequence_id] = part.sequence
+                log_traced(part.sequence, "sequence started", cached=part.start)
             if part.prompt:
                 part.sequence.extend(part.tokens)
             part.sequence.computed += len(part.tokens)

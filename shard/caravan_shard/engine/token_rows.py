@@ -9,6 +9,7 @@ from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.sampler import Choice, Sampler
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
+from caravan_shard.sequences.trace_log import log_traced
 
 
 def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler) -> TokenRows:
@@ -28,6 +29,7 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
         else:
             sequence.phase = Phase.ENDED
             sequence.matching = None
+            log_traced(sequence, "sequence ended", reason=reason.value)
         rows.sequence_ids.append(sequence.sequence_id)
         rows.pieces.append(piece.data)
         rows.specials.append(piece.special)

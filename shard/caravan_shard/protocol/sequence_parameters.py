@@ -20,6 +20,7 @@ class SequenceParameters:
     ``adapter``: one of `ModelFacts.adapters`; empty for none.
     ``prompt_logprobs``: return the log probabilities of the prompt's tokens.
     ``grammar``: the output matches it.
+    ``traceparent``: the span of the request as W3C Trace Context writes it; empty if the request is not traced.
     """
 
     sampling: SamplingParameters
@@ -31,6 +32,17 @@ class SequenceParameters:
     adapter: str = ""
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
+    traceparent: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace, which a valid ``traceparent`` has behind its version; empty without one."""
+        return self.traceparent[3:35]
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the span of the request is recorded: the lowest bit of the flags at the end of ``traceparent``."""
+        return self.traceparent[-1:] in set("13579bdf")
 
     def prompt_logprob_count(self, start: int, count: int) -> int:
         """Return how many of the ``count`` tokens from ``start`` on have prompt logprobs. These are the first ones."""

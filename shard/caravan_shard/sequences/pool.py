@@ -15,6 +15,7 @@ from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
+from caravan_shard.sequences.trace_log import log_traced
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +51,10 @@ class SequencePool:
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences and free their cells."""
         for sequence_id in sequence_ids:
-            del self.held[sequence_id]
+            sequence = self.held.pop(sequence_id)
             self._backend.trim(sequence_id, 0)
+            if sequence.phase is not Phase.ENDED:
+                log_traced(sequence, "sequence released", computed=sequence.computed)
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -101,7 +104,9 @@ class SequencePool:
         elif self._backend.length(sequence_id) != length and not (
             self._backend.trim(sequence_id, length) and self._backend.length(sequence_id) == length
         ):
-            _log.error("a sequence could not be cut back and is lost", extra={"sequence": sequence_id})
+            trace_id = self.held[sequence_id].parameters.trace_id
+            traced = {"trace_id": trace_id} if trace_id else {}
+            _log.error("a sequence could not be cut back and is lost", extra={"sequence": sequence_id, **traced})
             self.release([sequence_id])
 
     def save(self, entry: SaveEntry) -> int | None:
@@ -184,6 +189,7 @@ class SequencePool:
             whole = None if state is None else CellSlice(state=state, first=0, start=0, end=length)
             if whole is None or not self._backend.restore(sequence.sequence_id, [whole]):
                 lost.append(sequence.sequence_id)
+                log_traced(sequence, "sequence lost with the layout")
                 del self.held[sequence.sequence_id]
             else:
                 self._expect(sequence.sequence_id, length)
@@ -204,7 +210,10 @@ class SequencePool:
             sequence.own_start = 0
 
     def _park(self, sequence_id: int, length: int) -> None:
-        self.held[sequence_id].park(length)
+        sequence = self.held[sequence_id]
+        if sequence.phase is not Phase.ENDED:
+            log_traced(sequence, "sequence parked", kept=length)
+        sequence.park(length)
         self.cut_back(sequence_id, length)
 
     def _expect(self, sequence_id: int, length: int) -> None:

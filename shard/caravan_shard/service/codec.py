@@ -198,6 +198,7 @@ def _parameters(message: types_pb2.SequenceParameters, grammars: Mapping[Constra
         stop_token_ids=frozenset(message.stop_token_ids),
         min_tokens=message.min_tokens,
         grammar=None if found is None else grammars[found],
+        traceparent=message.traceparent,
     )
 
 

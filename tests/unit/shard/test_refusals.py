@@ -291,6 +291,8 @@ CASES: dict[str, tuple[Command, ShardError]] = {
     "too many stop_token_ids": (shape(stop_token_ids=frozenset(range(65))), ShardError.BAD_REQUEST),
     "a stop token outside the vocabulary": (shape(stop_token_ids=frozenset({260})), ShardError.BAD_REQUEST),
     "more min_tokens than can be": (shape(min_tokens=51), ShardError.BAD_REQUEST),
+    "a traceparent of another version": (shape(traceparent=f"01-{'a' * 32}-{'b' * 16}-01"), ShardError.BAD_REQUEST),
+    "a traceparent with a line break": (shape(traceparent=f"00-{'a' * 32}-{'b' * 16}-01\n"), ShardError.BAD_REQUEST),
     "an unknown adapter": (adapted("none"), ShardError.BAD_REQUEST),
     "two adapters in a step": (adapted("one", "other"), ShardError.BAD_REQUEST),
     "an adapter beside a chunk of none": (

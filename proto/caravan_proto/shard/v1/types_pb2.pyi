@@ -291,6 +291,7 @@ class SequenceParameters(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens [0, prompt_length) are the client's prompt. Further tokens of a prefill are earlier output of a sequence
     that is computed again.
@@ -308,6 +309,11 @@ class SequenceParameters(_message.Message):
     min_tokens: _builtins.int
     """End-of-generation tokens and stop_token_ids cannot be sampled before so many output tokens, unless the constraint
     allows nothing else.
+    """
+    traceparent: _builtins.str
+    """The span of the request, as in the header `traceparent` of W3C Trace Context, version 00. The shard's log names the
+    trace id in what it says of the sequence. Empty if the request is not traced. It is not in the metadata of the
+    call, because a Prefill carries sequences of many requests.
     """
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters: ...
@@ -331,10 +337,11 @@ class SequenceParameters(_message.Message):
         prompt_logprobs: _builtins.bool = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         min_tokens: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_length", b"max_length", "min_tokens", b"min_tokens", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_length", b"max_length", "min_tokens", b"min_tokens", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 from aiohttp import web
 
 from caravan_router.core.errors import EngineError
+from caravan_router.core.trace import ServedRequest
 from caravan_router.http.generation.context import Context, context_of
 from caravan_router.http.generation.headers import compute_headers, timing_headers
 from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestInProgress
@@ -32,6 +33,8 @@ class Reply(ABC):
     # Validation errors of these types become an event after status 200 when the reply is streamed.
     errors_as_events: ClassVar[tuple[type[Exception], ...]] = ()
 
+    # What is generated, in the terms of OpenTelemetry (`ServedRequest`).
+    operation: str = "text_completion"
     # The field of the body that names a model or an adapter.
     model: str | None = None
     # Permits to hold: one for each candidate of each prompt.
@@ -77,6 +80,10 @@ async def answer(request: web.Request, reply: Reply) -> web.StreamResponse:
                     context = await context_of(request, asked)
                     progress.valid = await reply.validate(context)
                     progress.model = context.served
+                    model = context.model.name
+                    progress.trace.serves(
+                        ServedRequest(asked=asked, model=model, operation=reply.operation, streamed=reply.streamed)
+                    )
         except reply.errors_as_events as error:
             if not reply.streamed:
                 raise

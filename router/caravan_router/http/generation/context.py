@@ -10,7 +10,7 @@ from caravan_router.http.generation.models import ServedModel, awaited_model
 from caravan_router.http.generation.schema import ServingFields
 from caravan_router.http.generation.serving import Serving, serving_of
 from caravan_router.http.limits import Limits
-from caravan_router.http.server.state import CLIENT, STATE, AppState
+from caravan_router.http.server.state import CLIENT, STATE, TRACE, AppState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,8 @@ class Context:
 
     def serving(self, fields: ServingFields) -> Serving:
         """Return how a body with ``fields`` is served. Raises ValidationError."""
-        return serving_of(fields, self.request.headers, self.request[CLIENT].key, self.limits)
+        request = self.request
+        return serving_of(fields, request.headers, request[CLIENT].key, self.limits, request[TRACE].traceparent)
 
 
 async def context_of(request: web.Request, asked: str) -> Context:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_router.core.trace import NO_TRACE, RequestTrace
 from caravan_router.http.generation.models import ServedModel
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, started
 from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.errors import AbortedError
 from caravan_router.http.server.middleware import REQUEST_ID
-from caravan_router.http.server.state import ARRIVED, CLIENT
+from caravan_router.http.server.state import ARRIVED, CLIENT, TRACE
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,6 +30,7 @@ class RequestInProgress:
     owner: str
     route: str
     arrived: float
+    trace: RequestTrace = NO_TRACE
     valid: Sequence[ValidRequest] = ()
     model: ServedModel | None = None
     runs: Sequence[Run] = ()
@@ -63,7 +65,7 @@ class RequestInProgress:
     async def generating(self) -> AsyncIterator[Sequence[Run]]:
         """Submit all generations and let an abort interrupt the block. All generations end with the block."""
         assert self.model is not None
-        with started(self.model, self.valid, self.arrived) as self.runs:
+        with started(self.model, self.valid, self.arrived, self.trace) as self.runs:
             async with self.abortable():
                 yield self.runs
 
@@ -83,6 +85,7 @@ class RequestsInProgress:
             owner=request[CLIENT].key.tenant.name,
             route=path_of(request),
             arrived=request[ARRIVED],
+            trace=request[TRACE],
         )
         self._requests[entry] = None
         try:

@@ -12,6 +12,7 @@ from caravan_router.core.errors import DeadlineError, EngineError, IncompleteGen
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.core.trace import NO_TRACE, GenerationTrace, RequestTrace
 from caravan_router.http.generation.models import ServedModel
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.server.errors import AbortedError, kind_of
@@ -28,13 +29,32 @@ class Run:
     to its end. The sequence is released as soon as a stop string matched, so that it gets no further step.
     """
 
-    __slots__ = ("_arrived", "_assembler", "_last_token", "_model", "_stream", "cut", "finish", "spec", "tokens")
+    __slots__ = (
+        "_arrived",
+        "_assembler",
+        "_last_token",
+        "_model",
+        "_stream",
+        "_trace",
+        "cut",
+        "finish",
+        "spec",
+        "tokens",
+    )
 
     _stream: TokenStream
 
-    def __init__(self, model: ServedModel, spec: GenerationSpec, text: TextOptions, arrived: float) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        spec: GenerationSpec,
+        text: TextOptions,
+        arrived: float,
+        trace: GenerationTrace = NO_TRACE,
+    ) -> None:
         """``arrived``: when the request arrived, in seconds on ``time.monotonic``."""
         self._model = model
+        self._trace = trace
         self._arrived = arrived
         self._assembler = Assembler(text)
         self._last_token = arrived
@@ -73,7 +93,7 @@ class Run:
 
     def __enter__(self) -> Self:
         self._model.metrics.request_validated(len(self.spec.prompt), self.spec.stopping.max_new_tokens)
-        self._stream = self._model.engine.submit(self.spec)
+        self._stream = self._model.engine.submit(self.spec, self._trace)
         return self
 
     def __exit__(
@@ -81,15 +101,19 @@ class Run:
     ) -> None:
         if self.finish is None:
             self._stream.close()
-        metrics = self._model.metrics
         if self.cut is not None:
-            metrics.request_failed(Failure.DEADLINE)
+            self._fail(Failure.DEADLINE)
         elif self.finish is not None:
-            metrics.request_succeeded(self.timings(), self.tokens)
+            self._model.metrics.request_succeeded(self.timings(), self.tokens)
+            self._trace.finished(self.finish.value, self.tokens)
         elif isinstance(error, EngineError | AbortedError):
-            metrics.request_failed(kind_of(error).failure or Failure.GENERATION)
+            self._fail(kind_of(error).failure or Failure.GENERATION)
         else:
-            metrics.request_failed(Failure.DROPPED)
+            self._fail(Failure.DROPPED)
+
+    def _fail(self, failure: Failure) -> None:
+        self._model.metrics.request_failed(failure)
+        self._trace.failed(failure.value, self.tokens)
 
     async def __aiter__(self) -> AsyncIterator[Iterator[list[Piece]]]:
         """Yield what is ready, then wait for more. Raises EngineError."""
@@ -157,14 +181,18 @@ class Run:
 
 
 @contextmanager
-def started(model: ServedModel, requests: Sequence[ValidRequest], arrived: float) -> Iterator[list[Run]]:
+def started(
+    model: ServedModel, requests: Sequence[ValidRequest], arrived: float, trace: RequestTrace
+) -> Iterator[list[Run]]:
     """Submit the candidates of each prompt, prompt by prompt. All of them end with the block."""
     with ExitStack() as stack:
         # There is no await between submissions, so that generations of one prompt share its computation.
         yield [
-            stack.enter_context(Run(model, spec, request.text, arrived))
+            stack.enter_context(
+                Run(model, spec, request.text, arrived, trace.generation(0 if index else len(spec.prompt)))
+            )
             for request in requests
-            for spec in request.specs
+            for index, spec in enumerate(request.specs)
         ]
 
 

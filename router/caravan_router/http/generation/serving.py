@@ -34,12 +34,16 @@ class Extras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """``timeout_s``: from submission to the last token. Prompts share computed prefixes within a ``namespace``."""
+    """``timeout_s``: from submission to the last token. Prompts share computed prefixes within a ``namespace``.
+
+    ``traceparent``: see `GenerationSpec`.
+    """
 
     priority: int
     tenant: Tenant
     namespace: str
     timeout_s: float
+    traceparent: str
 
     def spec(
         self, prompt: tuple[int, ...], sampling: SamplingParams, stopping: StoppingParams, extras: Extras
@@ -56,10 +60,13 @@ class Serving:
             adapter=extras.adapter,
             prompt_logprobs=extras.prompt_logprobs,
             timeout_s=self.timeout_s,
+            traceparent=self.traceparent,
         )
 
 
-def serving_of(fields: ServingFields, headers: Mapping[str, str], key: ApiKey, limits: Limits) -> Serving:
+def serving_of(
+    fields: ServingFields, headers: Mapping[str, str], key: ApiKey, limits: Limits, traceparent: str
+) -> Serving:
     """Read body fields, and headers from clients that cannot send the fields; a field wins over its header.
 
     Raises ValidationError.
@@ -73,6 +80,7 @@ def serving_of(fields: ServingFields, headers: Mapping[str, str], key: ApiKey, l
         # Names contain no NUL, so no salt turns one key's namespace into another's.
         namespace=f"{key.tenant.name}\0{salt or ''}",
         timeout_s=_timeout_s(fields.timeout, headers.get(TIMEOUT_HEADER)),
+        traceparent=traceparent,
     )
 
 

@@ -46,6 +46,8 @@ class AnswerReply(Reply):
         self._pieces: list[Piece] | None = None
         if isinstance(body, ollama.OllamaGenerateRequest) and not body.raw:
             self._pieces = []
+        if isinstance(body, ollama.OllamaChatRequest):
+            self.operation = "chat"
         self.streamed = body.stream is not False
 
     async def validate(self, context: Context) -> Sequence[ValidRequest]:

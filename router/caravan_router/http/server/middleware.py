@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from caravan_router.core.errors import EngineError
+from caravan_router.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
 from caravan_router.http.server.dialect import DIALECTS
 from caravan_router.http.server.errors import ExpectationError, MethodNotAllowedError, NotFoundError, RequestError
 from caravan_router.http.server.event_stream import STREAM_BEGUN
-from caravan_router.http.server.state import ARRIVED, CLIENT, ENDING
+from caravan_router.http.server.state import ARRIVED, CLIENT, ENDING, TRACE, TRACING
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("caravan.access")
@@ -35,9 +36,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def identify_and_log(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Take the client's request id or make one; write a log line when the request has ended."""
+    """Take the client's request id or make one, and begin its trace; write a log line when the request has ended."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
     request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    trace = request[TRACE] = _trace_of(request)
     status = 500
     try:
         response = await handler(request)
@@ -46,6 +48,7 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
         status = CLIENT_CLOSED
         raise
     finally:
+        trace.end(status)
         client = request.get(CLIENT)
         access_log.log(
             logging.DEBUG if request.path in _QUIET else logging.INFO,
@@ -60,9 +63,32 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
                 "status": status,
                 "remote": request.remote,
                 "key": "" if client is None else client.key.tenant.name,
+                **_trace_field(trace),
             },
         )
     return response
+
+
+def _trace_of(request: web.Request) -> RequestTrace:
+    """Begin the span of a POST request to a known route, which may generate. Other requests are not traced."""
+    tracing, resource = request.app.get(TRACING), request.match_info.route.resource
+    if tracing is None or request.method != "POST" or resource is None:
+        return NO_TRACE
+    return tracing.request(
+        ArrivedRequest(
+            method=request.method,
+            route=resource.canonical,
+            request_id=request[REQUEST_ID],
+            arrived_s=request[ARRIVED],
+            traceparent=tuple(request.headers.getall("traceparent", ())),
+            tracestate=tuple(request.headers.getall("tracestate", ())),
+        )
+    )
+
+
+def _trace_field(trace: RequestTrace) -> dict[str, str]:
+    """Return the field that names a trace in the log; none if the request is not traced."""
+    return {"trace_id": trace.trace_id} if trace.trace_id else {}
 
 
 @web.middleware
@@ -81,7 +107,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except (web.HTTPException, ConnectionResetError):
         raise
     except Exception as error:
-        log.exception("request %s failed", request[REQUEST_ID])
+        log.exception("request %s failed", request[REQUEST_ID], extra=_trace_field(request[TRACE]))
         if request.get(STREAM_BEGUN, False):
             # Too late for a status: the server closes the connection, which the client sees as a broken stream.
             raise

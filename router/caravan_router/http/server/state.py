@@ -9,6 +9,7 @@ from caravan_router.auth.client import Client
 from caravan_router.auth.permits import PermitPools
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import Fleet
+from caravan_router.core.trace import RequestTrace, Tracing
 from caravan_router.http.limits import Limits
 from caravan_router.metrics.recorder import Metrics
 
@@ -44,6 +45,11 @@ ENDING = web.AppKey("ending", asyncio.Event)
 
 # The client of a request. Absent on open routes when API keys are in use.
 CLIENT = web.RequestKey("client", Client)
+
+# Absent if no request is traced.
+TRACING = web.AppKey[Tracing]("tracing")
+
+TRACE = web.RequestKey[RequestTrace]("trace")
 
 # When the request's head had arrived, in seconds on time.monotonic.
 ARRIVED = web.RequestKey("arrived", float)

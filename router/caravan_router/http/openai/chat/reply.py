@@ -33,6 +33,7 @@ class ChatReply(Reply):
 
     dialect = OPENAI
     framing = EVENTS_UNTIL_DONE
+    operation = "chat"
     _chat: ValidChat
 
     def __init__(self, body: ChatRequest, limits: Limits) -> None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_router.core.trace import ServedRequest
 from caravan_router.http.generation.context import Context, context_of
 from caravan_router.http.generation.models import asked_model, metrics_of, model_name
 from caravan_router.http.generation.permits import holding_permits
 from caravan_router.http.openai.rules import AdapterVectorsError, NoVectorsError
-from caravan_router.http.server.state import STATE
+from caravan_router.http.server.state import STATE, TRACE
 
 Vector = tuple[float, ...]
 
@@ -41,4 +42,6 @@ async def vectors_of(
         if context.adapter:
             raise AdapterVectorsError(context.adapter)
         texts = await texts_of(context)
-        return Vectors(context.model.name, await context.engine.queries.embed(texts), sum(map(len, texts)))
+        model = context.model.name
+        request[TRACE].serves(ServedRequest(asked=asked, model=model, operation="embeddings", streamed=False))
+        return Vectors(model, await context.engine.queries.embed(texts), sum(map(len, texts)))

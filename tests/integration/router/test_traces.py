@@ -1,0 +1,270 @@
+"""Traces reach a collector over a real socket, from requests to shards with the toy model."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from aiohttp import ClientSession
+
+from caravan_router.tracing.settings import TraceSettings, tracing
+from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text
+from caravan_testing.otlp_receiver import ReceivedSpan, Receiver, grpc_receiver, http_receiver
+from caravan_testing.waiting import eventually
+
+CONFIG = ClusterConfig(max_sequences=2, step_s=0.004, token_s=0.002, drain_timeout_s=30.0)
+TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+SPAN_KIND_SERVER = 2
+
+
+@pytest.fixture(autouse=True)
+def short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+
+
+@pytest.fixture(autouse=True)
+def all_levels(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("caravan.access", "caravan_shard", "caravan_router"):
+        caplog.set_level(logging.DEBUG, name)
+
+
+@asynccontextmanager
+async def traced(
+    endpoint: str, config: ClusterConfig = CONFIG, *, over_http: bool = False, service_name: str | None = None
+) -> AsyncIterator[Cluster]:
+    settings = TraceSettings(endpoint=endpoint, service_name=service_name, over_http=over_http)
+    async with tracing(settings) as traces, cluster(replace(config, tracing=traces)) as running:
+        yield running
+
+
+async def post(running: Cluster, request_id: str, body: dict[str, object], **headers: str) -> str:
+    """Generate and return the text; the status must be 200."""
+    async with (
+        ClientSession() as session,
+        session.post(f"{running.url}/generate", json=body, headers={"X-Request-Id": request_id, **headers}) as response,
+    ):
+        answer = await response.json()
+        assert response.status == 200, answer
+        return str(answer["generated_text"])
+
+
+async def received(receiver: Receiver, request_id: str) -> ReceivedSpan:
+    await eventually(lambda: receiver.span(request_id) is not None, "the span came")
+    span = receiver.span(request_id)
+    assert span is not None
+    return span
+
+
+def lines(caplog: pytest.LogCaptureFixture, trace_id: str, level: int = logging.INFO) -> list[str]:
+    """Return the messages of the log about a trace, of the access log without its arguments."""
+    found = [record for record in caplog.records if getattr(record, "trace_id", None) == trace_id]
+    return [str(record.msg) for record in found if record.levelno >= level]
+
+
+def prompt(letter: str) -> str:
+    return letter * 100
+
+
+@pytest.mark.parametrize(
+    ("receiving", "over_http"), [(grpc_receiver, False), (http_receiver, True)], ids=["grpc", "http"]
+)
+async def test_a_request_has_one_span(
+    receiving: Callable[[], AbstractContextManager[Receiver]], over_http: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with receiving() as receiver:
+        async with traced(receiver.endpoint, over_http=over_http) as running:
+            (shard,) = running.addresses
+            began = time.monotonic()
+            text = await post(running, "one", body("hello", 7))
+            elapsed = time.monotonic() - began
+            span = await received(receiver, "one")
+        assert text == expected_text("hello", 7)
+    assert (span.name, span.kind, span.parent_id) == ("POST /generate", SPAN_KIND_SERVER, "")
+    assert not span.is_error
+    assert 0.02 < span.seconds <= elapsed
+    prompt_tokens = span.attributes.pop("gen_ai.usage.input_tokens")
+    assert prompt_tokens >= len("hello")
+    assert span.attributes == {
+        "http.request.method": "POST",
+        "http.route": "/generate",
+        "http.response.status_code": 200,
+        "caravan.request_id": "one",
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "caravan",
+        "gen_ai.request.model": "toy",
+        "gen_ai.response.model": "toy",
+        "gen_ai.request.stream": False,
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.output_tokens": 7,
+        "gen_ai.usage.cache_read.input_tokens": 0,
+    }
+    assert span.events == [
+        ("queued", {"caravan.generation": 0}),
+        ("started", {"caravan.generation": 0, "caravan.shard": shard, "caravan.cached_tokens": 0}),
+        ("first_token", {"caravan.generation": 0}),
+        ("finished", {"caravan.generation": 0, "caravan.finish_reason": "length", "caravan.output_tokens": 7}),
+    ]
+    assert span.resource["service.name"] == "caravan-router"
+    assert lines(caplog, span.trace_id) == ["sequence started", "sequence ended", "%s %s %d %.3f s"]
+
+
+async def test_the_trace_of_a_preempted_request(caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint, replace(CONFIG, max_sequences=1)) as running:
+            (shard,) = running.addresses
+            low = asyncio.create_task(post(running, "low", body(prompt("a"), 150)))
+            scheduler = running.engine.scheduler
+            await eventually(lambda: any(len(one.output) > 2 for one in scheduler.sequences.values()), "it has tokens")
+            await post(running, "high", {**body("b", 3), "priority": 5})
+            assert await low == expected_text(prompt("a"), 150)
+            span = await received(receiver, "low")
+    assert span.event_names == ["queued", "started", "first_token", "preempted", "resumed", "finished"]
+    assert span.event("preempted") == {"caravan.generation": 0, "caravan.shard": shard, "caravan.preemption": "swap"}
+    resumed = span.event("resumed")
+    assert resumed["caravan.shard"] == shard
+    assert resumed["caravan.recomputed_tokens"] <= 3
+    messages = lines(caplog, span.trace_id)
+    assert messages[0] == "sequence started"
+    assert messages[1:-1] == ["sequence released", "sequence started", "sequence ended"]
+
+
+async def test_the_trace_of_a_migrated_request(caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint, replace(CONFIG, shards=2)) as running:
+            moving = asyncio.create_task(post(running, "moving", body(prompt("a"), 200)))
+            shards = running.engine.scheduler.shards
+            await eventually(lambda: any(shard.decoding for shard in shards.values()), "it decodes")
+            [before] = [name for name, shard in shards.items() if shard.residents]
+            [after] = set(shards) - {before}
+            await running.servers[before].drain()
+            await running.stop_shard(before)
+            assert await moving == expected_text(prompt("a"), 200)
+            span = await received(receiver, "moving")
+    assert span.event_names == ["queued", "started", "first_token", "preempted", "migrated", "resumed", "finished"]
+    assert span.event("started")["caravan.shard"] == span.event("preempted")["caravan.shard"] == before
+    assert span.event("migrated") == {
+        "caravan.generation": 0,
+        "caravan.shard.from": before,
+        "caravan.shard.to": after,
+    }
+    assert lines(caplog, span.trace_id).count("sequence started") == 2
+
+
+async def test_a_lost_shard_is_a_migration_without_preemption() -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint, replace(CONFIG, shards=2)) as running:
+            moving = asyncio.create_task(post(running, "moving", body(prompt("a"), 150)))
+            shards = running.engine.scheduler.shards
+            await eventually(lambda: any(shard.decoding for shard in shards.values()), "it decodes")
+            [before] = [name for name, shard in shards.items() if shard.residents]
+            await running.stop_shard(before)
+            assert await moving == expected_text(prompt("a"), 150)
+            span = await received(receiver, "moving")
+    names = [name for name in span.event_names if name != "first_token"]
+    assert names == ["queued", "started", "migrated", "resumed", "finished"]
+    assert span.event("resumed")["caravan.recomputed_tokens"] > len(prompt("a"))
+
+
+async def test_each_generation_of_a_request_has_its_events() -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint) as running:
+            wanted = body("hello", 5)
+            wanted["parameters"] = {"max_new_tokens": 5, "best_of": 2, "do_sample": True}
+            await post(running, "two", wanted)
+            span = await received(receiver, "two")
+    for number in range(2):
+        names = [name for name, attributes in span.events if attributes["caravan.generation"] == number]
+        assert names == ["queued", "started", "first_token", "finished"]
+    assert span.attributes["gen_ai.usage.output_tokens"] <= 10
+    assert span.attributes["gen_ai.usage.input_tokens"] < 2 * len("hello")
+    assert len(span.attributes["gen_ai.response.finish_reasons"]) == 2
+
+
+async def test_a_request_that_fails_says_why() -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint) as running, ClientSession(running.url) as session:
+            late = {**body(prompt("a"), 200), "timeout": 0.1}
+            async with session.post("/generate_stream", json=late, headers={"X-Request-Id": "late"}) as response:
+                assert response.status == 200
+                await response.read()
+            async with session.post("/generate", json={"inputs": 7}, headers={"X-Request-Id": "bad"}) as response:
+                assert response.status == 422
+            late_span, bad_span = await received(receiver, "late"), await received(receiver, "bad")
+    assert late_span.is_error
+    assert late_span.attributes["error.type"] == late_span.event("failed")["error.type"] == "deadline"
+    assert (bad_span.is_error, bad_span.attributes["http.response.status_code"], bad_span.events) == (False, 422, [])
+
+
+async def test_the_span_continues_the_trace_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint) as running:
+            await post(running, "child", body("a", 3), traceparent=TRACEPARENT, tracestate="vendor=1")
+            span = await received(receiver, "child")
+    assert (span.trace_id, span.parent_id, span.tracestate) == (TRACE_ID, PARENT_ID, "vendor=1")
+    assert "sequence started" in lines(caplog, TRACE_ID)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "nonsense",
+        f"00-{'0' * 32}-{PARENT_ID}-01",
+        f"00-{TRACE_ID}-{'0' * 16}-01",
+        f"00-{TRACE_ID.upper()}-{PARENT_ID}-01",
+        f"ff-{TRACE_ID}-{PARENT_ID}-01",
+        f"{TRACEPARENT}-more",
+        f"{TRACEPARENT}, {TRACEPARENT}",
+    ],
+)
+async def test_an_invalid_traceparent_begins_a_new_trace(value: str) -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint) as running:
+            await post(running, "new", body("a", 1), traceparent=value, tracestate="vendor=1")
+            span = await received(receiver, "new")
+    assert span.trace_id != TRACE_ID
+    assert (span.parent_id, span.tracestate) == ("", "")
+
+
+async def test_a_trace_that_is_not_sampled_is_only_named_in_logs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint) as running:
+            assert await post(running, "off", body("a", 3), traceparent=TRACEPARENT) == expected_text("a", 3)
+        assert receiver.spans == []
+    assert lines(caplog, TRACE_ID) == ["%s %s %d %.3f s"]
+    assert lines(caplog, TRACE_ID, logging.DEBUG) == ["sequence started", "sequence ended", "%s %s %d %.3f s"]
+
+
+async def test_the_flag_of_the_client_decides_whether_a_trace_is_sampled() -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint) as running:
+            await post(running, "no", body("a", 1), traceparent=f"{TRACEPARENT[:-2]}00")
+            await post(running, "yes", body("a", 1), traceparent=TRACEPARENT)
+            await received(receiver, "yes")
+        assert receiver.span("no") is None
+
+
+@pytest.mark.parametrize("over_http", [False, True], ids=["grpc", "http"])
+async def test_a_dead_collector_costs_spans_and_one_line_in_the_log(
+    over_http: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
+    with grpc_receiver() as receiver:
+        endpoint = receiver.endpoint
+    # Nobody listens there any more.
+    async with traced(endpoint, over_http=over_http) as running:
+        for number in range(30):
+            assert await post(running, str(number), body("a", 2)) == expected_text("a", 2)
+        await eventually(lambda: "traces cannot be sent" in caplog.text, "it is logged")
+        ended = time.monotonic()
+    assert time.monotonic() - ended < 6
+    assert caplog.text.count("traces cannot be sent") == 1
+    assert "opentelemetry" not in caplog.text
