@@ -3,10 +3,15 @@
 The Python of the tools runs this: validate_builtin.py VERSION... Unknown keys are refused.
 """
 
+import functools
 import json
 import sys
 
 import kubernetes_validate
+from kubernetes_validate import utils
+
+# The definitions of a version have megabytes, and would be read again for each object.
+utils.schema_contents = functools.cache(utils.schema_contents)
 
 
 def main() -> None:
