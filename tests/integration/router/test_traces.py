@@ -199,6 +199,20 @@ async def test_a_request_that_fails_says_why() -> None:
     assert (bad_span.is_error, bad_span.attributes["http.response.status_code"], bad_span.events) == (False, 422, [])
 
 
+async def test_a_client_that_leaves_is_no_error() -> None:
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint) as running:
+            async with ClientSession(running.url) as session:
+                headers = {"X-Request-Id": "gone"}
+                async with session.post("/generate_stream", json=body("a", 2000), headers=headers) as response:
+                    await response.content.readany()
+                    response.close()
+            span = await received(receiver, "gone")
+    assert not span.is_error
+    assert span.attributes["http.response.status_code"] == 499
+    assert span.event("failed")["error.type"] == "dropped"
+
+
 async def test_the_span_continues_the_trace_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
     with grpc_receiver() as receiver:
         async with traced(receiver.endpoint) as running:
