@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,9 +42,13 @@ class ReceivedSpan:
 
 @dataclass
 class Receiver:
-    """``endpoint``: URL for `--otlp-endpoint`. Other threads append to ``spans``."""
+    """``endpoint``: URL for `--otlp-endpoint`. Other threads append to ``spans``.
+
+    ``accepts`` says whether the next call by gRPC succeeds; else it is refused for good.
+    """
 
     endpoint: str = ""
+    accepts: Callable[[], bool] = lambda: True
     spans: list[ReceivedSpan] = field(default_factory=list)
 
     def span(self, request_id: str) -> ReceivedSpan | None:
@@ -88,7 +92,9 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 def grpc_receiver() -> Iterator[Receiver]:
     receiver = Receiver()
 
-    def export(request: trace_service_pb2.ExportTraceServiceRequest, _context: object) -> bytes:
+    def export(request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext) -> bytes:
+        if not receiver.accepts():
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not today")
         receiver.take(request)
         answer: bytes = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
         return answer

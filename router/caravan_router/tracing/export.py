@@ -24,9 +24,10 @@ _BATCH_SPANS = 16
 # For the last spans, and for the collector to answer, when the router ends.
 _LAST_EXPORT_S = 3.0
 _INTERRUPTED_S = 1.0
-# What they log about each failed call, _Reported logs once. The last two warn of what clients send.
-_REPEATED = (
-    "opentelemetry.exporter",
+# It logs each call that fails; `_Reported` logs the first one.
+_EXPORTER_LOG = "opentelemetry.exporter"
+# They log each batch and each invalid header of a client.
+_SILENCED = (
     "opentelemetry.sdk._shared_internal",
     "opentelemetry.trace.propagation.tracecontext",
     "opentelemetry.trace.span",
@@ -40,9 +41,12 @@ class SpanSender:
     """
 
     def __init__(self, settings: TraceSettings) -> None:
-        for name in _REPEATED:
+        for name in _SILENCED:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        self._exporter = _Reported(_make_exporter(settings))
+        reason = _FirstMessage(logging.WARNING)
+        exporter_log = logging.getLogger(_EXPORTER_LOG)
+        exporter_log.handlers, exporter_log.propagate = [reason], False
+        self._exporter = _Reported(_make_exporter(settings), reason)
         batch_spans = None if os.environ.get(OTEL_BSP_MAX_EXPORT_BATCH_SIZE) else _BATCH_SPANS
         self.provider = TracerProvider(resource=_resource(settings.service_name), shutdown_on_exit=False)
         self.provider.add_span_processor(BatchSpanProcessor(self._exporter, max_export_batch_size=batch_spans))
@@ -72,22 +76,33 @@ def _resource(service_name: str | None) -> Resource:
     return Resource.create(dict(default.merge(OTELResourceDetector().detect()).merge(given).attributes))
 
 
+class _FirstMessage(logging.Handler):
+    """Keeps the first message since ``text`` was empty: those of later attempts say less."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = self.text or record.getMessage()
+
+
 class _Reported(SpanExporter):
     """Passes spans on, and logs once that this fails and once that it succeeds again."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, reason: _FirstMessage) -> None:
         self._exporter = exporter
+        self._reason = reason
         self._lost = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             if not self._lost:
-                _log.warning("traces cannot be sent, and are lost meanwhile")
+                _log.warning("traces cannot be sent, and are lost meanwhile", extra={"reason": self._reason.text})
             self._lost += len(spans)
-        elif self._lost:
+            return result
+        if self._lost:
             _log.info("traces are sent again", extra={"lost": self._lost})
-            self._lost = 0
+        self._lost, self._reason.text = 0, ""
         return result
 
     def shutdown(self) -> None:

@@ -213,6 +213,36 @@ async def test_a_client_that_leaves_is_no_error() -> None:
     assert span.event("failed")["error.type"] == "dropped"
 
 
+async def test_the_log_of_a_bug_names_the_trace(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def submit(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint) as running, ClientSession(running.url) as session:
+            monkeypatch.setattr(running.engine, "submit", submit)
+            async with session.post("/generate", json=body("a", 2), headers={"X-Request-Id": "bug"}) as response:
+                assert response.status == 500
+            span = await received(receiver, "bug")
+    assert span.is_error
+    assert lines(caplog, span.trace_id) == ["request %s failed", "%s %s %d %.3f s"]
+
+
+async def test_traces_are_sent_again_when_the_collector_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    flaky = [False, True]
+
+    with grpc_receiver() as receiver:
+        receiver.accepts = lambda: flaky.pop(0) if flaky else True
+        async with traced(receiver.endpoint) as running:
+            await post(running, "lost", body("a", 1))
+            await eventually(lambda: "traces cannot be sent" in caplog.text, "it is logged")
+            await post(running, "sent", body("a", 1))
+            await received(receiver, "sent")
+            await eventually(lambda: "traces are sent again" in caplog.text, "it is logged")
+        assert receiver.span("lost") is None
+
+
 async def test_the_span_continues_the_trace_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
     with grpc_receiver() as receiver:
         async with traced(receiver.endpoint) as running:
@@ -264,9 +294,11 @@ async def test_the_flag_of_the_client_decides_whether_a_trace_is_sampled() -> No
         assert receiver.span("no") is None
 
 
-@pytest.mark.parametrize("over_http", [False, True], ids=["grpc", "http"])
+@pytest.mark.parametrize(
+    ("over_http", "reason"), [(False, "refused"), (True, "Failed to export")], ids=["grpc", "http"]
+)
 async def test_a_dead_collector_costs_spans_and_one_line_in_the_log(
-    over_http: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    over_http: bool, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
@@ -280,5 +312,6 @@ async def test_a_dead_collector_costs_spans_and_one_line_in_the_log(
         await eventually(lambda: "traces cannot be sent" in caplog.text, "it is logged")
         ended = time.monotonic()
     assert time.monotonic() - ended < 6
-    assert caplog.text.count("traces cannot be sent") == 1
+    [line] = [record for record in caplog.records if "traces cannot be sent" in record.msg]
+    assert reason in getattr(line, "reason", "")
     assert "opentelemetry" not in caplog.text
