@@ -1,0 +1,84 @@
+"""compose.yaml and the files that it mounts. No container engine runs in the tests."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.tools import ROOT, run_tool, try_tool
+
+import caravan_proto
+from caravan_proto.flags import load
+from caravan_router.config import RouterConfig
+from caravan_shard.config import ShardConfig
+
+TEXT = (ROOT / "compose.yaml").read_text()
+CHECK = "tests/deploy/check_compose.py"
+IMAGE = {"router": RouterConfig, "shard": ShardConfig}
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    """The services, after the file was validated."""
+    found: dict[str, Any] = json.loads(run_tool("python", CHECK, stdin=TEXT))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("read_only: true", "readonly: true"),
+        ("stop_grace_period: 45s", "stop_grace_period: 45x"),
+        ("service_completed_successfully", "done"),
+        ("internal: true", "internal: maybe"),
+    ],
+)
+def test_the_validation_is_strict(right: str, wrong: str) -> None:
+    assert right in TEXT
+    assert try_tool("python", CHECK, stdin=TEXT.replace(right, wrong)).returncode != 0
+
+
+@pytest.mark.parametrize("name", ["router", "shard"])
+def test_variables_are_flags(services: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = IMAGE[name]
+    variables = services[name]["environment"]
+    known = {f"CARAVAN_{field.name.upper()}" for field in dataclasses.fields(config)}
+    assert set(variables) <= known
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    load(config, prog=name, description="", argv=[])
+    assert services[name]["image"] == f"localhost/caravan-{name}:{caravan_proto.__version__}"
+
+
+def test_programs_have_time_to_drain(services: dict[str, Any]) -> None:
+    limits_s = {
+        "router": RouterConfig().graceful_termination_timeout,
+        "shard": ShardConfig(backend="fake").drain_timeout_s,
+    }
+    for name, limit_s in limits_s.items():
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > limit_s
+
+
+def test_mounted_files_exist_and_ports_are_open_on_this_host_only(services: dict[str, Any]) -> None:
+    mounted = [path for service in services.values() for path in service.get("volumes", []) if path.startswith("./")]
+    assert len(mounted) == 6
+    for path in mounted:
+        assert (ROOT / path.partition(":")[0]).exists(), path
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_prometheus_accepts_its_configuration(services: dict[str, Any], tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    assert promtool is not None, "promtool is missing: apt-get install prometheus"
+    for path in services["prometheus"]["volumes"]:
+        source, _, target = path.removesuffix(":ro").partition(":")
+        if source.startswith("./"):
+            shutil.copy(ROOT / source, tmp_path / Path(target).name)
+    checked = subprocess.run(
+        [promtool, "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,57 @@
+"""The units of systemd, checked by systemd-analyze. No systemd runs in the tests."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from deploy.tools import ROOT
+
+from caravan_router.config import RouterConfig
+from caravan_shard.config import ShardConfig
+
+UNITS = ROOT / "deploy/systemd"
+# The programs must exist for `systemd-analyze verify`; a checkout has them here.
+INSTALLED = "/opt/caravan/bin"
+# In tenths, of 100. What is left is mostly the use of networks and of Unix sockets.
+MOST_EXPOSURE = 15
+
+
+def analyze(*arguments: str | Path) -> str:
+    program = shutil.which("systemd-analyze")
+    assert program is not None, "systemd-analyze is missing: apt-get install systemd"
+    run = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "instance"),
+    [
+        ("caravan-router.service", "caravan-router.service"),
+        ("caravan-shard@.service", "caravan-shard@a.service"),
+    ],
+)
+def test_units_are_valid(unit: str, instance: str, tmp_path: Path) -> None:
+    text = (UNITS / unit).read_text()
+    assert f"ExecStart={INSTALLED}/caravan-" in text
+    copy = tmp_path / instance
+    copy.write_text(text.replace(INSTALLED, str(ROOT / ".venv/bin")))
+    assert analyze("verify", "--man=no", copy) == ""
+
+
+@pytest.mark.parametrize("unit", ["caravan-router.service", "caravan-shard@.service"])
+def test_units_confine_the_programs(unit: str) -> None:
+    analyze("security", "--offline=true", f"--threshold={MOST_EXPOSURE}", UNITS / unit)
+
+
+def test_units_give_programs_time_to_drain() -> None:
+    limits_s = {
+        "caravan-router.service": RouterConfig().graceful_termination_timeout,
+        "caravan-shard@.service": ShardConfig(backend="fake").drain_timeout_s,
+    }
+    for unit, limit_s in limits_s.items():
+        stop = re.search(r"^TimeoutStopSec=(\d+)$", (UNITS / unit).read_text(), re.MULTILINE)
+        assert stop is not None
+        assert int(stop[1]) > limit_s
