@@ -25,6 +25,10 @@ _FILE = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(conf|json|md|proto|py|sh|toml|txt))
 _PACKAGES = (ROOT, ROOT / "router/caravan_router", ROOT / "shard/caravan_shard", ROOT / "proto/caravan_proto")
 # Folders that exist on a machine, not in the repository.
 _LOCAL = (".cache/", ".venv/")
+# Command lines of programs that are not ours, or that get flags of these, with the lines that continue them.
+_OTHERS = re.compile(
+    r"^(\w+=\w+ )?(buildah|docker|helm|kubectl|make images|mmdebstrap|systemctl) (.*\\\n)*.*$", re.MULTILINE
+)
 
 
 def _name(page: Path) -> str:
@@ -38,8 +42,8 @@ def _code(text: str) -> list[str]:
 
 
 def _own_code(page: Path) -> list[str]:
-    """The code blocks and code spans of a document, without the command lines of helm and kubectl."""
-    return [re.sub(r"^(helm|kubectl) .*$", "", code, flags=re.MULTILINE) for code in _code(page.read_text())]
+    """The code blocks and code spans of a document, without the command lines of programs that are not ours."""
+    return [_OTHERS.sub("", code) for code in _code(page.read_text())]
 
 
 def _spans(page: Path) -> list[str]:
