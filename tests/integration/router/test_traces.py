@@ -294,13 +294,12 @@ async def test_the_flag_of_the_client_decides_whether_a_trace_is_sampled() -> No
         assert receiver.span("no") is None
 
 
-@pytest.mark.parametrize(
-    ("over_http", "reason"), [(False, "refused"), (True, "Failed to export")], ids=["grpc", "http"]
-)
+@pytest.mark.parametrize("over_http", [False, True], ids=["grpc", "http"])
 async def test_a_dead_collector_costs_spans_and_one_line_in_the_log(
-    over_http: bool, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    over_http: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    # Longer than the pause before the first retry, 0.8 to 1.2 s, whose message says why.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
     with grpc_receiver() as receiver:
@@ -313,5 +312,5 @@ async def test_a_dead_collector_costs_spans_and_one_line_in_the_log(
         ended = time.monotonic()
     assert time.monotonic() - ended < 6
     [line] = [record for record in caplog.records if "traces cannot be sent" in record.msg]
-    assert reason in getattr(line, "reason", "")
+    assert "refused" in getattr(line, "reason", "")
     assert "opentelemetry" not in caplog.text
