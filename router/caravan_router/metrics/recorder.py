@@ -180,7 +180,7 @@ class ModelMetrics:
         # The length of the scheduler's queue, and the age of its oldest request in seconds.
         self._queue = (0, 0.0)
         # When requests that are not in the queue yet arrived, and the number of their generations.
-        self._validated: dict[object, tuple[float, int]] = {}
+        self._in_validation: dict[object, tuple[float, int]] = {}
         self._steps: dict[tuple[str, Method], _StepInstruments] = {}
         # Observed for every token, so looked up once.
         self._inter_token = self._histogram("caravan_inter_token_latency_seconds")
@@ -203,8 +203,8 @@ class ModelMetrics:
         for instruments in self._steps.values():
             instruments.observe()
         requests, oldest_s = self._queue
-        if not self._shards and self._validated:
-            arrived_s, numbers = zip(*self._validated.values(), strict=True)
+        if not self._shards and self._in_validation:
+            arrived_s, numbers = zip(*self._in_validation.values(), strict=True)
             requests += sum(numbers)
             oldest_s = max(oldest_s, time.monotonic() - min(arrived_s))
         self._value("tgi_queue_size").set(requests)
@@ -222,11 +222,11 @@ class ModelMetrics:
         They are not in the queue yet, because their prompts are still to be tokenized, which takes a shard.
         """
         key = object()
-        self._validated[key] = (time.monotonic(), generations)
+        self._in_validation[key] = (time.monotonic(), generations)
         try:
             yield
         finally:
-            del self._validated[key]
+            del self._in_validation[key]
 
     def request_validated(self, input_tokens: int, max_new_tokens: int) -> None:
         self._observe("tgi_request_input_length", input_tokens)
