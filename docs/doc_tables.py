@@ -30,6 +30,7 @@ from caravan_router.serve.cli import ServeConfig
 from caravan_shard.config import ShardConfig
 
 ROOT = Path(__file__).resolve().parents[1]
+SIMULATE = ROOT / "tests" / "bench" / "simulate"
 _PACKAGES = ("proto/caravan_proto", "router/caravan_router", "shard/caravan_shard")
 _TABLE = re.compile(r"(<!-- table: ([a-z -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 # A higher bound only catches slips of the keyboard; the reader has no use for it.
@@ -222,12 +223,32 @@ def simulated_latency_table() -> str:
     return _table(head, rows)
 
 
+def sizing_table(name: str, head: tuple[str, ...]) -> str:
+    """One row for each fleet that `make simulate` played for the sizing guide."""
+    sizings = json.loads((SIMULATE / "sizing.json").read_text())
+    rows = [
+        (
+            *sizing["shown"],
+            f"{sizing['shards']:.1f}",
+            f"{100 * sizing['goodput'] / sizing['offered']:.1f} %",
+            f"{sizing['ttft_p50_s']:.2f}",
+            f"{sizing['ttft_p99_s']:.2f}",
+            f"{1e3 * sizing['itl_p50_s']:.0f}",
+            f"{sizing['preemptions']:,}",
+        )
+        for sizing in sizings
+        if sizing["table"] == name
+    ]
+    measured = ("shards, mean", "good", "TTFT p50, s", "p99, s", "ITL p50, ms", "preempted")
+    return _table((*head, *measured), rows)
+
+
 def _bold(text: str, is_bold: bool) -> str:
     return f"**{text}**" if is_bold else text
 
 
 def _simulations() -> Any:
-    return json.loads((ROOT / "tests" / "bench" / "simulate" / "results.json").read_text())
+    return json.loads((SIMULATE / "results.json").read_text())
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -245,6 +266,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "goodput": goodput_table,
     "unequal shards": unequal_shards_table,
     "simulated latency": simulated_latency_table,
+    "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
+    "a day": lambda: sizing_table("day", ("fleet",)),
 }
 
 

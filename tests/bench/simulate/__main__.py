@@ -1,4 +1,4 @@
-"""Simulates fleets: ``make simulate`` runs the scenarios of docs/simulator.md and records their results.
+"""Simulates fleets: ``make simulate`` runs what docs/simulator.md and docs/sizing.md show and records the results.
 
 With ``--trace`` or ``--file`` it simulates one trace and prints a line for each policy.
 """
@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.simulate import trace_file
+from bench.simulate.autoscaling import Autoscaler
 from bench.simulate.gateways import Policy
 from bench.simulate.results import Report, Targets
 from bench.simulate.scenarios import FAST, SCENARIOS, SEED, SHARDS, SLOW, Run, best_alone, runs
 from bench.simulate.simulation import Setting, ShardKind, simulate
+from bench.simulate.sizing import SIZINGS, Sizing
 from bench.simulate.step_times import LINEAR, recorded
 from bench.simulate.traces import TRACES, Load, Trace
 
 RESULTS = Path(__file__).with_name("results.json")
+SIZING_RESULTS = Path(__file__).with_name("sizing.json")
 
 
 def main() -> None:
@@ -28,19 +31,29 @@ def main() -> None:
     if args.trace or args.file:
         _simulate_one(args)
     else:
-        _record(args.processes)
+        with ProcessPoolExecutor(args.processes) as pool:
+            _record_sizings(pool)
+            _record(pool)
 
 
-def _record(processes: int) -> None:
+def _record_sizings(pool: ProcessPoolExecutor) -> None:
+    """Run all sizings and write SIZING_RESULTS."""
+    entries = []
+    for sizing, report in zip(SIZINGS, pool.map(Sizing.report, SIZINGS), strict=True):
+        print(f"{sizing.table}, {', '.join(sizing.shown)}: {_line(Policy.CARAVAN, report)}", flush=True)
+        entries.append({"table": sizing.table, "shown": sizing.shown, **_rounded(report)})
+    SIZING_RESULTS.write_text(json.dumps(entries, indent=1) + "\n")
+
+
+def _record(pool: ProcessPoolExecutor) -> None:
     """Run all scenarios and write RESULTS."""
     planned = list(runs())
-    with ProcessPoolExecutor(processes) as pool:
-        alone = pool.map(best_alone, (FAST, SLOW), ("poisson", "poisson"))
-        reports = []
-        for run, report in zip(planned, pool.map(Run.report, planned), strict=True):
-            print(f"{run.scenario.name}, {_line(run.policy, report)}", flush=True)
-            reports.append(report)
-        fast, slow = alone
+    alone = pool.map(best_alone, (FAST, SLOW), ("poisson", "poisson"))
+    reports = []
+    for run, report in zip(planned, pool.map(Run.report, planned), strict=True):
+        print(f"{run.scenario.name}, {_line(run.policy, report)}", flush=True)
+        reports.append(report)
+    fast, slow = alone
     entries = [
         {"scenario": run.scenario.name, "rate": run.rate, "policy": run.policy.value, **_rounded(report)}
         for run, report in zip(planned, reports, strict=True)
@@ -73,12 +86,27 @@ def _simulate_one(args: argparse.Namespace) -> None:
     )
     shards = (kind,) * (args.shards - args.slow) + (slow,) * args.slow
     setting = Setting(
-        shards=shards, targets=Targets(ttft_s=args.ttft, itl_s=args.itl), warm_up_s=min(10.0, args.seconds / 4)
+        shards=shards,
+        autoscaler=_autoscaler(args),
+        targets=Targets(ttft_s=args.ttft, itl_s=args.itl),
+        warm_up_s=min(10.0, args.seconds / 4),
     )
     for trace in _traces(args):
-        for policy in args.policy or Policy:
+        for policy in args.policy or ([Policy.CARAVAN] if setting.autoscaler else Policy):
             report = simulate(trace, setting, policy, min(args.seconds, trace.arrivals[-1].at_s + 1.0))
             print(_line(policy, report), flush=True)
+
+
+def _autoscaler(args: argparse.Namespace) -> Autoscaler | None:
+    if not args.most_shards:
+        return None
+    return Autoscaler(
+        least=args.shards,
+        most=args.most_shards,
+        requests_per_shard=args.requests_per_shard,
+        starts_s=args.starts,
+        stabilization_s=args.stabilization,
+    )
 
 
 def _traces(args: argparse.Namespace) -> Iterator[Trace]:
@@ -94,7 +122,8 @@ def _line(policy: Policy, report: Report) -> str:
         f"{policy.value:14} {report.offered:6.1f}/s, good {report.goodput:6.1f}/s, "
         f"TTFT p50 {report.ttft_p50_s:5.2f} p99 {report.ttft_p99_s:5.2f} s, "
         f"ITL p50 {1e3 * report.itl_p50_s:3.0f} p99 {1e3 * report.itl_p99_s:3.0f} ms, hits {report.hit_rate:4.0%}, "
-        f"{report.output_tokens_per_s:5.0f} tokens/s, scheduler {report.step_cpu_us:3.0f} us a step"
+        f"{report.output_tokens_per_s:5.0f} tokens/s, {report.shards:4.1f} shards, "
+        f"scheduler {report.step_cpu_us:3.0f} us a step"
     )
 
 
@@ -111,6 +140,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=60.0, help="stop asking after so long")
     parser.add_argument("--policy", type=_policy, nargs="+", help="round-robin, least-requests, prefix-hash, caravan")
     parser.add_argument("--shards", type=int, default=SHARDS)
+    parser.add_argument("--most-shards", type=int, default=0, help="an autoscaler adds shards up to so many")
+    parser.add_argument(
+        "--requests-per-shard", type=float, default=24.0, help="the requests for which it wants a shard"
+    )
+    parser.add_argument("--starts", type=float, default=90.0, help="seconds until a new shard serves")
+    parser.add_argument(
+        "--stabilization", type=float, default=300.0, help="seconds for which fewer shards suffice before one leaves"
+    )
     parser.add_argument("--slow", type=int, default=0, help="how many of them are slow")
     parser.add_argument("--factor", type=float, default=3.0, help="how many times slower these are")
     parser.add_argument("--times", type=Path, help="step times recorded with `bench.shard_steps --record`")

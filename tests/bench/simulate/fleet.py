@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.simulate.played_shard import PlayedShard
-from caravan_router.scheduling.actions import Action, Decode, FilterBatch, Load, Prefill, Save
-from caravan_router.scheduling.events import CommandEnded, Event, ShardJoined, ShardLimits, Stepped, Tick
+from caravan_router.scheduling.actions import Action, Decode, Drained, FilterBatch, Load, Prefill, Save
+from caravan_router.scheduling.events import (
+    CommandEnded,
+    Event,
+    ShardDraining,
+    ShardJoined,
+    ShardLimits,
+    ShardLost,
+    Stepped,
+    Tick,
+)
 from caravan_router.scheduling.scheduler import Scheduler
 
 
@@ -45,7 +54,24 @@ class Fleet:
     def begin(self) -> None:
         """Let the shards join."""
         for member in self._members.values():
-            self.handle([ShardJoined(member.shard.name, member.limits)], member.scheduler)
+            self._announce(member)
+
+    def join(self, member: Member) -> None:
+        """Let one more shard join."""
+        self._members[member.shard.name] = member
+        self._announce(member)
+
+    def _announce(self, member: Member) -> None:
+        self.handle([ShardJoined(member.shard.name, member.limits)], member.scheduler)
+
+    def drain(self, name: str) -> None:
+        """Let a shard drain. It leaves when nothing of it is needed any more."""
+        self.handle([ShardDraining(name)], self._members[name].scheduler)
+
+    @property
+    def names(self) -> list[str]:
+        """The shards that have not left, in the order in which they joined."""
+        return list(self._members)
 
     def run_until(self, at_s: float) -> None:
         """Play all steps that end by ``at_s``."""
@@ -74,10 +100,13 @@ class Fleet:
             if isinstance(action, Prefill | Decode | FilterBatch | Save | Load):
                 self._members[action.shard].shard.send(action)
                 self._run(action.shard)
+            elif isinstance(action, Drained):
+                del self._members[action.shard]
+                self.handle([ShardLost(action.shard)], scheduler)
             else:
                 self._listener(self.now_s, action)
         for event in events:
-            if isinstance(event, CommandEnded | Stepped):
+            if isinstance(event, CommandEnded | Stepped) and event.shard in self._members:
                 self._run(event.shard)
 
     def _run(self, name: str) -> None:

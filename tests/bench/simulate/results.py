@@ -35,7 +35,8 @@ class _Stream:
 class Report:
     """Requests per second that came and that were good, percentiles in seconds, and the share of cached tokens.
 
-    A request without a token counts with the time that it waited until the end.
+    A request without a token counts with the time that it waited until the end. ``shards``: how many there were on
+    average.
     """
 
     offered: float
@@ -48,6 +49,7 @@ class Report:
     output_tokens_per_s: float
     preemptions: int
     step_cpu_us: float = 0.0
+    shards: float = 0.0
 
 
 class Clients:

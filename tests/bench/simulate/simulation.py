@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from bench.simulate.autoscaling import Autoscaler, Scaling
 from bench.simulate.fleet import Fleet, Member
 from bench.simulate.gateways import Policy, gateway_of
 from bench.simulate.played_shard import PlayedShard
@@ -41,9 +42,14 @@ class ShardKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A fleet, and what its clients expect. Requests of the first ``warm_up_s`` seconds are not measured."""
+    """A fleet, and what its clients expect. Requests of the first ``warm_up_s`` seconds are not measured.
+
+    With an ``autoscaler``, the fleet begins with ``shards``, and more of the kind of the first join: behind the router
+    only, since gateways choose among a fixed number.
+    """
 
     shards: tuple[ShardKind, ...]
+    autoscaler: Autoscaler | None = None
     targets: Targets = field(default_factory=Targets)
     warm_up_s: float = 10.0
     config: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -60,6 +66,11 @@ def simulate(trace: Trace, setting: Setting, policy: Policy, until_s: float) -> 
     clients = Clients(setting.targets, setting.warm_up_s, until_s)
     fleet = Fleet(schedulers, members, clients.hear)
     fleet.begin()
+    scaling = None
+    if setting.autoscaler is not None:
+        assert gateway is None, "gateways choose among a fixed number of shards"
+        kind = setting.shards[0]
+        scaling = Scaling(setting.autoscaler, fleet, schedulers[0], kind.times, kind.limits)
     in_flight = [0] * len(schedulers)
     chosen: dict[int, int] = {}
     ticked_s = 0.0
@@ -70,6 +81,8 @@ def simulate(trace: Trace, setting: Setting, policy: Policy, until_s: float) -> 
             ticked_s += _TICK_S
             fleet.run_until(ticked_s)
             fleet.tick()
+            if scaling is not None:
+                scaling.tick(ticked_s)
         fleet.run_until(at_s)
         for request_id in clients.take_ended():
             in_flight[chosen.pop(request_id)] -= 1
@@ -88,4 +101,5 @@ def simulate(trace: Trace, setting: Setting, policy: Policy, until_s: float) -> 
     while not clients.are_decided(fleet.now_s):
         advance(fleet.now_s + 1.0)
     report = clients.report(fleet.now_s)
-    return replace(report, step_cpu_us=1e6 * fleet.cpu_s / max(1, fleet.steps))
+    shards = len(setting.shards) if scaling is None else scaling.mean_shards(ticked_s)
+    return replace(report, step_cpu_us=1e6 * fleet.cpu_s / max(1, fleet.steps), shards=shards)

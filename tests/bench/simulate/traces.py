@@ -1,13 +1,15 @@
 """What clients ask for, and when: synthetic traces, deterministic by their seed."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bench.simulate.played_shard import OUTPUT_TOKEN_ID
 
-_VOCABULARY = range(2_000, 50_000)
+# A tuple, so that equal tokens are one object: a trace of an hour has 100 million.
+_VOCABULARY = tuple(range(2_000, 50_000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,17 @@ def poisson(load: Load) -> Trace:
     return _trace(_unrelated(source, at_s) for at_s in source.times(load.per_second))
 
 
+def day(load: Load) -> Trace:
+    """The same as `poisson`, at a rate that rises from a tenth of the load's to all of it and falls again."""
+    source = _Source(load)
+    arrivals = (
+        _unrelated(source, at_s)
+        for at_s in source.times(load.per_second)
+        if source.random.random() < 0.1 + 0.9 * math.sin(math.pi * at_s / load.seconds) ** 2
+    )
+    return _trace(arrivals)
+
+
 def bursts(load: Load) -> Trace:
     """The same, of which a burst of 40 arrives within a second each time; bursts are a Poisson process."""
     source = _Source(load)
@@ -122,6 +135,7 @@ def mixed_lengths(load: Load) -> Trace:
 
 TRACES: dict[str, Callable[[Load], Trace]] = {
     "poisson": poisson,
+    "day": day,
     "bursts": bursts,
     "shared-prefixes": shared_prefixes,
     "conversations": conversations,

@@ -7,17 +7,25 @@ from pathlib import Path
 
 import pytest
 from bench.simulate import trace_file
-from bench.simulate.__main__ import RESULTS
+from bench.simulate.__main__ import RESULTS, SIZING_RESULTS
+from bench.simulate.autoscaling import Autoscaler, Scaling
+from bench.simulate.fleet import Fleet, Member
 from bench.simulate.gateways import LeastRequests, Policy, PrefixHash, RoundRobin
+from bench.simulate.played_shard import PlayedShard
 from bench.simulate.results import Clients, Targets
 from bench.simulate.scenarios import SCENARIOS, Run, runs
 from bench.simulate.simulation import Setting, ShardKind, simulate
-from bench.simulate.step_times import StepTimes, recorded
+from bench.simulate.sizing import SIZINGS
+from bench.simulate.step_times import LINEAR, StepTimes, recorded
 from bench.simulate.traces import TRACES, Load
 
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.scheduling.actions import Deliver, Start
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.events import Submitted
+from caravan_router.scheduling.scheduler import Scheduler
+from caravan_testing.requests import request
 
 LOAD = Load(per_second=20, seconds=10, seed=3)
 SETTING = Setting(shards=(ShardKind(),) * 4, warm_up_s=2.0)
@@ -102,6 +110,38 @@ def test_every_token_arrives_once() -> None:
     assert report.output_tokens_per_s * 1000.0 == pytest.approx(sum(one.output_tokens for one in trace.arrivals))
 
 
+def test_a_fleet_grows_and_shrinks_with_its_load() -> None:
+    load = replace(LOAD, per_second=10, seconds=150)
+    autoscaler = Autoscaler(least=1, most=6, requests_per_shard=4, starts_s=20.0, stabilization_s=30.0)
+    patient = Targets(ttft_s=math.inf, itl_s=math.inf)
+    setting = Setting(shards=(ShardKind(),), warm_up_s=0.0, targets=patient, autoscaler=autoscaler)
+    report = simulate(TRACES["day"](load), setting, Policy.CARAVAN, 150.0)
+    assert report.goodput == report.offered
+    fixed = simulate(TRACES["day"](load), replace(setting, autoscaler=None), Policy.CARAVAN, 150.0)
+    assert fixed.shards == 1
+    assert 1.5 < report.shards < 5
+    assert report.ttft_p50_s < fixed.ttft_p50_s / 2
+
+
+def test_an_autoscaler_keeps_shards_that_were_needed_lately() -> None:
+    scheduler = Scheduler(SchedulerConfig())
+    fleet = Fleet([scheduler], [Member(PlayedShard("first", LINEAR), ShardKind().limits, 0)], lambda _s, _action: None)
+    fleet.begin()
+    autoscaler = Autoscaler(least=1, most=3, requests_per_shard=1, every_s=10.0, starts_s=20.0, stabilization_s=50.0)
+    scaling = Scaling(autoscaler, fleet, scheduler, LINEAR, ShardKind().limits)
+    asked = [request(key, range(2000, 2010), 600, ignore_eos=True) for key in (1, 2, 3, 4)]
+    fleet.handle([Submitted(one) for one in asked])
+    shards = []
+    for now_s in range(10, 120, 10):
+        fleet.run_until(now_s)
+        scaling.tick(now_s)
+        shards.append(len(fleet.names))
+    # Four requests run for 13 s. At 10 s, two more shards are wanted; at 60 s, none has been wanted for 50 s.
+    assert shards == [1, 1, 3, 3, 3, 1, 1, 1, 1, 1, 1]
+    assert scaling.most_shards == 3
+    assert scaling.mean_shards(110) == pytest.approx((1 * 10 + 3 * 50 + 1 * 50) / 110)
+
+
 def test_a_recorded_trace_is_replayed(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     lines = [
@@ -120,6 +160,14 @@ def test_the_recorded_results_are_those_of_all_scenarios() -> None:
     recorded_runs = json.loads(RESULTS.read_text())["runs"]
     planned = [(run.scenario.name, run.rate, run.policy.value) for run in runs()]
     assert [(run["scenario"], run["rate"], run["policy"]) for run in recorded_runs] == planned
+
+
+def test_the_recorded_sizings_are_those_that_are_simulated_and_true_today() -> None:
+    recorded_sizings = json.loads(SIZING_RESULTS.read_text())
+    assert [(one["table"], tuple(one["shown"])) for one in recorded_sizings] == [
+        (one.table, one.shown) for one in SIZINGS
+    ]
+    assert SIZINGS[0].report().goodput == pytest.approx(recorded_sizings[0]["goodput"], rel=0.02)
 
 
 def test_the_recorded_results_are_true_today() -> None:
