@@ -1,7 +1,6 @@
 """The span of a request: its events are those of its generations, its attributes follow OpenTelemetry's conventions.
 
-Names that begin with ``http.`` or ``gen_ai.`` are theirs (semantic conventions 1.37), all others begin with
-``caravan.``. No span contains a part of a prompt or of an output.
+Names in ``caravan.`` are our own. No span contains a part of a prompt or of an output.
 """
 
 import time
@@ -15,7 +14,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 import caravan_proto
 from caravan_router.core.trace import ArrivedRequest, GenerationTrace, RequestTrace, ServedRequest
 
-_SYSTEM = "caravan"
+_PROVIDER = "caravan"
 _SERVER_ERROR = 500
 # The client left, or aborted the request.
 _NO_ERRORS = frozenset({"dropped", "aborted"})
@@ -32,7 +31,7 @@ class OpenTelemetry:
 
     def request(self, arrived: ArrivedRequest) -> RequestTrace:
         """Begin the span of a request."""
-        now_ns = time.time_ns() - int((time.monotonic() - arrived.arrived_s) * 1e9)
+        arrived_ns = time.time_ns() - int((time.monotonic() - arrived.arrived_s) * 1e9)
         span = self._tracer.start_span(
             f"{arrived.method} {arrived.route}",
             self._parent(arrived),
@@ -42,7 +41,7 @@ class OpenTelemetry:
                 "http.route": arrived.route,
                 "caravan.request_id": arrived.request_id,
             },
-            start_time=now_ns,
+            start_time=arrived_ns,
         )
         return _RequestSpan(span)
 
@@ -74,7 +73,7 @@ class _RequestSpan:
         self._span.set_attributes(
             {
                 "gen_ai.operation.name": served.operation,
-                "gen_ai.provider.name": _SYSTEM,
+                "gen_ai.provider.name": _PROVIDER,
                 "gen_ai.request.model": served.asked or served.model,
                 "gen_ai.response.model": served.model,
                 "gen_ai.request.stream": served.streamed,
