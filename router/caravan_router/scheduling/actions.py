@@ -168,9 +168,9 @@ class Start:
     """The first chunk of a request is sent to ``shard``; the ``cached_tokens`` before it need not be computed."""
 
     request_id: int
+    shard: str
     prompt_tokens: int
     cached_tokens: int
-    shard: str = ""
 
 
 @dataclass(frozen=True, slots=True)

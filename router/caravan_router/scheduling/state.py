@@ -100,7 +100,7 @@ class SchedulerState:
         if not sequence.started:
             sequence.started = True
             prompt_tokens = len(sequence.spec.prompt)
-            self.outbox.add(Start(sequence.request_id, prompt_tokens, resident.shared, shard.name))
+            self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached_tokens=resident.shared))
         else:
             computed_again = max(0, sequence.reached - resident.computed)
             self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))

@@ -81,7 +81,7 @@ def deliver(clients: Clients, now_s: float, *, last: bool = False) -> None:
 def test_a_request_is_good_if_it_met_both_targets(first_s: float, gap_s: float, good: bool) -> None:
     clients = Clients(Targets(ttft_s=2.0, itl_s=0.2), 0.0, 10.0)
     clients.ask(1, 0.0)
-    clients.hear(0.0, Start(1, prompt_tokens=10, cached_tokens=4))
+    clients.hear(0.0, Start(1, "s", prompt_tokens=10, cached_tokens=4))
     assert not clients.are_decided(1.0)
     assert clients.are_decided(2.1)
     deliver(clients, first_s)
