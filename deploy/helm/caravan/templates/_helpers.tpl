@@ -139,6 +139,16 @@ affinity: {{- toYaml . | nindent 2 }}
 securityContext: {{- include "caravan.podSecurity" . | nindent 2 }}
 {{- end -}}
 
+{{/* Prefer nodes that have no pod of the same kind: the dict of caravan.selector. */}}
+{{- define "caravan.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "caravan.selector" . | nindent 8 }}
+{{- end -}}
+
 {{/* Refuse values that the schema cannot tell are wrong. */}}
 {{- define "caravan.check" -}}
 {{- $values := .Values -}}
