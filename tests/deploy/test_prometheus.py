@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import re
-import shutil
 import socket
 import subprocess
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from deploy.chart import documents
+from deploy.tools import tool_path, try_tool
 
 from caravan_router.metrics.table import VLLM_ALIASES
 from caravan_testing.monitoring_files import RULES, dashboard_expressions
@@ -74,14 +74,12 @@ def load(served: Served, seconds: float) -> None:
 @contextlib.contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[str]:
     """Run Prometheus with the chart's alerts in ``folder`` until the end of the block; yields its URL."""
-    program = shutil.which("prometheus")
-    assert program is not None, "prometheus is missing: apt-get install prometheus"
     config = folder / "prometheus.yml"
     config.write_text(CONFIG.format(rules=RULES, target=target))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [str(tool_path("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
     try:
@@ -131,13 +129,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
 
 
 def test_promtool_finds_only_names_that_must_stay(live: LiveRun) -> None:
-    program = shutil.which("promtool")
-    assert program is not None, "promtool is missing: apt-get install prometheus"
-    checked = subprocess.run(
-        [program, "check", "metrics"], input=live.page, capture_output=True, text=True, check=False
-    )
-    findings = checked.stderr.splitlines()
-    assert {finding.split()[0] for finding in findings} == FROZEN, checked.stderr
+    findings = try_tool("promtool", "check", "metrics", stdin=live.page).stderr
+    assert {finding.split()[0] for finding in findings.splitlines()} == FROZEN, findings
 
 
 def test_prometheus_scrapes_the_router_without_errors(live: LiveRun) -> None:

@@ -1,12 +1,10 @@
 """The units of systemd, checked by systemd-analyze. No systemd runs in the tests."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from deploy.tools import ROOT
+from deploy.tools import ROOT, try_tool
 
 from caravan_router.config import RouterConfig
 from caravan_shard.config import ShardConfig
@@ -19,9 +17,7 @@ MOST_EXPOSURE = 15
 
 
 def analyze(*arguments: str | Path) -> str:
-    program = shutil.which("systemd-analyze")
-    assert program is not None, "systemd-analyze is missing: apt-get install systemd"
-    run = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    run = try_tool("systemd-analyze", *arguments)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout + run.stderr
 
