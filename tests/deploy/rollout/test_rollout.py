@@ -55,6 +55,14 @@ class Load:
         for thread in self._threads:
             thread.join(120)
 
+    def until_each_is_answered(self) -> None:
+        """Wait until every client has got a reply to a request that it sends from now on."""
+        wanted = len(self.replies) + 2 * CLIENTS
+        deadline = time.monotonic() + 60
+        while len(self.replies) < wanted:
+            assert time.monotonic() < deadline, "requests wait for too long"
+            time.sleep(0.1)
+
     def _ask_on(self, number: int) -> None:
         turn = number
         while not self._routers.known():
@@ -171,15 +179,17 @@ def test_every_pod_is_replaced_under_load_without_a_failed_request(replicas: int
         load = Load(running.routers)
         load.start()
         try:
-            time.sleep(2)
+            load.until_each_is_answered()
             # A StatefulSet replaces the highest number first, one at a time.
             for number in reversed(range(replicas)):
                 shards[number].terminate()
                 until_ready(running.start_pod("StatefulSet", f"caravan-toy-cpu-{number}"))
+            # If both were replaced at a time, a single shard could join the new router before the old one has it back.
+            load.until_each_is_answered()
             # A Deployment with a surge starts the new pod first.
             until_ready(running.start_pod("Deployment", "caravan-router-new"))
             router.terminate()
-            time.sleep(3)
+            load.until_each_is_answered()
         finally:
             load.stop()
         assert load.failures == []

@@ -26,10 +26,10 @@ caravan/pool: {{ . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{- end -}}
 
-{{/* An image's name: dict root, repository. */}}
+{{/* An image's name: dict root, settings. */}}
 {{- define "caravan.image" -}}
 {{- with .root.Values.image.registry -}}{{ . }}/{{- end -}}
-{{ .repository }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}
+{{ .settings.repository }}:{{ coalesce .settings.tag .root.Values.image.tag .root.Chart.AppVersion }}
 {{- end -}}
 
 {{/* Every pool with all its settings: a map with items, a list of model, file, source, pool, name, settings. */}}
