@@ -7,10 +7,9 @@ and shares the host's network, so that tests reach it at 127.0.0.1.
 import contextlib
 import json
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,11 @@ def image_config(image: str) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Container:
-    """A running container. ``log`` has all that it writes; ``root`` is its file system."""
+    """A running container. ``log`` has all that it writes."""
 
     name: str
-    root: Path
     log: Path
     process: subprocess.Popen[bytes]
-    ended: bool = field(default=False)
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command in the container, as its user."""
@@ -59,14 +56,6 @@ class Container:
         """Wait until the container ends, and return its exit status."""
         return self.process.wait(within_s)
 
-    def wait_until_logged(self, text: str, within_s: float = 120.0) -> None:
-        """Wait until ``text`` is in the log; fail if the container ends before."""
-        deadline = time.monotonic() + within_s
-        while text not in (log := self.log.read_text(errors="replace")):
-            assert self.process.poll() is None, f"ended before it logged {text!r}:\n{log}"
-            assert time.monotonic() < deadline, f"{text!r} was not logged within {within_s:g} s:\n{log}"
-            time.sleep(0.05)
-
 
 @contextlib.contextmanager
 def container(
@@ -78,7 +67,7 @@ def container(
 ) -> Iterator[Container]:
     """Run ``image`` with ``flags``; kill it at the end if it still runs.
 
-    ``mounts``: host paths by the path in the container, read-only. ``variables`` come beside the image's own.
+    ``mounts``: host paths by the path in the container, read-only. ``variables`` win over the image's own.
     """
     name = f"caravan-{uuid.uuid4().hex[:12]}"
     bundle = folder / name
@@ -96,7 +85,7 @@ def container(
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        running = Container(name=name, root=root, log=log, process=process)
+        running = Container(name=name, log=log, process=process)
         try:
             yield running
         finally:
@@ -112,6 +101,7 @@ def _spec(
 ) -> dict[str, Any]:
     """Return the runtime configuration of the OCI."""
     user, group = map(int, config["User"].split(":"))
+    environment = dict(pair.split("=", 1) for pair in config["Env"]) | dict(variables)
     bound = [
         {"destination": inside, "type": "bind", "source": str(outside), "options": ["rbind", "ro", "nosuid", "nodev"]}
         for inside, outside in mounts.items()
@@ -122,7 +112,7 @@ def _spec(
         "root": {"path": str(root), "readonly": True},
         "process": {
             "args": [*config["Entrypoint"], *flags],
-            "env": [*config["Env"], *(f"{name}={value}" for name, value in variables.items())],
+            "env": [f"{name}={value}" for name, value in environment.items()],
             "cwd": "/",
             "user": {"uid": user, "gid": group},
             "capabilities": {},
