@@ -57,7 +57,7 @@ class Service:
     def stream(self, tokens: int) -> Iterator[dict[str, object]]:
         """Ask for ``tokens`` tokens and yield the events as they come."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
-            parameters = {"max_new_tokens": tokens, "ignore_eos": True}
+            parameters = {"max_new_tokens": tokens, "min_new_tokens": tokens}
             body = {"inputs": "The capital of France is", "parameters": parameters}
             connection.request("POST", "/generate_stream", json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
