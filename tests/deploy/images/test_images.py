@@ -20,9 +20,10 @@ from caravan_testing.shard_models import DEMO_MODEL
 
 ROUTER = f"localhost/caravan-router:{caravan_proto.__version__}"
 SHARD = f"localhost/caravan-shard:{caravan_proto.__version__}"
-# Kubernetes kills a pod that has not ended by then; the programs' own limits are lower.
+# Kubernetes kills a pod that has not ended by then. The programs' own limits are lower.
 GRACE_S = 120.0
-LONG_OUTPUT = 150
+DRAIN_S = 100
+LONG_OUTPUT = 50
 
 pytestmark = pytest.mark.images
 
@@ -76,7 +77,8 @@ def running(folder: Path) -> Iterator[Service]:
     for holder in ("router", "shard"):
         write_certificate(certificates, holder, ("127.0.0.1",), authority, authority)
     shard_port, health_port, http_port = free_port(), free_port(), free_port()
-    shard_flags = ["--model", "/models/model.gguf", "--address", f"0.0.0.0:{shard_port}", *tls_flags("--", "shard")]
+    shard_flags = ["--model", "/models/model.gguf", "--address", f"0.0.0.0:{shard_port}"]
+    shard_flags += ["--drain-timeout-s", str(DRAIN_S), *tls_flags("--", "shard")]
     router_flags = ["--shard", f"127.0.0.1:{shard_port}", "--port", str(http_port), *tls_flags("--shard-", "router")]
     mounts = {"/etc/caravan/tls": certificates}
     variables = {"CARAVAN_HEALTH_ADDRESS": f"127.0.0.1:{health_port}"}
