@@ -29,9 +29,12 @@ def batch(*parts: tuple[int, int, list[int]]) -> TokenBatch:
 
 
 def generate(
-    driver: ModelDriver, prompt: list[int], cuts: list[int], others: list[list[int]], *, own: int = 1
+    driver: ModelDriver, prompt: list[int], cuts: list[int], others: list[list[int]], *, own: int = 1, first: int = 40
 ) -> list[Floats]:
-    """Return the logits of the prompt and of some tokens after it; ``others`` decode, or are prefilled, beside it."""
+    """Return the logits of the prompt and of some tokens after it.
+
+    ``others`` are prefilled beside it, ``first`` tokens of each, and then decode.
+    """
     backend = driver.backend
     backend._memory.clear()
     # The sequence, whose id is ``own``, has an end before it and a beginning after it in the batch.
@@ -41,7 +44,7 @@ def generate(
     def step(start: int, tokens: list[int]) -> Floats:
         parts = [(own, start, tokens)]
         for key, text in texts.items():
-            count = 40 if done[key] == 0 else 1
+            count = first if done[key] == 0 else 1
             parts.append((key, done[key], text[done[key] : done[key] + count]))
             done[key] += count
         parts.sort()
@@ -82,4 +85,7 @@ def test_company_and_chunks_change_no_bit() -> None:
         for cuts, company in (([], others), (middle, []), (middle, others), (thirds, others)):
             for place, logits in enumerate(generate(driver, prompt, cuts, company)):
                 assert np.array_equal(logits, alone[place]), (length, cuts, bool(company), place)
+        # Chunks of one size share a call.
+        for place, logits in enumerate(generate(driver, prompt, [], others, first=length)):
+            assert np.array_equal(logits, alone[place]), (length, place)
     driver.engine.close()

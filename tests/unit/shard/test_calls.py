@@ -51,6 +51,14 @@ def test_chunks_alone_are_parted_too() -> None:
     ]
 
 
+def test_chunks_of_one_size_share_calls_as_far_as_an_ubatch_has_room() -> None:
+    calls = split_calls(batch((0, 2), (1, 3), (2, 2), (3, 1), (4, 2), (5, 3)), 5)
+    assert [sorted({key for key, _ in places(call)}) for call in calls] == [[3], [0, 2], [4], [1], [5]]
+    assert places(calls[1]) == [(0, 0), (0, 1), (2, 5), (2, 6)]
+    assert calls[1].batch.outputs.tolist() == [0, 1, 0, 1]
+    assert calls[1].rows.tolist() == [True, False, True, False, False, False]
+
+
 def test_no_ubatch_has_a_single_token_of_a_chunk() -> None:
     for length, sizes in ((8, [8]), (9, [7, 2]), (10, [10]), (17, [15, 2])):
         calls = split_calls(batch((3, length)), 8)

@@ -2,9 +2,10 @@
 
 Without flash attention, a matrix product for one token rounds otherwise than one for several. In the split layout,
 llama.cpp computes as many tokens of each sequence together as the one with the fewest has: beside a decode, the first
-token of a chunk would be computed as a single one. In calls of their own, chunks of any size above one give bit by bit
-the same sums. It takes no longer: llama.cpp would make as many passes over the weights. A chunk that is one token
-longer than a whole number of ubatches has its last two tokens in another call.
+token of a chunk would be computed as a single one. In calls without shorter chunks, chunks of any size above one give
+bit by bit the same sums. It takes no longer: llama.cpp would make as many passes over the weights. Chunks of one size
+share a call, such as those of `n` choices, which start with the last two tokens of their prompt. A chunk that is one
+token longer than a whole number of ubatches has its last two tokens in another call.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ class Call:
 
 
 def split_calls(batch: TokenBatch, ubatch: int) -> list[Call]:
-    """Return the single tokens of ``batch`` together, and the chunks of each other sequence.
+    """Return the single tokens of ``batch`` together, and the chunks of each size.
 
     ``ubatch``: how many tokens llama.cpp computes together at most.
     """
@@ -37,13 +38,19 @@ def _masks(sequence_ids: NDArray[np.int32], ubatch: int) -> Iterator[NDArray[np.
     single = np.isin(sequence_ids, ids[counts == 1])
     if single.any():
         yield single
+    by_count: dict[int, list[int]] = {}
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        if count > 1:
+            by_count.setdefault(count, []).append(start)
     places = np.arange(len(sequence_ids))
-    for start, count in zip(starts[counts > 1], counts[counts > 1], strict=True):
-        end = start + count
-        middle = end - 2 if count > ubatch and count % ubatch == 1 else end
-        yield (places >= start) & (places < middle)
-        if middle < end:
-            yield (places >= middle) & (places < end)
+    for count, equal in by_count.items():
+        together = max(1, ubatch // count)
+        for first in range(0, len(equal), together):
+            chunks = equal[first : first + together]
+            middle = count - 2 if count > ubatch and count % ubatch == 1 else count
+            yield np.isin(places, [start + at for start in chunks for at in range(middle)])
+            if middle < count:
+                yield np.isin(places, [start + at for start in chunks for at in range(middle, count)])
 
 
 def _select(batch: TokenBatch, mask: NDArray[np.bool_]) -> Call:
