@@ -32,15 +32,15 @@ def test_a_step_of_single_tokens_or_of_one_sequence_is_one_call() -> None:
 
 def test_chunks_have_calls_of_their_own_and_single_tokens_one_together() -> None:
     calls = split_calls(batch((0, 1), (1, 3), (2, 1), (5, 2)), 64)
-    assert [places(call) for call in calls] == [[(0, 0), (2, 4)], [(1, 1), (1, 2), (1, 3)], [(5, 5), (5, 6)]]
-    assert [call.batch.positions.tolist() for call in calls] == [[100, 104], [101, 102, 103], [105, 106]]
-    assert [call.batch.outputs.tolist() for call in calls] == [[1, 1], [0, 0, 1], [0, 1]]
+    assert [places(call) for call in calls] == [[(0, 0), (2, 4)], [(5, 5), (5, 6)], [(1, 1), (1, 2), (1, 3)]]
+    assert [call.batch.positions.tolist() for call in calls] == [[100, 104], [105, 106], [101, 102, 103]]
+    assert [call.batch.outputs.tolist() for call in calls] == [[1, 1], [0, 1], [0, 0, 1]]
     assert {call.batch.adapter for call in calls} == {"poet"}
     # Outputs in the order of the batch: sequences 0, 1, 2, 5.
     assert [call.rows.tolist() for call in calls] == [
         [True, False, True, False],
-        [False, True, False, False],
         [False, False, False, True],
+        [False, True, False, False],
     ]
 
 

@@ -3,9 +3,9 @@
 Without flash attention, a matrix product for one token rounds otherwise than one for several. In the split layout,
 llama.cpp computes as many tokens of each sequence together as the one with the fewest has: beside a decode, the first
 token of a chunk would be computed as a single one. In calls without shorter chunks, chunks of any size above one give
-bit by bit the same sums. It takes no longer: llama.cpp would make as many passes over the weights. Chunks of one size
-share a call, such as those of `n` choices, which start with the last two tokens of their prompt. A chunk that is one
-token longer than a whole number of ubatches has its last two tokens in another call.
+bit by bit the same sums. Each call reads the weights once. So chunks of one size share a call, such as those of `n`
+choices, which start with the last two tokens of their prompt. A chunk that is one token longer than a whole number of
+ubatches has its last two tokens in another call.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Call:
 
 
 def split_calls(batch: TokenBatch, ubatch: int) -> list[Call]:
-    """Return the single tokens of ``batch`` together, and the chunks of each size.
+    """Return the single tokens of ``batch`` together, then the chunks of each size, shorter ones first.
 
     ``ubatch``: how many tokens llama.cpp computes together at most.
     """
@@ -34,23 +34,18 @@ def split_calls(batch: TokenBatch, ubatch: int) -> list[Call]:
 
 
 def _masks(sequence_ids: NDArray[np.int32], ubatch: int) -> Iterator[NDArray[np.bool_]]:
-    ids, starts, counts = np.unique(sequence_ids, return_index=True, return_counts=True)
-    single = np.isin(sequence_ids, ids[counts == 1])
-    if single.any():
-        yield single
-    by_count: dict[int, list[int]] = {}
-    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        if count > 1:
-            by_count.setdefault(count, []).append(start)
-    places = np.arange(len(sequence_ids))
-    for count, equal in by_count.items():
-        together = max(1, ubatch // count)
+    ids, counts = np.unique(sequence_ids, return_counts=True)
+    for count in np.unique(counts).tolist():
+        equal = ids[counts == count]
+        together = len(equal) if count == 1 else max(1, ubatch // count)
         for first in range(0, len(equal), together):
-            chunks = equal[first : first + together]
-            middle = count - 2 if count > ubatch and count % ubatch == 1 else count
-            yield np.isin(places, [start + at for start in chunks for at in range(middle)])
-            if middle < count:
-                yield np.isin(places, [start + at for start in chunks for at in range(middle, count)])
+            mask = np.isin(sequence_ids, equal[first : first + together])
+            if count > ubatch and count % ubatch == 1:
+                last_two = mask & (np.cumsum(mask) > count - 2)
+                yield mask & ~last_two
+                yield last_two
+            else:
+                yield mask
 
 
 def _select(batch: TokenBatch, mask: NDArray[np.bool_]) -> Call:
