@@ -102,7 +102,8 @@ class ShardServer:
             await self.stop()
             raise
         await self._server.start()
-        await self._health_server.start()
+        if self._config.health_address:
+            await self._health_server.start()
         checking = asyncio.create_task(self._health.run())
         self._acquired.callback(checking.cancel)
         _log.info("listening", extra={"address": self.address, "shard": self._config.shard_id})

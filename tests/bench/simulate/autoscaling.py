@@ -51,7 +51,6 @@ class Scaling:
         self._looked_s = 0.0
         self._shard_s = 0.0
         self._noted_s = 0.0
-        self.most_shards = self._started
 
     def tick(self, now_s: float) -> None:
         """Let shards serve that have started, and ask for more or fewer."""
@@ -64,7 +63,6 @@ class Scaling:
         if now_s >= self._looked_s + self._autoscaler.every_s:
             self._looked_s = now_s
             self._look(now_s)
-        self.most_shards = max(self.most_shards, self._paid)
 
     def mean_shards(self, until_s: float) -> float:
         """Return how many shards there were on average, those that start and drain included."""
