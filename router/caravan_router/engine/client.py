@@ -14,7 +14,7 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import TokenizedText
 from caravan_router.engine import codec
-from caravan_router.engine.shard_info import ShardInfo, ShardStatus
+from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
 from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, Stepped
 
@@ -116,17 +116,18 @@ class ShardClient:
         """Return identity and limits; wait for the connection as long as the deadline allows."""
         return codec.shard_info(await _checked(self._stub.Info(shard_pb2.InfoRequest()), _CONTROL_TIMEOUT_S))
 
-    async def lease(self, router_id: str, epoch: int, ttl_s: float, *, held: int | None = None) -> None:
+    async def lease(self, router_id: str, epoch: int, ttl_s: float, wish: ShardWish | None = None) -> None:
         """Take the shard with a new epoch, or keep it with the same one.
 
-        ``held``: do not take it from another router, which is told that this one holds so many shards.
+        With a ``wish``, do not take it from another router, which is told of it.
         """
         request = shard_pb2.LeaseRequest(
             router_id=router_id,
             epoch=epoch,
             ttl_ms=int(ttl_s * 1000),
-            if_free=held is not None,
-            held_shards=held or 0,
+            if_free=wish is not None,
+            held_shards=0 if wish is None else wish.held,
+            urgent=wish is not None and wish.urgent,
         )
         await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
 

@@ -7,7 +7,7 @@ from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_router.engine.shard_info import ShardInfo, ShardStatus
+from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
 from caravan_router.scheduling.actions import (
     Chunk,
     Decode,
@@ -375,5 +375,5 @@ def _metadata_value(value: shard_pb2.MetadataValue) -> str | int | bool:
 
 def shard_status(message: shard_pb2.WatchResponse) -> ShardStatus:
     """Decode a message of Watch."""
-    wanted_by = message.wanted_by if message.HasField("wanted_by") else None
-    return ShardStatus(steps=message.steps, busy=message.busy, draining=message.draining, wanted_by=wanted_by)
+    wish = ShardWish(message.wanted_by, message.wanted_urgently) if message.HasField("wanted_by") else None
+    return ShardStatus(steps=message.steps, busy=message.busy, draining=message.draining, wish=wish)

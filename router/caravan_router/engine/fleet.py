@@ -152,6 +152,11 @@ class Fleet:
         shard = None if home is None else home.scheduler.shards.get(address)
         return 0 if shard is None else len(shard.residents)
 
+    def has_requests(self, fingerprint: str) -> bool:
+        """Whether requests for the model of this fingerprint wait or run."""
+        batchers = (*self._batchers.values(), *self._leaving)
+        return any(batcher.model.fingerprint == fingerprint and not batcher.is_settled for batcher in batchers)
+
     def let_go(self) -> None:
         """Let the shards go that other routers want, but for one of each model, since this router ends."""
         self._pool.let_go()

@@ -20,7 +20,7 @@ from caravan_router.engine.client import ShardClient, ShardRpcError
 from caravan_router.engine.command_runner import CommandRunner, Home, Session
 from caravan_router.engine.pace import StepPace
 from caravan_router.engine.security import ShardTls, find_tls_problem
-from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.shard_info import ShardInfo, ShardWish
 from caravan_router.scheduling.actions import Command, Fetch
 from caravan_router.scheduling.events import (
     ShardDraining,
@@ -91,8 +91,8 @@ class ShardLink:
     """Owns the connection to one shard and posts what happens there as events.
 
     ``accept`` judges a shard before it joins: it returns the engine of the shard's model, or a reason to refuse it.
-    ``held`` returns how many shards with the model of that fingerprint this router holds. ``on_wanted`` is called when
-    ``wanted_by`` may have changed.
+    ``wish`` returns what to ask a shard with the model of that fingerprint with; None if this router needs no more of
+    them. ``on_wanted`` is called when ``wanted_by`` has changed.
     """
 
     # Set when the shard is accepted, which comes before every event.
@@ -104,16 +104,16 @@ class ShardLink:
         config: LinkConfig,
         *,
         accept: "Callable[[ShardLink, ShardInfo], Home | str]",
-        held: Callable[[str], int] = lambda _fingerprint: 0,
+        wish: Callable[[str], ShardWish | None] = lambda _fingerprint: ShardWish(0),
         on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self._config = config
         self._accept = accept
-        self._held = held
+        self._wish = wish
         self._on_wanted = on_wanted
-        # Another router wants the shard, and holds so many with its model; None if there is none.
-        self.wanted_by: int | None = None
+        # Of another router that wants the shard; None if there is none.
+        self.wanted_by: ShardWish | None = None
         # The shard drains because another router takes it over.
         self.yields = False
         # None while the shard is not leased.
@@ -308,26 +308,32 @@ class ShardLink:
 
     async def _take(self, client: ShardClient, info: ShardInfo) -> int:
         """Take the lease and return its epoch."""
+        while not await self._ask_for(client, info):
+            await asyncio.sleep(_STANDBY_S * random.uniform(0.5, 1.0))  # noqa: S311  as in `run`
+            info = await client.info()
+        if self.lease is not None and info.incarnation != self.lease[0]:
+            self._pace = self._new_pace()
+        self.lease = (info.incarnation, info.epoch + 1)
+        return self.epoch
+
+    async def _ask_for(self, client: ShardClient, info: ShardInfo) -> bool:
+        """Take the shard under its next epoch if no other router holds it; return whether it is this router's now."""
+        wish = self._wish(info.facts.fingerprint)
+        if wish is None:
+            self._become(ShardState.STANDBY, "this router ends, and does not need it")
+            return False
         accepted = self._accept(self, info)
         if isinstance(accepted, str):
             raise _RefusedError(accepted)
         self._home = accepted
-        if self.lease is not None and info.incarnation != self.lease[0]:
-            self._pace = self._new_pace()
-        while True:
-            epoch = info.epoch + 1
-            held = self._held(info.facts.fingerprint)
-            try:
-                await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s, held=held)
-                break
-            except ShardRpcError as error:
-                if error.error is not ShardError.HELD:
-                    raise
+        try:
+            await client.lease(self._config.router_id, info.epoch + 1, self._config.lease_ttl_s, wish)
+        except ShardRpcError as error:
+            if error.error is not ShardError.HELD:
+                raise
             self._become(ShardState.STANDBY, "another router holds it")
-            await asyncio.sleep(_STANDBY_S * random.uniform(0.5, 1.0))  # noqa: S311  as in `run`
-            info = await client.info()
-        self.lease = (info.incarnation, epoch)
-        return epoch
+            return False
+        return True
 
     async def _renew(self, client: ShardClient, epoch: int) -> None:
         while True:
@@ -346,8 +352,8 @@ class ShardLink:
         last_steps, still_s, heard_at, draining = -1, 0.0, time.monotonic(), False
         async with contextlib.aclosing(client.watch(heartbeat_s, self._config.silence_s, self.epoch)) as statuses:
             async for status in statuses:
-                if status.wanted_by != self.wanted_by:
-                    self.wanted_by = status.wanted_by
+                if status.wish != self.wanted_by:
+                    self.wanted_by = status.wish
                     self._on_wanted()
                 if status.draining and not draining:
                     draining = True

@@ -12,7 +12,7 @@ from caravan_router.core.shards import ShardState
 from caravan_router.engine.command_runner import Home
 from caravan_router.engine.discovery import Discovery, ShardSource
 from caravan_router.engine.link import LinkConfig, ShardLink
-from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.shard_info import ShardInfo, ShardWish
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,10 @@ class LinkUser(Protocol):
         """Return how many sequences the shard at ``address`` has."""
         ...
 
+    def has_requests(self, fingerprint: str) -> bool:
+        """Whether requests for the model of this fingerprint wait or run."""
+        ...
+
     def forget(self, address: str) -> None:
         """Forget the shard at ``address``, an address that is gone."""
 
@@ -48,7 +52,8 @@ class LinkPool:
 
     Routers with the same shards share them out, those of each model apart: a router that hears that another one wants a
     shard drains it for that one if it keeps at least as many, one shard at a time. A router that ends lets all go but
-    one, which serves what is left until the end.
+    one, which serves what is left until the end. If it loses that one, it asks for another, which it gets even if that
+    is the holder's only one.
     """
 
     def __init__(self, sources: Iterable[ShardSource], config: LinkConfig, user: LinkUser) -> None:
@@ -85,12 +90,12 @@ class LinkPool:
 
     def _update(self, tasks: asyncio.TaskGroup) -> None:
         """Start links for new addresses, and end those whose address is gone once nothing runs there."""
-        for address in () if self._ends else sorted(self._listed - self.links.keys()):
+        for address in sorted(self._listed - self.links.keys()):
             link = self.links[address] = self._make_link(address)
             self._running[address] = task = tasks.create_task(link.run())
             task.add_done_callback(functools.partial(self._forget, address))
         for address, link in self.links.items():
-            if address not in self._listed or (self._ends and link.standing.state is ShardState.STANDBY):
+            if address not in self._listed:
                 link.retire()
             if link.retired and address in self._running and self._user.is_free(address):
                 self._running.pop(address).cancel()
@@ -111,16 +116,25 @@ class LinkPool:
                 # The one with the least to move.
                 link = min(wanted, key=lambda link: self._user.load(link.address))
                 link.yield_shard()
-                link.retired = link.retired or self._ends
 
     def _should_yield(self, link: ShardLink, held: int) -> bool:
         if link.wanted_by is None or link.standing.state is not ShardState.SERVING:
             return False
-        return held > 1 if self._ends else held - 1 > link.wanted_by
+        if self._ends:
+            return held > 1
+        return link.wanted_by.urgent or held - 1 > link.wanted_by.held
 
-    def _held(self, fingerprint: str) -> int:
-        links = (link for link in self.links.values() if link.client is not None)
-        return sum(link.info is not None and link.info.facts.fingerprint == fingerprint for link in links)
+    def _wish(self, fingerprint: str) -> ShardWish | None:
+        """Return what to ask for another shard of the model with; None if this router needs no more of them."""
+        links = [
+            link
+            for link in self.links.values()
+            if link.client is not None and link.info is not None and link.info.facts.fingerprint == fingerprint
+        ]
+        if not self._ends:
+            return ShardWish(len(links))
+        is_served = any(link.standing.state is ShardState.SERVING for link in links)
+        return None if is_served or not self._user.has_requests(fingerprint) else ShardWish(len(links), urgent=True)
 
     def _forget(self, address: str, _task: asyncio.Task[None]) -> None:
         del self.links[address]
@@ -146,7 +160,7 @@ class LinkPool:
         self._changed.set()
 
     def _make_link(self, address: str) -> ShardLink:
-        return ShardLink(address, self._config, accept=self._accept, held=self._held, on_wanted=self._changed.set)
+        return ShardLink(address, self._config, accept=self._accept, wish=self._wish, on_wanted=self._changed.set)
 
     def _accept(self, link: ShardLink, info: ShardInfo) -> Home | str:
         for address, other in self.links.items():

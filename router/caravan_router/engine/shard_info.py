@@ -23,14 +23,25 @@ class ShardInfo:
     facts: ModelFacts
 
 
+@dataclass(frozen=True, slots=True)
+class ShardWish:
+    """What a router that wants a shard says of itself: how many it holds of the shard's model.
+
+    ``urgent``: it ends, and no shard serves the requests that it has left.
+    """
+
+    held: int
+    urgent: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatus:
     """A shard's progress: steps since its start, whether it has work, whether it drains.
 
-    ``wanted_by``: another router asks for it, and holds so many shards; None if there is none.
+    ``wish``: of another router that asks for it; None if there is none.
     """
 
     steps: int
     busy: bool
     draining: bool
-    wanted_by: int | None = None
+    wish: ShardWish | None = None

@@ -31,10 +31,13 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class LeaseWish:
-    """A router asks for a shard that another one may hold; it holds ``held_shards`` others. ``at``: when it asked."""
+    """A router asks for a shard that another one may hold; it holds ``held_shards`` others.
+
+    ``urgent``: it ends, and no shard serves the requests that it has left.
+    """
 
     held_shards: int
-    at: float
+    urgent: bool = False
 
 
 class LeaseBook:
@@ -44,6 +47,7 @@ class LeaseBook:
         self._epoch = 0
         self._holder: _Holder | None = None
         self._wish: LeaseWish | None = None
+        self._wished_at = 0.0
 
     @property
     def epoch(self) -> int:
@@ -71,16 +75,18 @@ class LeaseBook:
             return LeaseChange.RENEWED
         return Refusal(ShardError.STALE_EPOCH, f"epoch {self._epoch} was granted. Given: {epoch}")
 
-    def ask(self, router_id: str, held_shards: int, now: float) -> Refusal | None:
+    def ask(self, router_id: str, wish: LeaseWish, now: float) -> Refusal | None:
         """Return None if no other router holds the shard; else note that ``router_id`` would like to."""
         if self._holder is None or self._holder.router_id == router_id:
             return None
-        self._wish = LeaseWish(held_shards, now)
+        noted = self.wish(now)
+        if noted is None or wish.urgent or not noted.urgent:
+            self._wish, self._wished_at = wish, now
         return Refusal(ShardError.HELD, f"another router holds this shard under epoch {self._epoch}")
 
-    def wanted_by(self, now: float) -> int | None:
-        """Return how many shards a router holds that asked for this one a short time ago; None if there is none."""
-        return None if self._wish is None or now - self._wish.at > _WISH_S else self._wish.held_shards
+    def wish(self, now: float) -> LeaseWish | None:
+        """Return the wish of a router that asked for this shard a short time ago, an urgent one first."""
+        return None if now - self._wished_at > _WISH_S else self._wish
 
     def note_broken(self, epoch: int, now: float) -> None:
         """Let the lease of ``epoch``, whose holder's connection broke, end soon unless it is renewed."""

@@ -6,7 +6,7 @@ from time import monotonic
 from caravan_proto.errors import ShardError
 from caravan_shard.engine.worker import Worker
 from caravan_shard.protocol.results import Refusal
-from caravan_shard.service.lease import LeaseBook, LeaseChange
+from caravan_shard.service.lease import LeaseBook, LeaseChange, LeaseWish
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +43,15 @@ class LeaseGuard:
             self._worker.release_all(_OVERTAKEN)
         return None
 
-    def ask(self, router_id: str, held_shards: int) -> Refusal | None:
+    def ask(self, router_id: str, wish: LeaseWish) -> Refusal | None:
         """Return None if no other router holds the shard; else note that this one would like to."""
         self.expire()
-        return self._book.ask(router_id, held_shards, monotonic())
+        return self._book.ask(router_id, wish, monotonic())
 
     @property
-    def wanted_by(self) -> int | None:
-        """How many shards a router holds that would like to have this one; None if there is none."""
-        return self._book.wanted_by(monotonic())
+    def wish(self) -> LeaseWish | None:
+        """The wish of another router that would like to have this shard; None if there is none."""
+        return self._book.wish(monotonic())
 
     def note_broken(self, epoch: int) -> None:
         """Let the lease of ``epoch``, whose holder's connection broke, end soon."""

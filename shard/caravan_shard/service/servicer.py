@@ -30,6 +30,7 @@ from caravan_shard.protocol.results import (
     bad_request,
 )
 from caravan_shard.service import codec
+from caravan_shard.service.lease import LeaseWish
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.run_exchange import RunExchange
@@ -84,7 +85,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         elif self._is_draining and request.epoch > self._lease.epoch:
             refusal = Refusal(ShardError.DRAINING, "this shard is ending")
         else:
-            refusal = self._lease.ask(request.router_id, request.held_shards) if request.if_free else None
+            wish = LeaseWish(request.held_shards, request.urgent)
+            refusal = self._lease.ask(request.router_id, wish) if request.if_free else None
             refusal = refusal or self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000)
         if refusal is not None:
             await _abort(context, refusal)
@@ -101,13 +103,14 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         is_whole = False
         try:
             while True:
-                seen = self._phase.current
+                seen, wish = self._phase.current, self._lease.wish
                 yield shard_pb2.WatchResponse(
                     steps=self._engine.step_count,
                     sequences=self._engine.sequence_count,
                     busy=self._worker.is_busy,
                     draining=self._is_draining,
-                    wanted_by=self._lease.wanted_by,
+                    wanted_by=None if wish is None else wish.held_shards,
+                    wanted_urgently=wish is not None and wish.urgent,
                 )
                 if seen is Phase.ENDED:
                     is_whole = True

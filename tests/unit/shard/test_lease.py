@@ -4,7 +4,7 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.protocol.results import Refusal
-from caravan_shard.service.lease import LeaseBook, LeaseChange
+from caravan_shard.service.lease import LeaseBook, LeaseChange, LeaseWish
 
 
 def refusal_of(answer: object) -> ShardError | None:
@@ -60,18 +60,32 @@ def test_epoch_zero_is_never_granted() -> None:
 
 def test_a_router_that_asks_for_a_held_shard_waits_and_is_heard() -> None:
     book = LeaseBook()
-    assert book.ask("b", 0, now=0.0) is None
+    assert book.ask("b", LeaseWish(0), now=0.0) is None
     assert book.request("a", 1, 10.0, now=0.0) is LeaseChange.TAKEN
-    assert book.ask("a", 3, now=1.0) is None
-    assert book.wanted_by(now=1.0) is None
-    assert refusal_of(book.ask("b", 2, now=1.0)) is ShardError.HELD
-    assert book.wanted_by(now=3.4) == 2
-    assert book.wanted_by(now=3.6) is None
-    assert refusal_of(book.ask("b", 4, now=7.0)) is ShardError.HELD
+    assert book.ask("a", LeaseWish(3), now=1.0) is None
+    assert book.wish(now=1.0) is None
+    assert refusal_of(book.ask("b", LeaseWish(2), now=1.0)) is ShardError.HELD
+    assert book.wish(now=3.4) == LeaseWish(2)
+    assert book.wish(now=3.6) is None
+    assert refusal_of(book.ask("b", LeaseWish(4), now=7.0)) is ShardError.HELD
     assert book.release("a", 1) is None
-    assert book.ask("b", 4, now=7.5) is None
+    assert book.ask("b", LeaseWish(4), now=7.5) is None
     assert book.request("b", 2, 10.0, now=7.5) is LeaseChange.TAKEN
-    assert book.wanted_by(now=7.6) is None
+    assert book.wish(now=7.6) is None
+
+
+def test_an_urgent_wish_is_not_replaced_by_another() -> None:
+    book = LeaseBook()
+    book.request("a", 1, 10.0, now=0.0)
+    for router_id, wish, now in (
+        ("b", LeaseWish(2), 1.0),
+        ("c", LeaseWish(1, urgent=True), 1.5),
+        ("b", LeaseWish(2), 2),
+    ):
+        assert refusal_of(book.ask(router_id, wish, now)) is ShardError.HELD
+    assert book.wish(now=2.1) == LeaseWish(1, urgent=True)
+    book.ask("b", LeaseWish(2), now=4.1)
+    assert book.wish(now=4.1) == LeaseWish(2)
 
 
 def test_a_lease_ends_soon_after_the_connection_broke_unless_it_is_renewed() -> None:

@@ -382,6 +382,7 @@ class LeaseRequest(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     IF_FREE_FIELD_NUMBER: _builtins.int
     HELD_SHARDS_FIELD_NUMBER: _builtins.int
+    URGENT_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """Names the router. Only the router that took an epoch may renew it."""
     epoch: _builtins.int
@@ -395,6 +396,8 @@ class LeaseRequest(_message.Message):
     """
     held_shards: _builtins.int
     """How many shards the router holds."""
+    urgent: _builtins.bool
+    """The router ends, and no shard serves the requests that it has left."""
     def __init__(
         self,
         *,
@@ -404,10 +407,11 @@ class LeaseRequest(_message.Message):
         release: _builtins.bool = ...,
         if_free: _builtins.bool = ...,
         held_shards: _builtins.int = ...,
+        urgent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "held_shards", b"held_shards", "if_free", b"if_free", "release", b"release", "router_id", b"router_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "held_shards", b"held_shards", "if_free", b"if_free", "release", b"release", "router_id", b"router_id", "ttl_ms", b"ttl_ms", "urgent", b"urgent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -480,12 +484,15 @@ class WatchResponse(_message.Message):
     BUSY_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     WANTED_BY_FIELD_NUMBER: _builtins.int
+    WANTED_URGENTLY_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     sequences: _builtins.int
     busy: _builtins.bool
     draining: _builtins.bool
     wanted_by: _builtins.int
     """Another router has asked for this shard a short time ago, and holds so many shards (LeaseRequest.held_shards)."""
+    wanted_urgently: _builtins.bool
+    """That router needs the shard to end (LeaseRequest.urgent): let it go even if it is the only one."""
     def __init__(
         self,
         *,
@@ -494,10 +501,11 @@ class WatchResponse(_message.Message):
         busy: _builtins.bool = ...,
         draining: _builtins.bool = ...,
         wanted_by: _builtins.int | None = ...,
+        wanted_urgently: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by", "wanted_by", b"wanted_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by", "busy", b"busy", "draining", b"draining", "sequences", b"sequences", "steps", b"steps", "wanted_by", b"wanted_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by", "busy", b"busy", "draining", b"draining", "sequences", b"sequences", "steps", b"steps", "wanted_by", b"wanted_by", "wanted_urgently", b"wanted_urgently"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wanted_by: _TypeAlias = _typing.Literal["wanted_by"]  # noqa: Y015
     _WhichOneofArgType__wanted_by: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by"]  # noqa: Y015
