@@ -46,7 +46,7 @@ class ShardConfig:
         None, "threads for every other step, also of two decoding sequences [as --threads]", "-tb", low=1, high=512
     )
     spin_count: int = flag(
-        20_000,
+        3_000,
         "how often a compute thread looks for its next part before it sleeps; see GOMP_SPINCOUNT",
         low=0,
         high=2**40,
