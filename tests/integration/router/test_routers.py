@@ -99,24 +99,24 @@ async def test_a_router_that_ends_lets_its_shards_go_but_for_one() -> None:
 
 
 async def test_a_router_that_ends_and_loses_its_last_shard_gets_the_only_one_of_another() -> None:
-    async with cluster(ClusterConfig(shards=2, step_s=0.005, drain_timeout_s=0.1, link=CONFIG.link)) as running:
-        async with other_router(running) as second:
-            await eventually(lambda: len(held(second)) == len(held(running.fleet)) == 1, "each has one")
-            (lost,), (left,) = held(running.fleet), held(second)
-            wanted, theirs = spec([1, 2, 3], 400), spec([7, 8, 9], 400)
-            reading = asyncio.create_task(run(running.engine, wanted))
-            their_reading = asyncio.create_task(run(second.engines[0], theirs))
-            await eventually(lambda: len(running.engine.scheduler.shards[lost].residents) == 1)
-            running.fleet.let_go()
-            await running.stop_shard(lost)
-            await eventually(lambda: held(running.fleet) == {left}, "the first has the only shard that is left")
-            assert await their_reading == undisturbed(theirs)
-            # The first keeps it until it has ended, while a request of the second waits.
-            waiting = asyncio.create_task(run(second.engines[0], theirs))
-            assert await reading == undisturbed(wanted)
-            await running.end_router()
-            assert await waiting == undisturbed(theirs)
-            assert held(second) == {left}
+    config = ClusterConfig(shards=2, step_s=0.005, drain_timeout_s=0.1, link=CONFIG.link)
+    async with cluster(config) as running, other_router(running) as second:
+        await eventually(lambda: len(held(second)) == len(held(running.fleet)) == 1, "each has one")
+        (lost,), (left,) = held(running.fleet), held(second)
+        wanted, theirs = spec([1, 2, 3], 400), spec([7, 8, 9], 400)
+        reading = asyncio.create_task(run(running.engine, wanted))
+        their_reading = asyncio.create_task(run(second.engines[0], theirs))
+        await eventually(lambda: len(running.engine.scheduler.shards[lost].residents) == 1)
+        running.fleet.let_go()
+        await running.stop_shard(lost)
+        await eventually(lambda: held(running.fleet) == {left}, "the first has the only shard that is left")
+        assert await their_reading == undisturbed(theirs)
+        # The first keeps it until it has ended, while a request of the second waits.
+        waiting = asyncio.create_task(run(second.engines[0], theirs))
+        assert await reading == undisturbed(wanted)
+        await running.end_router()
+        assert await waiting == undisturbed(theirs)
+        assert held(second) == {left}
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])
