@@ -6,3 +6,5 @@ MAX_CONSTRAINT_BYTES = 64 << 10
 # Most logits lie within 30 of each other, so this bias bans a token or forces it.
 MAX_BIAS = 100.0
 MAX_STOP_TOKEN_IDS = 64
+# Tokens whose log probabilities an Evaluate returns after each output of a row.
+MAX_SCORE_TOKEN_IDS = 256

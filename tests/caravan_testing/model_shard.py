@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from caravan_router.core.generation import GenerationSpec
@@ -34,6 +34,8 @@ from caravan_router.scheduling.events import (
 )
 
 _VOCABULARY = 97
+# The entry of a prompt token before which nothing was computed.
+NO_LOGPROB = PromptToken(None, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +51,17 @@ def _flat_seconds(load: StepLoad) -> float:
     return 0.005 + 0.001 * (load.prompt_tokens + load.decodes)
 
 
-def next_token(tokens: list[int], adapter: str = "") -> int:
-    """Return the next token, which depends on every token, its position and the adapter."""
+def _states(tokens: Iterable[int], adapter: str) -> Iterator[int]:
+    """Yield the state after each token, which depends on every token, its position and the adapter."""
     state = 7 + sum(adapter.encode())
     for position, token in enumerate(tokens):
         state = (state * 31 + token * 17 + position) % 1_000_003
-    return state % _VOCABULARY
+        yield state
+
+
+def next_token(tokens: list[int], adapter: str = "") -> int:
+    """Return the next token."""
+    return deque(_states(tokens, adapter), 1).pop() % _VOCABULARY
 
 
 def expected_output(spec: GenerationSpec) -> list[int]:
@@ -69,7 +76,7 @@ def expected_output(spec: GenerationSpec) -> list[int]:
 
 def expected_prompt_logprobs(spec: GenerationSpec) -> tuple[PromptToken, ...]:
     """The prompt logprobs that must be delivered, once."""
-    return tuple(PromptToken(-float(place) if place else None, ()) for place in range(len(spec.prompt)))
+    return (NO_LOGPROB, *(PromptToken(-float(state), ()) for state in _states(spec.prompt[:-1], spec.adapter)))
 
 
 @dataclass
@@ -258,7 +265,8 @@ class ModelShard:
     def _logprobs(self, chunk: Chunk) -> tuple[int, tuple[PromptToken, ...]]:
         assert len(chunk.token_ids) <= self.limits.max_prompt_logprob_tokens
         logprobs = expected_prompt_logprobs(self.held[chunk.sequence_id].spec)
-        return chunk.sequence_id, logprobs[chunk.start : chunk.start + len(chunk.token_ids)]
+        found = logprobs[chunk.start : chunk.start + len(chunk.token_ids)]
+        return chunk.sequence_id, found if chunk.copy is None else (NO_LOGPROB, *found[1:])
 
     def _check_chunk(self, chunk: Chunk, taken_over: set[int]) -> None:
         assert chunk.sequence_id < self.limits.max_sequences
@@ -282,8 +290,9 @@ class ModelShard:
         assert chunk.setup is not None
         if chunk.copy is None:
             return _Held(chunk.setup, prompt_logprobs=chunk.prompt_logprobs)
-        assert not chunk.prompt_logprobs, "logprobs of a prompt that is not computed whole"
-        return self._copied(chunk.copy, chunk.sequence_id, chunk.setup)
+        copied = self._copied(chunk.copy, chunk.sequence_id, chunk.setup)
+        copied.prompt_logprobs = chunk.prompt_logprobs
+        return copied
 
     def _overflows(self, new: dict[int, _Held], command: Prefill) -> bool:
         held = self.held | new

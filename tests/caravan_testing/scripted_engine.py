@@ -222,6 +222,12 @@ class ScriptedEngine:
             ids, pieces, specials = [BOS, *ids], [b"<s>", *pieces], [True, *specials]
         return TokenizedText(tuple(ids), tuple(pieces), tuple(specials))
 
+    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
+        first, second = await self.tokenize(query), await self.tokenize(document)
+        return TokenizedText(
+            first.token_ids + second.token_ids, first.pieces + second.pieces, first.specials + second.specials
+        )
+
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         special = {BOS: b"<s>", EOS: b"</s>"}
         pieces = [special.get(token_id) or chr((token_id - 100) % 800).encode() for token_id in token_ids]
@@ -233,9 +239,11 @@ class ScriptedEngine:
         return self.problem(constraint)
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        """Return the `length_vector` of each text."""
+        """Return the `length_vector` of each text, or one over its length from a model that ranks."""
         if not self.joined:
             raise NoShardError("none")
+        if self.model.ranks:
+            return [(1 / len(text),) for text in texts]
         return [tuple(length_vector(len(text), self.model.embedding_size)) for text in texts]
 
     def shards(self) -> list[ShardReport]:

@@ -16,18 +16,30 @@ from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
     Chunk,
     Decode,
+    Evaluate,
     FilterBatch,
     Header,
     Load,
     LoadEntry,
     Park,
     Prefill,
+    Row,
+    RowOutputs,
     RunSlice,
     Save,
     SaveEntry,
     SetLayout,
 )
-from caravan_shard.protocol.results import Holdings, LayoutSet, Loaded, Refusal, Saved, StepOutcome, StepResult
+from caravan_shard.protocol.results import (
+    Evaluations,
+    Holdings,
+    LayoutSet,
+    Loaded,
+    Refusal,
+    Saved,
+    StepOutcome,
+    StepResult,
+)
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sequences.runs import RunStore
@@ -95,6 +107,13 @@ def _toy_grammars() -> Grammars:
 def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: bool = True) -> Chunk:
     """Make a further chunk of a sequence."""
     return Chunk(sequence_id=sequence_id, start=start, tokens=tokens, last=last)
+
+
+def row(sequence_id: int, tokens: Sequence[int], start: int = 0, **fields: Any) -> Row:
+    """Make a row of an Evaluate, with all outputs; a ``copy`` gives it its start."""
+    copy: Prefix | None = fields.get("copy")
+    fields = {"outputs": RowOutputs.ALL, **fields}
+    return Row(sequence_id=sequence_id, start=start if copy is None else copy.length, tokens=tokens, **fields)
 
 
 def header(
@@ -165,6 +184,19 @@ class EngineDriver:
         """Run a step and return any outcome; ``park`` has the length to keep by sequence id."""
         command = Prefill(chunks=chunks, rider_ids=riders, header=header(release=release, park=park))
         return self.engine.prefill(command, perf_counter_ns())
+
+    def evaluate(self, *rows: Row, **fields: Any) -> Evaluations:
+        """Evaluate rows; the outcome must be OK. ``fields`` are those of the header."""
+        result = self.try_evaluate(*rows, **fields)
+        assert isinstance(result, StepResult), result
+        assert result.outcome is StepOutcome.OK
+        assert not result.rows.token_ids
+        assert result.evaluations is not None
+        return result.evaluations
+
+    def try_evaluate(self, *rows: Row, **fields: Any) -> StepResult | Refusal:
+        """Evaluate rows and return any outcome; ``fields`` are those of the header."""
+        return self.engine.evaluate(Evaluate(rows=rows, header=header(**fields)), perf_counter_ns())
 
     def decode(self, sequence_ids: Sequence[int], steps: int = 1_000) -> list[StepResult]:
         """Run steps until all sequences have ended, at most ``steps``."""

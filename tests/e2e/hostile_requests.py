@@ -228,6 +228,8 @@ CONVERSATIONS = (
     ),
     Hostile("ollama: keep_alive", post("/api/generate", b'{"model":"a","prompt":"a","keep_alive":[]}', CLOSE), 400),
     Hostile("embeddings: nothing", post("/v1/embeddings", b'{"input":[],"model":"a"}', CLOSE), 400),
+    Hostile("score: nothing", post("/v1/score", b'{"text_1":[],"text_2":"a"}', CLOSE), 400),
+    Hostile("rerank: numbers", post("/v1/rerank", b'{"query":"a","documents":[1,2]}', CLOSE), 400),
     Hostile(
         "vertex: 10,000 instances",
         post("/vertex", b'{"instances":[' + b'{"inputs":"a"},' * 9_999 + b'{"inputs":"a"}]}', CLOSE),

@@ -66,6 +66,25 @@ async def test_the_logprobs_of_a_prompt_are_the_models_own(vectors: Served, orac
     np.testing.assert_allclose([token["logprob"] for token in prefill[1:]], expected, atol=0.1)
 
 
+async def test_endings_of_a_context_have_the_same_logprobs_whether_it_is_cached_or_not(vectors: Served) -> None:
+    context = [token["id"] for token in await post(vectors, "/tokenize", {"inputs": TEXT * 4})]
+    prompts = [[*context, 1000 + number, 2000 + number, 3000] for number in range(6)]
+    body = {"max_tokens": 0, "echo": True, "logprobs": 2}
+    alone = [
+        (await post(vectors, "/v1/completions", body | {"prompt": prompt, "cache_salt": str(number)}))["choices"][0]
+        for number, prompt in enumerate(prompts)
+    ]
+    before = await cached_tokens(vectors)
+    together = (await post(vectors, "/v1/completions", body | {"prompt": prompts}))["choices"]
+    # All but the first start behind the context, of which one token is computed again.
+    assert await cached_tokens(vectors) - before == 5 * (len(context) - 1)
+    for one, other in zip(alone, together, strict=True):
+        first, second = one["logprobs"], other["logprobs"]
+        assert (first["tokens"], first["text_offset"]) == (second["tokens"], second["text_offset"])
+        np.testing.assert_allclose(first["token_logprobs"][1:], second["token_logprobs"][1:], atol=0.1)
+        assert first["top_logprobs"][5].keys() == second["top_logprobs"][5].keys()
+
+
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [
@@ -150,6 +169,17 @@ async def test_similar_texts_have_similar_embeddings(vectors: Served) -> None:
     encoded = await post(vectors, "/v1/embeddings", {"input": texts[0], "encoding_format": "base64"})
     packed = base64.b64decode(encoded["data"][0]["embedding"])
     np.testing.assert_allclose(struct.unpack(f"<{len(cat)}f", packed), cat, atol=1e-3)
+
+
+async def test_scores_and_ranks_are_the_cosines_of_the_embeddings(vectors: Served) -> None:
+    texts = ["A cat sat on the mat.", "Cats sit on mats.", "Stock prices fell sharply."]
+    embedded = [np.array(one["embedding"]) for one in (await post(vectors, "/v1/embeddings", {"input": texts}))["data"]]
+    expected = [embedded[0] @ other for other in embedded[1:]]
+    scores = (await post(vectors, "/v1/score", {"text_1": texts[0], "text_2": texts[1:]}))["data"]
+    np.testing.assert_allclose([one["score"] for one in scores], expected, atol=1e-3)
+    ranked = await post(vectors, "/v1/rerank", {"query": texts[0], "documents": texts[:0:-1], "top_n": 1})
+    [best] = ranked["results"]
+    assert (best["index"], best["document"]) == (1, {"text": texts[1]})
 
 
 async def test_ollamas_routes_return_the_same_embeddings(vectors: Served) -> None:

@@ -12,6 +12,7 @@ from caravan_shard.protocol.results import Embedding
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
+from caravan_testing.shard_tiny_ranker import classifier, write_tiny_ranker
 
 pytestmark = pytest.mark.model
 
@@ -70,6 +71,36 @@ def test_a_recurrent_model_has_embeddings(tmp_path: Path) -> None:
     first, other = embed(driver, "a text"), embed(driver, "another")
     np.testing.assert_allclose(embed(driver, "a text"), first, atol=1e-6)
     assert np.dot(first, other) < 0.999
+    driver.engine.close()
+
+
+@pytest.mark.parametrize("template", ["<|q|>\n{query}<|d|>\n{document}<|end|>", ""])
+def test_a_model_that_ranks_says_how_likely_it_answers_yes(tmp_path: Path, template: str) -> None:
+    from llama_cpp import Llama
+
+    path = write_tiny_ranker(tmp_path / "ranker.gguf", template=template)
+    driver = ModelDriver(path, ctx_size=512, ubatch_size=64, embeddings=True)
+    capacity, vocabulary = driver.backend.capacity, driver.backend.vocabulary
+    assert (capacity.ranks, capacity.embedding_size, capacity.max_embed_tokens) == (True, 0, 64)
+    last = Llama(
+        str(path), embedding=True, pooling_type=POOLINGS["last"], n_ctx=256, n_batch=64, n_threads=1, verbose=False
+    )
+    relevances = set()
+    for query, document in (("a?", "yes,a"), ("a?", "b"), ("{document}", "c<|end|>")):
+        tokens = vocabulary.pair(query, document)
+        text = b"".join(vocabulary.piece(token).data for token in tokens if not vocabulary.piece(token).special)
+        filled = f"<|q|>\n{query}<|d|>\n{document}<|end|>" if template else query + document
+        assert text.decode() == filled
+        result = driver.engine.embed(Embed(tokens))
+        assert isinstance(result, Embedding), result
+        vector = np.array(last.embed(filled, normalize=False)) if template else None
+        (relevance,) = result.values
+        if vector is not None:
+            yes, no = np.exp(classifier() @ vector)
+            assert relevance == pytest.approx(yes / (yes + no), abs=1e-3)
+        relevances.add(round(float(relevance), 4))
+    assert len(relevances) == 3
+    last.close()
     driver.engine.close()
 
 

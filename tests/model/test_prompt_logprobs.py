@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caravan_shard.backends.base import Prefix
 from caravan_shard.kv_layout import KvLayout
-from caravan_testing.shard_builders import first_chunk, next_chunk, with_parameters
+from caravan_shard.protocol.commands import RowOutputs
+from caravan_testing.shard_builders import first_chunk, next_chunk, row, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
@@ -82,6 +84,35 @@ def test_prompt_logprobs_equal_llamas(model: Path, layout: KvLayout) -> None:
         assert np.abs(np.array(logprobs[1:]) - expected).mean() < 0.05
         ties = exact.max(axis=1) - exact[np.arange(len(top_ids)), top_ids]
         assert ties.max() < 0.25
+    driver.engine.close()
+
+
+@LAYOUTS
+def test_rows_behind_a_held_context_equal_llamas(layout: KvLayout) -> None:
+    driver = ModelDriver(DEMO_MODEL, ctx_size=1024, kv_layout=layout.value)
+    tokens = driver.tokens(TEXT)
+    exact = exact_logprobs(DEMO_MODEL, tokens)
+    expected = exact[np.arange(len(tokens) - 1), tokens[1:]]
+    driver.prefill(first_chunk(0, driver.tokens("A neighbour says"), ignore_eos=True))
+    driver.evaluate(row(1, tokens[:10], outputs=RowOutputs.NONE))
+    copy = Prefix(source_id=1, length=10)
+    for _ in range(2):
+        found = driver.evaluate(
+            row(2, tokens[10:], copy=copy, keep_length=0),
+            row(3, tokens[10:15], copy=copy, score_ids=tokens[15:17], keep_length=0),
+        )
+        assert found.counts == [len(tokens) - 10, 5]
+        # Batches of different shapes round differently.
+        np.testing.assert_allclose(found.logprobs[: len(tokens) - 11], expected[10:], atol=0.25)
+        np.testing.assert_allclose(found.score_logprobs[-2:], exact[14, tokens[15:17]], atol=0.25)
+    driver.evaluate(row(3, tokens[10:15], copy=copy, outputs=RowOutputs.NONE))
+    # The sequence grows by one token at a time, as a beam does, and is cut back.
+    for place in (15, 16, 16):
+        found = driver.evaluate(row(3, tokens[place : place + 1], place, score_ids=tokens[place + 1 : place + 2]))
+        np.testing.assert_allclose(found.score_logprobs, exact[place, tokens[place + 1]], atol=0.25)
+        driver.evaluate(row(3, tokens[5:9], place + 1, outputs=RowOutputs.NONE, keep_length=min(place + 1, 16)))
+    driver.decode([0])
+    assert len(driver.output[0]) == 50
     driver.engine.close()
 
 

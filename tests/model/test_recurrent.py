@@ -11,7 +11,7 @@ from caravan_shard.backends.base import Prefix, PrefixSharing, RunSaving
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Save
 from caravan_shard.protocol.results import Refusal
-from caravan_testing.shard_builders import first_chunk, load_entry, save_entry
+from caravan_testing.shard_builders import first_chunk, load_entry, row, save_entry
 from caravan_testing.shard_models import ModelDriver
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
@@ -116,3 +116,17 @@ def test_parts_are_refused_and_nothing_changes(driver: ModelDriver) -> None:
     assert driver.save(save_entry(0, tokens[:-1])) == [False]
     driver.decode([0])
     assert driver.output[0] == expected
+
+
+def test_rows_are_kept_whole_or_released(driver: ModelDriver) -> None:
+    tokens = prompt(driver)
+    expected = driver.alone(tokens, NEW_TOKENS)
+    driver.evaluate(row(1, tokens[:-1]))
+    whole = Prefix(source_id=1, length=len(tokens) - 1)
+    answer = driver.try_evaluate(row(0, tokens[-1:], copy=whole, keep_length=whole.length))
+    assert isinstance(answer, Refusal)
+    assert answer.error is ShardError.WRONG_POSITION
+    driver.evaluate(row(0, tokens[-1:], copy=whole, keep_length=0))
+    assert driver.keep(1).sequence_ids == [1]
+    found = driver.evaluate(row(1, tokens[-1:], whole.length, top_n=1))
+    assert found.top_token_ids == expected[:1]

@@ -16,7 +16,18 @@ from caravan_shard.backends.base import DecodeOutcome, LayoutLimits, Prefix
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Decode, FilterBatch, Load, LoadEntry, RunSlice, Save, SaveEntry, SetLayout
+from caravan_shard.protocol.commands import (
+    Decode,
+    FilterBatch,
+    Load,
+    LoadEntry,
+    Row,
+    RowOutputs,
+    RunSlice,
+    Save,
+    SaveEntry,
+    SetLayout,
+)
 from caravan_shard.protocol.results import (
     Holdings,
     LayoutSet,
@@ -36,6 +47,7 @@ from caravan_testing.shard_builders import (
     first_chunk,
     header,
     next_chunk,
+    row,
     run_key,
     toy_grammar,
     with_parameters,
@@ -91,6 +103,7 @@ class Promise:
         self.adapter = adapter
         # The prompt logprobs so far; None if they are not requested.
         self.prompt_logprobs: list[float] | None = None
+        self.copied = 0
         self.held = prompt
         self.total = total
         self.choosing = choosing
@@ -257,7 +270,6 @@ class ShardMachine(RuleBasedStateMachine):
         else:
             sequence_id = data.draw(st.sampled_from(free_ids) if careful and free_ids else IDS)
         if careful:
-            wants_prompt_logprobs = wants_prompt_logprobs and copy is None
             if copy is not None and copy.source_id in self.promises:
                 adapter = self.promises[copy.source_id].adapter
             riders = [key for key in set(riders) - {sequence_id} if key in self.promises]
@@ -273,7 +285,9 @@ class ShardMachine(RuleBasedStateMachine):
         prefix = source.computed[:start] if source is not None else []
         before = self.promises.get(sequence_id)
         self.promises[sequence_id] = Promise([*prefix, *tokens], total, choosing, max_new, adapter)
-        self.promises[sequence_id].prompt_logprobs = [] if wants_prompt_logprobs else None
+        # Those of the copied tokens and of the first one behind them are not computed.
+        self.promises[sequence_id].prompt_logprobs = [np.nan] * start if wants_prompt_logprobs else None
+        self.promises[sequence_id].copied = start
         mates = [self.promises[key].adapter for key in riders if key in self.promises]
         answer = self.driver.try_prefill(chunk, riders=riders)
         if source is not None and copy is not None and copy.source_id != sequence_id:
@@ -281,11 +295,73 @@ class ShardMachine(RuleBasedStateMachine):
         elif before is not None and copy is not None:
             mates.append(before.adapter)
         assert isinstance(answer, Refusal) or set(mates) <= {adapter}
-        assert isinstance(answer, Refusal) or not wants_prompt_logprobs or (copy is None and len(tokens) <= 16)
+        assert isinstance(answer, Refusal) or not wants_prompt_logprobs or len(tokens) <= 16
         if not self.take(answer, due | ({sequence_id} if held_back == 0 else set())):
             del self.promises[sequence_id]
             if before is not None:
                 self.promises[sequence_id] = before
+
+    @rule(
+        data=st.data(),
+        copies=st.sampled_from(["not", "from another", "from itself"]),
+        tokens=st.lists(st.integers(32, 126), min_size=1, max_size=20),
+        outputs=st.sampled_from(RowOutputs),
+        adapter=ADAPTERS,
+    )
+    def evaluate(self, data: st.DataObject, copies: str, tokens: list[int], outputs: RowOutputs, adapter: str) -> None:
+        copy = self.some_prefix(data) if copies != "not" else None
+        free_ids = [key for key in range(SEQUENCES) if key not in self.promises]
+        sequence_id = data.draw(st.sampled_from(free_ids)) if free_ids and copy is not None else self.some_held(data)
+        if copy is not None and copies == "from itself":
+            sequence_id = copy.source_id
+        source = self.promises.get(copy.source_id if copy is not None else sequence_id)
+        if source is not None:
+            adapter = data.draw(st.sampled_from([source.adapter] * 4 + [adapter]))
+        held = source.computed if source is not None else []
+        start = data.draw(st.sampled_from([len(held)] * 4 + [0])) if copy is None else copy.length
+        end = start + len(tokens)
+        keep = data.draw(st.one_of(st.none(), st.just(0), st.just(start), st.integers(0, end + 1)))
+        made = row(sequence_id, tokens, start, copy=copy, adapter=adapter, outputs=outputs, keep_length=keep)
+        before = self.promises.get(sequence_id)
+        answer = self.driver.try_evaluate(made)
+        assert isinstance(answer, Refusal) != self.is_sound_row(made)
+        if isinstance(answer, Refusal) or answer.outcome is not StepOutcome.OK:
+            return
+        self.check_evaluations(made, [*held[:start], *tokens], answer)
+        if before is not None and before.is_unfinished and not made.takes_over:
+            return
+        self.promises.pop(sequence_id, None)
+        if made.kept:
+            choosing = Choosing(sampling=SamplingParameters(), grammar=None)
+            self.promises[sequence_id] = Promise([*held[:start], *tokens], end, choosing, 1, adapter)
+            self.promises[sequence_id].park(made.kept)
+
+    def is_sound_row(self, made: Row) -> bool:
+        source = self.promises.get(made.sequence_id if made.copy is None else made.copy.source_id)
+        held = self.promises.get(made.sequence_id)
+        if made.sequence_id >= SEQUENCES or made.end > self.limits.cells_per_sequence or not 0 <= made.kept <= made.end:
+            return False
+        if made.outputs is RowOutputs.ALL and len(made.tokens) > 16:
+            return False
+        if source is None:
+            return made.copy is None and made.start == 0
+        if source.adapter != made.adapter:
+            return False
+        if made.copy is not None:
+            return 1 <= made.copy.length <= len(source.computed) and (made.takes_over or held is None)
+        return made.start == len(source.computed) and (not source.is_unfinished or made.kept == made.start)
+
+    def check_evaluations(self, made: Row, tokens: list[int], answer: StepResult) -> None:
+        found = answer.evaluations
+        assert found is not None
+        assert not answer.rows.token_ids
+        assert made.outputs is not None
+        count = {RowOutputs.NONE: 0, RowOutputs.LAST: 1, RowOutputs.ALL: len(made.tokens)}[made.outputs]
+        assert found.counts == [count] * (count > 0)
+        rows = expected_logprobs(tokens, made.adapter)
+        pairs = list(zip(rows, tokens[1:], strict=True))[len(tokens) - count :]
+        expected = [one[token] for one, token in pairs]
+        np.testing.assert_allclose(found.logprobs, [*expected, *[np.nan] * (count > 0)], atol=1e-4)
 
     @precondition(lambda self: any(not promise.is_complete for promise in self.promises.values()))
     @rule(data=st.data(), offset=st.sampled_from([0, 0, 0, 1]))
@@ -548,7 +624,9 @@ class ShardMachine(RuleBasedStateMachine):
             if promise.prompt_logprobs is not None:
                 rows = expected_logprobs(promise.held, promise.adapter)
                 expected = [row[token] for row, token in zip(rows, promise.held[1:], strict=True)]
-                np.testing.assert_allclose(promise.prompt_logprobs, [np.nan, *expected], atol=1e-4)
+                unknown = promise.copied + 1
+                expected = [*[np.nan] * unknown, *expected[unknown - 1 :]]
+                np.testing.assert_allclose(promise.prompt_logprobs, expected, atol=1e-4)
 
 
 class SplitShardMachine(ShardMachine):

@@ -65,7 +65,7 @@ class ModelFacts:
 
     ``tool_template``: template for prompts with tools, if the model has one beside ``chat_template``. ``adapters``:
     those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no vectors are
-    served.
+    served. ``ranks``: texts are pairs of a query and a document, and get a relevance from 0 to 1 instead of a vector.
 
     The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
     those in the memory of a shard's accelerators. ``modified_s``: when the file was last changed, in seconds since
@@ -86,6 +86,7 @@ class ModelFacts:
     adapters: tuple[str, ...] = ()
     embedding_size: int = 0
     max_embed_tokens: int = 0
+    ranks: bool = False
     architecture: str = ""
     parameter_count: int = 0
     weight_bytes: int = 0
@@ -102,6 +103,10 @@ class Queries(Protocol):
         """Return the tokens of ``text``. Raises TextTooLongError."""
         ...
 
+    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
+        """Return the tokens of a pair as a model that ranks reads it. Raises TextTooLongError."""
+        ...
+
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``, which must be below the vocabulary's size."""
         ...
@@ -111,7 +116,10 @@ class Queries(Protocol):
         ...
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        """Return a vector of length 1 for each text of 1 to ``max_embed_tokens`` tokens. Raises GenerationError."""
+        """Return a vector of length 1 for each text of 1 to ``max_embed_tokens`` tokens. Raises GenerationError.
+
+        A model that ranks takes pairs and returns one number for each.
+        """
         ...
 
 

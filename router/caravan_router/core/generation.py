@@ -17,8 +17,9 @@ class GenerationSpec:
     ``namespace``: specs with the same namespace and ``adapter`` share prefixes; a common prefix of specs that are
     submitted together is computed once. ``constraint`` has passed `Queries.compile_constraint`. ``adapter``: one of
     `ModelFacts.adapters`, or empty for the model itself. ``prompt_logprobs``: whether to return the logprobs of the
-    prompt, for which all of it is computed. ``timeout_s``: from submission to the last token. ``traceparent``: of the
-    request's span, for the log of its shards; empty if it is not traced.
+    prompt; such specs share prefixes with each other, if they ask for as many alternatives. ``timeout_s``: from
+    submission to the last token. ``traceparent``: of the request's span, for the log of its shards; empty if it is not
+    traced.
     """
 
     prompt: tuple[int, ...]

@@ -219,7 +219,13 @@ class ShardClient:
 
     async def tokenize(self, text: str, *, add_special: bool) -> TokenizedText:
         """Return the tokens of ``text``. The text of control tokens becomes those tokens, as in TGI's tokenizers."""
-        request = shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=True)
+        return await self._tokenize(shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=True))
+
+    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
+        """Return the tokens of a pair as a model that ranks reads it."""
+        return await self._tokenize(shard_pb2.TokenizeRequest(text=query, document=document))
+
+    async def _tokenize(self, request: shard_pb2.TokenizeRequest) -> TokenizedText:
         message = await _checked(self._stub.Tokenize(request), _TOKENIZE_TIMEOUT_S)
         return TokenizedText(tuple(message.token_ids), tuple(message.pieces), tuple(message.specials))
 

@@ -338,6 +338,7 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             total_cells=limits.layouts[0].cells,
             embedding_size=limits.embedding_size,
             max_embed_tokens=limits.max_embed_tokens,
+            ranks=limits.ranks,
             architecture=model.architecture,
             parameter_count=model.parameter_count,
             weight_bytes=model.weight_bytes,

@@ -49,6 +49,10 @@ class ShardQueries:
         """Return the tokens of ``text``."""
         return await self._ask_any(lambda client: client.tokenize(text, add_special=add_special))
 
+    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
+        """Return the tokens of a pair as a model that ranks reads it."""
+        return await self._ask_any(lambda client: client.tokenize_pair(query, document))
+
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""
         return await self._ask_any(lambda client: client.detokenize(token_ids))

@@ -43,4 +43,5 @@ class Replicas:
             adapters=tuple(name for name in every[0].adapters if all(name in facts.adapters for facts in every)),
             embedding_size=min(facts.embedding_size for facts in every),
             max_embed_tokens=min(facts.max_embed_tokens for facts in every),
+            ranks=all(facts.ranks for facts in every),
         )

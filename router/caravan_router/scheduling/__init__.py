@@ -68,6 +68,9 @@ shard takes a `shard.account.ShardAccount`, of which the ledger is the writable 
     what the next command of a shard carries                    planning.step_plan.StepPlan
     actions of this call, in order                              outbox.Outbox
 
+Prompt logprobs of a sequence have two writers: the scheduler adds those that were computed, and the ledger, when it
+places the sequence, those of the prefix that it starts from. A parked sequence keeps its own for others.
+
 Two caches have two: placement fills `Sequence.common`, and the shards' accounts fill `Sequence.matches`. The state
 empties both when the sequence has a place.
 

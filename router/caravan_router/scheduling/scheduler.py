@@ -236,7 +236,8 @@ class Scheduler:
             resident = command.residents[sequence_id]
             if resident.is_live:
                 sequence = resident.sequence
-                new = tokens[max(0, sequence.prompt_logprobs_delivered - resident.computed) :]
+                sequence.add_prompt_logprobs(resident.computed, tokens)
+                new = tuple(sequence.prompt_logprobs[sequence.prompt_logprobs_delivered :])
                 sequence.prompt_logprobs_delivered += len(new)
                 self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
 

@@ -1,9 +1,12 @@
 """A request and its sequence of tokens, which outlives its stays on shards."""
 
+import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.tokens import PromptToken
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 from caravan_router.scheduling.shard.prefix_tree import Match, PrefixTree
 
@@ -63,7 +66,9 @@ class Sequence:
     saved_on: str = ""
     # How many transfers of its prefix from shard to shard it has waited for since its last stay.
     fetches: int = 0
-    # Number of prompt tokens whose logprobs were delivered.
+    # The logprobs of its first prompt tokens, and how many of them were delivered. Those that another request with the
+    # same first tokens has computed are delivered with the next ones.
+    prompt_logprobs: list[PromptToken] = field(default_factory=list)
     prompt_logprobs_delivered: int = 0
     # How many first tokens it shares with other requests, by request id: found by placement while it waits.
     common: dict[int, int] = field(default_factory=dict)
@@ -106,8 +111,17 @@ class Sequence:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether logprobs of its prompt are missing, so that all of the prompt must be computed."""
-        return self.spec.prompt_logprobs and self.prompt_logprobs_delivered < len(self.spec.prompt)
+        """Whether logprobs of its prompt are missing, so that it starts only from a prefix whose logprobs are known."""
+        return self.spec.prompt_logprobs and len(self.prompt_logprobs) < len(self.spec.prompt)
+
+    def can_share_prompt_logprobs(self, other: "Sequence") -> bool:
+        """Whether the prompt logprobs of ``other`` serve this sequence too, where both have the same tokens."""
+        spec = other.spec
+        return spec.prompt_logprobs and spec.sampling.top_n_tokens == self.spec.sampling.top_n_tokens
+
+    def add_prompt_logprobs(self, start: int, tokens: Iterable[PromptToken]) -> None:
+        """Add what is not known yet of the logprobs of prompt tokens from ``start`` on, which is known or the next."""
+        self.prompt_logprobs.extend(itertools.islice(tokens, len(self.prompt_logprobs) - start, None))
 
     def landmarks(self, length: int) -> tuple[int, ...]:
         """Return hashes of prefixes of 16, 32, 64, ... of its first ``length`` tokens, which are known.

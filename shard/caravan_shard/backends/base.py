@@ -93,6 +93,7 @@ class Capacity:
     have so many outputs beyond one per sequence.
     ``embedding_size``: the length of an embedding; 0 if embeddings are not served.
     ``max_embed_tokens``: the longest text to embed.
+    ``ranks``: `Backend.embed` takes a query and a document, and says how relevant the document is.
     """
 
     layouts: tuple[LayoutLimits, ...]
@@ -101,6 +102,7 @@ class Capacity:
     max_prompt_logprob_tokens: int
     embedding_size: int = 0
     max_embed_tokens: int = 0
+    ranks: bool = False
 
     @property
     def current(self) -> LayoutLimits:
@@ -170,6 +172,10 @@ class Vocabulary(Protocol):
         ``add_special`` adds what the model puts around a prompt; ``parse_special`` reads the text of control tokens as
         those tokens.
         """
+        ...
+
+    def pair(self, query: str, document: str) -> list[int]:
+        """Return the tokens of a query and a document as a model that ranks reads them."""
         ...
 
     def piece(self, token: int) -> Piece:
@@ -254,7 +260,7 @@ class Backend(Protocol):
     def embed(self, tokens: Sequence[int]) -> Floats | None:
         """Return the embedding [embedding_size], of Euclidean length 1; None if the forward pass failed.
 
-        Must not be called where ``capacity.embedding_size`` is 0.
+        A model that ranks takes a pair and returns [1], from 0 to 1. Must not be called where ``capacity`` has neither.
         """
         ...
 

@@ -53,8 +53,6 @@ class ChunkCheck:
             yield Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
         start = 0
         if chunk.copy is not None:
-            if parameters.prompt_logprobs:
-                yield bad_request("prompt_logprobs needs the whole prompt computed and cannot be had with a copy")
             start = chunk.copy.length
             yield self._preview.check_prefix(chunk.copy, parameters.adapter)
         yield self._check_parameters(parameters)

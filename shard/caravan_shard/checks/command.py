@@ -7,8 +7,9 @@ from caravan_shard.backends.base import Capacity, ModelFacts
 from caravan_shard.checks.chunk import ChunkCheck
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
+from caravan_shard.checks.row import RowCheck
 from caravan_shard.checks.runs import LoadCheck, SaveCheck
-from caravan_shard.protocol.commands import Decode, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_shard.protocol.commands import Decode, Evaluate, FilterBatch, Load, Prefill, RowOutputs, Save, SetLayout
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
@@ -35,10 +36,22 @@ class CommandCheck:
         yield self._check_step_size(sum(len(chunk.tokens) for chunk in command.chunks), command.rider_ids)
         parameters = [chunk.parameters or self._preview.parameters(chunk.sequence_id) for chunk in command.chunks]
         pairs = zip(parameters, command.chunks, strict=True)
-        yield self._check_prompt_logprobs(
-            sum(known.prompt_logprob_count(chunk.start, len(chunk.tokens)) for known, chunk in pairs)
-        )
+        prompt_logprobs = sum(known.prompt_logprob_count(chunk.start, len(chunk.tokens)) for known, chunk in pairs)
+        yield self._check_output_budget(prompt_logprobs, "prompt_logprobs")
         yield self._check_one_adapter({known.adapter for known in parameters}, command.rider_ids)
+
+    @first_refusal
+    def evaluate(self, command: Evaluate, *, facts: ModelFacts, draining: bool) -> Iterator[Refusal | None]:
+        """Check an Evaluate; ``draining`` refuses sequences that start from nothing."""
+        yield self._preview.check_header(command.header)
+        yield self._preview.check_distinct([row.sequence_id for row in command.rows])
+        check = RowCheck(self._preview, self._capacity, facts, draining=draining)
+        for row in command.rows:
+            yield check(row)
+        yield self._check_step_size(sum(len(row.tokens) for row in command.rows), ())
+        outputs = sum(len(row.tokens) for row in command.rows if row.outputs is RowOutputs.ALL)
+        yield self._check_output_budget(outputs, "outputs")
+        yield self._check_one_adapter({row.adapter for row in command.rows}, ())
 
     @first_refusal
     def decode(self, command: Decode) -> Iterator[Refusal | None]:
@@ -108,16 +121,14 @@ class CommandCheck:
         if chunk_tokens + advancing > most:
             return Refusal(
                 ShardError.TOO_MANY_TOKENS,
-                f"a step takes {most} tokens. Given: {chunk_tokens} of prompts and {advancing} decoding",
+                f"a step takes {most} tokens. Given: {chunk_tokens} in chunks or rows, and {advancing} decoding",
             )
         return None
 
-    def _check_prompt_logprobs(self, tokens: int) -> Refusal | None:
+    def _check_output_budget(self, tokens: int, name: str) -> Refusal | None:
         most = self._capacity.max_prompt_logprob_tokens
         if tokens > most:
-            return Refusal(
-                ShardError.TOO_MANY_TOKENS, f"a step returns prompt_logprobs of {most} tokens. Given: {tokens}"
-            )
+            return Refusal(ShardError.TOO_MANY_TOKENS, f"a step returns {name} of {most} tokens. Given: {tokens}")
         return None
 
     def _check_one_adapter(self, adapters: set[str], sequence_ids: Sequence[int]) -> Refusal | None:

@@ -14,7 +14,7 @@ def split_texts(
     token_ids: Sequence[int], counts: Sequence[int], capacity: Capacity, vocabulary_size: int
 ) -> list[list[int]] | Refusal:
     """Cut ``token_ids`` into texts of ``counts`` tokens."""
-    if capacity.embedding_size == 0:
+    if not (capacity.embedding_size or capacity.ranks):
         return bad_request("vectors are not served here: start the shard with --embeddings")
     if len(counts) > MAX_TEXTS:
         return bad_request(f"there must be <= {MAX_TEXTS} texts. Given: {len(counts)}")

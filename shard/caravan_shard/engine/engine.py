@@ -12,13 +12,27 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend, DecodeOutcome, LayoutLimits
 from caravan_shard.checks.command import CommandCheck
 from caravan_shard.constraints.finder import Finder
+from caravan_shard.engine.evaluations import take_evaluations
 from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble
 from caravan_shard.engine.token_rows import sample_rows
-from caravan_shard.protocol.commands import Adopt, Chunk, Decode, Embed, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_shard.protocol.commands import (
+    Adopt,
+    Chunk,
+    Decode,
+    Embed,
+    Evaluate,
+    FilterBatch,
+    Load,
+    Prefill,
+    Row,
+    Save,
+    SetLayout,
+)
 from caravan_shard.protocol.results import (
     Adopted,
     Embedding,
+    Evaluations,
     Holdings,
     LayoutSet,
     Loaded,
@@ -83,14 +97,15 @@ class Engine:
         self._pool.apply(command.header)
         parts = [self._chunk_part(chunk) for chunk in command.chunks]
         parts += self._decode_parts(command.rider_ids)
-        if not parts:
-            return StepResult(StepOutcome.OK, TokenRows(), _timings(started_ns, 0, 0))
-        parts.sort(key=lambda part: part.sequence.sequence_id)
-        # Taking over cuts a sequence back, which cannot be undone: here the backend's own NO_KV would come too late.
-        if any(chunk.takes_over for chunk in command.chunks) and not self._has_room(parts):
-            return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
-        self._pool.share(command.chunks)
-        return self._run_step(parts, started_ns)
+        return self._run_chunks(parts, command.chunks, started_ns)
+
+    def evaluate(self, command: Evaluate, started_ns: int) -> StepResult | Refusal:
+        """Run one step over rows."""
+        refusal = self._new_check().evaluate(command, facts=self.backend.facts, draining=self.draining)
+        if refusal is not None:
+            return refusal
+        self._pool.apply(command.header)
+        return self._run_chunks([self._row_part(row) for row in command.rows], command.rows, started_ns)
 
     def begin_decode(self, command: Decode) -> Refusal | None:
         """Check the command and carry out its header; `decode_step` follows."""
@@ -183,6 +198,11 @@ class Engine:
         sequence = self._pool.make(chunk) if new else self._pool.held[chunk.sequence_id]
         return Part(sequence=sequence, start=chunk.start, tokens=chunk.tokens, samples=chunk.last, prompt=True, new=new)
 
+    def _row_part(self, row: Row) -> Part:
+        new = row.takes_over or row.sequence_id not in self._pool.held
+        sequence = self._pool.make_ended(row) if new else self._pool.held[row.sequence_id]
+        return Part(sequence=sequence, start=row.start, tokens=row.tokens, samples=False, new=new, row=row)
+
     def _decode_parts(self, sequence_ids: Iterable[int]) -> list[Part]:
         parts = []
         for sequence_id in sequence_ids:
@@ -193,6 +213,19 @@ class Engine:
                 )
         return parts
 
+    def _run_chunks(
+        self, parts: list[Part], chunks: Sequence[Chunk] | Sequence[Row], started_ns: int
+    ) -> StepResult | Refusal:
+        """Make the copies of ``chunks``, then run a step over ``parts``."""
+        if not parts:
+            return StepResult(StepOutcome.OK, TokenRows(), _timings(started_ns, 0, 0))
+        parts.sort(key=lambda part: part.sequence.sequence_id)
+        # Taking over cuts a sequence back, which cannot be undone: here the backend's own NO_KV would come too late.
+        if any(chunk.takes_over for chunk in chunks) and not self._has_room(parts):
+            return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
+        self._pool.share(chunks)
+        return self._run_step(parts, started_ns)
+
     def _run_step(self, parts: list[Part], started_ns: int) -> StepResult | Refusal:
         self._begin_masks(parts)
         batch = assemble(parts)
@@ -202,9 +235,9 @@ class Engine:
         sampling_from = perf_counter_ns()
         self._finder.wait()
         if outcome is DecodeOutcome.OK:
-            rows, prompt_logprobs = self._commit(parts, batch.output_count)
-            sample_ns = perf_counter_ns() - sampling_from
-            return StepResult(StepOutcome.OK, rows, _timings(started_ns, forward_ns, sample_ns), prompt_logprobs)
+            rows, prompt_logprobs, evaluations = self._commit(parts, batch.output_count)
+            timings = _timings(started_ns, forward_ns, perf_counter_ns() - sampling_from)
+            return StepResult(StepOutcome.OK, rows, timings, prompt_logprobs, evaluations)
         for part in parts:
             self._pool.cut_back(part.sequence.sequence_id, part.start)
             if part.prompt and part.sequence.matching is not None:
@@ -229,9 +262,13 @@ class Engine:
         if work:
             self._finder.begin(work)
 
-    def _commit(self, parts: list[Part], output_count: int) -> tuple[TokenRows, PromptLogprobs | None]:
+    def _commit(
+        self, parts: list[Part], output_count: int
+    ) -> tuple[TokenRows, PromptLogprobs | None, Evaluations | None]:
         self.step_count += 1
         self.failures_in_a_row = 0
+        if parts[0].row is not None:
+            return TokenRows(), None, self._commit_rows(parts, output_count)
         for part in parts:
             if part.new:
                 self._pool.held[part.sequence.sequence_id] = part.sequence
@@ -240,14 +277,25 @@ class Engine:
                 part.sequence.extend(part.tokens)
             part.sequence.computed += len(part.tokens)
         if output_count == 0:
-            return TokenRows(), None
+            return TokenRows(), None, None
         logits = self.backend.logits(output_count)
         prompt_logprobs = None
-        if any(part.prompt and part.prompt_logprob_count for part in parts):
+        if any(part.leading_outputs for part in parts):
             prompt_logprobs, logits = take_prompt_logprobs(parts, logits, self.backend.vocabulary)
         sampled = [part.sequence for part in parts if part.samples]
         rows = sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()
-        return rows, prompt_logprobs
+        return rows, prompt_logprobs, None
+
+    def _commit_rows(self, parts: list[Part], output_count: int) -> Evaluations:
+        evaluations = Evaluations()
+        if output_count:
+            evaluations = take_evaluations(parts, self.backend.logits(output_count), self.backend.vocabulary)
+        for part in parts:
+            assert part.row is not None
+            if part.new:
+                self._pool.held[part.row.sequence_id] = part.sequence
+            self._pool.keep_row(part.sequence, part.row)
+        return evaluations
 
 
 def _timings(started_ns: int, forward_ns: int, sample_ns: int) -> Timings:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Vocabulary
+from caravan_shard.engine.logprob_columns import add_entry, add_pieces
 from caravan_shard.engine.step import Part
 from caravan_shard.protocol.results import PromptLogprobs
-from caravan_shard.sampling.logprobs import token_logprobs
 
 
 def take_prompt_logprobs(
@@ -23,38 +23,23 @@ def take_prompt_logprobs(
         start, end = end, end + part.output_count
         if part.samples:
             sampled.append(end - 1)
-        if part.prompt_logprob_count:
-            _add_part(columns, part, logits[start : start + part.prompt_logprob_count], vocabulary)
+        if part.leading_outputs:
+            _add_part(columns, part, logits[start : start + part.leading_outputs])
+    add_pieces(columns, vocabulary)
     return columns, logits[sampled]
 
 
-def _add_part(columns: PromptLogprobs, part: Part, logits: Floats, vocabulary: Vocabulary) -> None:
+def _add_part(columns: PromptLogprobs, part: Part, logits: Floats) -> None:
     """Add the prompt logprobs of one part. ``logits`` [tokens, vocabulary] are those after each of its tokens.
 
     Goes row by row: one row fits into the processor's cache, all of them do not.
     """
     sequence = part.sequence
     before = sequence.last_logits
-    assert (before is None) == (part.start == 0), f"sequence {sequence.sequence_id} at {part.start}"
+    assert (before is None) == part.new, f"sequence {sequence.sequence_id} at {part.start}"
     columns.sequence_ids.append(sequence.sequence_id)
     columns.counts.append(len(logits))
     for place, token in enumerate(part.tokens[: len(logits)]):
-        _add_token(columns, logits[place - 1] if place else before, token, sequence.parameters.sampling.top_n_tokens)
+        add_entry(columns, logits[place - 1] if place else before, token, sequence.parameters.sampling.top_n_tokens)
     end = part.start + len(logits)
     sequence.last_logits = logits[-1].copy() if end < sequence.parameters.prompt_length else None
-    for top_id in columns.top_token_ids[len(columns.top_pieces) :]:
-        piece = vocabulary.piece(top_id)
-        columns.top_pieces.append(piece.data)
-        columns.top_specials.append(piece.special)
-
-
-def _add_token(columns: PromptLogprobs, logits: Floats | None, token: int, top_n: int) -> None:
-    if logits is None:
-        columns.logprobs.append(float("nan"))
-        columns.top_counts.append(0)
-        return
-    found = token_logprobs(logits, token, top_n)
-    columns.logprobs.append(found.chosen)
-    columns.top_counts.append(len(found.top_ids))
-    columns.top_token_ids.extend(found.top_ids)
-    columns.top_logprobs.extend(found.top)

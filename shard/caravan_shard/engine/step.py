@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from caravan_shard.backends.base import TokenBatch
+from caravan_shard.protocol.commands import Row, RowOutputs
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 
 
@@ -17,6 +18,7 @@ class Part(NamedTuple):
     ``samples``: the step samples the next token of the sequence.
     ``prompt``: the tokens are a chunk of the prompt; the sequence knows them only once the step has succeeded.
     ``new``: the step is the first of the sequence, which is forgotten if the step fails.
+    ``row``: the tokens are those of this row.
     """
 
     sequence: ShardSequence
@@ -25,17 +27,25 @@ class Part(NamedTuple):
     samples: bool
     prompt: bool = False
     new: bool = False
+    row: Row | None = None
 
     @property
-    def prompt_logprob_count(self) -> int:
-        """How many of the tokens have prompt logprobs. These are the first ones."""
-        return self.sequence.parameters.prompt_logprob_count(self.start, len(self.tokens)) if self.prompt else 0
+    def leading_outputs(self) -> int:
+        """After how many of the first tokens logits are needed: those with prompt logprobs, or all of a row."""
+        if self.prompt:
+            return self.sequence.parameters.prompt_logprob_count(self.start, len(self.tokens))
+        return len(self.tokens) if self.row is not None and self.row.outputs is RowOutputs.ALL else 0
+
+    @property
+    def has_last_output(self) -> bool:
+        """Whether logits are needed after the last token, whatever is needed after others."""
+        return self.samples or (self.row is not None and self.row.outputs is RowOutputs.LAST)
 
     @property
     def output_count(self) -> int:
-        """How many rows of logits it needs: one after each token with a prompt logprob, and one to sample from."""
-        count = self.prompt_logprob_count
-        return count + (self.samples and count < len(self.tokens))
+        """How many rows of logits it needs."""
+        count = self.leading_outputs
+        return count + (self.has_last_output and count < len(self.tokens))
 
 
 def assemble(parts: Sequence[Part]) -> TokenBatch:
@@ -44,7 +54,7 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
     The order lets llama.cpp's split layout compute runs of consecutive ids together.
     """
     adapter = parts[0].sequence.parameters.adapter
-    if not any(part.prompt for part in parts):
+    if not any(part.prompt or part.row is not None for part in parts):
         rows = [(part.tokens[0], part.start, part.sequence.sequence_id) for part in parts]
         # One array for all columns: making an array costs more than filling it.
         tokens, positions, sequence_ids = np.array(list(zip(*rows, strict=True)), np.int32)
@@ -53,8 +63,8 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
     end = 0
     for part in parts:
         start, end = end, end + len(part.tokens)
-        outputs[start : start + part.prompt_logprob_count] = 1
-        outputs[end - 1] |= part.samples
+        outputs[start : start + part.leading_outputs] = 1
+        outputs[end - 1] |= part.has_last_output
     return TokenBatch(
         np.concatenate([np.array(part.tokens, np.int32) for part in parts]),
         np.concatenate([np.arange(part.start, part.start + len(part.tokens), dtype=np.int32) for part in parts]),

@@ -23,6 +23,7 @@ from caravan_shard.protocol.commands import (
     Command,
     Decode,
     Embed,
+    Evaluate,
     FilterBatch,
     Load,
     Prefill,
@@ -180,6 +181,8 @@ class Worker:
                 job.replies.put(engine.prefill(command, started_ns))
             case Decode():
                 self._decode(engine, command, job.replies, started_ns)
+            case Evaluate():
+                job.replies.put(engine.evaluate(command, started_ns))
             case FilterBatch():
                 job.replies.put(engine.filter_batch(command))
             case Save():

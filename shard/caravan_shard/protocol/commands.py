@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import Prefix
@@ -70,6 +71,56 @@ class Decode:
     sequence_ids: Sequence[int]
     max_steps: int
     reply_interval_ns: int = 0
+    header: Header = EMPTY_HEADER
+
+
+class RowOutputs(Enum):
+    """After which tokens of a row the distribution of the next token is returned."""
+
+    NONE = "none"
+    LAST = "last"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Tokens to compute behind what a sequence holds, or behind a ``copy``, which makes a new and ended sequence.
+
+    ``outputs``: None if the router named none that this shard knows. ``keep_length``: cut the sequence back to this
+    length afterwards; 0 releases it, None keeps all tokens.
+    """
+
+    sequence_id: int
+    start: int
+    tokens: Sequence[int]
+    outputs: RowOutputs | None
+    copy: Prefix | None = None
+    adapter: str = ""
+    top_n: int = 0
+    score_ids: Sequence[int] = ()
+    keep_length: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.start + len(self.tokens)
+
+    @property
+    def kept(self) -> int:
+        """The length that the sequence is cut back to."""
+        return self.end if self.keep_length is None else self.keep_length
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether the new sequence takes over what its id holds."""
+        return self.copy is not None and self.copy.source_id == self.sequence_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """Run one step over rows of tokens, which samples nothing."""
+
+    rows: Sequence[Row]
     header: Header = EMPTY_HEADER
 
 
@@ -155,4 +206,4 @@ class ReleaseAll:
     """Release every sequence: the lease changed hands or ended. Saved runs stay."""
 
 
-Command = Prefill | Decode | FilterBatch | Save | Load | SetLayout | Embed | Adopt | ReleaseAll
+Command = Prefill | Decode | Evaluate | FilterBatch | Save | Load | SetLayout | Embed | Adopt | ReleaseAll

@@ -64,11 +64,10 @@ class TokenRows:
 
 
 @dataclass(slots=True)
-class PromptLogprobs:
-    """The log probabilities of prompt tokens, as columns: ``counts`` tokens of each sequence, in order.
+class LogprobColumns:
+    """Log probabilities of tokens that are known, as columns: ``counts`` entries of each sequence, in order.
 
-    ``logprobs`` and ``top_counts`` have an entry per token; the ``top_`` lists are as in `TokenRows`. The first token
-    of a prompt has NaN and no alternatives, since nothing comes before it.
+    ``logprobs`` and ``top_counts`` have an entry each; the ``top_`` lists are as in `TokenRows`.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -79,6 +78,25 @@ class PromptLogprobs:
     top_logprobs: list[float] = field(default_factory=list)
     top_pieces: list[bytes] = field(default_factory=list)
     top_specials: list[bool] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PromptLogprobs(LogprobColumns):
+    """An entry for each token of a chunk of a prompt.
+
+    The first token of a prompt, and the first one behind a copy, has NaN and no alternatives: the logits before it were
+    not computed.
+    """
+
+
+@dataclass(slots=True)
+class Evaluations(LogprobColumns):
+    """An entry for each output of a row: the log probability of the next token of the row, NaN after the last one.
+
+    ``score_logprobs`` has the log probabilities of the row's `score_ids` after each output.
+    """
+
+    score_logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +110,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step; ``prompt_logprobs`` if a sequence of the step requested them."""
+    """One step; ``prompt_logprobs`` if a sequence of the step requested them, ``evaluations`` if it had rows."""
 
     outcome: StepOutcome
     rows: TokenRows
     timings: Timings
     prompt_logprobs: PromptLogprobs | None = None
+    evaluations: Evaluations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +163,7 @@ class LayoutSet:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The embedding of a text: [embedding_size], of Euclidean length 1."""
+    """What `Backend.embed` returned."""
 
     values: Floats
 

@@ -8,7 +8,7 @@ from caravan_shard.arrays import State
 from caravan_shard.backends.base import Backend, CellSlice, LayoutLimits, Prefix, RunSaving
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk, Header, LoadEntry, SaveEntry
+from caravan_shard.protocol.commands import Chunk, Header, LoadEntry, Row, SaveEntry
 from caravan_shard.protocol.run import Run
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import SamplingParameters
@@ -78,13 +78,38 @@ class SequencePool:
             self._inherit(sequence, chunk.copy)
         return sequence
 
+    def make_ended(self, row: Row) -> Sequence:
+        """Make the new sequence of a row. The pool changes only with `share` and after the step."""
+        source = self.held[row.copy.source_id].tokens if row.copy is not None else []
+        sequence = self._ended(row.sequence_id, source[: row.start], row.adapter)
+        if row.copy is not None:
+            sequence.own_start = row.start
+            self._inherit(sequence, row.copy)
+        return sequence
+
+    def keep_row(self, sequence: Sequence, row: Row) -> None:
+        """Let a sequence keep what a row has computed behind it, as far as the row says."""
+        if sequence.phase is not Phase.ENDED:
+            self.cut_back(row.sequence_id, row.start)
+            return
+        if sequence.computed == sequence.own_start:
+            # It may have held other cells of its own at these positions, which others still hold.
+            sequence.inherited, sequence.birth = sequence.runs(), next(self._births)
+        del sequence.tokens[row.start :]
+        sequence.tokens.extend(row.tokens)
+        sequence.computed = row.end
+        if row.kept == 0:
+            self.release([row.sequence_id])
+        elif row.kept < row.end:
+            self._park(row.sequence_id, row.kept)
+
     def has_room(self, sequences: Iterable[Sequence], tokens: int) -> bool:
         """Whether ``tokens`` more fit beside the held sequences. ``sequences`` replace held ones with their ids."""
         after = self.held | {sequence.sequence_id: sequence for sequence in sequences}
         return used_cells(after.values(), self._limits.layout) + tokens <= self._limits.cells
 
-    def share(self, chunks: Iterable[Chunk]) -> None:
-        """Make the copies of first chunks, then cut back the sequences that are taken over.
+    def share(self, chunks: Iterable[Chunk | Row]) -> None:
+        """Make the copies of first chunks and of rows, then cut back the sequences that are taken over.
 
         In this order, every copy sees its source as it was before.
         """
@@ -145,7 +170,7 @@ class SequencePool:
         """Make an ended sequence of saved runs. Return None if it is held now, else the keys of its bad runs."""
         found = {piece.key: self.runs.read(piece.key) for piece in entry.slices}
         kept = {key: one for key, one in found.items() if one is not None}
-        sequence = self._loaded_sequence(entry)
+        sequence = self._ended(entry.sequence_id, list(entry.tokens), entry.adapter)
         if len(kept) < len(found) or self._limits.saving is RunSaving.NOTHING or not self.has_room([sequence], 0):
             return [key for key in found if key not in kept]
         slices = [
@@ -162,16 +187,17 @@ class SequencePool:
         self.held[entry.sequence_id] = sequence
         return None
 
-    def _loaded_sequence(self, entry: LoadEntry) -> Sequence:
-        length = len(entry.tokens)
+    def _ended(self, sequence_id: int, tokens: list[int], adapter: str) -> Sequence:
+        """Make an ended sequence that holds ``tokens``."""
+        length = len(tokens)
         parameters = SequenceParameters(
-            sampling=SamplingParameters(), prompt_length=length, max_length=length + 1, adapter=entry.adapter
+            sampling=SamplingParameters(), prompt_length=length, max_length=length + 1, adapter=adapter
         )
         return Sequence(
-            sequence_id=entry.sequence_id,
+            sequence_id=sequence_id,
             parameters=parameters,
             birth=next(self._births),
-            tokens=list(entry.tokens),
+            tokens=tokens,
             computed=length,
             phase=Phase.ENDED,
         )

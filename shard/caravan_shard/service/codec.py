@@ -22,18 +22,22 @@ from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
     Chunk,
     Decode,
+    Evaluate,
     FilterBatch,
     Header,
     Load,
     LoadEntry,
     Park,
     Prefill,
+    Row,
+    RowOutputs,
     RunSlice,
     Save,
     SaveEntry,
     SetLayout,
 )
 from caravan_shard.protocol.results import (
+    Evaluations,
     FinishReason,
     Holdings,
     LayoutSet,
@@ -43,6 +47,7 @@ from caravan_shard.protocol.results import (
     SavedBytes,
     StepOutcome,
     StepResult,
+    Timings,
 )
 from caravan_shard.protocol.run import Run
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
@@ -55,6 +60,11 @@ _FINISH = {
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
+}
+_ROW_OUTPUTS = {
+    shard_pb2.ROW_OUTPUTS_NONE: RowOutputs.NONE,
+    shard_pb2.ROW_OUTPUTS_LAST: RowOutputs.LAST,
+    shard_pb2.ROW_OUTPUTS_ALL: RowOutputs.ALL,
 }
 _LAYOUTS = {KvLayout.UNIFIED: shard_pb2.KV_LAYOUT_UNIFIED, KvLayout.SPLIT: shard_pb2.KV_LAYOUT_SPLIT}
 _SHARINGS = {
@@ -96,6 +106,25 @@ def decode_command(request: shard_pb2.DecodeRequest) -> Decode:
         max_steps=request.max_steps,
         reply_interval_ns=request.reply_interval_ms * 1_000_000,
         header=_header(request.header),
+    )
+
+
+def evaluate_command(request: shard_pb2.EvaluateRequest) -> Evaluate:
+    """Decode an Evaluate."""
+    return Evaluate(rows=[_row(row) for row in request.rows], header=_header(request.header))
+
+
+def _row(row: shard_pb2.EvaluateRow) -> Row:
+    return Row(
+        sequence_id=row.sequence_id,
+        start=row.start,
+        tokens=list(row.token_ids),
+        outputs=_ROW_OUTPUTS.get(row.outputs),
+        copy=_prefix(row),
+        adapter=row.adapter,
+        top_n=row.top_n_tokens,
+        score_ids=list(row.score_token_ids),
+        keep_length=row.keep_length if row.HasField("keep_length") else None,
     )
 
 
@@ -148,7 +177,7 @@ def _header(header: types_pb2.CommandHeader) -> Header:
     )
 
 
-def _prefix(message: types_pb2.PrefillChunk) -> Prefix | None:
+def _prefix(message: types_pb2.PrefillChunk | shard_pb2.EvaluateRow) -> Prefix | None:
     if not message.HasField("copy"):
         return None
     return Prefix(source_id=message.copy.source_sequence_id, length=message.copy.length)
@@ -235,10 +264,13 @@ def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, result
         columns.top_logprobs.extend(rows.top_logprobs)
         columns.top_pieces.extend(rows.top_pieces)
         columns.top_specials.extend(rows.top_specials)
-    timings = message.timings
-    timings.forward_ns = result.timings.forward_ns
-    timings.sample_ns = result.timings.sample_ns
-    timings.total_ns = result.timings.total_ns
+    _fill_timings(message.timings, result.timings)
+
+
+def _fill_timings(message: types_pb2.StepTimings, timings: Timings) -> None:
+    message.forward_ns = timings.forward_ns
+    message.sample_ns = timings.sample_ns
+    message.total_ns = timings.total_ns
 
 
 def _prompt_columns(rows: PromptLogprobs) -> types_pb2.PromptColumns:
@@ -262,6 +294,30 @@ def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
     )
     _fill_step(message, result)
     return message
+
+
+def evaluate_response(result: StepResult) -> shard_pb2.EvaluateResponse:
+    """Encode the reply to Evaluate."""
+    message = shard_pb2.EvaluateResponse(
+        outcome=_outcome(result.outcome),
+        evaluations=_evaluation_columns(result.evaluations) if result.evaluations is not None else None,
+    )
+    _fill_timings(message.timings, result.timings)
+    return message
+
+
+def _evaluation_columns(rows: Evaluations) -> types_pb2.EvaluationColumns:
+    return types_pb2.EvaluationColumns(
+        sequence_ids=rows.sequence_ids,
+        counts=rows.counts,
+        logprobs=rows.logprobs,
+        top_counts=rows.top_counts,
+        top_token_ids=rows.top_token_ids,
+        top_logprobs=rows.top_logprobs,
+        top_pieces=rows.top_pieces,
+        top_specials=rows.top_specials,
+        score_logprobs=rows.score_logprobs,
+    )
 
 
 def decode_response(results: Iterable[StepResult]) -> shard_pb2.DecodeResponse:
@@ -383,6 +439,7 @@ def limits(
         layouts=[_layout_limits(limits) for limits in capacity.layouts],
         saved_capacity=_saved_bytes(saved_capacity),
         run_fingerprint=run_fingerprint,
+        ranks=capacity.ranks,
     )
 
 

@@ -145,6 +145,10 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             if len(steps) < len(results):
                 await _abort_with(context, results[-1])
 
+    async def Evaluate(self, request: shard_pb2.EvaluateRequest, context: Context) -> shard_pb2.EvaluateResponse:
+        replies = await self._submit(codec.evaluate_command(request), request.header.epoch, context)
+        return codec.evaluate_response(await _result(replies, StepResult, context))
+
     async def FilterBatch(
         self, request: shard_pb2.FilterBatchRequest, context: Context
     ) -> shard_pb2.FilterBatchResponse:
@@ -201,9 +205,12 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return codec.layout_response(await _result(replies, LayoutSet, context))
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
-        tokens = await self._text.tokenize(
-            request.text, add_special=request.add_special, parse_special=request.parse_special
-        )
+        if request.HasField("document"):
+            tokens = await self._text.tokenize_pair(request.text, request.document)
+        else:
+            tokens = await self._text.tokenize(
+                request.text, add_special=request.add_special, parse_special=request.parse_special
+            )
         if isinstance(tokens, Refusal):
             await _abort(context, tokens)
         return codec.tokenize_response(tokens.token_ids, tokens.pieces)

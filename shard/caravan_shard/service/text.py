@@ -1,7 +1,7 @@
 """Tokenizes and detokenizes on a few threads of its own, so that calls are answered while a step runs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -31,13 +31,24 @@ class TextService:
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens | Refusal:
         """Return the tokens of ``text``."""
+        return await self._tokenize(
+            [text], lambda: self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+        )
+
+    async def tokenize_pair(self, query: str, document: str) -> Tokens | Refusal:
+        """Return the tokens of a pair as a model that ranks reads it."""
+        return await self._tokenize([query, document], lambda: self._vocabulary.pair(query, document))
+
+    async def _tokenize(self, texts: Sequence[str], tokenize: Callable[[], list[int]]) -> Tokens | Refusal:
         # A character takes at least a byte, so a text of too many characters need not be encoded.
-        size = len(text) if len(text) > self._max_bytes else len(text.encode())
+        size = sum(map(len, texts))
+        if size <= self._max_bytes:
+            size = sum(len(text.encode()) for text in texts)
         if size > self._max_bytes:
             return Refusal(ShardError.TEXT_TOO_LONG, f"text must have <= {self._max_bytes} bytes. Given: {size}")
 
         def run() -> Tokens:
-            token_ids = self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+            token_ids = tokenize()
             return Tokens(token_ids, [self._vocabulary.piece(token) for token in token_ids])
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)

@@ -12,6 +12,7 @@ import pytest
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_shard.backends.toy.backend import ToyBackend, toy_embedding
+from caravan_shard.backends.toy.model import BOS, EOS
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 from caravan_testing.toy_oracle import expected_output
 
@@ -45,6 +46,22 @@ async def test_texts_have_vectors_without_a_lease() -> None:
         np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, atol=1e-6)
         np.testing.assert_array_equal(await embed(shard, TEXTS[1]), made[1:2])
         assert len(await embed(shard)) == 0
+
+
+async def test_a_model_that_ranks_returns_a_number_for_each_pair() -> None:
+    async with running_shard(ToyBackend(ranks=True)) as shard:
+        limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
+        assert (limits.ranks, limits.embedding_size, limits.max_embed_tokens) == (True, 0, 512)
+        pairs = [
+            (await shard.stub.Tokenize(shard_pb2.TokenizeRequest(text="abc", document=document))).token_ids
+            for document in ("ab", "axyz", "")
+        ]
+        assert list(pairs[0]) == [BOS, *b"abc", EOS, *b"ab"]
+        assert list((await shard.stub.Embed(request(*pairs))).values) == [1.0, 0.25, 0.0]
+        too_long = shard_pb2.TokenizeRequest(text="a" * limits.max_tokenize_bytes, document="b")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await shard.stub.Tokenize(too_long)
+        assert error_code(caught.value) is ShardError.TEXT_TOO_LONG
 
 
 BAD_REQUESTS = {

@@ -22,7 +22,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
-from caravan_testing.toy_oracle import expected_output
+from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
 # grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -78,6 +78,48 @@ async def test_prompt_logprobs_come_only_for_the_sequence_that_asks() -> None:
         assert list(columns.top_pieces) == [bytes([token]) for token in columns.top_token_ids]
         assert list(columns.top_specials) == [False] * 3
         assert not (await shard.prefill(prompt_chunk(2, b"ef"))).HasField("prompt")
+
+
+async def test_rows_are_evaluated_over_a_held_context_and_cut_back() -> None:
+    async with running_shard() as shard:
+        await shard.take()
+        context = b"a context"
+
+        def evaluate(*rows: shard_pb2.EvaluateRow, **header: Any) -> Any:
+            return shard.stub.Evaluate(shard_pb2.EvaluateRequest(header=shard.header(**header), rows=rows))
+
+        reply = await evaluate(
+            shard_pb2.EvaluateRow(sequence_id=0, token_ids=context, outputs=shard_pb2.ROW_OUTPUTS_NONE)
+        )
+        assert reply.outcome == types_pb2.STEP_OUTCOME_OK
+        assert not reply.evaluations.sequence_ids
+        copy = types_pb2.PrefixCopy(source_sequence_id=0, length=len(context))
+        ending = shard_pb2.EvaluateRow(
+            start=len(context),
+            token_ids=b"ab",
+            copy=copy,
+            outputs=shard_pb2.ROW_OUTPUTS_ALL,
+            top_n_tokens=2,
+            score_token_ids=[7, 8, 9],
+            keep_length=0,
+        )
+        rows = [shard_pb2.EvaluateRow(sequence_id=key) for key in (2, 1)]
+        for row in rows:
+            row.MergeFrom(ending)
+        columns = (await evaluate(*rows)).evaluations
+        assert list(columns.sequence_ids) == [1, 2]
+        assert list(columns.counts) == [2, 2]
+        assert len(columns.score_logprobs) == 12
+        assert list(columns.top_counts) == [2] * 4
+        assert len(columns.top_pieces) == len(columns.top_logprobs) == 8
+        expected = expected_logprobs(context + b"ab")[-1][ord("b")]
+        assert columns.logprobs[0] == pytest.approx(expected, abs=1e-4)
+        assert columns.logprobs[1] != columns.logprobs[1]  # NaN
+        assert (await shard.keep(0)).free_cells == 8192 - len(context)
+        ending.ClearField("outputs")
+        assert await refused(evaluate(ending)) is ShardError.BAD_REQUEST
+        shard.epoch += 1
+        assert await refused(evaluate()) is ShardError.STALE_EPOCH
 
 
 async def test_prompts_are_answered_and_released() -> None:

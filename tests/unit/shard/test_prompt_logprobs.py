@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome
+from caravan_shard.backends.base import DecodeOutcome, Prefix
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.kv_layout import KvLayout
@@ -132,3 +132,27 @@ def test_a_prompt_continues_in_the_other_layout() -> None:
     assert driver.set_layout(KvLayout.SPLIT) == []
     rows.append(prompt_logprobs_of(driver.prefill(next_chunk(0, 10, PROMPT[10:]))))
     check(rows, 0)
+
+
+@pytest.mark.parametrize("size", [1, 4, len(PROMPT)])
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_copy_has_prompt_logprobs_from_the_second_token_behind_it(size: int, *, takes_over: bool) -> None:
+    driver = EngineDriver()
+    copied, key = 9, 0 if takes_over else 1
+    driver.prefill(first_chunk(0, PROMPT, max_new=1))
+    logprobs = []
+    for start in range(copied, len(PROMPT), size):
+        part, last = PROMPT[start : start + size], start + size >= len(PROMPT)
+        chunk = next_chunk(key, start, part, last=last)
+        if start == copied:
+            copy = Prefix(source_id=0, length=copied)
+            chunk = first_chunk(key, part, total=len(PROMPT), last=last, copy=copy, logprobs=True, ignore_eos=True)
+            chunk = with_parameters(chunk, prompt_logprobs=True)
+        rows = prompt_logprobs_of(driver.prefill(chunk))
+        assert rows.counts == [len(part)]
+        logprobs += rows.logprobs
+    assert np.isnan(logprobs[0])
+    expected = [row[token] for row, token in zip(expected_logprobs(PROMPT), PROMPT[1:], strict=True)]
+    assert logprobs[1:] == pytest.approx(expected[copied:], abs=1e-4)
+    driver.decode([key])
+    assert driver.output[key] == expected_output(PROMPT, 50, ignore_eos=True)

@@ -16,12 +16,15 @@ from caravan_shard.protocol.commands import (
     Chunk,
     Command,
     Decode,
+    Evaluate,
     FilterBatch,
     Header,
     Load,
     LoadEntry,
     Park,
     Prefill,
+    Row,
+    RowOutputs,
     RunSlice,
     Save,
     SaveEntry,
@@ -34,6 +37,7 @@ from caravan_testing.shard_builders import (
     header,
     load_entry,
     next_chunk,
+    row,
     run_key,
     save_entry,
     toy_prompt,
@@ -58,6 +62,8 @@ def ask(engine: Engine, command: Command) -> Result | None:
             return engine.filter_batch(command)
         case Save():
             return engine.save(command, 0)
+        case Evaluate():
+            return engine.evaluate(command, 0)
         case Load():
             return engine.load(command, 0)
         case SetLayout():
@@ -106,6 +112,10 @@ def parked(sequence_id: int, length: int, **fields: Any) -> Prefill:
 def taking_over(sequence_id: int, length: int, **fields: Any) -> Prefill:
     chunk = first_chunk(sequence_id, toy_prompt("new"), copy=Prefix(source_id=sequence_id, length=length))
     return Prefill(chunks=[replace(chunk, **fields)])
+
+
+def evaluating(*rows: Row, **fields: Any) -> Evaluate:
+    return Evaluate(rows=rows, header=header(**fields))
 
 
 def saving(*entries: SaveEntry, **fields: Any) -> Save:
@@ -314,14 +324,79 @@ CASES: dict[str, tuple[Command, ShardError]] = {
         ),
         ShardError.BAD_REQUEST,
     ),
-    "prompt logprobs of a copy": (
-        with_prompt_logprobs("new", copy=Prefix(source_id=RUNNING, length=4)),
-        ShardError.BAD_REQUEST,
+    "prompt logprobs of too many tokens behind a copy": (
+        with_prompt_logprobs("x" * 21, copy=Prefix(source_id=RUNNING, length=4)),
+        ShardError.TOO_MANY_TOKENS,
     ),
     "prompt logprobs of too many tokens": (with_prompt_logprobs("x" * 21), ShardError.TOO_MANY_TOKENS),
     "prompt logprobs of too many tokens together": (
         with_prompt_logprobs("x" * 11, "y" * 10),
         ShardError.TOO_MANY_TOKENS,
+    ),
+    "empty row": (evaluating(row(3, [])), ShardError.BAD_REQUEST),
+    "row id too large": (evaluating(row(8, [1])), ShardError.BAD_REQUEST),
+    "two rows of a sequence": (evaluating(row(3, [1]), row(3, [1])), ShardError.BAD_REQUEST),
+    "row with a token outside the vocabulary": (evaluating(row(3, [260])), ShardError.BAD_REQUEST),
+    "row with unknown outputs": (evaluating(row(3, [1], outputs=None)), ShardError.BAD_REQUEST),
+    "row with too many alternatives": (evaluating(row(3, [1], top_n=33)), ShardError.BAD_REQUEST),
+    "row with too many scored ids": (evaluating(row(3, [1], score_ids=[1] * 257)), ShardError.BAD_REQUEST),
+    "row with a scored id outside the vocabulary": (evaluating(row(3, [1], score_ids=[260])), ShardError.BAD_REQUEST),
+    "alternatives of a row without outputs": (
+        evaluating(row(3, [1], outputs=RowOutputs.NONE, top_n=1)),
+        ShardError.BAD_REQUEST,
+    ),
+    "scored ids of a row without outputs": (
+        evaluating(row(3, [1], outputs=RowOutputs.NONE, score_ids=[1])),
+        ShardError.BAD_REQUEST,
+    ),
+    "new row not at 0": (evaluating(row(3, [1], 1)), ShardError.WRONG_POSITION),
+    "row not behind its copy": (
+        evaluating(replace(row(3, [1], copy=Prefix(source_id=RUNNING, length=4)), start=3)),
+        ShardError.WRONG_POSITION,
+    ),
+    "row not where the sequence ends": (evaluating(row(RUNNING, [1], 6, keep_length=6)), ShardError.WRONG_POSITION),
+    "row that a running sequence would keep": (evaluating(row(RUNNING, [1], 7)), ShardError.WRONG_POSITION),
+    "row that a running sequence would be cut back with": (
+        evaluating(row(RUNNING, [1], 7, keep_length=5)),
+        ShardError.WRONG_POSITION,
+    ),
+    "row that would release a running sequence": (
+        evaluating(row(RUNNING, [1], 7, keep_length=0)),
+        ShardError.WRONG_POSITION,
+    ),
+    "row that a partial prompt would keep": (evaluating(row(PARTIAL, [1], 4)), ShardError.WRONG_POSITION),
+    "row that keeps more than it has": (evaluating(row(3, [1], keep_length=2)), ShardError.WRONG_POSITION),
+    "row that copies into a held sequence": (
+        evaluating(row(PARTIAL, [1], copy=Prefix(source_id=RUNNING, length=4))),
+        ShardError.SEQUENCE_EXISTS,
+    ),
+    "row that copies what is not held": (
+        evaluating(row(3, [1], copy=Prefix(source_id=4, length=4))),
+        ShardError.UNKNOWN_SEQUENCE,
+    ),
+    "row that copies too much": (
+        evaluating(row(3, [1], copy=Prefix(source_id=RUNNING, length=8))),
+        ShardError.WRONG_POSITION,
+    ),
+    "row with an adapter that is not here": (evaluating(row(3, [1], adapter="none")), ShardError.BAD_REQUEST),
+    "row with another adapter than its copy": (
+        evaluating(row(3, [1], copy=Prefix(source_id=RUNNING, length=4), adapter="one")),
+        ShardError.BAD_REQUEST,
+    ),
+    "row with another adapter than its sequence": (
+        evaluating(row(RUNNING, [1], 7, keep_length=7, adapter="one")),
+        ShardError.BAD_REQUEST,
+    ),
+    "rows with two adapters": (evaluating(row(3, [1]), row(4, [1], adapter="one")), ShardError.BAD_REQUEST),
+    "rows with too many tokens": (
+        evaluating(row(3, [1] * 40, outputs=RowOutputs.LAST), row(4, [1] * 25, outputs=RowOutputs.LAST)),
+        ShardError.TOO_MANY_TOKENS,
+    ),
+    "rows with too many outputs": (evaluating(row(3, [1] * 11), row(4, [1] * 10)), ShardError.TOO_MANY_TOKENS),
+    "row beyond the cells of a sequence": (evaluating(row(3, [1] * 201)), ShardError.SEQUENCE_TOO_LONG),
+    "row behind a header that releases its sequence": (
+        evaluating(row(RUNNING, [1], 7, keep_length=7), release=[RUNNING]),
+        ShardError.WRONG_POSITION,
     ),
     "too many alternatives": (sampling(logprobs=True, top_n_tokens=33), ShardError.BAD_REQUEST),
     "alternatives without logprobs": (sampling(top_n_tokens=1), ShardError.BAD_REQUEST),

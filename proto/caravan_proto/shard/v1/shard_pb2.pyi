@@ -85,6 +85,30 @@ RUN_SAVING_WHOLE_ONLY: RunSaving.ValueType  # 2
 RUN_SAVING_NOTHING: RunSaving.ValueType  # 3
 Global___RunSaving: _TypeAlias = RunSaving  # noqa: Y015
 
+class _RowOutputs:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RowOutputsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowOutputs.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROW_OUTPUTS_UNSPECIFIED: _RowOutputs.ValueType  # 0
+    """Refused."""
+    ROW_OUTPUTS_NONE: _RowOutputs.ValueType  # 1
+    ROW_OUTPUTS_LAST: _RowOutputs.ValueType  # 2
+    ROW_OUTPUTS_ALL: _RowOutputs.ValueType  # 3
+    """All tokens of all such rows count for Limits.max_prompt_logprob_tokens."""
+
+class RowOutputs(_RowOutputs, metaclass=_RowOutputsEnumTypeWrapper):
+    """After which tokens of a row the distribution of the next token is returned."""
+
+ROW_OUTPUTS_UNSPECIFIED: RowOutputs.ValueType  # 0
+"""Refused."""
+ROW_OUTPUTS_NONE: RowOutputs.ValueType  # 1
+ROW_OUTPUTS_LAST: RowOutputs.ValueType  # 2
+ROW_OUTPUTS_ALL: RowOutputs.ValueType  # 3
+"""All tokens of all such rows count for Limits.max_prompt_logprob_tokens."""
+Global___RowOutputs: _TypeAlias = RowOutputs  # noqa: Y015
+
 @_typing.final
 class InfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -292,6 +316,7 @@ class Limits(_message.Message):
     LAYOUTS_FIELD_NUMBER: _builtins.int
     SAVED_CAPACITY_FIELD_NUMBER: _builtins.int
     RUN_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     max_sequences: _builtins.int
     max_batch_tokens: _builtins.int
     """Most tokens in one step."""
@@ -307,6 +332,10 @@ class Limits(_message.Message):
     """Longest text for Embed, in tokens."""
     run_fingerprint: _builtins.str
     """Equal where saved runs mean the same: a shard may fetch those of another with the same value."""
+    ranks: _builtins.bool
+    """Embed takes pairs of a query and a document (TokenizeRequest.document), and returns one number from 0 to 1 for each:
+    how relevant the document is. embedding_size is 0.
+    """
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutLimits]:
         """The layouts that the cache can have; the first is the current one."""
@@ -328,10 +357,11 @@ class Limits(_message.Message):
         layouts: _abc.Iterable[Global___LayoutLimits] | None = ...,
         saved_capacity: Global___SavedBytes | None = ...,
         run_fingerprint: _builtins.str = ...,
+        ranks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["saved_capacity", b"saved_capacity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "ranks", b"ranks", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -661,6 +691,121 @@ class DecodeStep(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeStep: _TypeAlias = DecodeStep  # noqa: Y015
+
+@_typing.final
+class EvaluateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _types_pb2.CommandHeader: ...
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluateRow]:
+        """At most one for each sequence."""
+
+    def __init__(
+        self,
+        *,
+        header: _types_pb2.CommandHeader | None = ...,
+        rows: _abc.Iterable[Global___EvaluateRow] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateRequest: _TypeAlias = EvaluateRequest  # noqa: Y015
+
+@_typing.final
+class EvaluateRow(_message.Message):
+    """Tokens to compute behind what a sequence holds. A sequence that has ended may keep them. One that has not must be cut
+    back to `start`, and continues as if there had been no row. An unknown id, or one that takes over what it holds (see
+    PrefixCopy), becomes an ended sequence.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    TOP_N_TOKENS_FIELD_NUMBER: _builtins.int
+    SCORE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    KEEP_LENGTH_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    start: _builtins.int
+    """Position of the first token. Must equal the number of cells that the sequence has, or copies."""
+    adapter: _builtins.str
+    """The adapter that the tokens are computed with. Must be that of the cells before them."""
+    outputs: Global___RowOutputs.ValueType
+    top_n_tokens: _builtins.int
+    """Return this many of the most likely tokens after each output."""
+    keep_length: _builtins.int
+    """Cut the sequence back to this length afterwards; 0 releases it. Absent: it keeps all tokens. Where memory cannot be
+    cut back, only 0 and the whole length are possible.
+    """
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def copy(self) -> _types_pb2.PrefixCopy: ...
+    @_builtins.property
+    def score_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Return the log probabilities of these tokens after each output."""
+
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        start: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        copy: _types_pb2.PrefixCopy | None = ...,
+        adapter: _builtins.str = ...,
+        outputs: Global___RowOutputs.ValueType = ...,
+        top_n_tokens: _builtins.int = ...,
+        score_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        keep_length: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_length", b"_keep_length", "copy", b"copy", "keep_length", b"keep_length"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_length", b"_keep_length", "adapter", b"adapter", "copy", b"copy", "keep_length", b"keep_length", "outputs", b"outputs", "score_token_ids", b"score_token_ids", "sequence_id", b"sequence_id", "start", b"start", "token_ids", b"token_ids", "top_n_tokens", b"top_n_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keep_length: _TypeAlias = _typing.Literal["keep_length"]  # noqa: Y015
+    _WhichOneofArgType__keep_length: _TypeAlias = _typing.Literal["_keep_length", b"_keep_length"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_length) -> _WhichOneofReturnType__keep_length | None: ...
+
+Global___EvaluateRow: _TypeAlias = EvaluateRow  # noqa: Y015
+
+@_typing.final
+class EvaluateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    EVALUATIONS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    outcome: _types_pb2.StepOutcome.ValueType
+    """Unless it is OK, nothing changed, except for a source taken over."""
+    @_builtins.property
+    def evaluations(self) -> _types_pb2.EvaluationColumns: ...
+    @_builtins.property
+    def timings(self) -> _types_pb2.StepTimings: ...
+    def __init__(
+        self,
+        *,
+        outcome: _types_pb2.StepOutcome.ValueType = ...,
+        evaluations: _types_pb2.EvaluationColumns | None = ...,
+        timings: _types_pb2.StepTimings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "outcome", b"outcome", "timings", b"timings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateResponse: _TypeAlias = EvaluateResponse  # noqa: Y015
 
 @_typing.final
 class FilterBatchRequest(_message.Message):
@@ -1280,7 +1425,7 @@ class EmbedResponse(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vectors, one after another, each of Euclidean length 1."""
+        """The vectors, one after another, each of Euclidean length 1. From a model that ranks, a number for each text."""
 
     def __init__(
         self,
@@ -1302,23 +1447,31 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_FIELD_NUMBER: _builtins.int
     PARSE_SPECIAL_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     add_special: _builtins.bool
     """Add the tokens that the model puts around a prompt, such as a begin token."""
     parse_special: _builtins.bool
     """Turn the text of a control token into that token."""
+    document: _builtins.str
+    """If present, `text` is a query: return the tokens of the pair as a model that ranks reads it. The other fields are
+    not used.
+    """
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         add_special: _builtins.bool = ...,
         parse_special: _builtins.bool = ...,
+        document: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_document", b"_document", "document", b"document"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_special", b"add_special", "parse_special", b"parse_special", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_document", b"_document", "add_special", b"add_special", "document", b"document", "parse_special", b"parse_special", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__document: _TypeAlias = _typing.Literal["document"]  # noqa: Y015
+    _WhichOneofArgType__document: _TypeAlias = _typing.Literal["_document", b"_document"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__document) -> _WhichOneofReturnType__document | None: ...
 
 Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
 

@@ -64,6 +64,11 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/Evaluate',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EvaluateResponse.FromString,
+                _registered_method=True)
         self.FilterBatch = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/FilterBatch',
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.FilterBatchRequest.SerializeToString,
@@ -173,6 +178,14 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request, context):
+        """One step over rows of tokens, which returns log probabilities and samples nothing. Each sequence is then cut back to
+        the length that its row names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FilterBatch(self, request, context):
         """Keeps the listed sequences and releases all others.
         """
@@ -237,7 +250,7 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Returns a vector for each text. Touches no sequence and needs no lease.
+        """Returns a vector for each text, or from a model that ranks a number. Touches no sequence and needs no lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -282,6 +295,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DecodeRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DecodeResponse.SerializeToString,
+            ),
+            'Evaluate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EvaluateRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EvaluateResponse.SerializeToString,
             ),
             'FilterBatch': grpc.unary_unary_rpc_method_handler(
                     servicer.FilterBatch,
@@ -484,6 +502,33 @@ class ShardService:
             '/caravan.shard.v1.ShardService/Decode',
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DecodeRequest.SerializeToString,
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/Evaluate',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EvaluateRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EvaluateResponse.FromString,
             options,
             channel_credentials,
             insecure,

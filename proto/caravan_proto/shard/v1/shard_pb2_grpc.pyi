@@ -54,6 +54,10 @@ class ShardServiceStub:
     command arrives: then it ends after the current step, but not before its first one.
     Initial metadata is sent once the command is queued: a command sent after that runs later.
     """
+    Evaluate: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EvaluateRequest, _shard_pb2.EvaluateResponse]
+    """One step over rows of tokens, which returns log probabilities and samples nothing. Each sequence is then cut back to
+    the length that its row names.
+    """
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_shard_pb2.FilterBatchRequest, _shard_pb2.FilterBatchResponse]
     """Keeps the listed sequences and releases all others."""
     Save: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SaveRequest, _shard_pb2.SaveResponse]
@@ -73,7 +77,7 @@ class ShardServiceStub:
     CompileConstraint: _grpc.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]
     """Compiles a constraint for the sequences to come, or says what is wrong with it. Needs no lease."""
     Embed: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]
-    """Returns a vector for each text. Touches no sequence and needs no lease."""
+    """Returns a vector for each text, or from a model that ranks a number. Touches no sequence and needs no lease."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]
 
@@ -103,6 +107,10 @@ class ShardServiceAsyncStub(ShardServiceStub):
     command arrives: then it ends after the current step, but not before its first one.
     Initial metadata is sent once the command is queued: a command sent after that runs later.
     """
+    Evaluate: _aio.UnaryUnaryMultiCallable[_shard_pb2.EvaluateRequest, _shard_pb2.EvaluateResponse]  # type: ignore[assignment]
+    """One step over rows of tokens, which returns log probabilities and samples nothing. Each sequence is then cut back to
+    the length that its row names.
+    """
     FilterBatch: _aio.UnaryUnaryMultiCallable[_shard_pb2.FilterBatchRequest, _shard_pb2.FilterBatchResponse]  # type: ignore[assignment]
     """Keeps the listed sequences and releases all others."""
     Save: _aio.UnaryUnaryMultiCallable[_shard_pb2.SaveRequest, _shard_pb2.SaveResponse]  # type: ignore[assignment]
@@ -122,7 +130,7 @@ class ShardServiceAsyncStub(ShardServiceStub):
     CompileConstraint: _aio.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]  # type: ignore[assignment]
     """Compiles a constraint for the sequences to come, or says what is wrong with it. Needs no lease."""
     Embed: _aio.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]  # type: ignore[assignment]
-    """Returns a vector for each text. Touches no sequence and needs no lease."""
+    """Returns a vector for each text, or from a model that ranks a number. Touches no sequence and needs no lease."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
@@ -178,6 +186,16 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         """Steps over the listed sequences, with a reply for each, until all have ended, max_steps is reached or another
         command arrives: then it ends after the current step, but not before its first one.
         Initial metadata is sent once the command is queued: a command sent after that runs later.
+        """
+
+    @_abc_1.abstractmethod
+    def Evaluate(
+        self,
+        request: _shard_pb2.EvaluateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.EvaluateResponse, _abc.Awaitable[_shard_pb2.EvaluateResponse]]:
+        """One step over rows of tokens, which returns log probabilities and samples nothing. Each sequence is then cut back to
+        the length that its row names.
         """
 
     @_abc_1.abstractmethod
@@ -258,7 +276,7 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.EmbedResponse, _abc.Awaitable[_shard_pb2.EmbedResponse]]:
-        """Returns a vector for each text. Touches no sequence and needs no lease."""
+        """Returns a vector for each text, or from a model that ranks a number. Touches no sequence and needs no lease."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -303,8 +303,8 @@ class SequenceParameters(_message.Message):
     adapter: _builtins.str
     """An adapter's name (see ModelInfo); empty for none. All sequences of a step have the same."""
     prompt_logprobs: _builtins.bool
-    """Return the log probabilities of the prompt's tokens, with sampling.top_n_tokens alternatives. Not allowed with a
-    copy.
+    """Return the log probabilities of the prompt's tokens, with sampling.top_n_tokens alternatives. With a copy, they begin
+    with the second token behind it.
     """
     min_tokens: _builtins.int
     """End-of-generation tokens and stop_token_ids cannot be sampled before so many output tokens, unless the constraint
@@ -514,7 +514,9 @@ class PromptColumns(_message.Message):
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of tokens of each sequence's chunk. The first token of a prompt has NaN."""
+        """Number of tokens of each sequence's chunk. The first token of a prompt has NaN, and so has the first one behind a
+        copy: the logits before it were not computed here.
+        """
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
@@ -547,6 +549,68 @@ class PromptColumns(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptColumns: _TypeAlias = PromptColumns  # noqa: Y015
+
+@_typing.final
+class EvaluationColumns(_message.Message):
+    """What is known after the outputs of rows, one sequence after another in ascending order, in the order of their tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_COUNTS_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_PIECES_FIELD_NUMBER: _builtins.int
+    TOP_SPECIALS_FIELD_NUMBER: _builtins.int
+    SCORE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences whose rows have outputs."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of outputs of each sequence's row."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of each output: natural logarithm of the probability of the token that follows in the row. NaN after the last token."""
+
+    @_builtins.property
+    def top_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def top_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def top_specials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
+    @_builtins.property
+    def score_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of each output: one for each of the row's score_token_ids, in their order."""
+
+    def __init__(
+        self,
+        *,
+        sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_counts: _abc.Iterable[_builtins.int] | None = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+        top_specials: _abc.Iterable[_builtins.bool] | None = ...,
+        score_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "logprobs", b"logprobs", "score_logprobs", b"score_logprobs", "sequence_ids", b"sequence_ids", "top_counts", b"top_counts", "top_logprobs", b"top_logprobs", "top_pieces", b"top_pieces", "top_specials", b"top_specials", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationColumns: _TypeAlias = EvaluationColumns  # noqa: Y015
 
 @_typing.final
 class StepTimings(_message.Message):

@@ -19,12 +19,23 @@ async def tokenize_prompt(
     engine: Engine, field: str, text: str, bounds: Bounds, *, add_special: bool = True
 ) -> TokenizedText:
     """Tokenize ``text``. The number of bytes is checked first, since long texts take long to tokenize."""
+    _check_bytes(field, text, bounds)
+    return await engine.queries.tokenize(text, add_special=add_special)
+
+
+async def tokenize_pair(engine: Engine, field: str, pair: tuple[str, str], bounds: Bounds) -> TokenizedText:
+    """Tokenize a query and the document of ``field``, for a model that ranks."""
+    for text in pair:
+        _check_bytes(field, text, bounds)
+    return await engine.queries.tokenize_pair(*pair)
+
+
+def _check_bytes(field: str, text: str, bounds: Bounds) -> None:
     if not text:
         raise EmptyPromptError(field)
     size = len(text.encode())
     if size > bounds.max_prompt_bytes:
         raise TooManyBytesError(field, bounds.max_prompt_bytes, size)
-    return await engine.queries.tokenize(text, add_special=add_special)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

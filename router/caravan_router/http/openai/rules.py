@@ -95,6 +95,19 @@ class MissingFieldError(ValidationError):
         super().__init__(field, f"`{field}` is missing")
 
 
+class TwoNamesError(ValidationError):
+    """Two names of one field are both set."""
+
+    def __init__(self, field: str, alias: str) -> None:
+        super().__init__(alias, f"`{alias}` is another name of `{field}`: only one of them may be set")
+
+
+class PairsError(ValidationError):
+    def __init__(self, field: str, first: int, second: int) -> None:
+        message = f"`{field}` must have one text, or as many as the other side, unless that has one"
+        super().__init__(field, f"{message}. Given: {first} and {second}")
+
+
 class NotTextError(ValidationError):
     def __init__(self, field: str, kind: str) -> None:
         super().__init__(field, f"`{field}` is not text, which is all the model reads. Given: type {shown(kind)}")
@@ -125,6 +138,17 @@ class ControlTextsError(ValidationError):
 class NoVectorsError(ValidationError):
     def __init__(self) -> None:
         super().__init__("", "embeddings are not served here: they need shards that were started with --embeddings")
+
+
+class NoScoresError(ValidationError):
+    def __init__(self) -> None:
+        message = "they need a model with vectors or one that ranks, on shards that were started with --embeddings"
+        super().__init__("", f"scores are not served here: {message}")
+
+
+class RankingModelError(ValidationError):
+    def __init__(self) -> None:
+        super().__init__("", "this model ranks documents and has no vectors: use /v1/rerank or /v1/score")
 
 
 class AdapterVectorsError(ValidationError):

@@ -139,12 +139,15 @@ def _cost_of_waiting(
 
     None if that prompt provides no more than ``best`` has, or if starting in ``best`` costs less.
     """
-    if shard.layout.whole_only or sequence.needs_prompt_logprobs:
+    if shard.layout.whole_only:
         return None
     if leader.priority < sequence.spec.priority:
         return None  # others may come before it yet
     is_here = shard is best.plan.shard
     common = _common(leader, sequence)
+    if sequence.needs_prompt_logprobs:
+        # The token behind the prefix needs a known logprob.
+        common = common - 1 if sequence.can_share_prompt_logprobs(leader.sequence) else 0
     is_there_already = common <= leader.computed and leader.is_running and is_here
     if common < (best.cached if is_here else 0) + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
         return None

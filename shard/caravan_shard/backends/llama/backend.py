@@ -59,7 +59,7 @@ class LlamaCppBackend:
         route_llama_log()
         self._model = load_model(path, ModelPlacement(config, first_devices(config.rpc_servers)))
         vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self.vocabulary = LlamaVocabulary(vocab)
+        self.vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(self._model, b"rerank") or b"")
         self._adapters = LlamaAdapters(self._model, config.adapters)
         facts = model_facts(path, self._model, vocab, self.vocabulary, uses_gpus=config.uses_gpus)
         self.facts = replace(facts, adapters=self._adapters.names)
@@ -76,6 +76,7 @@ class LlamaCppBackend:
             max_prompt_logprob_tokens=self._contexts.prompt_logprob_tokens,
             embedding_size=self._embedder.size if self._embedder is not None else 0,
             max_embed_tokens=self._embedder.max_tokens if self._embedder is not None else 0,
+            ranks=self._embedder is not None and self._embedder.ranks,
         )
         self._batch = LlamaBatch(self.capacity.max_batch_tokens)
         self._use(opened)

@@ -1,5 +1,6 @@
 """Embeddings, in a second llama.cpp context over the same weights: pooling is fixed for a context."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from caravan_shard.backends.llama.context import FLASH_ATTENTION
 from caravan_shard.backends.llama.metadata import metadata_text
 from caravan_shard.config import ShardConfig
 
+# The graphs of these architectures end with a softmax over "yes" and "no".
+_RANKS_BY_SOFTMAX = frozenset({"qwen3", "qwen3vl"})
 _MEAN: int = llama_cpp.LLAMA_POOLING_TYPE_MEAN
 _RANK: int = llama_cpp.LLAMA_POOLING_TYPE_RANK
 _POOLINGS: dict[str, int] = {
@@ -23,7 +26,7 @@ _POOLINGS: dict[str, int] = {
 
 
 class LlamaEmbedder:
-    """Embeds one text at a time. No adapter applies.
+    """Embeds one text at a time, or says how relevant a document is, if the model ranks. No adapter applies.
 
     A text goes into one ubatch as a whole, because the mean needs all of its tokens there.
     """
@@ -34,9 +37,12 @@ class LlamaEmbedder:
         llama.cpp also computes the logits of every token, which nobody reads, and keeps them twice:
         2 x ``max_tokens`` x vocabulary x 4 bytes.
         """
-        self.size = int(llama_cpp.llama_model_n_embd_out(model))
+        pooling = _pooling(model, config, facts)
+        self.ranks = pooling == _RANK
+        self._is_probability = facts.architecture in _RANKS_BY_SOFTMAX
+        self.size = 0 if self.ranks else int(llama_cpp.llama_model_n_embd_out(model))
         self.max_tokens = min(config.ubatch_size, config.batch_size, facts.trained_context or config.ubatch_size)
-        self._context = llama_cpp.llama_init_from_model(model, self._parameters(config, _pooling(model, config, facts)))
+        self._context = llama_cpp.llama_init_from_model(model, self._parameters(config, pooling))
         if not self._context:
             raise StartupError(
                 f"llama.cpp cannot make a context of {self.max_tokens} cells for --embeddings: pass a smaller -ub; "
@@ -61,7 +67,10 @@ class LlamaEmbedder:
         return parameters
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
-        """Return the embedding [size], of Euclidean length 1; None if the forward pass failed or gave a zero vector."""
+        """Return the embedding [size], of Euclidean length 1, or the relevance [1] if the model ranks.
+
+        None if the forward pass failed or gave a zero vector or no number.
+        """
         count = len(tokens)
         batch = TokenBatch(
             np.array(tokens, np.int32),
@@ -75,9 +84,17 @@ class LlamaEmbedder:
         pointer = llama_cpp.llama_get_embeddings_seq(self._context, 0)
         if not pointer:
             return None
+        if self.ranks:
+            return self._relevance(float(pointer[0]))
         vector = np.ctypeslib.as_array(pointer, (self.size,)).astype(np.float64)
         length = np.linalg.norm(vector)
         return (vector / length).astype(np.float32) if 0 < length < np.inf else None
+
+    def _relevance(self, output: float) -> Floats | None:
+        """Return [1]. As in vLLM, an output without a range gets one by the logistic function."""
+        if not math.isfinite(output):
+            return None
+        return np.array([output if self._is_probability else 0.5 + 0.5 * math.tanh(0.5 * output)], np.float32)
 
     def close(self) -> None:
         """Free the context, not the model."""
@@ -88,9 +105,4 @@ def _pooling(model: Any, config: ShardConfig, facts: ModelFacts) -> int:
     if config.pooling != "model":
         return _POOLINGS[config.pooling]
     pooling = metadata_text(model, f"{facts.architecture}.pooling_type")
-    kind = int(pooling) if pooling.isdecimal() else 0
-    if kind == _RANK:
-        raise StartupError(
-            "this model ranks texts and gives them no vectors: leave --embeddings out, or pass --pooling"
-        )
-    return kind or _MEAN
+    return (int(pooling) if pooling.isdecimal() else 0) or _MEAN

@@ -1,6 +1,7 @@
 """Tokenizes and detokenizes by llama.cpp. Its vocabulary is read-only, so any thread may use it."""
 
 import ctypes
+import re
 from typing import Any
 
 import llama_cpp
@@ -9,14 +10,17 @@ from caravan_shard.backends.base import Piece
 
 # Bytes for a piece. A few pieces are longer.
 _ROOM = 64
+_CONTROL_TOKEN = re.compile(r"(<\|[^|<>]*\|>)")
+_PLACE = re.compile(r"\{query\}|\{document\}")
 
 
 class LlamaVocabulary:
     """A Vocabulary."""
 
-    def __init__(self, vocab: Any) -> None:
-        """``vocab``: a llama_vocab pointer, valid as long as its model."""
+    def __init__(self, vocab: Any, rank_template: bytes = b"") -> None:
+        """``vocab``: a llama_vocab pointer, valid as long as its model. ``rank_template``: empty without one."""
         self._vocab = vocab
+        self._rank_template = rank_template.decode(errors="replace")
         self.size = int(llama_cpp.llama_vocab_n_tokens(vocab))
         self.eog_ids = frozenset(token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(vocab, token))
         self._pieces: dict[int, Piece] = {}
@@ -33,6 +37,32 @@ class LlamaVocabulary:
             count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, parse_special)
         assert count >= 0, f"llama_tokenize needs {-count} tokens of room and had {room}"
         return list(tokens[:count])
+
+    def pair(self, query: str, document: str) -> list[int]:
+        """Return the tokens of a pair as llama-server has them. Control tokens in either text are plain text."""
+        if not self._rank_template:
+            return self._joined(query, document)
+        texts = {"{query}": query, "{document}": document}
+        tokens = []
+        for part in _CONTROL_TOKEN.split(self._rank_template):
+            filled = _PLACE.sub(lambda place: texts[place[0]], part)
+            tokens += self.tokenize(filled, add_special=False, parse_special=_PLACE.search(part) is None)
+        return tokens
+
+    def _joined(self, query: str, document: str) -> list[int]:
+        vocab = self._vocab
+        eos = llama_cpp.llama_vocab_eos(vocab)
+        end = (
+            [eos if eos >= 0 else llama_cpp.llama_vocab_sep(vocab)] if llama_cpp.llama_vocab_get_add_eos(vocab) else []
+        )
+        return [
+            *([llama_cpp.llama_vocab_bos(vocab)] if llama_cpp.llama_vocab_get_add_bos(vocab) else []),
+            *self.tokenize(query, add_special=False, parse_special=False),
+            *end,
+            *([llama_cpp.llama_vocab_sep(vocab)] if llama_cpp.llama_vocab_get_add_sep(vocab) else []),
+            *self.tokenize(document, add_special=False, parse_special=False),
+            *end,
+        ]
 
     def piece(self, token: int) -> Piece:
         """Return the piece of a token; made once."""

@@ -21,7 +21,7 @@ from caravan_shard.backends.base import (
     TokenBatch,
 )
 from caravan_shard.backends.toy.cache import EMPTY_STATE, ToyCache, next_state
-from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logits
+from caravan_shard.backends.toy.model import EOS, TOY_FACTS, ToyVocabulary, toy_logits
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.sampling.filters import filter_candidates
 
@@ -48,6 +48,7 @@ class ToyBackend:
         sharing: PrefixSharing = PrefixSharing.ANY,
         max_prompt_logprob_tokens: int = 64,
         embedding_size: int = 0,
+        ranks: bool = False,
         adapters: Sequence[str] = (),
         step_s: float = 0.0,
         token_s: float = 0.0,
@@ -64,7 +65,8 @@ class ToyBackend:
             max_batch_tokens=max_batch_tokens,
             max_prompt_logprob_tokens=max_prompt_logprob_tokens,
             embedding_size=embedding_size,
-            max_embed_tokens=min(MAX_EMBED_TOKENS, max_batch_tokens) if embedding_size else 0,
+            max_embed_tokens=min(MAX_EMBED_TOKENS, max_batch_tokens) if embedding_size or ranks else 0,
+            ranks=ranks,
         )
         self.cache = self._new_cache()
         self.state_fingerprint = "70" * 32
@@ -166,9 +168,11 @@ class ToyBackend:
         return ToyCache(limits.cells, limits.cells_per_sequence, limits.layout)
 
     def embed(self, tokens: Sequence[int]) -> Floats | None:
-        """Return `toy_embedding`, after the time of a forward pass."""
+        """Return `toy_embedding` or `toy_relevance`, after the time of a forward pass."""
         if self._step_s or self._token_s:
             time.sleep(self._step_s + self._token_s * len(tokens))
+        if self.capacity.ranks:
+            return np.array([toy_relevance(tokens)], np.float32)
         return toy_embedding(tokens, self.capacity.embedding_size)
 
     def close(self) -> None:
@@ -193,3 +197,10 @@ def toy_embedding(tokens: Sequence[int], size: int) -> Floats:
     vector = toy_logits(np.array([state], np.uint64))[0, 32 : 32 + size]
     normal: Floats = vector / np.linalg.norm(vector)
     return normal
+
+
+def toy_relevance(tokens: Sequence[int]) -> float:
+    """Return the share of the document's tokens that the query has too, for the tokens of a pair."""
+    end = tokens.index(EOS) if EOS in tokens else len(tokens)
+    query, document = set(tokens[1:end]), tokens[end + 1 :]
+    return sum(token in query for token in document) / max(1, len(document))

@@ -85,6 +85,10 @@ class ToyVocabulary:
             start = at + len(SPECIAL_TEXTS[token])
         return tokens
 
+    def pair(self, query: str, document: str) -> list[int]:
+        """Return BOS, the query, EOS and the document."""
+        return [BOS, *query.encode(), EOS, *document.encode()]
+
     def piece(self, token: int) -> Piece:
         """Return the byte, or the text of the control token."""
         return self._pieces[token]

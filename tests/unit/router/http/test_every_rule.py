@@ -28,7 +28,7 @@ DEFAULT_LIMITS = Limits()
 
 GENERATE, STREAM, ROOT, TEXT = "/generate", "/generate_stream", "/", "/v1/completions"
 CHAT, VECTORS, TOKENIZE, VERTEX = "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/vertex"
-OLLAMA = "/api/generate"
+OLLAMA, SCORE = "/api/generate", "/v1/score"
 MINIMAL: dict[str, dict[str, Any]] = {
     GENERATE: {"inputs": "hi"},
     STREAM: {"inputs": "hi"},
@@ -322,11 +322,42 @@ CASES = [
         model=replace(MODEL, embedding_size=0),
     ),
     Case(
+        openai_rules.NoScoresError,
+        SCORE,
+        {"text_1": "a", "text_2": "b"},
+        None,
+        "scores are not served here: they need a model with vectors or one that ranks, on shards that were started "
+        "with --embeddings",
+        model=replace(MODEL, embedding_size=0),
+    ),
+    Case(
+        openai_rules.RankingModelError,
+        VECTORS,
+        {},
+        None,
+        "this model ranks documents and has no vectors: use /v1/rerank or /v1/score",
+        model=replace(MODEL, embedding_size=0, ranks=True),
+    ),
+    Case(
         openai_rules.AdapterVectorsError,
         VECTORS,
         {"model": "pirate"},
         "model",
         "`model` must not be an adapter: vectors are the model's own. Given: 'pirate'",
+    ),
+    Case(
+        openai_rules.TwoNamesError,
+        SCORE,
+        {"text_1": "a", "queries": "a", "text_2": "a"},
+        "queries",
+        "`queries` is another name of `text_1`: only one of them may be set",
+    ),
+    Case(
+        openai_rules.PairsError,
+        SCORE,
+        {"text_1": ["a", "b"], "documents": ["a", "b", "c"]},
+        "documents",
+        "`documents` must have one text, or as many as the other side, unless that has one. Given: 2 and 3",
     ),
     Case(
         openai_rules.DimensionsError,

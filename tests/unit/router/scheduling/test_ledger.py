@@ -1,12 +1,17 @@
 """What the ledger of a shard knows after each operation."""
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from caravan_router.core.sampling import SamplingParams
+from caravan_router.core.tokens import PromptToken
 from caravan_router.scheduling.actions import FilterBatch, Header, Load, LoadEntry, Save
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, LayoutSet
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
@@ -134,10 +139,59 @@ def test_a_sequence_starts_from_the_prefix_that_another_holds() -> None:
     assert shard.promised_cells == 5
 
 
-def test_a_prompt_whose_logprobs_are_wanted_starts_from_nothing() -> None:
+def test_a_prompt_whose_logprobs_are_wanted_starts_from_nothing_whose_logprobs_are_unknown() -> None:
     shard = ledger()
     run(shard, sequence(1, range(10)))
     assert shard.match(sequence(2, range(15), prompt_logprobs=True)) == NO_MATCH
+
+
+LOGPROBS = [PromptToken(-float(place) if place else None, ()) for place in range(20)]
+
+
+def scored(request_id: int, prompt: Iterable[int], known: int = 0, **fields: Any) -> Sequence:
+    """Return a sequence that needs prompt logprobs, of which the first ``known`` are there."""
+    made = sequence(request_id, prompt, prompt_logprobs=True, **fields)
+    made.add_prompt_logprobs(0, LOGPROBS[:known])
+    return made
+
+
+def test_a_prompt_whose_logprobs_are_wanted_starts_from_a_prefix_and_takes_over_its_logprobs() -> None:
+    shard = ledger()
+    run(shard, scored(1, range(10), known=10))
+    second = scored(2, [*range(8), 70, 71, 72])
+    match = shard.match(second)
+    # The logprob of the first token that is computed must be known: one of the 8 common tokens is computed again.
+    assert (match.length, match.live_length, match.sources) == (7, 7, (0,))
+    resident = start(shard, second)
+    assert (resident.shared, resident.source_id) == (7, 0)
+    assert second.prompt_logprobs == LOGPROBS[:8]
+    assert second.needs_prompt_logprobs
+    second.add_prompt_logprobs(7, [PromptToken(None, ()), *LOGPROBS[8:11]])
+    assert second.prompt_logprobs == LOGPROBS[:11]
+    assert not second.needs_prompt_logprobs
+
+
+def test_a_prefix_serves_as_far_as_its_logprobs_are_known() -> None:
+    shard = ledger()
+    run(shard, scored(1, range(10), known=4))
+    assert shard.match(scored(2, range(15))).length == 3
+    assert shard.match(scored(3, range(15), known=6)).length == 5, "its own, from an earlier stay"
+    assert shard.match(scored(4, range(15), known=1)).length == 3
+
+
+def test_logprobs_with_other_alternatives_do_not_serve() -> None:
+    shard = ledger()
+    run(shard, scored(1, range(10), known=10))
+    other = scored(2, range(15))
+    spec = dataclasses.replace(other.spec, sampling=SamplingParams(top_n_tokens=2))
+    assert shard.match(Sequence(dataclasses.replace(other.request, spec=spec))) == NO_MATCH
+
+
+def test_whole_sequences_cannot_be_cut_to_the_logprobs_that_are_known() -> None:
+    shard = ledger(limits=limits_of(whole_only=True))
+    shard.finish(run(shard, scored(1, range(10), known=10)))
+    assert shard.match(scored(2, range(15))) == NO_MATCH
+    assert shard.match(sequence(3, range(15))).length == 10
 
 
 def test_a_sequence_that_is_starting_cannot_be_copied_yet() -> None:

@@ -93,6 +93,15 @@ def test_nobody_waits_for_a_prefix_of_lower_priority_or_for_one_that_gives_no_pr
     assert shard_of(chosen([first, second], sequence(3, PROMPT, prompt_logprobs=True))) == "b"
 
 
+def test_a_prompt_whose_logprobs_are_wanted_waits_for_a_prefix_that_gives_them() -> None:
+    first, second = ledger("a"), ledger("b")
+    for number in (1, 2):
+        run(second, sequence(number, range(100 * number, 100 * number + 20)))
+    start(first, sequence(3, PROMPT, prompt_logprobs=True))
+    assert chosen([first, second], sequence(4, PROMPT, prompt_logprobs=True)) is NotNow.PREFIX_COMING
+    assert chosen([first, second], sequence(5, PROMPT)) is NotNow.PREFIX_COMING
+
+
 def test_nobody_waits_for_a_shard_that_drains_or_can_only_copy_whole_sequences() -> None:
     for limits, drains in ((LIMITS, True), (limits_of(whole_only=True), False)):
         first, second = ledger("a", limits), ledger("b")

@@ -59,6 +59,34 @@ def test_requests_of_one_instant_share_a_step() -> None:
     assert all(chunk.last and chunk.setup is not None for chunk in prefill.chunks)
 
 
+def test_endings_of_one_context_compute_it_once_and_each_gets_all_prompt_logprobs() -> None:
+    sim = simulation(limits=limits_of(max_prompt_logprob_tokens=128))
+    for number in range(8):
+        sim.submit((*prompt(100), 200 + number, 300 + number), 1, prompt_logprobs=True)
+    sim.run()
+    sim.check_at_rest()
+    chunks = [chunk for action in sim.actions if isinstance(action, Prefill) for chunk in action.chunks]
+    # The context and an ending, then of each other ending its two tokens and the one before them.
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 102 + 7 * 3
+
+
+def test_prompt_logprobs_are_complete_after_preemptions_failures_and_losses() -> None:
+    sim = simulation("a", "b", limits=limits_of(cells=150, max_prompt_logprob_tokens=16))
+    for number in range(6):
+        sim.submit((*prompt(60), 200 + number, *prompt(8, number)), 12, prompt_logprobs=True, ignore_eos=True)
+    for step in range(12):
+        sim.advance("a" if step % 2 else "b")
+        if step == 5:
+            sim.shards["a"].fail_next_step = StepOutcome.ABORTED
+        if step == 8:
+            sim.submit(prompt(90), 20, priority=1, ignore_eos=True)
+    sim.lose("b")
+    sim.join("b", limits_of(cells=150, max_prompt_logprob_tokens=16))
+    sim.run()
+    sim.check_at_rest()
+    assert not sim.failed
+
+
 def test_mixed_mode_carries_decodes_along_with_a_long_prompt() -> None:
     sim = simulation(target_itl_s=0.05)
     running = sim.submit(prompt(10), 60, ignore_eos=True)

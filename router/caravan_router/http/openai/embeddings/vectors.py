@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_router.core.engine import ModelFacts
 from caravan_router.core.trace import ServedRequest
 from caravan_router.http.generation.context import Context, context_of
 from caravan_router.http.generation.models import asked_model, metrics_of, model_name
 from caravan_router.http.generation.permits import holding_permits
-from caravan_router.http.openai.rules import AdapterVectorsError, NoVectorsError
+from caravan_router.http.openai.rules import AdapterVectorsError, NoScoresError, NoVectorsError, RankingModelError
 from caravan_router.http.server.state import STATE, TRACE
 
 Vector = tuple[float, ...]
@@ -17,19 +18,27 @@ Vector = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """``vectors`` has one entry for each text, of length 1. ``tokens`` counts those of all texts together."""
+    """``vectors`` has one entry for each text, of length 1. ``tokens`` counts those of all texts together.
+
+    ``ranks``: the texts are pairs, and each entry is one number, the relevance of the pair's document.
+    """
 
     model: str
     vectors: list[Vector]
     tokens: int
+    ranks: bool = False
 
 
 async def vectors_of(
     request: web.Request,
     model: str | None,
     texts_of: Callable[[Context], Awaitable[Sequence[tuple[int, ...]]]],
+    *,
+    for_scores: bool = False,
 ) -> Vectors:
     """Embed the texts whose token ids ``texts_of`` returns. ``model`` is the field of the request body.
+
+    ``for_scores``: the model may also be one that ranks; then ``texts_of`` returns pairs.
 
     The request holds one permit. The shard computes one text at a time, in turn with the steps of generations.
     Raises RequestError, EngineError.
@@ -37,11 +46,19 @@ async def vectors_of(
     asked, state = asked_model(request, model), request.app[STATE]
     with holding_permits(request, model_name(state.fleet, asked), 1), metrics_of(state, asked).validating(1):
         context = await context_of(request, asked)
-        if context.model.embedding_size == 0:
-            raise NoVectorsError
+        _check_model(context.model, for_scores=for_scores)
         if context.adapter:
             raise AdapterVectorsError(context.adapter)
         texts = await texts_of(context)
         model = context.model.name
         request[TRACE].serves(ServedRequest(asked=asked, model=model, operation="embeddings", streamed=False))
-        return Vectors(model, await context.engine.queries.embed(texts), sum(map(len, texts)))
+        vectors = await context.engine.queries.embed(texts)
+        return Vectors(model, vectors, sum(map(len, texts)), context.model.ranks)
+
+
+def _check_model(model: ModelFacts, *, for_scores: bool) -> None:
+    if model.embedding_size or (model.ranks and for_scores):
+        return
+    if for_scores:
+        raise NoScoresError
+    raise RankingModelError if model.ranks else NoVectorsError

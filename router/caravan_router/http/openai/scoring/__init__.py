@@ -1,0 +1,1 @@
+"""Scores of pairs of texts, and documents ranked by them."""

@@ -1,0 +1,145 @@
+"""``/v1/score`` and ``/v1/rerank``, with an engine whose vectors encode the length of a text."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from caravan_testing.http_server import Service
+from caravan_testing.scripted_engine import MODEL, length_vector
+
+
+def cosine(one: str, other: str) -> float:
+    # A token begins each text.
+    first, second = length_vector(len(one) + 1), length_vector(len(other) + 1)
+    return sum(a * b for a, b in zip(first, second, strict=True))
+
+
+async def score(service: Service, **body: Any) -> dict[str, Any]:
+    reply: dict[str, Any] = await service.reply("/v1/score", {"model": "any", **body})
+    return reply
+
+
+async def rerank(service: Service, **body: Any) -> dict[str, Any]:
+    reply: dict[str, Any] = await service.reply("/v1/rerank", {"model": "any", **body})
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pairs"),
+    [
+        ("ab", "c", [("ab", "c")]),
+        ("ab", ["c", "defg"], [("ab", "c"), ("ab", "defg")]),
+        (["c", "defg"], ["ab"], [("c", "ab"), ("defg", "ab")]),
+        (["c", "ab"], ["ab", "defg"], [("c", "ab"), ("ab", "defg")]),
+    ],
+)
+@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
+async def test_each_pair_has_the_cosine_of_its_vectors(
+    service: Service, first: Any, second: Any, pairs: list[tuple[str, str]], names: tuple[str, str]
+) -> None:
+    reply = await score(service, **{names[0]: first, names[1]: second}, user="me")
+    tokens = sum(len(text) + 1 for text in {text for pair in pairs for text in pair})
+    assert reply.pop("id").startswith("score-")
+    assert reply.pop("created") > 0
+    assert [one.pop("score") for one in reply["data"]] == pytest.approx([cosine(*pair) for pair in pairs])
+    assert reply == {
+        "object": "list",
+        "model": "scripted",
+        "data": [{"index": index, "object": "score"} for index in range(len(pairs))],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
+    }
+
+
+async def test_equal_texts_score_one(service: Service) -> None:
+    [one] = (await score(service, text_1="abc", text_2="abc"))["data"]
+    assert one["score"] == pytest.approx(1.0)
+
+
+async def test_documents_are_ranked_by_their_score(service: Service) -> None:
+    documents = ["a", "abcdef", "abc", "ab"]
+    reply = await rerank(service, query="abc", documents=documents)
+    expected = sorted(range(4), key=lambda index: -cosine("abc", documents[index]))
+    assert [one["index"] for one in reply["results"]] == expected
+    assert reply["results"][0]["index"] == 2
+    for one in reply["results"]:
+        assert one["document"] == {"text": documents[one["index"]]}
+        assert one["relevance_score"] == pytest.approx(cosine("abc", documents[one["index"]]))
+    assert reply["model"] == "scripted"
+    assert reply["usage"]["total_tokens"] == 2 + 7 + 4 + 3
+
+
+async def test_jinas_fields(service: Service) -> None:
+    body = {"query": "abc", "documents": [{"text": "a"}, {"text": "abc"}, "ab"], "return_documents": False}
+    reply = await rerank(service, **body, top_n=1)
+    assert [one["index"] for one in reply["results"]] == [1]
+    assert "document" not in reply["results"][0]
+    assert len((await rerank(service, **body, top_n=0))["results"]) == 3
+
+
+RULES: list[tuple[str, dict[str, Any], str | None, str]] = [
+    ("/v1/score", {"text_1": "a"}, "text_2", "`text_2` is missing"),
+    ("/v1/score", {"text_2": "a"}, "text_1", "`text_1` is missing"),
+    ("/v1/score", {"text_1": [], "text_2": "a"}, "text_1", "`text_1` cannot be empty"),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2", "`text_2` cannot be empty"),
+    (
+        "/v1/score",
+        {"queries": "a", "documents": "a" * 64},
+        "documents",
+        "`documents` must have less than 64 tokens. Given: 65",
+    ),
+    ("/v1/score", {"text_1": "a", "text_2": "b", "pair": 1}, "pair", "Object contains unknown field `pair`"),
+    ("/v1/rerank", {"query": "", "documents": ["a"]}, "query", "`query` cannot be empty"),
+    ("/v1/rerank", {"query": "a", "documents": []}, "documents", "`documents` cannot be empty"),
+    (
+        "/v1/rerank",
+        {"query": "a", "documents": ["a"] * 2049},
+        "documents",
+        "Number of prompts exceeds the maximum allowed batch size of 2048. Given: 2049",
+    ),
+    (
+        "/v1/rerank",
+        {"query": "a", "documents": ["a"], "top_n": -1},
+        "top_n",
+        "`top_n` must be >= 0 and <= 2147483647. Given: -1",
+    ),
+    (
+        "/v1/rerank",
+        {"query": "a", "documents": ["a"], "model": "pirate"},
+        "model",
+        "`model` must not be an adapter: vectors are the model's own. Given: 'pirate'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "message"), RULES)
+async def test_invalid_requests_are_refused(
+    service: Service, path: str, body: dict[str, Any], param: str | None, message: str
+) -> None:
+    response = await service.post(path, body)
+    assert response.status == 400
+    error = (await response.json())["error"]
+    assert (error["param"], error["message"]) == (param, f"Input validation error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/score", {"text_1": "a", "text_2": "b"}), ("/v1/rerank", {"query": "a", "documents": ["b"]})],
+)
+async def test_a_router_without_embeddings_names_the_flag(service: Service, path: str, body: dict[str, Any]) -> None:
+    service.engine.model = dataclasses.replace(MODEL, embedding_size=0, max_embed_tokens=0)
+    response = await service.post(path, body)
+    assert response.status == 400
+    assert "--embeddings" in (await response.json())["error"]["message"]
+
+
+async def test_a_model_that_ranks_reads_pairs(service: Service) -> None:
+    service.engine.model = dataclasses.replace(MODEL, embedding_size=0, ranks=True)
+    reply = await score(service, text_1="ab", text_2=["c", "defg"])
+    # Each text begins with a token of its own.
+    assert [one["score"] for one in reply["data"]] == [1 / 5, 1 / 8]
+    assert reply["usage"]["total_tokens"] == 13
+    ranked = await rerank(service, query="ab", documents=["defg", "c", "de"])
+    assert [one["index"] for one in ranked["results"]] == [1, 2, 0]
+    response = await service.post("/v1/rerank", {"query": "ab", "documents": ["c", "d" * 64]})
+    assert (await response.json())["error"]["param"] == "documents"

@@ -1,0 +1,208 @@
+"""Evaluate: log probabilities after tokens of a row, and sequences that are cut back afterwards."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from caravan_proto.errors import ShardError
+from caravan_shard.backends.base import DecodeOutcome, Prefix, PrefixSharing
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.backends.toy.model import ToyVocabulary
+from caravan_shard.kv_layout import KvLayout
+from caravan_shard.protocol.commands import RowOutputs
+from caravan_shard.protocol.results import Evaluations, Refusal, StepOutcome, StepResult
+from caravan_testing.shard_builders import EngineDriver, first_chunk, load_entry, row, save_entry, toy_prompt
+from caravan_testing.toy_oracle import expected_logprobs, expected_output
+
+CONTEXT = toy_prompt("a context that many rows share: ")
+ENDINGS = [toy_prompt(text) for text in ("yes", "no, never", "x")]
+
+
+@pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
+def driver(request: pytest.FixtureRequest) -> EngineDriver:
+    """A shard on which sequence 0 holds the context."""
+    driver = EngineDriver(ToyBackend(layout=request.param))
+    driver.evaluate(row(0, CONTEXT, outputs=RowOutputs.NONE))
+    return driver
+
+
+def expected_after(tokens: Sequence[int], outputs: int) -> np.ndarray:
+    """Return the log probabilities [outputs, vocabulary] after each of the last tokens."""
+    return np.array(expected_logprobs([*tokens, 0])[-outputs:])
+
+
+def check(found: Evaluations, place: int, tokens: Sequence[int], outputs: int) -> None:
+    """Check the log probabilities of the tokens that follow the outputs of a row that ends ``tokens``."""
+    start = sum(found.counts[:place])
+    assert found.counts[place] == outputs
+    *logprobs, last = found.logprobs[start : start + outputs]
+    following = tokens[len(tokens) - outputs + 1 :]
+    rows = expected_after(tokens, outputs)[:-1]
+    assert logprobs == pytest.approx([row[token] for row, token in zip(rows, following, strict=True)], abs=1e-4)
+    assert math.isnan(last)
+
+
+def test_endings_of_one_context_are_scored_in_one_step(driver: EngineDriver) -> None:
+    used = driver.backend.cache.used
+    rows = [
+        row(place, CONTEXT[-1:] + ending, copy=Prefix(source_id=0, length=len(CONTEXT) - 1), keep_length=0)
+        for place, ending in enumerate(ENDINGS, start=1)
+    ]
+    found = driver.evaluate(*rows)
+    assert found.sequence_ids == [1, 2, 3]
+    for place, ending in enumerate(ENDINGS):
+        check(found, place, CONTEXT + ending, len(ending) + 1)
+    assert driver.backend.cache.used == used
+    assert driver.keep(0).sequence_ids == [0]
+
+
+def test_alternatives_and_chosen_ids_come_with_each_output(driver: EngineDriver) -> None:
+    found = driver.evaluate(row(0, [65, 66], len(CONTEXT), top_n=3, score_ids=[9, 70, 9]))
+    expected = expected_after([*CONTEXT, 65, 66], 2)
+    assert found.top_counts == [3, 3]
+    assert found.top_token_ids == [token for one in expected for token in np.argsort(-one, kind="stable")[:3]]
+    assert found.top_logprobs == pytest.approx(
+        [value for one in expected for value in np.sort(one)[::-1][:3]], abs=1e-4
+    )
+    assert found.top_pieces == [ToyVocabulary().piece(token).data for token in found.top_token_ids]
+    assert found.top_specials == [ToyVocabulary().piece(token).special for token in found.top_token_ids]
+    assert found.score_logprobs == pytest.approx([one[token] for one in expected for token in (9, 70, 9)], abs=1e-4)
+
+
+def test_beams_take_one_token_each_and_branch(driver: EngineDriver) -> None:
+    """Each step gives the best tokens of all beams; a beam that dies makes room for a second child of another."""
+    driver.evaluate(row(1, CONTEXT[-1:], copy=Prefix(source_id=0, length=len(CONTEXT) - 1), outputs=RowOutputs.NONE))
+    beams = {0: [*CONTEXT], 1: [*CONTEXT]}
+    for step in range(6):
+        rows = [row(key, [65 + step + key], len(beams[key]), outputs=RowOutputs.LAST, top_n=4) for key in beams]
+        found = driver.evaluate(*rows)
+        assert (found.sequence_ids, found.counts) == ([0, 1], [1, 1])
+        for place, (key, tokens) in enumerate(beams.items()):
+            tokens.append(65 + step + key)
+            expected = np.argsort(-expected_after(tokens, 1)[0], kind="stable")[:4]
+            assert found.top_token_ids[4 * place : 4 * place + 4] == expected.tolist()
+        if step == 3:
+            copy = Prefix(source_id=0, length=len(beams[0]))
+            driver.evaluate(row(1, [90], copy=copy), row(0, [91], len(beams[0])), release=[1])
+            beams = {0: [*beams[0], 91], 1: [*beams[0], 90]}
+    assert driver.checked_free_cells() >= 0
+    driver.prefill(first_chunk(0, toy_prompt("!"), copy=Prefix(source_id=0, length=len(beams[0])), ignore_eos=True))
+    driver.decode([0])
+    assert driver.output[0] == expected_output([*beams[0], *toy_prompt("!")], 50, ignore_eos=True)
+
+
+def test_a_row_without_outputs_returns_nothing_and_may_exceed_the_budget() -> None:
+    driver = EngineDriver(ToyBackend(max_prompt_logprob_tokens=2))
+    found = driver.evaluate(row(0, CONTEXT, outputs=RowOutputs.NONE), row(1, CONTEXT, outputs=RowOutputs.LAST))
+    assert (found.sequence_ids, found.counts) == ([1], [1])
+
+
+@pytest.mark.parametrize("kept", [1, len(CONTEXT) - 3, len(CONTEXT), len(CONTEXT) + 2])
+def test_a_sequence_is_cut_back_and_grows_again(driver: EngineDriver, kept: int) -> None:
+    driver.evaluate(row(1, [70], copy=Prefix(source_id=0, length=len(CONTEXT))))
+    driver.evaluate(row(0, toy_prompt("tail"), len(CONTEXT), keep_length=kept))
+    tokens = [*CONTEXT, *toy_prompt("tail")][:kept]
+    assert driver.backend.length(0) == kept
+    driver.checked_free_cells()
+    found = driver.evaluate(row(0, toy_prompt("again"), kept))
+    check(found, 0, [*tokens, *toy_prompt("again")], 5)
+    driver.checked_free_cells()
+    driver.evaluate(row(1, [71], len(CONTEXT) + 1))
+    driver.keep(1)
+    driver.checked_free_cells()
+
+
+def test_a_sequence_that_has_not_ended_continues_as_if_there_had_been_no_row(driver: EngineDriver) -> None:
+    prompt = toy_prompt("running")
+    driver.prefill(first_chunk(5, prompt, ignore_eos=True, temperature=1.0, repetition_penalty=1.3, seed=4))
+    driver.prefill(first_chunk(6, prompt[:3], total=len(prompt), last=False))
+    driver.decode([5], steps=3)
+    held = len(prompt) + 3
+    driver.evaluate(row(5, toy_prompt("what if"), held, keep_length=held), row(6, [70], 3, keep_length=3))
+    driver.checked_free_cells()
+    alone = EngineDriver()
+    alone.prefill(first_chunk(5, prompt, ignore_eos=True, temperature=1.0, repetition_penalty=1.3, seed=4))
+    alone.decode([5])
+    driver.decode([5])
+    assert driver.output[5] == alone.output[5]
+
+
+def test_a_taken_over_sequence_becomes_an_ended_one(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(5, CONTEXT, ignore_eos=True))
+    found = driver.evaluate(row(5, [65, 66], copy=Prefix(source_id=5, length=4)))
+    check(found, 0, [*CONTEXT[:4], 65, 66], 2)
+    assert driver.decode([5]) == []
+    driver.checked_free_cells()
+
+
+def test_an_evaluated_sequence_is_saved_and_loaded(driver: EngineDriver) -> None:
+    tokens = [*CONTEXT, 65, 66]
+    driver.evaluate(row(0, [65, 66], len(CONTEXT)))
+    assert driver.save(save_entry(0, tokens, release=True)) == [True]
+    assert driver.load(load_entry(3, tokens)) == [True]
+    check(driver.evaluate(row(3, [67, 68], len(tokens))), 0, [*tokens, 67, 68], 2)
+
+
+def test_a_sequence_that_ended_by_itself_grows_from_its_cells(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(5, CONTEXT, max_new=2, ignore_eos=True))
+    driver.decode([5])
+    tokens = [*CONTEXT, driver.output[5][0]]
+    check(driver.evaluate(row(5, [65, 66], len(tokens))), 0, [*tokens, 65, 66], 2)
+
+
+@pytest.mark.parametrize("outcome", [DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, DecodeOutcome.FAILED])
+def test_a_failed_step_changes_nothing(driver: EngineDriver, outcome: DecodeOutcome) -> None:
+    driver.prefill(first_chunk(5, CONTEXT, ignore_eos=True))
+    driver.backend.hook = lambda _batch: outcome
+    length = len(CONTEXT)
+    answer = driver.try_evaluate(
+        row(0, [65, 66], length),
+        row(1, [65], copy=Prefix(source_id=0, length=4)),
+        row(5, [70], length, keep_length=length),
+    )
+    if isinstance(answer, Refusal):
+        assert answer.error is ShardError.FORWARD_FAILED
+    else:
+        assert answer.outcome.value == outcome.value
+        assert answer.evaluations is None
+    driver.backend.hook = None
+    assert [driver.backend.length(key) for key in (0, 1, 5)] == [length, 0, length]
+    driver.checked_free_cells()
+    check(driver.evaluate(row(0, [65, 66], length)), 0, [*CONTEXT, 65, 66], 2)
+    driver.decode([5])
+    assert driver.output[5] == expected_output(CONTEXT, 50, ignore_eos=True)
+
+
+def test_a_full_cache_is_an_outcome_also_when_a_sequence_is_taken_over() -> None:
+    driver = EngineDriver(ToyBackend(cells=20))
+    driver.evaluate(row(0, CONTEXT[:9], outputs=RowOutputs.NONE), row(1, CONTEXT[:9], outputs=RowOutputs.NONE))
+    for answer in (
+        driver.try_evaluate(row(0, [1, 2, 3], 9)),
+        driver.try_evaluate(row(0, [1] * 9, copy=Prefix(source_id=0, length=4))),
+    ):
+        assert isinstance(answer, StepResult)
+        assert answer.outcome is StepOutcome.NO_KV
+    assert driver.backend.length(0) == 9
+
+
+def test_recurrent_memory_is_kept_whole_or_released() -> None:
+    driver = EngineDriver(ToyBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver.evaluate(row(0, CONTEXT))
+    whole = Prefix(source_id=0, length=len(CONTEXT))
+    answer = driver.try_evaluate(row(1, [65, 66], copy=whole, keep_length=len(CONTEXT)))
+    assert isinstance(answer, Refusal)
+    assert answer.error is ShardError.WRONG_POSITION
+    assert "cannot be cut back" in answer.sentence
+    check(driver.evaluate(row(1, [65, 66], copy=whole, keep_length=0)), 0, [*CONTEXT, 65, 66], 2)
+    check(driver.evaluate(row(0, [65, 66], len(CONTEXT))), 0, [*CONTEXT, 65, 66], 2)
+    driver.prefill(first_chunk(2, CONTEXT, ignore_eos=True))
+    answer = driver.try_evaluate(row(2, [65], len(CONTEXT), keep_length=len(CONTEXT)))
+    assert isinstance(answer, Refusal)
+
+
+def test_no_rows_are_a_step_of_nothing_after_the_header(driver: EngineDriver) -> None:
+    answer = driver.try_evaluate(release=[0])
+    assert isinstance(answer, StepResult)
+    assert driver.engine.sequence_count == 0
