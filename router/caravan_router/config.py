@@ -101,6 +101,13 @@ class RouterConfig:
     )
     priority_aging_s: float = flag(60.0, "seconds of waiting that raise a request's priority by one", low=0.001)
 
+    speculate: int = flag(
+        0,
+        "most draft tokens of a sequence in one step, which never change its text: they are taken from the request's "
+        "prediction, its own prompt and output, and its constraint; 0 = no speculation",
+        low=0,
+        high=64,
+    )
     stream_interval_ms: int = flag(
         20,
         "a token that follows the last one within this time may be sent together with the next one, which saves "
@@ -132,7 +139,7 @@ class RouterConfig:
     graceful_termination_timeout: float = flag(90.0, "seconds for running requests to end after SIGTERM", low=0)
     vllm_metrics: bool = flag(
         False,
-        "expose the gauges of queue, running requests and KV use under vLLM's names too, for tools that read them",
+        "expose queue, running requests, KV use and speculation under vLLM's names too, for tools that read them",
     )
     otlp_endpoint: str | None = flag(
         None,
@@ -246,6 +253,7 @@ class RouterConfig:
             max_input_tokens=self.max_input_tokens,
             max_total_tokens=self.max_total_tokens,
             max_request_new_tokens=self.max_request_new_tokens,
+            max_draft_tokens=self.speculate,
             payload_limit=self.payload_limit,
             max_connections=self.max_connections,
             header_timeout_s=self.header_timeout_s,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason
+from caravan_router.core.speculation import DraftCount, DraftSource
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.actions import (
     Chunk,
@@ -194,6 +195,7 @@ class ModelShard:
         rows: list[tuple[int, GeneratedToken]],
         load: StepLoad,
         prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = (),
+        drafts: tuple[tuple[int, DraftCount], ...] = (),
     ) -> Stepped:
         outcome, self.fail_next_step = self.fail_next_step or StepOutcome.OK, None
         assert self.used_cells <= self.layout.cells, f"{self.used_cells} cells of {self.layout.cells}"
@@ -204,6 +206,7 @@ class ModelShard:
             tokens=tuple(rows),
             seconds=self._step_seconds(load),
             prompt_logprobs=prompt_logprobs,
+            drafts=drafts,
         )
 
     def _copied(self, copy: PrefixCopy, own_id: int, spec: GenerationSpec) -> _Held:
@@ -312,12 +315,57 @@ class ModelShard:
             self.fail_next_step = StepOutcome.NO_KV
         if self.fail_next_step is not None:
             return [self._stepped(command, [], StepLoad(decodes=1)), self._end()]
-        rows = [row for sequence_id in command.sequence_ids if (row := self._step(sequence_id)) is not None]
-        self._steps_of_current += 1
-        events: list[Event] = [self._stepped(command, rows, StepLoad(decodes=len(rows)))] if rows else []
+        drafts = self._drafts(command, running)
+        rows, counts = [], []
+        for sequence_id in command.sequence_ids:
+            drafted = drafts.get(sequence_id, 0)
+            accepted = self._accepted(sequence_id, drafted)
+            got = self._steps(sequence_id, 1 + accepted)
+            rows += got
+            if drafted:
+                accepted = min(accepted, len(got))
+                counts.append((sequence_id, DraftCount(DraftSource.CONTEXT, drafted, accepted)))
+        self._steps_of_current += 1 + max((count.accepted for _, count in counts), default=0)
+        load = StepLoad(decodes=running + sum(drafts.values()))
+        events: list[Event] = [self._stepped(command, rows, load, drafts=tuple(counts))] if rows else []
         if not rows or len(self.commands) > 1 or self._steps_of_current >= command.max_steps:
             events.append(self._end())
         return events
+
+    def _drafts(self, command: Decode, running: int) -> dict[int, int]:
+        """Return how many draft tokens each sequence has in the next step, all that it may have."""
+        assert command.max_draft_tokens <= self.limits.max_draft_tokens
+        assert running + command.max_draft_tokens <= self.limits.max_batch_tokens
+        left, drafts = command.max_draft_tokens, {}
+        for sequence_id in command.sequence_ids:
+            held = self.held[sequence_id]
+            if not held.ended:
+                drafts[sequence_id] = max(
+                    0,
+                    min(
+                        left,
+                        held.spec.max_draft_tokens,
+                        held.spec.max_length - len(held.tokens) - 1,
+                        command.max_steps - self._steps_of_current - 1,
+                        self.layout.cells_per_sequence - len(held.cells) - 1,
+                    ),
+                )
+                left -= drafts[sequence_id]
+        if drafts and self.layout.shares_cells:
+            room = self.layout.cells - self.used_cells
+            assert not any(drafts.values()) or running + sum(drafts.values()) <= room, "no room for drafts"
+        return drafts
+
+    def _accepted(self, sequence_id: int, drafted: int) -> int:
+        """Return how many draft tokens are right, if the sequence gets so many."""
+        return sum(self.held[sequence_id].tokens) % (drafted + 1)
+
+    def _steps(self, sequence_id: int, most: int) -> list[tuple[int, GeneratedToken]]:
+        """Return the next ``most`` tokens of a sequence, fewer if it ends."""
+        rows: list[tuple[int, GeneratedToken]] = []
+        while len(rows) < most and (row := self._step(sequence_id)) is not None:
+            rows.append(row)
+        return rows
 
     def _step(self, sequence_id: int) -> tuple[int, GeneratedToken] | None:
         held = self.held[sequence_id]

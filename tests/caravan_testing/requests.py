@@ -20,6 +20,7 @@ def request(
     adapter: str = "",
     prompt_logprobs: bool = False,
     arrived_s: float = 0.0,
+    max_draft_tokens: int = 0,
 ) -> Request:
     """Return a request without deadlines and with default sampling."""
     spec = GenerationSpec(
@@ -31,5 +32,6 @@ def request(
         namespace=namespace,
         adapter=adapter,
         prompt_logprobs=prompt_logprobs,
+        max_draft_tokens=max_draft_tokens,
     )
     return Request(request_id=request_id, spec=spec, arrived_s=arrived_s)

@@ -12,6 +12,7 @@ from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.shards import ShardReport, ShardStanding, ShardState
+from caravan_router.core.speculation import DraftCount
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 
@@ -135,6 +136,10 @@ class ScriptedStream:
         rest = [PromptToken(-0.25, tuple(alternatives)) for _ in self.spec.prompt[1:]]
         return [PromptToken(None, ()), *rest]
 
+    @property
+    def drafts(self) -> Sequence[DraftCount]:
+        return self._engine.drafts
+
     async def __aiter__(self) -> AsyncIterator[Sequence[GeneratedToken]]:
         for step in self._steps:
             if isinstance(step, Pause):
@@ -178,6 +183,8 @@ class ScriptedEngine:
     reports: list[ShardReport] = field(default_factory=list)
     # Returns what is wrong with a constraint, or None.
     problem: Callable[[Constraint], str | None] = no_problem
+    # The draft tokens of each stream.
+    drafts: Sequence[DraftCount] = ()
 
     @property
     def queries(self) -> "ScriptedEngine":

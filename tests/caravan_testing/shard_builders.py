@@ -11,6 +11,7 @@ from caravan_shard.backends.base import Prefix
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.engine.drafts import DraftBudget
 from caravan_shard.engine.engine import Engine
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
@@ -198,15 +199,17 @@ class EngineDriver:
         """Evaluate rows and return any outcome; ``fields`` are those of the header."""
         return self.engine.evaluate(Evaluate(rows=rows, header=header(**fields)), perf_counter_ns())
 
-    def decode(self, sequence_ids: Sequence[int], steps: int = 1_000) -> list[StepResult]:
+    def decode(self, sequence_ids: Sequence[int], steps: int = 1_000, max_draft_tokens: int = 0) -> list[StepResult]:
         """Run steps until all sequences have ended, at most ``steps``."""
-        assert self.engine.begin_decode(Decode(sequence_ids=sequence_ids, max_steps=steps)) is None
+        command = Decode(sequence_ids=sequence_ids, max_steps=steps, max_draft_tokens=max_draft_tokens)
+        assert self.engine.begin_decode(command) is None
         results = []
-        for _ in range(steps):
-            result = self.engine.decode_step(sequence_ids, perf_counter_ns())
+        while steps > 0:
+            result = self.engine.decode_step(sequence_ids, perf_counter_ns(), DraftBudget(max_draft_tokens, steps - 1))
             if result is None:
                 break
             results.append(self._collect(result))
+            steps -= results[-1].most_tokens
         return results
 
     def checked_free_cells(self) -> int:

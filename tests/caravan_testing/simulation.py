@@ -10,6 +10,7 @@ from caravan_router.scheduling.actions import (
     Action,
     Decode,
     Deliver,
+    Drafted,
     Drained,
     Fail,
     FailureReason,
@@ -43,6 +44,7 @@ from caravan_testing.model_shard import ModelShard, expected_output, expected_pr
 from caravan_testing.requests import request
 
 if TYPE_CHECKING:
+    from caravan_router.core.speculation import DraftCount
     from caravan_router.core.tokens import PromptToken
     from caravan_router.scheduling.sequence import Request
 
@@ -56,6 +58,7 @@ class Simulation:
         self.requests: dict[int, Request] = {}
         self.received: dict[int, list[int]] = {}
         self.prompt_logprobs: dict[int, tuple[PromptToken, ...]] = {}
+        self.drafts: dict[int, list[DraftCount]] = {}
         self.finished: set[int] = set()
         self.failed: dict[int, FailureReason] = {}
         self.cancelled: set[int] = set()
@@ -81,6 +84,9 @@ class Simulation:
                 self.shards[action.shard].send(action)
             case Deliver():
                 self._deliver(action)
+            case Drafted():
+                self._assert_open(action.request_id)
+                self.drafts[action.request_id].append(action.count)
             case Fail():
                 self._assert_open(action.request_id)
                 self.failed[action.request_id] = action.reason
@@ -147,6 +153,7 @@ class Simulation:
         namespace: str = "",
         adapter: str = "",
         prompt_logprobs: bool = False,
+        max_draft_tokens: int = 0,
     ) -> int:
         request_id = next(self._ids)
         made = request(
@@ -160,9 +167,11 @@ class Simulation:
             adapter=adapter,
             prompt_logprobs=prompt_logprobs,
             arrived_s=self.now,
+            max_draft_tokens=max_draft_tokens,
         )
         self.requests[request_id] = made
         self.received[request_id] = []
+        self.drafts[request_id] = []
         self.handle(Submitted(made))
         return request_id
 

@@ -41,6 +41,7 @@ def _limits(
         memory_bytes=memory,
         disk_bytes=disk,
         max_prompt_logprob_tokens=16,
+        max_draft_tokens=0 if whole_only else 16,
         run_fingerprint=fingerprint if saving is Saving.ANY else "",
     )
 
@@ -129,12 +130,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind=st.sampled_from(
             [{}, {}, {"namespace": "salt"}, {"adapter": "x"}, {"adapter": "y"}, {"prompt_logprobs": True}]
         ),
+        max_draft_tokens=st.sampled_from([0, 0, 2, 8]),
     )
     def submit(
-        self, prompt: list[int], new: int, eos: bool, priority: int, tenant: Tenant, copies: int, kind: dict[str, Any]
+        self,
+        prompt: list[int],
+        new: int,
+        eos: bool,
+        priority: int,
+        tenant: Tenant,
+        copies: int,
+        kind: dict[str, Any],
+        max_draft_tokens: int,
     ) -> None:
         for _ in range(copies):
-            self.simulation.submit(tuple(prompt), new, ignore_eos=not eos, priority=priority, tenant=tenant, **kind)
+            self.simulation.submit(
+                tuple(prompt),
+                new,
+                ignore_eos=not eos,
+                priority=priority,
+                tenant=tenant,
+                max_draft_tokens=max_draft_tokens,
+                **kind,
+            )
 
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data())

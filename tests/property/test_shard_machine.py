@@ -15,6 +15,7 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import DecodeOutcome, LayoutLimits, Prefix
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.engine.drafts import DraftBudget
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
     Decode,
@@ -132,6 +133,12 @@ class Promise:
     def expected(self) -> list[int]:
         return expected_output(self.held, self.max_new, **self.choosing, adapter=self.adapter)
 
+    def predicted(self, held_back: int, corrupted: int) -> tuple[int, ...]:
+        """Return the output of the whole prompt, of which every token with this number, if any, is another."""
+        prompt = [*self.held, *[65] * held_back]
+        output = expected_output(prompt, self.max_new, **self.choosing, adapter=self.adapter)
+        return tuple(66 if corrupted and place % corrupted == 1 else token for place, token in enumerate(output))
+
 
 @dataclass
 class SavedRun:
@@ -247,6 +254,8 @@ class ShardMachine(RuleBasedStateMachine):
         adapter=ADAPTERS,
         choosing=CHOOSING,
         wants_prompt_logprobs=st.sampled_from([False, False, True]),
+        max_draft_tokens=st.sampled_from([0, 1, 4, 8]),
+        corrupted=st.sampled_from([0, 2, 3, 5]),
     )
     def start(
         self,
@@ -261,6 +270,8 @@ class ShardMachine(RuleBasedStateMachine):
         adapter: str,
         choosing: Choosing,
         wants_prompt_logprobs: bool,
+        max_draft_tokens: int,
+        corrupted: int,
     ) -> None:
         copies = takes_over or data.draw(st.booleans())
         copy = self.some_prefix(data) if copies and (self.promises or not careful) else None
@@ -279,15 +290,22 @@ class ShardMachine(RuleBasedStateMachine):
         chunk = first_chunk(
             sequence_id, tokens, total=total, last=held_back == 0, copy=copy, max_new=max_new, **choosing
         )
-        chunk = with_parameters(chunk, adapter=adapter, prompt_logprobs=wants_prompt_logprobs)
         due = self.advancing(riders)
         source = self.promises.get(copy.source_id) if copy is not None else None
         prefix = source.computed[:start] if source is not None else []
         before = self.promises.get(sequence_id)
-        self.promises[sequence_id] = Promise([*prefix, *tokens], total, choosing, max_new, adapter)
+        promise = self.promises[sequence_id] = Promise([*prefix, *tokens], total, choosing, max_new, adapter)
+        predicted = promise.predicted(held_back, corrupted) if max_draft_tokens else ()
+        chunk = with_parameters(
+            chunk,
+            adapter=adapter,
+            prompt_logprobs=wants_prompt_logprobs,
+            max_draft_tokens=max_draft_tokens,
+            predicted=predicted,
+        )
         # Those of the copied tokens and of the first one behind them are not computed.
-        self.promises[sequence_id].prompt_logprobs = [np.nan] * start if wants_prompt_logprobs else None
-        self.promises[sequence_id].copied = start
+        promise.prompt_logprobs = [np.nan] * start if wants_prompt_logprobs else None
+        promise.copied = start
         mates = [self.promises[key].adapter for key in riders if key in self.promises]
         answer = self.driver.try_prefill(chunk, riders=riders)
         if source is not None and copy is not None and copy.source_id != sequence_id:
@@ -378,22 +396,48 @@ class ShardMachine(RuleBasedStateMachine):
             promise.held = held
 
     @precondition(lambda self: self.promises)
-    @rule(data=st.data(), steps=st.integers(1, 5), sloppy=st.sampled_from([False, False, False, True]))
-    def decode(self, data: st.DataObject, steps: int, *, sloppy: bool) -> None:
+    @rule(
+        data=st.data(),
+        steps=st.integers(1, 5),
+        sloppy=st.sampled_from([False, False, False, True]),
+        max_draft_tokens=st.sampled_from([0, 3, 16, 17]),
+    )
+    def decode(self, data: st.DataObject, steps: int, *, sloppy: bool, max_draft_tokens: int) -> None:
         complete = [key for key, promise in self.promises.items() if promise.is_complete]
         if complete:
             adapter = self.promises[data.draw(st.sampled_from(complete))].adapter
             complete = [key for key in complete if self.promises[key].adapter == adapter]
         sequence_ids = data.draw(st.lists(IDS, max_size=4)) if sloppy or not complete else complete
-        refusal = self.driver.engine.begin_decode(Decode(sequence_ids=sequence_ids, max_steps=steps))
+        command = Decode(sequence_ids=sequence_ids, max_steps=steps, max_draft_tokens=max_draft_tokens)
+        refusal = self.driver.engine.begin_decode(command)
         sound = len(set(sequence_ids)) == len(sequence_ids) and all(
             key in self.promises and self.promises[key].is_complete for key in sequence_ids
         )
         sound = sound and len({self.promises[key].adapter for key in sequence_ids}) <= 1
+        sound = sound and max_draft_tokens <= self.backend.capacity.max_draft_tokens
         assert (refusal is None) == sound
-        for _ in range(steps if sound else 0):
-            if not self.take(self.driver.engine.decode_step(sequence_ids, 0), self.advancing(sequence_ids)):
+        while sound and steps > 0:
+            budget = DraftBudget(max_draft_tokens, steps - 1)
+            before = {key: len(promise.output) for key, promise in self.promises.items()}
+            answer = self.driver.engine.decode_step(sequence_ids, 0, budget)
+            if not self.take(answer, self.advancing(sequence_ids)):
                 break
+            steps -= self.check_drafts(answer, budget, before)
+
+    def check_drafts(self, answer: StepResult | Refusal | None, budget: DraftBudget, before: dict[int, int]) -> int:
+        """Check the drafts of a step; return the most tokens that a sequence got, at least 1."""
+        assert not isinstance(answer, Refusal)
+        got = {key: len(promise.output) - before[key] for key, promise in self.promises.items()}
+        if answer is None or answer.drafts is None:
+            assert max(got.values()) <= 1
+            return 1
+        drafts = answer.drafts
+        assert sum(drafts.drafted) <= budget.total
+        for key, drafted, accepted in zip(drafts.sequence_ids, drafts.drafted, drafts.accepted, strict=True):
+            assert 0 <= accepted <= drafted <= budget.each
+            assert accepted <= got.pop(key) <= accepted + 1
+        assert max(got.values(), default=0) <= 1
+        return answer.most_tokens
 
     @precondition(lambda self: self.advancing(list(self.promises)))
     @rule(outcome=st.sampled_from([DecodeOutcome.ABORTED, DecodeOutcome.FAILED, DecodeOutcome.INVALID]))

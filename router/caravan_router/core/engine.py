@@ -8,6 +8,7 @@ from caravan_router.core.constraint import Constraint
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.shards import ShardReport
+from caravan_router.core.speculation import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 
@@ -43,6 +44,11 @@ class TokenStream(Protocol):
     @property
     def prompt_logprobs(self) -> Sequence[PromptToken]:
         """One entry for each token of the prompt if the spec asks for them, else empty. Complete at the first token."""
+        ...
+
+    @property
+    def drafts(self) -> Sequence[DraftCount]:
+        """The draft tokens so far, of each source that had any."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Sequence[GeneratedToken]]: ...

@@ -19,7 +19,8 @@ class GenerationSpec:
     `ModelFacts.adapters`, or empty for the model itself. ``prompt_logprobs``: whether to return the logprobs of the
     prompt; such specs share prefixes with each other, if they ask for as many alternatives. ``timeout_s``: from
     submission to the last token. ``traceparent``: of the request's span, for the log of its shards; empty if it is not
-    traced.
+    traced. ``max_draft_tokens``: most draft tokens in one step. ``prediction``: tokens that the output may have, for
+    drafts.
     """
 
     prompt: tuple[int, ...]
@@ -33,6 +34,8 @@ class GenerationSpec:
     prompt_logprobs: bool = False
     timeout_s: float = math.inf
     traceparent: str = ""
+    max_draft_tokens: int = 0
+    prediction: tuple[int, ...] = ()
 
     @property
     def max_length(self) -> int:

@@ -25,6 +25,7 @@ from caravan_router.scheduling.actions import (
     Action,
     Decode,
     Deliver,
+    Drafted,
     Drained,
     Fail,
     FailureReason,
@@ -132,6 +133,9 @@ class Batcher:
                 stream = self._streams.get(action.request_id)
                 if stream is not None and stream.deliver(action.prompt_logprobs, action.tokens):
                     del self._streams[action.request_id]
+            case Drafted():
+                if (stream := self._streams.get(action.request_id)) is not None:
+                    stream.note_drafts(action.count)
             case Prefill():
                 if started := sum(chunk.setup is not None for chunk in action.chunks):
                     self.observer.admitted(started)

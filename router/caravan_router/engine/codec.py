@@ -6,6 +6,7 @@ from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.sampling import FinishReason
+from caravan_router.core.speculation import DraftCount, DraftSource
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
 from caravan_router.scheduling.actions import (
@@ -37,6 +38,11 @@ _FINISH = {
     types_pb2.FINISH_REASON_EOS: FinishReason.EOS_TOKEN,
     types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     types_pb2.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
+}
+_DRAFT_SOURCES = {
+    types_pb2.DRAFT_SOURCE_PREDICTION: DraftSource.PREDICTION,
+    types_pb2.DRAFT_SOURCE_CONTEXT: DraftSource.CONTEXT,
+    types_pb2.DRAFT_SOURCE_CONSTRAINT: DraftSource.CONSTRAINT,
 }
 _OUTCOME = {
     types_pb2.STEP_OUTCOME_OK: StepOutcome.OK,
@@ -97,6 +103,8 @@ def _parameters(chunk: Chunk) -> types_pb2.SequenceParameters | None:
         stop_token_ids=spec.stopping.stop_token_ids,
         min_tokens=spec.stopping.min_tokens,
         traceparent=spec.traceparent,
+        max_draft_tokens=spec.max_draft_tokens,
+        predicted_token_ids=spec.prediction if spec.max_draft_tokens else (),
     )
 
 
@@ -140,6 +148,7 @@ def decode_request(command: Decode, epoch: int, reply_interval_ms: int) -> shard
         header=_header(epoch, command.header),
         sequence_ids=command.sequence_ids,
         max_steps=command.max_steps,
+        max_draft_tokens=command.max_draft_tokens,
         reply_interval_ms=reply_interval_ms,
     )
 
@@ -200,6 +209,17 @@ def stepped(shard: str, command_id: int, message: shard_pb2.PrefillResponse | sh
         forward_s=timings.forward_ns / 1e9,
         sample_s=timings.sample_ns / 1e9,
         prompt_logprobs=_prompt_logprobs(message.prompt) if isinstance(message, shard_pb2.PrefillResponse) else (),
+        drafts=_drafts(message.drafts) if isinstance(message, shard_pb2.DecodeStep) else (),
+    )
+
+
+def _drafts(columns: types_pb2.DraftColumns) -> tuple[tuple[int, DraftCount], ...]:
+    if not columns.sequence_ids:
+        return ()
+    rows = zip(columns.sequence_ids, columns.sources, columns.drafted, columns.accepted, strict=True)
+    return tuple(
+        (sequence_id, DraftCount(_DRAFT_SOURCES[source], drafted, accepted))
+        for sequence_id, source, drafted, accepted in rows
     )
 
 
@@ -361,6 +381,7 @@ def _limits(message: shard_pb2.Limits) -> ShardLimits:
         disk_bytes=message.saved_capacity.disk,
         max_prompt_logprob_tokens=max(1, message.max_prompt_logprob_tokens),
         run_fingerprint=message.run_fingerprint,
+        max_draft_tokens=message.max_draft_tokens,
     )
 
 

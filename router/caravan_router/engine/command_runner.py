@@ -149,12 +149,12 @@ class CommandRunner:
 
 
 def _tokens(command: Command) -> int:
-    """Return the number of tokens of each step of ``command``; 0 if it is no step."""
+    """Return the number of tokens that each step of ``command`` has at most; 0 if it is no step."""
     match command:
         case Prefill():
             return sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
         case Decode():
-            return len(command.sequence_ids)
+            return len(command.sequence_ids) + command.max_draft_tokens
         case FilterBatch() | Save() | Load() | SetLayout():
             return 0
         case _:

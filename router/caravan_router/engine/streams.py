@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from caravan_router.core.engine import StreamTimes
 from caravan_router.core.errors import EngineError
 from caravan_router.core.generation import GenerationState
+from caravan_router.core.speculation import DraftCount, DraftSource
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.trace import GenerationTrace
 
@@ -33,6 +34,7 @@ class RequestStream:
         self.trace = trace
         self.cached_tokens = 0
         self.prompt_logprobs: list[PromptToken] = []
+        self._drafts: dict[DraftSource, DraftCount] = {}
 
     @property
     def state(self) -> GenerationState:
@@ -49,6 +51,16 @@ class RequestStream:
         self._started = time.monotonic()
         self.cached_tokens = cached_tokens
         self.trace.started(shard, cached_tokens)
+
+    @property
+    def drafts(self) -> list[DraftCount]:
+        """The draft tokens so far, of each source that had any."""
+        return list(self._drafts.values())
+
+    def note_drafts(self, count: DraftCount) -> None:
+        """Note draft tokens of a step."""
+        _, drafted, accepted = self._drafts.get(count.source, DraftCount(count.source, 0, 0))
+        self._drafts[count.source] = DraftCount(count.source, drafted + count.drafted, accepted + count.accepted)
 
     def deliver(self, prompt_logprobs: tuple[PromptToken, ...], tokens: tuple[GeneratedToken, ...]) -> bool:
         """Append the next prompt logprobs and tokens. Return whether the last token ended the stream."""

@@ -36,6 +36,8 @@ class Limits:
     """Bytes of a ``cache_salt`` in UTF-8."""
     max_request_new_tokens: int | None = None
     """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
+    max_draft_tokens: int = 0
+    """Draft tokens of a sequence in one step, by default and at most. 0: no speculation."""
     payload_limit: int = 2_000_000
     """Bytes of a request's body after decompression."""
     max_connections: int = 1000

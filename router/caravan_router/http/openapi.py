@@ -10,7 +10,7 @@ import msgspec
 
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_router.http.generation.models import MODEL_HEADER
-from caravan_router.http.generation.serving import PRIORITY_HEADER, TIMEOUT_HEADER
+from caravan_router.http.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.route import EVENTS, Parameter, Route
 
@@ -40,6 +40,7 @@ _SERVING_HEADERS = [
     for header, field, schema in (
         (PRIORITY_HEADER, "priority", {"type": "integer", "minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY}),
         (TIMEOUT_HEADER, "timeout", {"type": "number", "exclusiveMinimum": 0}),
+        (SPECULATE_HEADER, "speculate", {"type": "integer", "minimum": 0}),
     )
 ]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
+from caravan_router.core.speculation import DraftCount
 from caravan_router.engine.observer import Method, ShardUse
 from caravan_router.metrics.instruments import Histogram, Value, label_text
 from caravan_router.metrics.table import METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
@@ -101,6 +103,7 @@ class _StepInstruments:
     forward: tuple[Histogram, ...]
     sample: tuple[Histogram, ...]
     batch_size: Histogram
+    skipped: Histogram
     overhead: Histogram
     noted: list[tuple[Stepped, float]] = field(default_factory=list)
 
@@ -120,7 +123,14 @@ class _StepInstruments:
             ):
                 for histogram in histograms:
                     histogram.observe(seconds)
-            self.batch_size.observe(len(step.tokens))
+            if step.drafts:
+                tokens = Counter(sequence_id for sequence_id, _ in step.tokens)
+                self.batch_size.observe(len(tokens))
+                for got in tokens.values():
+                    self.skipped.observe(got - 1)
+            else:
+                self.batch_size.observe(len(step.tokens))
+                self.skipped.observe(0, len(step.tokens))
             self.overhead.observe(overhead_s)
         self.noted.clear()
 
@@ -258,6 +268,16 @@ class ModelMetrics:
             instruments = self._step_instruments(step.shard, method.value)
             self._steps[step.shard, method] = instruments
         instruments.note(step, overhead_s)
+        for _, count in step.drafts:
+            self._count_drafts(count)
+
+    def _count_drafts(self, count: DraftCount) -> None:
+        source = count.source.value
+        self._value("caravan_spec_decode_num_drafts", source).add()
+        self._value("caravan_spec_decode_num_draft_tokens", source).add(count.drafted)
+        self._value("caravan_spec_decode_num_accepted_tokens", source).add(count.accepted)
+        for position in range(count.accepted):
+            self._value("caravan_spec_decode_num_accepted_tokens_per_pos", str(position)).add()
 
     def _step_instruments(self, shard: str, method: str) -> _StepInstruments:
         self._value("tgi_batch_inference_failure", method)
@@ -279,6 +299,7 @@ class ModelMetrics:
                 self._histogram("caravan_step_sample_seconds", shard, method),
             ),
             batch_size=self._histogram("caravan_batch_size", shard, method),
+            skipped=self._histogram("tgi_request_skipped_tokens"),
             overhead=self._histogram("caravan_step_overhead_seconds", shard, method),
         )
 

@@ -38,6 +38,8 @@ SHORT_SECONDS = (
     *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0075),
     *(0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
 )
+# TGI has one bucket for each number up to its --speculate.
+ACCEPTED = (*(float(count) for count in range(9)), 12.0, 16.0, 24.0, 32.0)
 SIZES = tuple(float(2**power) for power in range(11))
 # TGI has a hundred equal buckets up to its limits; these are fewer and hold for any model.
 TOKENS = tuple(float(2**power) for power in range(18))
@@ -69,7 +71,9 @@ METRICS = (
     MetricSpec(
         "tgi_request_skipped_tokens",
         H,
-        "Speculated tokens that a step accepted; without observations, since there is no speculation",
+        "Draft tokens that a step accepted, for each sequence that got a token",
+        (),
+        ACCEPTED,
     ),
     MetricSpec("tgi_request_generated_tokens", H, "Tokens that a request generated", (), TOKENS),
     MetricSpec("tgi_queue_size", G, "Requests that wait for a shard"),
@@ -109,6 +113,15 @@ METRICS = (
     MetricSpec("caravan_prefix_cache_query_tokens", C, "Prompt tokens of requests that started"),
     MetricSpec("caravan_prefix_cache_hit_tokens", C, "Prompt tokens of requests that started, found in the cache"),
     MetricSpec("caravan_request_cached_tokens", H, "Prompt tokens of a request found in the cache", (), TOKENS),
+    MetricSpec("caravan_spec_decode_num_drafts", C, "Drafts that steps verified, by their source", ("source",)),
+    MetricSpec("caravan_spec_decode_num_draft_tokens", C, "Tokens of those drafts", ("source",)),
+    MetricSpec("caravan_spec_decode_num_accepted_tokens", C, "Draft tokens that outputs have", ("source",)),
+    MetricSpec(
+        "caravan_spec_decode_num_accepted_tokens_per_pos",
+        C,
+        "Draft tokens that outputs have, by their place in the draft, from 0 on",
+        ("position",),
+    ),
     MetricSpec("caravan_preemptions", C, "Running requests that gave their cells to others: swap, recompute", ("how",)),
     MetricSpec("caravan_recomputed_tokens", C, "Tokens computed again for requests that had lost their cells"),
     MetricSpec("caravan_fetched_bytes", C, "Saved prefixes that shards fetched from each other, in bytes"),
@@ -121,11 +134,15 @@ METRICS = (
     ),
 )
 
-# vLLM's names for metrics of the table, with the label ``model_name``; the last one is vLLM's older name for KV use.
+# vLLM's names for metrics of the table, with the label ``model_name``; gpu_cache_usage_perc is an older one of KV use.
 # Tools that balance or scale vLLM servers read them.
 VLLM_ALIASES = {
     "vllm:num_requests_waiting": "tgi_queue_size",
     "vllm:num_requests_running": "tgi_batch_current_size",
     "vllm:kv_cache_usage_perc": "caravan_kv_usage_ratio",
     "vllm:gpu_cache_usage_perc": "caravan_kv_usage_ratio",
+    "vllm:spec_decode_num_drafts_total": "caravan_spec_decode_num_drafts",
+    "vllm:spec_decode_num_draft_tokens_total": "caravan_spec_decode_num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens_total": "caravan_spec_decode_num_accepted_tokens",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": "caravan_spec_decode_num_accepted_tokens_per_pos",
 }

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prefixes import ShardPrefixes
+from caravan_router.core.speculation import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.config import JoinReason
 
@@ -64,13 +65,17 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """Run up to ``max_steps`` steps, fewer if the next command comes."""
+    """Run up to ``max_steps`` steps, fewer if the next command comes. No sequence gets more than ``max_steps`` tokens.
+
+    A step may verify up to ``max_draft_tokens`` draft tokens, of all sequences together.
+    """
 
     shard: str
     command_id: int
     header: Header
     sequence_ids: tuple[int, ...]
     max_steps: int
+    max_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +201,14 @@ class Deliver(NamedTuple):
     tokens: tuple[GeneratedToken, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A step verified draft tokens of a request, whose tokens follow."""
+
+    request_id: int
+    count: DraftCount
+
+
 class FailureReason(Enum):
     """Why a request could not be served; the values are metric labels."""
 
@@ -238,4 +251,4 @@ class Flushed:
 
 
 Command = Prefill | Decode | FilterBatch | Save | Load | SetLayout
-Action = Command | Fetch | Drained | Start | Resume | Deliver | Fail | Preempt | Flushed
+Action = Command | Fetch | Drained | Start | Resume | Drafted | Deliver | Fail | Preempt | Flushed

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from caravan_router.core.speculation import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.sequence import Request
 
@@ -40,6 +41,7 @@ class ShardLimits:
     ``layout`` is the current one, ``other_layout`` the one that the cache can change to, if any.
     ``memory_bytes`` and ``disk_bytes`` are there for saved runs.
     ``max_prompt_logprob_tokens``: prompt tokens of one step whose logprobs are returned, all sequences together.
+    ``max_draft_tokens``: draft tokens of one step, all sequences together; 0 where sequences cannot be cut back.
     ``run_fingerprint``: shards that have the same can fetch saved runs from each other; empty if none can.
     """
 
@@ -50,6 +52,7 @@ class ShardLimits:
     memory_bytes: int = 0
     disk_bytes: int = 0
     max_prompt_logprob_tokens: int = 1
+    max_draft_tokens: int = 0
     run_fingerprint: str = ""
 
     @property
@@ -130,8 +133,9 @@ class ShardDraining:
 class Stepped:
     """A step has ended: the reply to a Prefill, or one of the replies to a Decode.
 
-    ``tokens`` and ``prompt_logprobs`` come with the sequence id they belong to, as of the command that produced them.
-    ``prompt_logprobs`` are those of the step's chunks. ``seconds``: duration of the step on the shard, of which
+    ``tokens``, ``prompt_logprobs`` and ``drafts`` come with the sequence id they belong to, as of the command that
+    produced them. A sequence whose drafts were accepted has several tokens. ``prompt_logprobs`` are those of the step's
+    chunks. ``seconds``: duration of the step on the shard, of which
     ``forward_s`` computing and ``sample_s`` choosing tokens.
     """
 
@@ -143,6 +147,7 @@ class Stepped:
     forward_s: float = 0.0
     sample_s: float = 0.0
     prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = ()
+    drafts: tuple[tuple[int, DraftCount], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

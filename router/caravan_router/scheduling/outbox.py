@@ -1,13 +1,15 @@
 """The actions of one call of `Scheduler.handle`, collected in the order in which the shell must execute them."""
 
+from caravan_router.core.speculation import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
-from caravan_router.scheduling.actions import Action, Deliver
+from caravan_router.scheduling.actions import Action, Deliver, Drafted
 
 
 class Outbox:
-    """Holds one `Deliver` a request, and behind these all other actions in the order in which they were added."""
+    """Holds what was drafted, one `Deliver` a request, and all other actions in the order in which they were added."""
 
     def __init__(self) -> None:
+        self._drafted: list[Drafted] = []
         self._deliveries: dict[int, Deliver] = {}
         self._actions: list[Action] = []
 
@@ -24,12 +26,16 @@ class Outbox:
         else:
             self._deliveries[request_id] = Deliver(request_id, before.prompt_logprobs, (*before.tokens, token))
 
+    def note_drafts(self, request_id: int, count: DraftCount) -> None:
+        """Tell ``request_id`` about draft tokens, before its tokens: the last of these ends it."""
+        self._drafted.append(Drafted(request_id, count))
+
     def add(self, action: Action) -> None:
-        """Append any action but a `Deliver`."""
+        """Append any action but a `Deliver` or a `Drafted`."""
         self._actions.append(action)
 
     def drain(self) -> list[Action]:
         """Return all actions and forget them."""
-        actions = [*self._deliveries.values(), *self._actions]
-        self._deliveries, self._actions = {}, []
+        actions = [*self._drafted, *self._deliveries.values(), *self._actions]
+        self._drafted, self._deliveries, self._actions = [], {}, []
         return actions

@@ -226,7 +226,9 @@ class Scheduler:
                 self._state.wait_again(resident.sequence)
             return event.outcome is StepOutcome.NO_KV and self._make_room(shard, command)
         self._deliver_prompt_logprobs(command, event)
-        self._state.note_change(shard.name, may_start=shard.apply_step(command, event.seconds))
+        drafted = self._note_drafts(command, event) if event.drafts else 0
+        may_start = shard.apply_step(command, event.seconds, tokens=len(event.tokens), drafted=drafted)
+        self._state.note_change(shard.name, may_start=may_start)
         self._apply_tokens(shard, command, event.tokens)
         return False
 
@@ -240,6 +242,14 @@ class Scheduler:
                 new = tuple(sequence.prompt_logprobs[sequence.prompt_logprobs_delivered :])
                 sequence.prompt_logprobs_delivered += len(new)
                 self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
+
+    def _note_drafts(self, command: InFlight, event: Stepped) -> int:
+        """Tell requests about their drafts. Return the number of draft tokens."""
+        for sequence_id, count in event.drafts:
+            resident = command.residents[sequence_id]
+            if resident.is_live:
+                self._state.outbox.note_drafts(resident.request_id, count)
+        return sum(count.drafted for _, count in event.drafts)
 
     def _apply_tokens(
         self, shard: ShardLedger, command: InFlight, tokens: tuple[tuple[int, GeneratedToken], ...]

@@ -109,6 +109,14 @@ class Capacity:
         """The limits of the current layout."""
         return self.layouts[0]
 
+    @property
+    def max_draft_tokens(self) -> int:
+        """Most draft tokens in one step. They use the outputs of prompt logprobs, which no decoding step has.
+
+        0 for recurrent models: their state cannot be cut back to what was accepted.
+        """
+        return self.max_prompt_logprob_tokens if self.current.sharing is PrefixSharing.ANY else 0
+
     def limits(self, layout: KvLayout) -> LayoutLimits | None:
         """Return the limits of a layout; None if the cells cannot have it."""
         return next((limits for limits in self.layouts if limits.layout is layout), None)

@@ -57,6 +57,7 @@ class ChunkCheck:
             yield self._preview.check_prefix(chunk.copy, parameters.adapter)
         yield self._check_parameters(parameters)
         yield self._check_stopping(parameters)
+        yield self._check_predicted(parameters)
         yield check_sampling(parameters.sampling, self._facts.vocabulary_size)
         yield self._check_place(chunk, start, parameters)
 
@@ -92,6 +93,15 @@ class ChunkCheck:
             return bad_request(
                 f"min_tokens must be <= max_length - prompt_length, {most}. Given: {parameters.min_tokens}"
             )
+        return None
+
+    def _check_predicted(self, parameters: SequenceParameters) -> Refusal | None:
+        predicted = parameters.predicted
+        most = max(limits.cells_per_sequence for limits in self._capacity.layouts)
+        if len(predicted) > most:
+            return bad_request(f"there must be <= {most} predicted_token_ids. Given: {len(predicted)}")
+        if predicted and not 0 <= min(predicted) <= max(predicted) < self._facts.vocabulary_size:
+            return bad_request(f"predicted_token_ids must be < {self._facts.vocabulary_size}. Given: {max(predicted)}")
         return None
 
     def _check_place(self, chunk: Chunk, held: int, parameters: SequenceParameters) -> Refusal | None:

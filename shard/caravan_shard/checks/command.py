@@ -62,6 +62,7 @@ class CommandCheck:
             yield bad_request("max_steps must be >= 1")
         yield self._check_complete(command.sequence_ids)
         yield self._check_step_size(0, command.sequence_ids)
+        yield self._check_drafts(command)
         yield self._check_one_adapter(set(), command.sequence_ids)
 
     @first_refusal
@@ -122,6 +123,16 @@ class CommandCheck:
             return Refusal(
                 ShardError.TOO_MANY_TOKENS,
                 f"a step takes {most} tokens. Given: {chunk_tokens} in chunks or rows, and {advancing} decoding",
+            )
+        return None
+
+    def _check_drafts(self, command: Decode) -> Refusal | None:
+        advancing = sum(self._preview.phase(sequence_id) is Phase.RUNNING for sequence_id in command.sequence_ids)
+        most = min(self._capacity.max_draft_tokens, self._capacity.max_batch_tokens - advancing)
+        if command.max_draft_tokens > most:
+            return Refusal(
+                ShardError.TOO_MANY_TOKENS,
+                f"a step takes {most} draft tokens beside {advancing} sequences. Given: {command.max_draft_tokens}",
             )
         return None
 

@@ -50,6 +50,18 @@ class Matching:
         assert self._allowed is not None, "not found"
         return self._allowed
 
+    def forced(self, most: int) -> list[int]:
+        """Return up to ``most`` tokens that must come next, as llguidance writes them; none if there is a choice."""
+        if self._matcher is None or self._matcher.is_error() or self._matcher.is_stopped():
+            return []
+        return self._matcher.compute_ff_tokens()[:most]
+
+    def count_matching(self, tokens: Sequence[int]) -> int:
+        """Return how many of the first ``tokens`` may follow. The state stays as it is."""
+        if self._matcher is None or self._matcher.is_error() or self._matcher.is_stopped():
+            return 0
+        return self._matcher.validate_tokens(list(tokens))
+
     def advance(self, token: int) -> None:
         """Consume the chosen token, one of `allowed`."""
         assert self._matcher is not None, "not found"

@@ -7,15 +7,18 @@ Only the worker's thread calls the methods. Any thread may read `step_count`, `s
 import logging
 from collections.abc import Iterable, Sequence
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend, DecodeOutcome, LayoutLimits
 from caravan_shard.checks.command import CommandCheck
 from caravan_shard.constraints.finder import Finder
+from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, with_drafts
 from caravan_shard.engine.evaluations import take_evaluations
 from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble
 from caravan_shard.engine.token_rows import sample_rows
+from caravan_shard.engine.verification import verify_drafts
 from caravan_shard.protocol.commands import (
     Adopt,
     Chunk,
@@ -31,6 +34,7 @@ from caravan_shard.protocol.commands import (
 )
 from caravan_shard.protocol.results import (
     Adopted,
+    DraftRows,
     Embedding,
     Evaluations,
     Holdings,
@@ -53,6 +57,15 @@ from caravan_shard.sequences.trace_log import log_traced
 _log = logging.getLogger(__name__)
 
 _INCOMPLETE = {DecodeOutcome.NO_KV: StepOutcome.NO_KV, DecodeOutcome.ABORTED: StepOutcome.ABORTED}
+
+
+class _Found(NamedTuple):
+    """What a step has found out."""
+
+    rows: TokenRows
+    prompt_logprobs: PromptLogprobs | None = None
+    evaluations: Evaluations | None = None
+    drafts: DraftRows | None = None
 
 
 class Engine:
@@ -114,10 +127,16 @@ class Engine:
             self._pool.apply(command.header)
         return refusal
 
-    def decode_step(self, sequence_ids: Sequence[int], started_ns: int) -> StepResult | Refusal | None:
-        """Run one step over the sequences that have not ended; None if all have."""
+    def decode_step(
+        self, sequence_ids: Sequence[int], started_ns: int, budget: DraftBudget = NO_DRAFTS
+    ) -> StepResult | Refusal | None:
+        """Run one step over the sequences that have not ended, drafts within ``budget``; None if all have ended."""
         parts = self._decode_parts(sorted(sequence_ids))
-        return self._run_step(parts, started_ns) if parts else None
+        if not parts:
+            return None
+        if budget.total and budget.each:
+            parts = with_drafts(parts, budget, self._limits)
+        return self._run_step(parts, started_ns)
 
     def filter_batch(self, command: FilterBatch) -> Holdings | Refusal:
         """Keep some sequences and release all others."""
@@ -235,11 +254,16 @@ class Engine:
         sampling_from = perf_counter_ns()
         self._finder.wait()
         if outcome is DecodeOutcome.OK:
-            rows, prompt_logprobs, evaluations = self._commit(parts, batch.output_count)
+            found = self._commit(parts, batch.output_count)
             timings = _timings(started_ns, forward_ns, perf_counter_ns() - sampling_from)
-            return StepResult(StepOutcome.OK, rows, timings, prompt_logprobs, evaluations)
+            return StepResult(
+                StepOutcome.OK, found.rows, timings, found.prompt_logprobs, found.evaluations, found.drafts
+            )
         for part in parts:
             self._pool.cut_back(part.sequence.sequence_id, part.start)
+        if outcome is DecodeOutcome.NO_KV and any(part.draft for part in parts):
+            return self._run_step([part.without_draft() for part in parts], started_ns)
+        for part in parts:
             if part.prompt and part.sequence.matching is not None:
                 # The prompt may be sent again in other chunks.
                 part.sequence.matching.reset()
@@ -262,13 +286,11 @@ class Engine:
         if work:
             self._finder.begin(work)
 
-    def _commit(
-        self, parts: list[Part], output_count: int
-    ) -> tuple[TokenRows, PromptLogprobs | None, Evaluations | None]:
+    def _commit(self, parts: list[Part], output_count: int) -> _Found:
         self.step_count += 1
         self.failures_in_a_row = 0
         if parts[0].row is not None:
-            return TokenRows(), None, self._commit_rows(parts, output_count)
+            return _Found(TokenRows(), evaluations=self._commit_rows(parts, output_count))
         for part in parts:
             if part.new:
                 self._pool.held[part.sequence.sequence_id] = part.sequence
@@ -277,14 +299,19 @@ class Engine:
                 part.sequence.extend(part.tokens)
             part.sequence.computed += len(part.tokens)
         if output_count == 0:
-            return TokenRows(), None, None
+            return _Found(TokenRows())
         logits = self.backend.logits(output_count)
+        if any(part.draft for part in parts):
+            rows, drafts = verify_drafts(parts, logits, self.backend, self._sampler)
+            for part in parts:
+                self._pool.forget_rejected(part.sequence)
+            return _Found(rows, drafts=drafts)
         prompt_logprobs = None
         if any(part.leading_outputs for part in parts):
             prompt_logprobs, logits = take_prompt_logprobs(parts, logits, self.backend.vocabulary)
         sampled = [part.sequence for part in parts if part.samples]
         rows = sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()
-        return rows, prompt_logprobs, None
+        return _Found(rows, prompt_logprobs)
 
     def _commit_rows(self, parts: list[Part], output_count: int) -> Evaluations:
         evaluations = Evaluations()

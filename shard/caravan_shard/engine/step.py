@@ -8,6 +8,7 @@ import numpy as np
 from caravan_shard.backends.base import TokenBatch
 from caravan_shard.protocol.commands import Row, RowOutputs
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
+from caravan_shard.speculation.draft import Draft
 
 
 class Part(NamedTuple):
@@ -16,6 +17,7 @@ class Part(NamedTuple):
     A named tuple, since one is made for each sequence of a step and a frozen dataclass costs twice as much.
 
     ``samples``: the step samples the next token of the sequence.
+    ``draft``: what the tokens after the first one are, if the sequence decodes; logits follow each token then.
     ``prompt``: the tokens are a chunk of the prompt; the sequence knows them only once the step has succeeded.
     ``new``: the step is the first of the sequence, which is forgotten if the step fails.
     ``row``: the tokens are those of this row.
@@ -28,13 +30,23 @@ class Part(NamedTuple):
     prompt: bool = False
     new: bool = False
     row: Row | None = None
+    draft: Draft | None = None
+
+    def with_draft(self, draft: Draft) -> "Part":
+        """Return the part with a draft behind its only token."""
+        return self._replace(tokens=[self.tokens[0], *draft.tokens], draft=draft)
+
+    def without_draft(self) -> "Part":
+        """Return the part with its first token only, if the others are a draft."""
+        return self if self.draft is None else self._replace(tokens=self.tokens[:1], draft=None)
 
     @property
     def leading_outputs(self) -> int:
-        """After how many of the first tokens logits are needed: those with prompt logprobs, or all of a row."""
+        """After how many first tokens logits are needed: those with prompt logprobs, or all of a row or a draft."""
         if self.prompt:
             return self.sequence.parameters.prompt_logprob_count(self.start, len(self.tokens))
-        return len(self.tokens) if self.row is not None and self.row.outputs is RowOutputs.ALL else 0
+        is_whole = self.draft is not None or (self.row is not None and self.row.outputs is RowOutputs.ALL)
+        return len(self.tokens) if is_whole else 0
 
     @property
     def has_last_output(self) -> bool:
@@ -54,7 +66,7 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
     The order lets llama.cpp's split layout compute runs of consecutive ids together.
     """
     adapter = parts[0].sequence.parameters.adapter
-    if not any(part.prompt or part.row is not None for part in parts):
+    if not any(part.prompt or part.draft or part.row is not None for part in parts):
         rows = [(part.tokens[0], part.start, part.sequence.sequence_id) for part in parts]
         # One array for all columns: making an array costs more than filling it.
         tokens, positions, sequence_ids = np.array(list(zip(*rows, strict=True)), np.int32)

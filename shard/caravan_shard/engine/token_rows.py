@@ -14,11 +14,23 @@ from caravan_shard.sequences.trace_log import log_traced
 
 def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler) -> TokenRows:
     """Append a token to each sequence, from its row of ``logits`` [sequences, vocabulary], and return the columns."""
+    rows = TokenRows()
+    add_rows(rows, sequences, logits, backend, sampler)
+    return rows
+
+
+def add_rows(
+    rows: TokenRows, sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler
+) -> list[int]:
+    """Append a token to each sequence as `sample_rows` does, and to the columns; return the tokens.
+
+    ``rows`` are empty, or those of other tokens of these sequences, and maybe of others, in the same step.
+    """
     eog_ids = backend.facts.eog_ids
     choices = [_choice(sequence, eog_ids) for sequence in sequences]
     tokens = sampler.choose(logits, choices)
-    rows = TokenRows(token_ids=tokens)
-    with_logprobs = any(choice.parameters.logprobs for choice in choices)
+    with_logprobs = bool(rows.logprobs) or any(choice.parameters.logprobs for choice in choices)
+    rows.token_ids += tokens
     for index, sequence in enumerate(sequences):
         token = tokens[index]
         piece = backend.vocabulary.piece(token)
@@ -27,8 +39,7 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
         if reason is None:
             sequence.phase = Phase.RUNNING
         else:
-            sequence.phase = Phase.ENDED
-            sequence.matching = None
+            sequence.end()
             log_traced(sequence, "sequence ended", reason=reason.value)
         rows.sequence_ids.append(sequence.sequence_id)
         rows.pieces.append(piece.data)
@@ -36,7 +47,7 @@ def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Bac
         rows.finish_reasons.append(reason)
         if with_logprobs:
             _add_logprobs(rows, logits[index], token, sequence, backend.vocabulary)
-    return rows
+    return tokens
 
 
 def _choice(sequence: ShardSequence, eog_ids: frozenset[int]) -> Choice:

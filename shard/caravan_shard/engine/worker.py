@@ -16,6 +16,7 @@ from typing import Any, TypeVar, assert_never
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend
+from caravan_shard.engine.drafts import DraftBudget
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
 from caravan_shard.protocol.commands import (
@@ -206,16 +207,19 @@ class Worker:
         if refusal is not None:
             replies.put(refusal)
             return
-        for step in range(command.max_steps):
-            if step > 0 and not self._may_continue(engine, replies):
+        tokens = 0  # of the sequence that got the most
+        while tokens < command.max_steps:
+            if tokens > 0 and not self._may_continue(engine, replies):
                 return
+            budget = DraftBudget(total=command.max_draft_tokens, each=command.max_steps - tokens - 1)
             # The time of such a command between two steps belongs to neither step.
-            result = engine.decode_step(command.sequence_ids, max(started_ns, self._aside_ended_ns))
+            result = engine.decode_step(command.sequence_ids, max(started_ns, self._aside_ended_ns), budget)
             if result is None:
                 return
             if not isinstance(result, StepResult) or result.outcome is not StepOutcome.OK:
                 replies.put(result)
                 return
+            tokens += result.most_tokens
             started_ns = perf_counter_ns()
             replies.put(result, interval_ns=0 if result.rows.ends_a_sequence else command.reply_interval_ns)
             self._working_since = monotonic()

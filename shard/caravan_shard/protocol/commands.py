@@ -63,13 +63,16 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """Run up to ``max_steps`` steps over the sequences.
+    """Run up to ``max_steps`` steps over the sequences, in which none gets more than ``max_steps`` tokens.
+
+    A step may verify up to ``max_draft_tokens`` draft tokens, of all sequences together.
 
     A step that ends less than ``reply_interval_ns`` after the last reply may be reported with the next one.
     """
 
     sequence_ids: Sequence[int]
     max_steps: int
+    max_draft_tokens: int = 0
     reply_interval_ns: int = 0
     header: Header = EMPTY_HEADER
 

@@ -6,6 +6,7 @@ from enum import Enum
 from caravan_proto.errors import ShardError
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import LayoutLimits
+from caravan_shard.speculation.draft import DraftSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class FinishReason(Enum):
 class TokenRows:
     """The sampled tokens of a step, as columns: the n-th entries of all lists belong to one token.
 
+    A sequence whose drafts were accepted has several, in their order.
+
     ``logprobs`` (NaN where not requested) and ``top_counts`` are empty if no sequence requested them. The ``top_``
     lists have the alternatives of the first token, then those of the second, and so on.
     """
@@ -61,6 +64,16 @@ class TokenRows:
     def ends_a_sequence(self) -> bool:
         """Whether one of the tokens is the last of its sequence."""
         return any(reason is not None for reason in self.finish_reasons)
+
+
+@dataclass(slots=True)
+class DraftRows:
+    """The drafts of a step, as columns: of each sequence that had any, how many tokens, and how many were accepted."""
+
+    sequence_ids: list[int] = field(default_factory=list)
+    sources: list[DraftSource] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -110,13 +123,22 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step; ``prompt_logprobs`` if a sequence of the step requested them, ``evaluations`` if it had rows."""
+    """One step; ``prompt_logprobs`` if a sequence of the step requested them, ``evaluations`` if it had rows.
+
+    ``drafts`` if a sequence had a draft.
+    """
 
     outcome: StepOutcome
     rows: TokenRows
     timings: Timings
     prompt_logprobs: PromptLogprobs | None = None
     evaluations: Evaluations | None = None
+    drafts: DraftRows | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a sequence got; at least 1."""
+        return 1 if self.drafts is None else 1 + max(self.drafts.accepted)
 
 
 @dataclass(frozen=True, slots=True)

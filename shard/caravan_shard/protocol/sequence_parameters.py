@@ -20,6 +20,8 @@ class SequenceParameters:
     ``adapter``: one of `ModelFacts.adapters`; empty for none.
     ``prompt_logprobs``: return the log probabilities of the prompt's tokens.
     ``grammar``: the output matches it.
+    ``max_draft_tokens``: most draft tokens of the sequence in a step. ``predicted``: what the client expects the output
+    to be, for drafts. Neither changes the output.
     ``traceparent``: the span of the request as W3C Trace Context writes it; empty if the request is not traced.
     """
 
@@ -32,6 +34,8 @@ class SequenceParameters:
     adapter: str = ""
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
+    max_draft_tokens: int = 0
+    predicted: tuple[int, ...] = ()
     traceparent: str = ""
 
     @property

@@ -16,6 +16,7 @@ from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
 from caravan_shard.sequences.trace_log import log_traced
+from caravan_shard.speculation.drafter import Drafter
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class SequencePool:
             computed=chunk.start,
             penalties=make_penalties(chunk.parameters.sampling, lambda token: vocabulary.piece(token).data),
             matching=Matching(grammar) if grammar is not None else None,
+            drafter=Drafter(chunk.parameters.predicted) if chunk.parameters.max_draft_tokens else None,
         )
         if chunk.copy is not None:
             sequence.extend(self.held[chunk.copy.source_id].tokens[: chunk.copy.length])
@@ -133,6 +135,12 @@ class SequencePool:
             traced = {"trace_id": trace_id} if trace_id else {}
             _log.error("a sequence could not be cut back and is lost", extra={"sequence": sequence_id, **traced})
             self.release([sequence_id])
+
+    def forget_rejected(self, sequence: Sequence) -> None:
+        """Cut a sequence back to the tokens that it has but for the last, which is not computed."""
+        if sequence.computed >= len(sequence.tokens):
+            sequence.computed = len(sequence.tokens) - 1
+            self.cut_back(sequence.sequence_id, sequence.computed)
 
     def save(self, entry: SaveEntry) -> int | None:
         """Save a run if possible, and release the sequence if asked to; return the size of the run in bytes."""

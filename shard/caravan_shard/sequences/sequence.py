@@ -9,6 +9,7 @@ from caravan_shard.constraints.matching import Matching
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.penalties import Penalty
+from caravan_shard.speculation.drafter import Drafter
 
 
 class Phase(Enum):
@@ -54,6 +55,7 @@ class Sequence:
     penalties: tuple[Penalty, ...] = ()
     last_logits: Floats | None = None
     matching: Matching | None = None
+    drafter: Drafter | None = None
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens that were computed or sampled."""
@@ -71,8 +73,13 @@ class Sequence:
         self.own_start = self.computed = length
         del self.tokens[length:]
         self.penalties = ()
-        self.matching = self.last_logits = None
+        self.last_logits = None
+        self.end()
+
+    def end(self) -> None:
+        """Note that it gets no more tokens."""
         self.phase = Phase.ENDED
+        self.matching = self.drafter = None
 
     def runs(self) -> tuple[CellRun, ...]:
         """Return the cells it holds, in order of position."""

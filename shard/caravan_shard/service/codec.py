@@ -37,6 +37,7 @@ from caravan_shard.protocol.commands import (
     SetLayout,
 )
 from caravan_shard.protocol.results import (
+    DraftRows,
     Evaluations,
     FinishReason,
     Holdings,
@@ -52,6 +53,7 @@ from caravan_shard.protocol.results import (
 from caravan_shard.protocol.run import Run
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import Biases, SamplingParameters
+from caravan_shard.speculation.draft import DraftSource
 
 # A cut takes about 20 bytes: a message stays far below the limit of 4 MiB.
 _CUTS_PER_MESSAGE = 20_000
@@ -65,6 +67,11 @@ _ROW_OUTPUTS = {
     shard_pb2.ROW_OUTPUTS_NONE: RowOutputs.NONE,
     shard_pb2.ROW_OUTPUTS_LAST: RowOutputs.LAST,
     shard_pb2.ROW_OUTPUTS_ALL: RowOutputs.ALL,
+}
+_DRAFT_SOURCES = {
+    DraftSource.PREDICTION: types_pb2.DRAFT_SOURCE_PREDICTION,
+    DraftSource.CONTEXT: types_pb2.DRAFT_SOURCE_CONTEXT,
+    DraftSource.CONSTRAINT: types_pb2.DRAFT_SOURCE_CONSTRAINT,
 }
 _LAYOUTS = {KvLayout.UNIFIED: shard_pb2.KV_LAYOUT_UNIFIED, KvLayout.SPLIT: shard_pb2.KV_LAYOUT_SPLIT}
 _SHARINGS = {
@@ -104,6 +111,7 @@ def decode_command(request: shard_pb2.DecodeRequest) -> Decode:
     return Decode(
         sequence_ids=list(request.sequence_ids),
         max_steps=request.max_steps,
+        max_draft_tokens=request.max_draft_tokens,
         reply_interval_ns=request.reply_interval_ms * 1_000_000,
         header=_header(request.header),
     )
@@ -227,6 +235,8 @@ def _parameters(message: types_pb2.SequenceParameters, grammars: Mapping[Constra
         stop_token_ids=frozenset(message.stop_token_ids),
         min_tokens=message.min_tokens,
         grammar=None if found is None else grammars[found],
+        max_draft_tokens=message.max_draft_tokens,
+        predicted=tuple(message.predicted_token_ids),
         traceparent=message.traceparent,
     )
 
@@ -271,6 +281,15 @@ def _fill_timings(message: types_pb2.StepTimings, timings: Timings) -> None:
     message.forward_ns = timings.forward_ns
     message.sample_ns = timings.sample_ns
     message.total_ns = timings.total_ns
+
+
+def _draft_columns(rows: DraftRows) -> types_pb2.DraftColumns:
+    return types_pb2.DraftColumns(
+        sequence_ids=rows.sequence_ids,
+        sources=[_DRAFT_SOURCES[source] for source in rows.sources],
+        drafted=rows.drafted,
+        accepted=rows.accepted,
+    )
 
 
 def _prompt_columns(rows: PromptLogprobs) -> types_pb2.PromptColumns:
@@ -327,6 +346,8 @@ def decode_response(results: Iterable[StepResult]) -> shard_pb2.DecodeResponse:
         step = message.steps.add()
         step.outcome = _outcome(result.outcome)
         _fill_step(step, result)
+        if result.drafts is not None:
+            step.drafts.CopyFrom(_draft_columns(result.drafts))
     return message
 
 
@@ -436,6 +457,7 @@ def limits(
         max_prompt_logprob_tokens=capacity.max_prompt_logprob_tokens,
         embedding_size=capacity.embedding_size,
         max_embed_tokens=capacity.max_embed_tokens,
+        max_draft_tokens=capacity.max_draft_tokens,
         layouts=[_layout_limits(limits) for limits in capacity.layouts],
         saved_capacity=_saved_bytes(saved_capacity),
         run_fingerprint=run_fingerprint,

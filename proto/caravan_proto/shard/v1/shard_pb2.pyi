@@ -317,6 +317,7 @@ class Limits(_message.Message):
     SAVED_CAPACITY_FIELD_NUMBER: _builtins.int
     RUN_FINGERPRINT_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     max_sequences: _builtins.int
     max_batch_tokens: _builtins.int
     """Most tokens in one step."""
@@ -336,6 +337,8 @@ class Limits(_message.Message):
     """Embed takes pairs of a query and a document (TokenizeRequest.document), and returns one number from 0 to 1 for each:
     how relevant the document is. embedding_size is 0.
     """
+    max_draft_tokens: _builtins.int
+    """Most draft tokens in one step; 0 where the memory of a sequence cannot be cut back."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutLimits]:
         """The layouts that the cache can have; the first is the current one."""
@@ -358,10 +361,11 @@ class Limits(_message.Message):
         saved_capacity: Global___SavedBytes | None = ...,
         run_fingerprint: _builtins.str = ...,
         ranks: _builtins.bool = ...,
+        max_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["saved_capacity", b"saved_capacity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "ranks", b"ranks", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_draft_tokens", b"max_draft_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "ranks", b"ranks", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -616,10 +620,16 @@ class DecodeRequest(_message.Message):
     SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     REPLY_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     max_steps: _builtins.int
+    """Also the most tokens of each sequence: a step may give a sequence several if it has drafts."""
     reply_interval_ms: _builtins.int
     """A step that ends within this time after the last reply may wait for the next step, to be reported with it. Steps in
     which a sequence ends do not wait.
+    """
+    max_draft_tokens: _builtins.int
+    """Most draft tokens that a step computes beside one token of each sequence, of all sequences together. What is not
+    accepted is cut back at the end of the step. A step that has no room for its drafts runs without them.
     """
     @_builtins.property
     def header(self) -> _types_pb2.CommandHeader: ...
@@ -634,10 +644,11 @@ class DecodeRequest(_message.Message):
         sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_steps: _builtins.int = ...,
         reply_interval_ms: _builtins.int = ...,
+        max_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_steps", b"max_steps", "reply_interval_ms", b"reply_interval_ms", "sequence_ids", b"sequence_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_draft_tokens", b"max_draft_tokens", "max_steps", b"max_steps", "reply_interval_ms", b"reply_interval_ms", "sequence_ids", b"sequence_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -672,21 +683,29 @@ class DecodeStep(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     outcome: _types_pb2.StepOutcome.ValueType
     @_builtins.property
-    def tokens(self) -> _types_pb2.TokenColumns: ...
+    def tokens(self) -> _types_pb2.TokenColumns:
+        """A sequence has a row for each token that it got, in their order, but the rows of others may be between them."""
+
     @_builtins.property
     def timings(self) -> _types_pb2.StepTimings: ...
+    @_builtins.property
+    def drafts(self) -> _types_pb2.DraftColumns:
+        """Absent if no sequence had a draft."""
+
     def __init__(
         self,
         *,
         outcome: _types_pb2.StepOutcome.ValueType = ...,
         tokens: _types_pb2.TokenColumns | None = ...,
         timings: _types_pb2.StepTimings | None = ...,
+        drafts: _types_pb2.DraftColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "outcome", b"outcome", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,32 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _DraftSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFT_SOURCE_UNSPECIFIED: _DraftSource.ValueType  # 0
+    DRAFT_SOURCE_PREDICTION: _DraftSource.ValueType  # 1
+    """SequenceParameters.predicted_token_ids."""
+    DRAFT_SOURCE_CONTEXT: _DraftSource.ValueType  # 2
+    """The sequence's own prompt and output."""
+    DRAFT_SOURCE_CONSTRAINT: _DraftSource.ValueType  # 3
+    """Tokens that the constraint forces."""
+
+class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper):
+    """Where draft tokens come from."""
+
+DRAFT_SOURCE_UNSPECIFIED: DraftSource.ValueType  # 0
+DRAFT_SOURCE_PREDICTION: DraftSource.ValueType  # 1
+"""SequenceParameters.predicted_token_ids."""
+DRAFT_SOURCE_CONTEXT: DraftSource.ValueType  # 2
+"""The sequence's own prompt and output."""
+DRAFT_SOURCE_CONSTRAINT: DraftSource.ValueType  # 3
+"""Tokens that the constraint forces."""
+Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
+
 class _StepOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -292,6 +318,8 @@ class SequenceParameters(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    PREDICTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens [0, prompt_length) are the client's prompt. Further tokens of a prefill are earlier output of a sequence
     that is computed again.
@@ -315,6 +343,8 @@ class SequenceParameters(_message.Message):
     trace id in what it says of the sequence. Empty if the request is not traced. It is not in the metadata of the
     call, because a Prefill carries sequences of many requests.
     """
+    max_draft_tokens: _builtins.int
+    """Most draft tokens of the sequence in a step; 0 for no speculation. The output does not depend on it."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters: ...
     @_builtins.property
@@ -324,6 +354,10 @@ class SequenceParameters(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sequence ends (FINISH_STOP_TOKEN) when one of these is sampled."""
+
+    @_builtins.property
+    def predicted_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What the client expects the output to be, for drafts."""
 
     def __init__(
         self,
@@ -338,10 +372,12 @@ class SequenceParameters(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         min_tokens: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        max_draft_tokens: _builtins.int = ...,
+        predicted_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_length", b"max_length", "min_tokens", b"min_tokens", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "min_tokens", b"min_tokens", "predicted_token_ids", b"predicted_token_ids", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -495,6 +531,44 @@ class TokenColumns(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenColumns: _TypeAlias = TokenColumns  # noqa: Y015
+
+@_typing.final
+class DraftColumns(_message.Message):
+    """One row for each sequence of a step that had a draft."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[Global___DraftSource.ValueType]: ...
+    @_builtins.property
+    def drafted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Draft tokens of the sequence."""
+
+    @_builtins.property
+    def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those that were chosen as its tokens. The token that follows them is not a draft token."""
+
+    def __init__(
+        self,
+        *,
+        sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        sources: _abc.Iterable[Global___DraftSource.ValueType] | None = ...,
+        drafted: _abc.Iterable[_builtins.int] | None = ...,
+        accepted: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "sequence_ids", b"sequence_ids", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftColumns: _TypeAlias = DraftColumns  # noqa: Y015
 
 @_typing.final
 class PromptColumns(_message.Message):

@@ -11,6 +11,7 @@ from caravan_router.core.engine import StreamTimes, TokenStream
 from caravan_router.core.errors import DeadlineError, EngineError, IncompleteGenerationError
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.sampling import FinishReason
+from caravan_router.core.speculation import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.trace import NO_TRACE, GenerationTrace, RequestTrace
 from caravan_router.http.generation.models import ServedModel
@@ -90,6 +91,11 @@ class Run:
     def prompt_logprobs(self) -> Sequence[PromptToken]:
         """One entry for each prompt token if the request asks for them; complete from the first pieces on."""
         return self._stream.prompt_logprobs
+
+    @property
+    def drafts(self) -> Sequence[DraftCount]:
+        """The draft tokens so far, of each source that had any."""
+        return self._stream.drafts
 
     def __enter__(self) -> Self:
         self._model.metrics.request_validated(len(self.spec.prompt), self.spec.stopping.max_new_tokens)

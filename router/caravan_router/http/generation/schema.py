@@ -36,6 +36,15 @@ CacheSalt = Annotated[
 ]
 
 
+Speculate = Annotated[
+    int | None,
+    msgspec.Meta(
+        description="Most draft tokens in one step; 0 switches speculation off. The text does not depend on it. "
+        "Default and most: the server's --speculate. Header for clients that cannot send it: X-Speculate."
+    ),
+]
+
+
 class ServingFields(Protocol):
     """Fields that every generating body has. This is a protocol because a msgspec struct can have only one base."""
 
@@ -47,6 +56,9 @@ class ServingFields(Protocol):
 
     @property
     def cache_salt(self) -> str | None: ...
+
+    @property
+    def speculate(self) -> int | None: ...
 
 
 Schema = Annotated[dict[str, Any] | str, msgspec.Meta(description="A JSON schema, as an object or as JSON text.")]

@@ -17,6 +17,7 @@ from caravan_router.http.limits import Limits
 
 PRIORITY_HEADER = "X-Priority"
 TIMEOUT_HEADER = "X-Request-Timeout"
+SPECULATE_HEADER = "X-Speculate"
 
 # Python's own readers also accept "1_0", "nan" and digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -30,13 +31,14 @@ class Extras:
     constraint: Constraint | None = None
     adapter: str = ""
     prompt_logprobs: bool = False
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """``timeout_s``: from submission to the last token. Prompts share computed prefixes within a ``namespace``.
 
-    ``traceparent``: see `GenerationSpec`.
+    ``traceparent`` and ``max_draft_tokens``: see `GenerationSpec`.
     """
 
     priority: int
@@ -44,6 +46,7 @@ class Serving:
     namespace: str
     timeout_s: float
     traceparent: str
+    max_draft_tokens: int
 
     def spec(
         self, prompt: tuple[int, ...], sampling: SamplingParams, stopping: StoppingParams, extras: Extras
@@ -61,6 +64,8 @@ class Serving:
             prompt_logprobs=extras.prompt_logprobs,
             timeout_s=self.timeout_s,
             traceparent=self.traceparent,
+            max_draft_tokens=self.max_draft_tokens,
+            prediction=extras.prediction,
         )
 
 
@@ -81,16 +86,28 @@ def serving_of(
         namespace=f"{key.tenant.name}\0{salt or ''}",
         timeout_s=_timeout_s(fields.timeout, headers.get(TIMEOUT_HEADER)),
         traceparent=traceparent,
+        max_draft_tokens=_max_draft_tokens(fields.speculate, headers.get(SPECULATE_HEADER), limits),
     )
 
 
+def _whole_number(field: tuple[str, int | None], header: tuple[str, str | None]) -> tuple[str, int | None]:
+    """Return the name and value of a field, or of its header if the field is None. Raises HeaderError."""
+    name, text = header
+    if text is None:
+        return field
+    if not _INTEGER.fullmatch(text):
+        raise HeaderError(name, "a whole number", text)
+    return (name, int(text)) if field[1] is None else field
+
+
+def _max_draft_tokens(field: int | None, header: str | None, limits: Limits) -> int:
+    name, value = _whole_number(("speculate", field), (SPECULATE_HEADER, header))
+    check_range(name, value, 0, limits.max_draft_tokens)
+    return limits.max_draft_tokens if value is None else value
+
+
 def _priority(field: int | None, header: str | None, key: ApiKey) -> int:
-    name, value = "priority", field
-    if header is not None:
-        if not _INTEGER.fullmatch(header):
-            raise HeaderError(PRIORITY_HEADER, "a whole number", header)
-        if field is None:
-            name, value = PRIORITY_HEADER, int(header)
+    name, value = _whole_number(("priority", field), (PRIORITY_HEADER, header))
     check_range(name, value, MIN_PRIORITY, MAX_PRIORITY)
     if value is not None and value > key.max_priority:
         raise PriorityError(name, key.max_priority, value)

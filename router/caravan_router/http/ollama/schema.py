@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from caravan_router.http.generation.schema import CacheSalt, Priority, Timeout
+from caravan_router.http.generation.schema import CacheSalt, Priority, Speculate, Timeout
 from caravan_router.http.openai.chat.schema import Tool
 
 KeepAlive = Annotated[
@@ -59,6 +59,7 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    speculate: Speculate = None
 
 
 class OllamaGenerateRequest(OllamaFields, frozen=True, kw_only=True, forbid_unknown_fields=True):

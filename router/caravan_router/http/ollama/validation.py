@@ -93,6 +93,7 @@ def _chat_request(
         priority=body.priority,
         timeout=body.timeout,
         cache_salt=body.cache_salt,
+        speculate=body.speculate,
     )
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from caravan_router.http.generation.schema import CacheSalt, Format, ModelName, Priority, Schema, Timeout
+from caravan_router.http.generation.schema import CacheSalt, Format, ModelName, Priority, Schema, Speculate, Timeout
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +105,7 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    speculate: Speculate = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -113,13 +114,36 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class DraftTokens(msgspec.Struct, frozen=True):
+    """The number of draft tokens, and how many of them the output has."""
+
+    drafted: int
+    accepted: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Draft tokens from the request's ``prediction`` that the output has, and that were computed in vain.
+
+    ``draft_tokens``: those of each source that had any: "prediction", "context" (the prompt and the output),
+    "constraint".
+    """
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    draft_tokens: dict[str, DraftTokens]
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Each prompt counts once; ``completion_tokens`` counts every candidate, returned or not."""
+    """Each prompt counts once; ``completion_tokens`` counts every candidate, returned or not.
+
+    ``completion_tokens_details`` is absent unless there were draft tokens.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class Model(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from caravan_router.http.generation.schema import CacheSalt, Format, ModelName, Priority, Timeout
+from caravan_router.http.generation.schema import CacheSalt, Format, ModelName, Priority, Speculate, Timeout
 
 
 class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +40,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    speculate: Speculate = None
 
 
 class CompatGenerateRequest(GenerateRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):

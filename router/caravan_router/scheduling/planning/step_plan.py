@@ -15,6 +15,7 @@ from caravan_router.scheduling.actions import (
 )
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.planning.chunking import Step, chunk_budget, join_reason, step_seconds
+from caravan_router.scheduling.planning.drafting import draft_plan
 from caravan_router.scheduling.planning.forecast import CellForecast, OutputLengths
 from caravan_router.scheduling.planning.layout import steps_left
 from caravan_router.scheduling.sequence import Sequence
@@ -227,12 +228,14 @@ class StepPlan:
         steps = min(steps, steps_left(shard, residents))
         if shard.layout.shares_cells:
             steps = max(1, min(steps, shard.free_cells // len(residents)))
+        steps, drafts = draft_plan(shard, residents, steps)
         command = Decode(
             shard=shard.name,
             command_id=command_id,
             header=shard.next_header,
             sequence_ids=tuple(resident.sequence_id for resident in residents),
             max_steps=steps,
+            max_draft_tokens=drafts,
         )
         shard.send(command, residents)
         return command

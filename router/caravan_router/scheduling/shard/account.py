@@ -10,7 +10,7 @@ from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.adapter_turn import AdapterTurn
-from caravan_router.scheduling.shard.command import UNSEEN_STEPS, InFlight
+from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.costs import ShardCosts
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
 from caravan_router.scheduling.shard.resident import Resident
@@ -139,7 +139,7 @@ class ShardAccount:
         if step is None:
             return {}
         return {
-            sequence_id: range(resident.computed, resident.computed + step.chunk_tokens.get(sequence_id, UNSEEN_STEPS))
+            sequence_id: range(resident.computed, resident.computed + step.unseen_tokens(resident))
             for sequence_id, resident in step.residents.items()
             if resident is self._residents.get(sequence_id)
         }

@@ -15,20 +15,24 @@ class InFlight:
 
     ``residents``: those the command names, by sequence id. An id may belong to another before late results arrive.
     ``chunk_tokens``: prompt tokens that a Prefill computes, by sequence id. ``steps_left``: steps not reported yet.
+    ``drafts``: most draft tokens of a step. ``cells_left``: what a Decode may take beyond what was reported, in all.
     """
 
-    __slots__ = ("chunk_tokens", "command", "residents", "steps_left")
+    __slots__ = ("cells_left", "chunk_tokens", "command", "drafts", "residents", "steps_left")
 
     def __init__(self, command: Command, residents: Iterable[Resident]) -> None:
         self.command = command
         self.residents = {resident.sequence_id: resident for resident in residents}
         self.chunk_tokens: dict[int, int] = {}
         self.steps_left = 0
+        self.drafts = self.cells_left = 0
         if isinstance(command, Prefill):
             self.chunk_tokens = {chunk.sequence_id: len(chunk.token_ids) for chunk in command.chunks}
             self.steps_left = 1
         elif isinstance(command, Decode):
             self.steps_left = command.max_steps
+            self.drafts = command.max_draft_tokens
+            self.cells_left = len(self.residents) * command.max_steps
 
     @property
     def is_decode(self) -> bool:
@@ -45,7 +49,16 @@ class InFlight:
     @property
     def coming_cells(self) -> int:
         """Cells that its decodes may take before the next command runs."""
+        if self.drafts:
+            return min(self.cells_left, (len(self.residents) + self.drafts) * UNSEEN_STEPS) if self.steps_left else 0
         return (len(self.residents) - len(self.chunk_tokens)) * min(self.steps_left, UNSEEN_STEPS)
+
+    def unseen_tokens(self, resident: Resident) -> int:
+        """Return how many tokens of ``resident`` may be under way: those of its chunk, or of steps not reported yet."""
+        chunk = self.chunk_tokens.get(resident.sequence_id)
+        if chunk is not None:
+            return chunk
+        return UNSEEN_STEPS * (1 + min(self.drafts, resident.sequence.spec.max_draft_tokens))
 
     def fail(self) -> None:
         """Note that its step changed nothing."""

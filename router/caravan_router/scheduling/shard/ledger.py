@@ -209,15 +209,20 @@ class ShardLedger(ShardAccount):
 
     # Results
 
-    def apply_step(self, command: InFlight, seconds: float) -> bool:
-        """Apply a successful step but for its tokens. Return whether waiting requests may have got a chance by it."""
+    def apply_step(self, command: InFlight, seconds: float, *, tokens: int = 0, drafted: int = 0) -> bool:
+        """Apply a successful step but for its tokens. Return whether waiting requests may have got a chance by it.
+
+        ``tokens``: how many it sampled. ``drafted``: how many draft tokens it computed.
+        """
         command.steps_left -= 1
         self.costs.observe_step(seconds)
         turn_ended = self.turn.count_step()
         chunk_tokens = command.chunk_tokens
         if not chunk_tokens:
             self.steps_since_prefill += 1
-            self.costs.observe_decodes(sum([one.status.is_live for one in command.residents.values()]), seconds)
+            command.cells_left -= tokens
+            live = sum([one.status.is_live for one in command.residents.values()])
+            self.costs.observe_decodes(live + drafted, seconds)
             return turn_ended
         self._observe_chunks(command, seconds)
         for sequence_id, tokens in chunk_tokens.items():

@@ -58,7 +58,12 @@ def _text(field: str, message: Message) -> str:
         case str(text):
             return text
         case parts:
-            return "".join(_part(f"{field}[{number}]", part) for number, part in enumerate(parts))
+            return text_of_parts(field, parts)
+
+
+def text_of_parts(field: str, parts: Sequence[ContentPart]) -> str:
+    """Return the texts of ``parts``, joined. Raises ValidationError."""
+    return "".join(_part(f"{field}[{number}]", part) for number, part in enumerate(parts))
 
 
 def _part(field: str, part: ContentPart) -> str:

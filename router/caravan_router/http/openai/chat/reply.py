@@ -19,6 +19,7 @@ from caravan_router.http.openai.chat.schema import (
     ChunkChoice,
 )
 from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
+from caravan_router.http.openai.draft_details import draft_details
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
 from caravan_router.http.openai.sampling import choices_of
@@ -105,7 +106,8 @@ class ChatReply(Reply):
         prompt = len(self._chat.request.prompt)
         output = sum(run.tokens for run in runs)
         # The first choice computes the prompt, and the others share the result.
-        return Usage(prompt, output, prompt + output, PromptTokensDetails(runs[0].cached_tokens))
+        cached = PromptTokensDetails(runs[0].cached_tokens)
+        return Usage(prompt, output, prompt + output, cached, draft_details(runs))
 
 
 async def read_whole(runs: Sequence[Run], chat: ValidChat) -> list[WholeOutput]:

@@ -82,6 +82,13 @@ class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the reply may look like, such as a text that it changes in a few places. It changes the speed only."""
+
+    content: str | list[ContentPart]
+    type: Literal["content"] = "content"
+
+
 class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``max_tokens`` and ``max_completion_tokens`` mean the same; default: all that fits in the context.
 
@@ -104,6 +111,7 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    prediction: Prediction | None = None
 
 
 class TokenAlternative(msgspec.Struct, frozen=True):

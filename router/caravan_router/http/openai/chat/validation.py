@@ -12,7 +12,7 @@ from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
-from caravan_router.http.openai.chat.messages import template_tools
+from caravan_router.http.openai.chat.messages import template_tools, text_of_parts
 from caravan_router.http.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.http.openai.chat.schema import ChatRequest
 from caravan_router.http.openai.constraints import constraint_of
@@ -62,7 +62,9 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     max_new = fit(prompt, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], n, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
-    extras = Extras(constraint=await _constraint(context, plan, asked), adapter=context.adapter)
+    prediction = await _prediction(context, body, drafts=serving.max_draft_tokens > 0)
+    constraint = await _constraint(context, plan, asked)
+    extras = Extras(constraint=constraint, adapter=context.adapter, prediction=prediction)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
     request = ValidRequest(
@@ -116,6 +118,19 @@ def _check_fields(body: ChatRequest, bounds: Bounds) -> int | None:
     check_positive("max_tokens", body.max_tokens)
     check_positive("max_completion_tokens", body.max_completion_tokens)
     return one_of("max_tokens", "max_completion_tokens", body.max_tokens, body.max_completion_tokens)
+
+
+async def _prediction(context: Context, body: ChatRequest, *, drafts: bool) -> tuple[int, ...]:
+    """Return the tokens of the prediction; empty if there is none, or no ``drafts`` are wanted."""
+    if body.prediction is None:
+        return ()
+    field, content = "prediction.content", body.prediction.content
+    text = content if isinstance(content, str) else text_of_parts(field, content)
+    if not text or not drafts:
+        return ()
+    tokens = await tokenize_prompt(context.engine, field, text, context.bounds, add_special=False)
+    # An output is never longer.
+    return tokens.token_ids[: context.bounds.max_total_tokens]
 
 
 async def _constraint(context: Context, plan: ChatPlan, asked: FieldConstraint | None) -> Constraint | None:

@@ -20,6 +20,7 @@ from caravan_router.http.openai.completions.schema import (
     PromptLogprob,
 )
 from caravan_router.http.openai.completions.validation import completion_plan_of, validate_completion
+from caravan_router.http.openai.draft_details import draft_details
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
 from caravan_router.http.openai.schema import PromptTokensDetails, Usage
@@ -136,4 +137,4 @@ class CompletionReply(Reply):
         output = 0 if self._body.max_tokens == 0 else sum(run.tokens for run in runs)
         # The first candidate computes the prompt, and the others share the result.
         cached = sum(run.cached_tokens for run in runs[:: self._plan.candidates])
-        return Usage(prompt, output, prompt + output, PromptTokensDetails(cached))
+        return Usage(prompt, output, prompt + output, PromptTokensDetails(cached), draft_details(runs))

@@ -1,0 +1,27 @@
+"""How many draft tokens a Decode may carry.
+
+Drafts use cells that are free anyway: nothing is evicted or preempted for them. No sequence gets more tokens by a
+Decode than it may have steps, so all that the Decode can take is promised while it runs (`InFlight.coming_cells`), and
+leaves room for the steps after it.
+"""
+
+from collections.abc import Sequence
+
+from caravan_router.scheduling.planning.forecast import GROWTH_CELLS
+from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.command import UNSEEN_STEPS
+from caravan_router.scheduling.shard.resident import Resident
+
+
+def draft_plan(shard: ShardAccount, residents: Sequence[Resident], steps: int) -> tuple[int, int]:
+    """Return the most steps of a Decode, at most ``steps``, and the most draft tokens of each of them.
+
+    There are none if too few cells are free.
+    """
+    wanted = sum(resident.sequence.request.spec.max_draft_tokens for resident in residents)
+    limits = shard.limits
+    drafts = min(wanted, limits.max_draft_tokens, limits.max_batch_tokens - len(residents))
+    if drafts <= 0 or shard.is_bounded_by_sequence:
+        return steps, max(0, drafts)
+    with_drafts = min(steps, shard.free_cells // len(residents) - GROWTH_CELLS)
+    return (with_drafts, drafts) if with_drafts > UNSEEN_STEPS else (steps, 0)

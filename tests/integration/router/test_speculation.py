@@ -1,0 +1,129 @@
+"""Speculation changes no output: in company, with scarce cells, lost shards and clients that leave. Toy model."""
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.http.limits import Limits
+from caravan_shard.kv_layout import KvLayout
+from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
+from caravan_testing.shard_builders import toy_grammar
+from caravan_testing.specs import read, run, spec, undisturbed
+from caravan_testing.toy_oracle import expected_output
+from caravan_testing.waiting import eventually
+
+_REGEX = "([a-m]{2}-)+|[n-z]{1,3}[.]"
+
+
+def predicted(wanted: GenerationSpec, output: list[int], every: int) -> GenerationSpec:
+    """Return ``wanted`` with its ``output`` as the prediction, of which every so many tokens one is wrong."""
+    prediction = tuple(66 if every and place % every == 1 else token for place, token in enumerate(output))
+    return replace(wanted, max_draft_tokens=8, prediction=prediction)
+
+
+def demand(count: int, *, seeded: bool) -> list[tuple[GenerationSpec, list[int]]]:
+    """Return requests of all kinds with predictions that are right, wrong, or partly wrong, and their outputs."""
+    chance = random.Random(7)
+    wanted = []
+    for number in range(count):
+        prompt = [chance.randrange(32, 127) for _ in range(chance.randrange(1, 60))]
+        one = spec(prompt, chance.randrange(4, 50), seed=number if seeded else None, priority=chance.randrange(2))
+        if number % 3 == 1:
+            history: dict[str, Any] = {"repetition_penalty": 1.25, "frequency_penalty": 0.5, "dry_multiplier": 0.75}
+            one = replace(one, sampling=replace(one.sampling, **history))
+        if number % 4 == 1:
+            stopping = replace(one.stopping, stop_token_ids=frozenset({101, 110}), min_tokens=3)
+            one = replace(one, stopping=stopping)
+        output = undisturbed(one)
+        if number % 5 == 1:
+            constraint = Constraint(ConstraintKind.REGEX, _REGEX)
+            stopping = replace(one.stopping, ignore_eos=False, stop_token_ids=frozenset(), min_tokens=0)
+            one = replace(one, constraint=constraint, stopping=stopping, sampling=spec([1], 1, seed=number).sampling)
+            output = expected_output(
+                prompt, one.stopping.max_new_tokens, sampling=_parameters(one), grammar=toy_grammar(_REGEX)
+            )
+        wanted.append((predicted(one, output, (0, 1, 2, 3, 7)[number % 5]), output))
+    return wanted
+
+
+def _parameters(wanted: GenerationSpec) -> Any:
+    from caravan_shard.sampling.parameters import SamplingParameters
+
+    return SamplingParameters(temperature=wanted.sampling.temperature, seed=wanted.sampling.seed)
+
+
+async def accepted(running: Cluster, source: str) -> float:
+    return await running.metric(f'caravan_spec_decode_num_accepted_tokens{{source="{source}"}}')
+
+
+async def check(running: Cluster, wanted: list[tuple[GenerationSpec, list[int]]]) -> None:
+    got = await asyncio.gather(*(run(running.engine, one) for one, _ in wanted))
+    assert got == [output for _, output in wanted]
+    await running.wait_until_at_rest()
+    assert await accepted(running, "prediction") > 0
+
+
+@pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
+@pytest.mark.parametrize("seeded", [False, True], ids=["greedy", "seeded"])
+async def test_two_hundred_requests_have_the_output_that_they_have_without(layout: KvLayout, *, seeded: bool) -> None:
+    async with cluster(ClusterConfig(layout=layout, cells=2048)) as running:
+        await check(running, demand(200, seeded=seeded))
+
+
+async def test_scarce_cells() -> None:
+    async with cluster(ClusterConfig(cells=300, max_sequences=16, token_s=0.0002)) as running:
+        await check(running, demand(80, seeded=True))
+
+
+async def test_a_lost_shard() -> None:
+    async with cluster(ClusterConfig(shards=2, step_s=0.002)) as running:
+        wanted = demand(40, seeded=True)
+        streams = [running.engine.submit(one) for one, _ in wanted]
+        reading = [asyncio.create_task(read(stream)) for stream in streams]
+        await eventually(lambda: sum(task.done() for task in reading) >= 5, "some have ended")
+        await running.stop_shard(running.addresses[0])
+        assert await asyncio.gather(*reading) == [output for _, output in wanted]
+
+
+async def test_clients_that_leave() -> None:
+    async with cluster(ClusterConfig(step_s=0.002)) as running:
+        wanted = demand(24, seeded=True)
+        streams = [running.engine.submit(one) for one, _ in wanted]
+        await eventually(lambda: any(stream.drafts for stream in streams), "drafts")
+        for stream in streams[::2]:
+            stream.close()
+        got = await asyncio.gather(*(read(stream) for stream in streams[1::2]))
+        assert got == [output for _, output in wanted[1::2]]
+        await running.wait_until_at_rest()
+
+
+async def test_a_chat_with_a_prediction_is_answered_in_fewer_steps() -> None:
+    config = ClusterConfig(limits=Limits(max_draft_tokens=8))
+    async with cluster(config) as running, ClientSession(running.url) as client:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "ignore_eos": True}
+
+        async def reply(**fields: Any) -> dict[str, Any]:
+            async with client.post("/v1/chat/completions", json=body | {"temperature": 0} | fields) as response:
+                answer: dict[str, Any] = await response.json()
+                assert response.status == 200, answer
+                return answer
+
+        async def steps() -> float:
+            return await running.metric('tgi_batch_inference_success{method="decode"}')
+
+        plain = await reply(speculate=0)
+        without = await steps()
+        text = plain["choices"][0]["message"]["content"]
+        assert len(VOCABULARY.tokenize(text, add_special=False, parse_special=False)) > 30
+        quick = await reply(prediction={"type": "content", "content": text})
+        assert quick["choices"] == plain["choices"]
+        assert await steps() - without < 0.5 * without
+        details = quick["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 20
+        assert await running.metric("tgi_request_skipped_tokens_sum") >= details["accepted_prediction_tokens"]

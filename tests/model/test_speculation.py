@@ -1,0 +1,72 @@
+"""Drafts on llama.cpp: the same tokens in fewer steps."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_testing.shard_builders import first_chunk, with_parameters
+from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time there was a small dragon that",
+)
+SAMPLINGS = (
+    SamplingParameters(),
+    SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, seed=3),
+    SamplingParameters(temperature=1.0, repetition_penalty=1.2, frequency_penalty=0.3, seed=4),
+)
+NEW = 40
+
+
+def corrupted(output: Sequence[int], share: float) -> tuple[int, ...]:
+    """Replace a ``share`` of the tokens."""
+    source = random.Random(f"{share}")
+    return tuple(source.randrange(100, 40_000) if source.random() < share else token for token in output)
+
+
+def outputs(driver: ModelDriver, predictions: Sequence[Sequence[int]] | None) -> tuple[list[list[int]], int]:
+    """Return the outputs of all prompts with all samplings, one sequence at a time, and the number of steps."""
+    found, steps = [], 0
+    for number, (prompt, sampling) in enumerate((prompt, one) for prompt in PROMPTS for one in SAMPLINGS):
+        tokens = driver.backend.vocabulary.tokenize(prompt, add_special=True, parse_special=False)
+        chunk = first_chunk(0, tokens, max_new=NEW, ignore_eos=True, sampling=sampling)
+        if predictions is not None:
+            chunk = with_parameters(chunk, max_draft_tokens=6, predicted=tuple(predictions[number]))
+        driver.prefill(chunk)
+        steps += len(driver.decode([0], max_draft_tokens=16))
+        found.append(driver.output[0])
+        driver.keep()
+    return found, steps
+
+
+def test_drafts_change_no_token_in_the_split_layout() -> None:
+    """Below 257 cells, attention rounds alike for one token and for several. Flash attention is on."""
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, kv_layout="split", flash_attn="on")
+    plain, steps = outputs(driver, None)
+    for share, at_most in ((0.1, 0.7), (0.5, 1.0)):
+        drafted, fewer = outputs(driver, [corrupted(output, share) for output in plain])
+        assert drafted == plain, share
+        assert fewer < at_most * steps, share
+    driver.engine.close()
+
+
+@pytest.mark.parametrize("layout", ["unified", "split"])
+def test_drafts_across_the_border_of_a_window(layout: str) -> None:
+    """What is cut off may have been guarded, and a sequence keeps all its cells."""
+    driver = ModelDriver(fetched(WINDOW_MODEL), ctx_size=4096, kv_layout=layout)
+    source = random.Random("window")
+    prompt = [source.randrange(100, 200_000) for _ in range(490)]
+    plain = driver.alone(prompt, NEW)
+    chunk = first_chunk(1, prompt, max_new=NEW, ignore_eos=True)
+    driver.prefill(with_parameters(chunk, max_draft_tokens=6, predicted=corrupted(plain, 0.3)))
+    steps = len(driver.decode([1], max_draft_tokens=16))
+    assert steps < NEW - 10
+    assert driver.first_position(1) == 0
+    driver.check_same(prompt, plain, driver.output[1])
+    driver.engine.close()
