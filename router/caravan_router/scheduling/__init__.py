@@ -64,12 +64,10 @@ shard takes a `shard.account.ShardAccount`, of which the ledger is the writable 
     order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
     which shards could take a request; how long one waits for   planning.openings.Openings
     its prefix
+    prompt logprobs of sequences, for others that begin alike   known_logprobs.KnownLogprobs
     the leased shards; output tokens and losses of a sequence   scheduler.Scheduler
     what the next command of a shard carries                    planning.step_plan.StepPlan
     actions of this call, in order                              outbox.Outbox
-
-Prompt logprobs of a sequence have two writers: the scheduler adds those that were computed, and the ledger, when it
-places the sequence, those of the prefix that it starts from. A parked sequence keeps its own for others.
 
 Two caches have two: placement fills `Sequence.common`, and the shards' accounts fill `Sequence.matches`. The state
 empties both when the sequence has a place.

@@ -91,6 +91,7 @@ class Scheduler:
                     self._state.abort(sequence)
             case ShardJoined():
                 self._lose(event.shard)  # a shard that joins is empty, whatever was known of it
+                self._state.known_logprobs.clear()  # its file may be a newer one of the same name
                 joined = ShardLedger(event.shard, event.limits, self._state.config, self._state.clock)
                 joined.note_runs(event.runs)
                 self._state.shards[event.shard] = joined
@@ -241,6 +242,7 @@ class Scheduler:
                 sequence.add_prompt_logprobs(resident.computed, tokens)
                 new = tuple(sequence.prompt_logprobs[sequence.prompt_logprobs_delivered :])
                 sequence.prompt_logprobs_delivered += len(new)
+                self._state.known_logprobs.note(sequence)
                 self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
 
     def _note_drafts(self, command: InFlight, event: Stepped) -> int:

@@ -101,8 +101,8 @@ class Sequence:
         return self.losses > 0 and self.fatal_losses > 0
 
     @property
-    def most_cached(self) -> int:
-        """The most first tokens that may come from a cache; the others are computed before the next token is drawn.
+    def most_shared(self) -> int:
+        """The most first tokens that need not be computed; the others are computed before the next token is drawn.
 
         They are computed as they would be without a cache, because sums may round otherwise: the last tokens of a
         prompt together, the last one of an output alone.
@@ -110,9 +110,22 @@ class Sequence:
         return self.known_tokens - 1 if self.output else max(0, self.known_tokens - 2)
 
     @property
+    def most_cached(self) -> int:
+        """The most first tokens that may come from a cache now."""
+        return min(self.most_shared, self.most_with_logprobs)
+
+    @property
     def needs_prompt_logprobs(self) -> bool:
         """Whether logprobs of its prompt are missing, so that it starts only from a prefix whose logprobs are known."""
         return self.spec.prompt_logprobs and len(self.prompt_logprobs) < len(self.spec.prompt)
+
+    @property
+    def most_with_logprobs(self) -> int:
+        """The most first tokens that may come from a cache if prompt logprobs are missing, else all.
+
+        The logprob of the first token that is computed must be known, since the logits before it are not.
+        """
+        return max(0, len(self.prompt_logprobs) - 1) if self.needs_prompt_logprobs else self.known_tokens
 
     def can_share_prompt_logprobs(self, other: "Sequence") -> bool:
         """Whether the prompt logprobs of ``other`` serve this sequence too, where both have the same tokens."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from caravan_router.core.generation import GenerationState
 from caravan_router.scheduling.actions import Resume, Start
+from caravan_router.scheduling.known_logprobs import KnownLogprobs
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.planning.forecast import OutputLengths
 from caravan_router.scheduling.sequence import Request, Sequence
@@ -33,6 +34,7 @@ class SchedulerState:
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
         self.outbox = Outbox()
         self.transfers = Transfers()
+        self.known_logprobs = KnownLogprobs()
         self.shards: dict[str, ShardLedger] = {}
         self.sequences: dict[int, Sequence] = {}
         # By request id.

@@ -43,4 +43,8 @@ async def test_endings_of_one_context_compute_it_once(layout: KvLayout) -> None:
         await asyncio.gather(*map(submit, wanted))
         # An ending and the token before it, whose logits give the first logprob of the ending.
         assert sum(computed) <= len(CONTEXT) + len(ENDINGS) * (len(ENDINGS[0]) + 1)
+        # A request that comes later finds what is cached, in cells or saved.
+        computed.clear()
+        await submit(spec([*CONTEXT, *b"later"], 1, prompt_logprobs=True))
+        assert sum(computed) <= len(b"later") + 1 + 16
         await running.wait_until_at_rest()

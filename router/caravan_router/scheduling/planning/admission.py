@@ -67,6 +67,8 @@ class Admission:
             place = NotNow.PREFIX_COMING
         else:
             self._asked += 1
+            if sequence.needs_prompt_logprobs:
+                self._state.known_logprobs.share_with(sequence)
             place = choose(openings, self._plans.of, sequence)
             if isinstance(place, Place) and begin_fetch(self._state, sequence, place):
                 place = NotNow.PREFIX_COMING

@@ -34,7 +34,7 @@ def can_exchange(one: ShardAccount, other: ShardAccount) -> bool:
 def begin_fetch(state: SchedulerState, sequence: Sequence, place: Place) -> bool:
     """Begin to fetch what another shard has saved of ``sequence`` if that is faster than computing it in ``place``."""
     target = place.plan.shard
-    if sequence.fetches >= MOST_FETCHES or not target.can_save or sequence.needs_prompt_logprobs:
+    if sequence.fetches >= MOST_FETCHES or not target.can_save:
         return False
     token_s = target.costs.recompute_token_s
     gain_s = _SAME_TEXT_S if sequence.output else 0.0

@@ -191,7 +191,7 @@ def _common(leader: Resident, sequence: Sequence) -> int:
         return 0
     found = sequence.common.get(other.request_id)
     if found is None:
-        theirs, own = other.tokens(0, leader.target), sequence.tokens(0, sequence.most_cached)
+        theirs, own = other.tokens(0, leader.target), sequence.tokens(0, sequence.most_shared)
         # Mostly as much as with the request before: a prompt that several have in common.
         guess = next(reversed(sequence.common.values()), 0)
         is_right = guess < min(len(theirs), len(own)) and theirs[guess] != own[guess] and theirs[:guess] == own[:guess]

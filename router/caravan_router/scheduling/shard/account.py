@@ -204,30 +204,12 @@ class ShardAccount:
     def _find_match(self, sequence: Sequence) -> Match:
         tokens = sequence.tokens(0, sequence.known_tokens)
         if self.layout.whole_only:
-            found = self.tree.match_whole(sequence.request.prefix_namespace, tokens, len(tokens) - 1)
+            most = min(len(tokens) - 1, sequence.most_with_logprobs)
+            found = self.tree.match_whole(sequence.request.prefix_namespace, tokens, most)
         else:
             found = self.tree.match(sequence.request.prefix_namespace, tokens, sequence.most_cached)
         sources = tuple(sequence_id for sequence_id in found.sources if self._can_be_copied(sequence_id))
-        if not sources:
-            return NO_MATCH
-        match = Match(found.length, found.live_length, sources)
-        return self._with_prompt_logprobs(sequence, match) if sequence.needs_prompt_logprobs else match
-
-    def _with_prompt_logprobs(self, sequence: Sequence, match: Match) -> Match:
-        """Return ``match`` as far as the logprobs are known of its tokens and of the one behind it.
-
-        The logprob of the first token that is computed must be known, since no logits before it are computed.
-        """
-        known, count = sequence.prompt_logprobs, len(sequence.prompt_logprobs)
-        for sequence_id in match.sources:
-            source = (self._residents.get(sequence_id) or self._parked[sequence_id]).sequence
-            theirs = min(len(source.prompt_logprobs), match.length)
-            if theirs > count and sequence.can_share_prompt_logprobs(source):
-                known, count = source.prompt_logprobs, theirs
-        length = min(match.length, count - 1)
-        if length <= 0 or (self.layout.whole_only and length < match.length):
-            return NO_MATCH
-        return Match(length, min(match.live_length, length), match.sources, known)
+        return Match(found.length, found.live_length, sources) if sources else NO_MATCH
 
     @property
     def can_save(self) -> bool:
@@ -236,7 +218,7 @@ class ShardAccount:
 
     def saved_prefix(self, sequence: Sequence, cached: int) -> SavedPrefix:
         """Find the longest saved prefix of ``sequence`` if loading it is faster than computing from ``cached`` on."""
-        if not self.can_save or sequence.needs_prompt_logprobs:
+        if not self.can_save:
             return NO_PREFIX
         found = self.runs.find(sequence.keys, sequence.known_tokens, sequence.most_cached)
         load_s = LOAD_S + found.length * self.costs.copy_cell_s

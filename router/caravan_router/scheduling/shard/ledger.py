@@ -79,7 +79,6 @@ class ShardLedger(ShardAccount):
     def place(self, sequence: Sequence, match: Match, priority: int) -> Resident:
         """Start ``sequence`` from the prefix that ``match`` found. It needs a command that carries its first chunk."""
         match = self._worth_copying(match)
-        sequence.add_prompt_logprobs(0, match.prompt_logprobs[: match.length + 1])
         target = sequence.known_tokens
         source_id = next((key for key in match.sources if key in self._parked), None)
         if source_id is not None and self._should_take_over(source_id, match, target):

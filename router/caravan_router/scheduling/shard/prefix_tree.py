@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from caravan_router.core.tokens import PromptToken
-
 Run = TypeVar("Run", list[int], tuple[int, ...])
 
 
@@ -34,14 +32,12 @@ class Match:
     """The longest prefix of some tokens that is in the tree.
 
     ``sources``: the sequences that hold all of it. ``live_length``: how much of it live sequences hold; one more holder
-    of that takes no further cells. ``prompt_logprobs``: at least those of its tokens and of the one behind it, for a
-    sequence that needs them.
+    of that takes no further cells.
     """
 
     length: int = 0
     live_length: int = 0
     sources: tuple[int, ...] = ()
-    prompt_logprobs: Sequence[PromptToken] = ()
 
 
 NO_MATCH = Match()

@@ -2,11 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
-from caravan_router.core.sampling import SamplingParams
 from caravan_router.core.tokens import PromptToken
 from caravan_router.scheduling.actions import FilterBatch, Header, Load, LoadEntry, Save
 from caravan_router.scheduling.config import SchedulerConfig
@@ -139,59 +137,38 @@ def test_a_sequence_starts_from_the_prefix_that_another_holds() -> None:
     assert shard.promised_cells == 5
 
 
-def test_a_prompt_whose_logprobs_are_wanted_starts_from_nothing_whose_logprobs_are_unknown() -> None:
-    shard = ledger()
-    run(shard, sequence(1, range(10)))
-    assert shard.match(sequence(2, range(15), prompt_logprobs=True)) == NO_MATCH
-
-
-LOGPROBS = [PromptToken(-float(place) if place else None, ()) for place in range(20)]
-
-
-def scored(request_id: int, prompt: Iterable[int], known: int = 0, **fields: Any) -> Sequence:
+def scored(request_id: int, prompt: Iterable[int], known: int = 0) -> Sequence:
     """Return a sequence that needs prompt logprobs, of which the first ``known`` are there."""
-    made = sequence(request_id, prompt, prompt_logprobs=True, **fields)
-    made.add_prompt_logprobs(0, LOGPROBS[:known])
+    made = sequence(request_id, prompt, prompt_logprobs=True)
+    made.add_prompt_logprobs(0, [PromptToken(-float(place) if place else None, ()) for place in range(known)])
     return made
 
 
-def test_a_prompt_whose_logprobs_are_wanted_starts_from_a_prefix_and_takes_over_its_logprobs() -> None:
+def test_a_prompt_whose_logprobs_are_wanted_starts_from_a_prefix_whose_logprobs_are_known() -> None:
     shard = ledger()
-    run(shard, scored(1, range(10), known=10))
-    second = scored(2, [*range(8), 70, 71, 72])
-    match = shard.match(second)
-    # The logprob of the first token that is computed must be known: one of the 8 common tokens is computed again.
-    assert (match.length, match.live_length, match.sources) == (7, 7, (0,))
-    resident = start(shard, second)
-    assert (resident.shared, resident.source_id) == (7, 0)
-    assert second.prompt_logprobs == LOGPROBS[:8]
-    assert second.needs_prompt_logprobs
-    second.add_prompt_logprobs(7, [PromptToken(None, ()), *LOGPROBS[8:11]])
-    assert second.prompt_logprobs == LOGPROBS[:11]
-    assert not second.needs_prompt_logprobs
-
-
-def test_a_prefix_serves_as_far_as_its_logprobs_are_known() -> None:
-    shard = ledger()
-    run(shard, scored(1, range(10), known=4))
-    assert shard.match(scored(2, range(15))).length == 3
-    assert shard.match(scored(3, range(15), known=6)).length == 5, "its own, from an earlier stay"
-    assert shard.match(scored(4, range(15), known=1)).length == 3
-
-
-def test_logprobs_with_other_alternatives_do_not_serve() -> None:
-    shard = ledger()
-    run(shard, scored(1, range(10), known=10))
-    other = scored(2, range(15))
-    spec = dataclasses.replace(other.spec, sampling=SamplingParams(top_n_tokens=2))
-    assert shard.match(Sequence(dataclasses.replace(other.request, spec=spec))) == NO_MATCH
+    run(shard, sequence(1, range(10)))
+    assert shard.match(scored(2, range(15))) == NO_MATCH
+    assert shard.match(scored(3, range(15), known=1)) == NO_MATCH
+    # The logprob of the first token that is computed must be known.
+    assert shard.match(scored(4, range(15), known=4)).length == 3
+    resident = start(shard, scored(5, range(15), known=14))
+    assert (resident.shared, resident.source_id) == (10, 0)
+    assert resident.sequence.needs_prompt_logprobs
 
 
 def test_whole_sequences_cannot_be_cut_to_the_logprobs_that_are_known() -> None:
     shard = ledger(limits=limits_of(whole_only=True))
-    shard.finish(run(shard, scored(1, range(10), known=10)))
-    assert shard.match(scored(2, range(15))) == NO_MATCH
-    assert shard.match(sequence(3, range(15))).length == 10
+    shard.finish(run(shard, sequence(1, range(10))))
+    assert shard.match(scored(2, range(15), known=10)) == NO_MATCH
+    assert shard.match(scored(3, range(15), known=11)).length == 10
+
+
+def test_what_is_saved_serves_as_far_as_its_logprobs_are_known() -> None:
+    shard = ledger(limits=SAVES)
+    swap_out(shard, run(shard, sequence(1, range(64))))
+    assert shard.saved_prefix(scored(2, range(80)), 0).length == 0
+    assert shard.saved_prefix(scored(3, range(80), known=41), 0).length <= 40
+    assert shard.saved_prefix(scored(4, range(80), known=65), 0).length == 64
 
 
 def test_a_sequence_that_is_starting_cannot_be_copied_yet() -> None:
