@@ -67,8 +67,8 @@ class LinkPool:
         # By address, in the order in which the addresses became known.
         self.links: dict[str, ShardLink] = {}
         self._ends = False
-        # When a shard was last on its way to another router.
-        self._yielded_s = -math.inf
+        # When a shard was last on its way to another router, by the fingerprint of its model.
+        self._yielded_s: dict[str, float] = {}
 
     def let_go(self) -> None:
         """Let the shards go that other routers want, but for one of each model, since this router ends."""
@@ -107,12 +107,14 @@ class LinkPool:
         for link in self.links.values():
             if link.client is not None and link.info is not None:
                 held.setdefault(link.info.facts.fingerprint, []).append(link)
-        for links in held.values():
+        now = time.monotonic()
+        for fingerprint, links in held.items():
             if any(link.yields for link in links):
-                self._yielded_s = time.monotonic()
+                self._yielded_s[fingerprint] = now
                 continue
             wanted = [link for link in links if self._should_yield(link, len(links))]
-            if wanted and (self._ends or time.monotonic() - self._yielded_s >= _SHARE_PAUSE_S):
+            is_heard = now - self._yielded_s.get(fingerprint, -math.inf) >= _SHARE_PAUSE_S
+            if wanted and (self._ends or is_heard):
                 # The one with the least to move.
                 link = min(wanted, key=lambda link: self._user.load(link.address))
                 link.yield_shard()
