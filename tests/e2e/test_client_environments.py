@@ -2,13 +2,15 @@
 
 import json
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from caravan_testing.serve_process import ROOT, Served, serve
+from caravan_testing.hf_tokenizer import write_hf_tokenizer
+from caravan_testing.serve_process import MODEL, ROOT, Served, serve
 
 pytestmark = pytest.mark.clients
 
@@ -28,12 +30,14 @@ def served() -> Iterator[Served]:
         yield running
 
 
-def session(name: str, served: Served) -> dict[str, Any]:
-    """Run the client's script in its environment and return what it got."""
+def session(name: str, served: Served, *arguments: str) -> dict[str, Any]:
+    """Run the client's script in its environment, with more ``arguments``, and return what it got."""
     python = ROOT / f".cache/clients/{name}/bin/python"
     assert python.exists(), f"no environment for {name}: run `make test-clients`"
     script = SESSIONS / f"{name.replace('-', '_')}_session.py"
-    run = subprocess.run([python, script, served.url], capture_output=True, text=True, timeout=110, check=False)
+    run = subprocess.run(
+        [python, script, served.url, *arguments], capture_output=True, text=True, timeout=110, check=False
+    )
     assert run.returncode == 0, run.stderr
     got: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return got
@@ -116,3 +120,16 @@ def test_the_llm_command_completes_chats_and_calls_tools(served: Served) -> None
     assert got["tool"]
     assert not got["tool"].startswith("error")
     assert "`max_tokens` must be <= 8192. Given: 1 `prompt` tokens and 100000 `max_tokens`" in got["error"]
+
+
+def test_lm_evaluation_harness_scores_a_task(served: Served, tmp_path: Path) -> None:
+    got = session("lm-eval", served, str(write_hf_tokenizer(MODEL, tmp_path)))
+    assert got["accuracy"] == 1.0
+    assert [len(choices) for choices in got["logprobs"]] == [3, 2, 3, 2]
+    prompt = "Question: What is the capital of France?\nAnswer: Paris"
+    body = json.dumps({"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 1}).encode()
+    request = urllib.request.Request(f"{served.url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        columns = json.load(response)["choices"][0]["logprobs"]
+    assert columns["tokens"][-1] == " Paris"
+    assert got["logprobs"][0][0] == pytest.approx(columns["token_logprobs"][-1], abs=0.1)
