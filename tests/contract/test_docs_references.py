@@ -27,7 +27,7 @@ _PACKAGES = (ROOT, ROOT / "router/caravan_router", ROOT / "shard/caravan_shard",
 _LOCAL = (".cache/", ".venv/")
 # Command lines of programs that are not ours, or that get flags of these, with the lines that continue them.
 _OTHERS = re.compile(
-    r"^(\w+=\w+ )?(buildah|docker|helm|kubectl|make images|mmdebstrap|systemctl) (.*\\\n)*.*$", re.MULTILINE
+    r"^(\w+=\w+ )?(buildah|docker|helm|kubectl|lm_eval|make images|mmdebstrap|systemctl) (.*\\\n)*.*$", re.MULTILINE
 )
 
 
