@@ -1,7 +1,7 @@
 """Compares the rate of scoring endings of one context with and without sharing it. Not run by the test suite.
 
 ``python tests/bench/scoring.py --url http://127.0.0.1:3000``: asks ``/v1/completions`` for the log probabilities of
-``--endings`` prompts of token ids, as evaluation harnesses do. First each prompt has a ``cache_salt`` of its own, so
+``--endings`` prompts of token ids, as evaluation harnesses do. First ``--apart`` of them have a ``cache_salt`` each, so
 that the context is computed for each; then all have the same. Prints both rates, and how far log probabilities differ.
 """
 
@@ -50,19 +50,21 @@ async def _score(session: aiohttp.ClientSession, prompts: list[list[int]], endin
     return Scored(time.perf_counter() - started, [row for reply in replies for row in reply])
 
 
-async def _compare(url: str, endings: int, context: int, ending: int, rounds: int) -> None:
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(_TIMEOUT_S)) as session:
-        for number in range(rounds):
+async def _compare(given: argparse.Namespace) -> None:
+    endings, apart, context, ending = given.endings, given.apart, given.context, given.ending
+    async with aiohttp.ClientSession(given.url, timeout=aiohttp.ClientTimeout(_TIMEOUT_S)) as session:
+        for number in range(given.rounds):
             source = random.Random(number)
             shared = source.choices(_TOKENS, k=context)
             prompts = [[*shared, *source.choices(_TOKENS, k=ending)] for _ in range(endings)]
-            apart = await _score(session, prompts, ending, [f"{number} {place}" for place in range(endings)])
+            alone = await _score(session, prompts[:apart], ending, [f"{number} {place}" for place in range(apart)])
             together = await _score(session, prompts, ending, [f"{number} together"] * endings)
-            pairs = zip(itertools.chain(*apart.logprobs), itertools.chain(*together.logprobs), strict=True)
+            pairs = zip(itertools.chain(*alone.logprobs), itertools.chain(*together.logprobs[:apart]), strict=True)
             difference = max(abs(one - other) for one, other in pairs)
+            alone_rate, rate = apart / alone.seconds, endings / together.seconds
             print(
-                f"{endings} endings of {ending} tokens behind {context}: {endings / apart.seconds:.2f} a second apart, "
-                f"{endings / together.seconds:.1f} together, {apart.seconds / together.seconds:.1f} times as many; "
+                f"{endings} endings of {ending} tokens behind {context}: {alone_rate:.2f} a second apart, "
+                f"{rate:.1f} together, {rate / alone_rate:.1f} times as many; "
                 f"log probabilities differ by at most {difference:.4f}"
             )
 
@@ -72,11 +74,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--endings", type=int, default=64)
+    parser.add_argument("--apart", type=int, default=64, help="endings whose context is computed for each")
     parser.add_argument("--context", type=int, default=1000, help="tokens of the context")
     parser.add_argument("--ending", type=int, default=8, help="tokens of each ending")
     parser.add_argument("--rounds", type=int, default=1)
-    given = parser.parse_args()
-    asyncio.run(_compare(given.url, given.endings, given.context, given.ending, given.rounds))
+    asyncio.run(_compare(parser.parse_args()))
 
 
 if __name__ == "__main__":
