@@ -55,6 +55,7 @@ class Measured:
 
 def _run(engine: Engine, jobs: Sequence[Job], new_tokens: int, speculate: int) -> Measured:
     """Decode all jobs together."""
+    outputs: list[list[int]] = []
     for number, job in enumerate(jobs):
         parameters = SequenceParameters(
             sampling=job.sampling,
@@ -67,7 +68,7 @@ def _run(engine: Engine, jobs: Sequence[Job], new_tokens: int, speculate: int) -
         chunk = Chunk(sequence_id=number, start=0, tokens=job.prompt, last=True, parameters=parameters)
         result = engine.prefill(Prefill(chunks=[chunk]), perf_counter_ns())
         assert isinstance(result, StepResult)
-    outputs: list[list[int]] = [[] for _ in jobs]
+        outputs.append(list(result.rows.token_ids))
     ids = list(range(len(jobs)))
     most = min(engine.backend.capacity.max_draft_tokens, speculate * len(jobs)) if speculate else 0
     assert engine.begin_decode(Decode(sequence_ids=ids, max_steps=new_tokens, max_draft_tokens=most)) is None
@@ -85,7 +86,7 @@ def _run(engine: Engine, jobs: Sequence[Job], new_tokens: int, speculate: int) -
             accepted += sum(step.drafts.accepted)
     seconds = process_time() - began
     engine.filter_batch(FilterBatch(keep_ids=[]))
-    tokens = sum(map(len, outputs))
+    tokens = sum(map(len, outputs)) - len(jobs)
     return Measured(outputs=outputs, tokens_per_s=tokens / seconds, drafted=drafted, accepted=accepted)
 
 

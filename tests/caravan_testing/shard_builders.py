@@ -11,7 +11,7 @@ from caravan_shard.backends.base import Prefix
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.engine.drafts import DraftBudget
+from caravan_shard.engine.drafts import DraftBudget, Drafting
 from caravan_shard.engine.engine import Engine
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
@@ -162,9 +162,18 @@ def load_entry(
 class EngineDriver:
     """Executes commands that must succeed, and collects the output of each sequence."""
 
-    def __init__(self, backend: Any = None, *, sampling_threads: int = 1, runs: RunStore | None = None) -> None:
+    def __init__(
+        self,
+        backend: Any = None,
+        *,
+        sampling_threads: int = 1,
+        runs: RunStore | None = None,
+        drafting: Drafting | None = None,
+    ) -> None:
+        """Without a ``drafting``, all drafts that fit are used, whatever they cost."""
         self.backend = backend if backend is not None else ToyBackend()
-        self.engine = Engine(self.backend, sampling_threads, RunStore(1 << 30) if runs is None else runs)
+        store = RunStore(1 << 30) if runs is None else runs
+        self.engine = Engine(self.backend, sampling_threads, store, drafting or Drafting(always=True))
         self.output: dict[int, list[int]] = {}
 
     def prefill(self, *chunks: Chunk, **command: Any) -> StepResult:

@@ -1,12 +1,23 @@
-"""Gives decoding sequences drafts, which the same step verifies."""
+"""Gives decoding sequences drafts, which the same step verifies, where they are worth the time that they take."""
 
+from collections.abc import Sequence
+from math import expm1, log
 from typing import NamedTuple
 
 from caravan_shard.backends.base import LayoutLimits
 from caravan_shard.engine.step import Part
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.sequences.sequence import Sequence
-from caravan_shard.speculation.draft import Draft, DraftSource
+from caravan_shard.protocol.results import StepResult
+from caravan_shard.sequences.sequence import Sequence as ShardSequence
+from caravan_shard.speculation.draft import Draft, DraftKind
+from caravan_shard.speculation.lengths import best_count, best_lengths, gains
+from caravan_shard.speculation.step_costs import StepCosts
+
+# One step of so many has no draft tokens, or a few, whatever they are worth, so that the cost of both is known.
+_EXPLORES_EVERY = 32
+_MOST_EXPLORED = 4
+# A sequence whose drafts are hardly ever right is asked for one in a step of so many.
+_ASKED_EVERY = 8
 
 
 class DraftBudget(NamedTuple):
@@ -19,62 +30,118 @@ class DraftBudget(NamedTuple):
 NO_DRAFTS = DraftBudget(0, 0)
 
 
-def with_drafts(parts: list[Part], budget: DraftBudget, limits: LayoutLimits) -> list[Part]:
-    """Return ``parts``, which decode a token each, with the drafts that fit ``budget`` and the cells of a sequence."""
-    if limits.layout is KvLayout.SPLIT and len(parts) > 1:
-        return _with_equal_drafts(parts, budget, limits)
-    total = budget.total
-    drafted = []
-    for part in parts:
-        draft = _draft_of(part, min(total, budget.each), limits)
-        if draft is not None:
-            total -= len(draft.tokens)
-            part = part.with_draft(draft)
-        drafted.append(part)
-    return drafted
+class Drafting:
+    """Chooses the drafts of steps. Learns what steps cost, and the sequences learn how often their drafts are right."""
 
+    def __init__(self, *, always: bool = False) -> None:
+        """``always``: use whatever fits, whether or not it is worth its time."""
+        self._always = always
+        self._costs = StepCosts()
+        self._steps = 0
 
-def _with_equal_drafts(parts: list[Part], budget: DraftBudget, limits: LayoutLimits) -> list[Part]:
-    """Give all parts drafts of one length, or none.
+    def choose(self, parts: list[Part], budget: DraftBudget, limits: LayoutLimits) -> list[Part]:
+        """Return ``parts``, which decode a token each, with the drafts that fit ``budget`` and are worth their time.
 
-    In the split layout, llama.cpp computes as many tokens of each sequence together as the one with the fewest has, and
-    the others in a second ubatch, which reads the weights again.
-    """
-    most = min(budget.each, budget.total // len(parts))
-    drafts: list[Draft] = []
-    for part in parts:
-        draft = _draft_of(part, most, limits)
-        if draft is None:
+        In the split layout, llama.cpp computes as many tokens of each sequence together as the one with the fewest has,
+        and the others in a second ubatch, which reads the weights again. So there all drafts have one length.
+        """
+        self._steps += 1
+        equal = limits.layout is KvLayout.SPLIT and len(parts) > 1
+        least = self._least_probability(len(parts))
+        explores = self._steps % _EXPLORES_EVERY == 0
+        if (least > 1 and not explores) or not (self._always or self._costs.knows(len(parts))):
             return parts
-        drafts.append(draft)
-        most = len(draft.tokens)
-    return [
-        part.with_draft(Draft(draft.tokens[:most], draft.source)) for part, draft in zip(parts, drafts, strict=True)
-    ]
+        each = min(budget.each, budget.total // len(parts) if equal else budget.total)
+        drafts: list[Draft | None] = []
+        for part in parts:
+            drafts.append(self._draft_of(part, each, limits, 0.0 if explores else least))
+            if equal and drafts[-1] is None:
+                return parts
+        survivals = [
+            part.sequence.drafter.acceptance.survivals(draft) if draft is not None and part.sequence.drafter else ()
+            for part, draft in zip(parts, drafts, strict=True)
+        ]
+        most = self._explored if explores else budget.total
+        if equal:
+            lengths = [self._equal_length(survivals, most, is_free=self._always or explores)] * len(parts)
+        elif self._always or explores:
+            lengths = _fill(survivals, most)
+        else:
+            lengths = best_lengths(survivals, most, self._costs)
+        return [
+            part if draft is None or not length else part.with_draft(Draft(draft.tokens[:length], draft.kind))
+            for part, draft, length in zip(parts, drafts, lengths, strict=True)
+        ]
+
+    def learn(self, parts: Sequence[Part], result: StepResult) -> None:
+        """Learn from a step over ``parts``."""
+        drafted = 0 if result.drafts is None else sum(result.drafts.drafted)
+        self._costs.observe(len(parts) + drafted, result.timings.total_ns / 1e9)
+        for part in parts:
+            if part.sequence.drafter is not None:
+                part.sequence.drafter.acceptance.observe(part.sequence.tokens[part.start + 1 :])
+
+    @property
+    def _explored(self) -> int:
+        """Return how many draft tokens to try: every other time none, so that steps without drafts are known too."""
+        times = self._steps // _EXPLORES_EVERY
+        return 0 if times % 2 else 1 + times // 2 % _MOST_EXPLORED
+
+    def _least_probability(self, sequences: int) -> float:
+        """Return the probability that a single draft token needs to be worth its time."""
+        if self._always:
+            return 0.0
+        longer = log(self._costs.seconds(sequences + 1) / self._costs.seconds(sequences))
+        return expm1(max(0.0, sequences * longer))
+
+    def _equal_length(self, survivals: Sequence[Sequence[float]], most: int, *, is_free: bool) -> int:
+        """Return the best length for the drafts of all."""
+        length = min(min(map(len, survivals)), most // len(survivals))
+        if is_free:
+            return length
+        slots = [sum(column) for column in zip(*map(gains, survivals), strict=False)][:length]
+        return best_count(slots, len(survivals), self._costs, tokens_each=len(survivals))
+
+    def _draft_of(self, part: Part, most: int, limits: LayoutLimits, least: float) -> Draft | None:
+        """Return the draft of a sequence; None if it has none that may be right with a probability of ``least``."""
+        sequence = part.sequence
+        if sequence.drafter is None:
+            return None
+        acceptance = sequence.drafter.acceptance
+        if acceptance.most_probable < least and (self._steps + sequence.sequence_id) % _ASKED_EVERY:
+            return None
+        parameters = sequence.parameters
+        # The token after the last draft must not exceed the length either.
+        most = min(
+            most,
+            parameters.max_draft_tokens,
+            parameters.max_length - len(sequence.tokens) - 1,
+            limits.cells_per_sequence - sequence.computed - 1,
+        )
+        draft = _propose(sequence, most) if most > 0 else None
+        if draft is not None:
+            acceptance.watch(draft)
+        return draft
 
 
-def _draft_of(part: Part, most: int, limits: LayoutLimits) -> Draft | None:
-    sequence = part.sequence
-    parameters = sequence.parameters
-    # The token after the last draft must not exceed the length either.
-    most = min(
-        most,
-        parameters.max_draft_tokens,
-        parameters.max_length - len(sequence.tokens) - 1,
-        limits.cells_per_sequence - sequence.computed - 1,
-    )
-    return _propose(sequence, most) if most > 0 and sequence.drafter is not None else None
-
-
-def _propose(sequence: Sequence, most: int) -> Draft | None:
+def _propose(sequence: ShardSequence, most: int) -> Draft | None:
     assert sequence.drafter is not None
     if sequence.matching is None:
         return sequence.drafter.propose(sequence.tokens, sequence.parameters.prompt_length, most)
     forced = sequence.matching.forced(most)
     if forced:
-        return Draft(forced, DraftSource.CONSTRAINT)
+        return Draft(forced, DraftKind.CONSTRAINT)
     draft = sequence.drafter.propose(sequence.tokens, sequence.parameters.prompt_length, most)
     if draft is None:
         return None
     matched = sequence.matching.count_matching(draft.tokens)
-    return Draft(draft.tokens[:matched], draft.source) if matched else None
+    return Draft(draft.tokens[:matched], draft.kind) if matched else None
+
+
+def _fill(survivals: Sequence[Sequence[float]], most: int) -> list[int]:
+    """Return the lengths of whole drafts, one after another, together at most ``most``."""
+    lengths = []
+    for row in survivals:
+        lengths.append(min(len(row), most))
+        most -= lengths[-1]
+    return lengths

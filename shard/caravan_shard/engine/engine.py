@@ -13,7 +13,7 @@ from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Backend, DecodeOutcome, LayoutLimits
 from caravan_shard.checks.command import CommandCheck
 from caravan_shard.constraints.finder import Finder
-from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, with_drafts
+from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, Drafting
 from caravan_shard.engine.evaluations import take_evaluations
 from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble
@@ -71,10 +71,13 @@ class _Found(NamedTuple):
 class Engine:
     """Executes the commands of a router on the sequences of one backend."""
 
-    def __init__(self, backend: Backend, sampling_threads: int, runs: RunStore) -> None:
+    def __init__(
+        self, backend: Backend, sampling_threads: int, runs: RunStore, drafting: Drafting | None = None
+    ) -> None:
         self.backend = backend
         self._sampler = Sampler(backend.candidate_filter, sampling_threads)
         self._finder = Finder(sampling_threads)
+        self._drafting = Drafting() if drafting is None else drafting
         self.runs = runs
         self._pool = SequencePool(backend, runs)
         self.step_count = 0
@@ -134,9 +137,13 @@ class Engine:
         parts = self._decode_parts(sorted(sequence_ids))
         if not parts:
             return None
-        if budget.total and budget.each:
-            parts = with_drafts(parts, budget, self._limits)
-        return self._run_step(parts, started_ns)
+        if not (budget.total and budget.each):
+            return self._run_step(parts, started_ns)
+        parts = self._drafting.choose(parts, budget, self._limits)
+        result = self._run_step(parts, started_ns)
+        if isinstance(result, StepResult) and result.outcome is StepOutcome.OK:
+            self._drafting.learn(parts, result)
+        return result
 
     def filter_batch(self, command: FilterBatch) -> Holdings | Refusal:
         """Keep some sequences and release all others."""

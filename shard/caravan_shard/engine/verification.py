@@ -50,7 +50,7 @@ def _draft_rows(parts: Sequence[Part], accepted: Sequence[int]) -> DraftRows:
     for part, count in zip(parts, accepted, strict=True):
         if part.draft is not None:
             columns.sequence_ids.append(part.sequence.sequence_id)
-            columns.sources.append(part.draft.source)
+            columns.sources.append(part.draft.kind.source)
             columns.drafted.append(len(part.draft.tokens))
             columns.accepted.append(count)
     return columns

@@ -16,6 +16,7 @@ from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
 from caravan_shard.sequences.trace_log import log_traced
+from caravan_shard.speculation.acceptance import KindAcceptance
 from caravan_shard.speculation.drafter import Drafter
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class SequencePool:
         self.runs = runs
         self._backend = backend
         self._births = count()
+        self._kinds = KindAcceptance()
 
     @property
     def _limits(self) -> LayoutLimits:
@@ -73,7 +75,7 @@ class SequencePool:
             computed=chunk.start,
             penalties=make_penalties(chunk.parameters.sampling, lambda token: vocabulary.piece(token).data),
             matching=Matching(grammar) if grammar is not None else None,
-            drafter=Drafter(chunk.parameters.predicted) if chunk.parameters.max_draft_tokens else None,
+            drafter=Drafter(chunk.parameters.predicted, self._kinds) if chunk.parameters.max_draft_tokens else None,
         )
         if chunk.copy is not None:
             sequence.extend(self.held[chunk.copy.source_id].tokens[: chunk.copy.length])

@@ -2,10 +2,16 @@
 
 from collections.abc import Sequence
 
+from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.token_text import TokenText
 
 # How many last tokens are searched for. With more of them, what follows is likelier to follow again.
-_TAILS = (3, 5, 8, 16)
+_TAILS = {
+    3: DraftKind.CONTEXT_3,
+    5: DraftKind.CONTEXT_5,
+    8: DraftKind.CONTEXT_8,
+    16: DraftKind.CONTEXT_16,
+}
 
 
 class Context:
@@ -16,7 +22,7 @@ class Context:
     def __init__(self) -> None:
         self._text = TokenText()
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], most: int) -> Draft | None:
         """Return ``most`` tokens that may follow ``tokens``, or none.
 
         ``tokens`` must begin with those of the last call. They are taken from behind the last occurrence of the longest
@@ -24,18 +30,19 @@ class Context:
         """
         text = self._text
         text.extend(tokens[len(text) :])
-        found = None
+        found = kind = None
         stop = len(text) - 1
-        for count in _TAILS:
+        for count, kind_of_count in _TAILS.items():
             end = text.last_end(text.tail(count), stop) if count <= stop else None
             if end is None:
                 break
             # A longer tail cannot end later than the shorter one that is a part of it.
             found = stop = end
-        if found is None:
-            return []
+            kind = kind_of_count
+        if found is None or kind is None:
+            return None
         proposed = text.tokens(found, found + most)
         period = len(text) - found
         while len(proposed) < most:
             proposed.append(proposed[-period])
-        return proposed
+        return Draft(proposed, kind)

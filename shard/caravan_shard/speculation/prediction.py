@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.token_text import TokenText, as_bytes
 
 # After so many output tokens in a row that the prediction does not have, it proposes nothing until it has them again.
@@ -26,12 +27,15 @@ class Prediction:
         self._read = 0
         self._misses = 0
 
-    def propose(self, tokens: Sequence[int], output_start: int, most: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], output_start: int, most: int) -> Draft | None:
         """Return up to ``most`` tokens that may follow ``tokens``, whose output begins at ``output_start``."""
         for end in range(output_start + self._read + 1, len(tokens) + 1):
             self._follow(tokens, output_start, end)
         self._read = len(tokens) - output_start
-        return self._text.tokens(self._place, self._place + most) if self._misses < _MOST_MISSES else []
+        if self._misses >= _MOST_MISSES or self._place >= len(self._text):
+            return None
+        kind = DraftKind.PREDICTION_LOST if self._misses else DraftKind.PREDICTION
+        return Draft(self._text.tokens(self._place, self._place + most), kind)
 
     def _follow(self, tokens: Sequence[int], output_start: int, end: int) -> None:
         """Read the output token before position ``end``."""

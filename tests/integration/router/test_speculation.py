@@ -72,12 +72,12 @@ async def check(running: Cluster, wanted: list[tuple[GenerationSpec, list[int]]]
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 @pytest.mark.parametrize("seeded", [False, True], ids=["greedy", "seeded"])
 async def test_two_hundred_requests_have_the_output_that_they_have_without(layout: KvLayout, *, seeded: bool) -> None:
-    async with cluster(ClusterConfig(layout=layout, cells=2048)) as running:
+    async with cluster(ClusterConfig(layout=layout, cells=2048, step_s=0.002)) as running:
         await check(running, demand(200, seeded=seeded))
 
 
 async def test_scarce_cells() -> None:
-    async with cluster(ClusterConfig(cells=300, max_sequences=16, token_s=0.0002)) as running:
+    async with cluster(ClusterConfig(cells=300, max_sequences=16, step_s=0.002, token_s=0.0002)) as running:
         await check(running, demand(80, seeded=True))
 
 
@@ -104,7 +104,7 @@ async def test_clients_that_leave() -> None:
 
 
 async def test_a_chat_with_a_prediction_is_answered_in_fewer_steps() -> None:
-    config = ClusterConfig(limits=Limits(max_draft_tokens=8))
+    config = ClusterConfig(step_s=0.005, limits=Limits(max_draft_tokens=8))
     async with cluster(config) as running, ClientSession(running.url) as client:
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "ignore_eos": True}
 

@@ -1,0 +1,69 @@
+"""How long a step takes by its number of tokens, learnt from the steps themselves."""
+
+from bisect import bisect_left
+
+# A step counts for so much of what is known of its size, the first ones for more.
+_NEWEST = 0.1
+# A size that was not measured in so many steps follows the others completely.
+_STALE_AFTER = 8
+# Before other sizes are compared with a size, it was measured so often.
+_ENOUGH = 4
+# A disturbed step counts as at most so many times the expected one.
+_MOST_SURPRISE = 2.0
+# The guess for sizes that were not measured: reading the weights takes as long as computing so many tokens.
+_WEIGHTS_AS_TOKENS = 4.0
+
+
+class StepCosts:
+    """Seconds of a step by its number of tokens.
+
+    A table and no formula: kernels compute tokens in groups, so a step over nine tokens may take twice the time of one
+    over eight.
+    """
+
+    __slots__ = ("_counts", "_last", "_seconds", "_sizes", "_steps")
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._seconds: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+        # The number of the last step of each size.
+        self._last: dict[int, int] = {}
+        self._steps = 0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Learn from a step over ``tokens``."""
+        self._steps += 1
+        self._last[tokens] = self._steps
+        if tokens not in self._seconds:
+            most = _MOST_SURPRISE * self.seconds(tokens) if self._sizes else seconds
+            self._sizes.insert(bisect_left(self._sizes, tokens), tokens)
+            self._seconds[tokens], self._counts[tokens] = min(seconds, most), 1
+            return
+        expected = self._seconds[tokens]
+        ratio = min(seconds / expected, _MOST_SURPRISE)
+        # Contexts grow and the machine has other work: that concerns all sizes alike.
+        for size, last in self._last.items():
+            staleness = min(1.0, (self._steps - last) / _STALE_AFTER)
+            self._seconds[size] *= 1 + _NEWEST * (ratio - 1) * staleness
+        self._counts[tokens] += 1
+        self._seconds[tokens] = expected * (1 + max(_NEWEST, 1 / self._counts[tokens]) * (ratio - 1))
+
+    def knows(self, tokens: int) -> bool:
+        """Whether steps over ``tokens`` were measured often enough to compare others with them."""
+        return self._counts.get(tokens, 0) >= _ENOUGH
+
+    def seconds(self, tokens: int) -> float:
+        """Return the expected seconds of a step over ``tokens``: a guess where none was measured, 1 without any."""
+        known = self._seconds.get(tokens)
+        if known is not None:
+            return known
+        if not self._sizes:
+            return _WEIGHTS_AS_TOKENS + tokens
+        place = bisect_left(self._sizes, tokens)
+        if 0 < place < len(self._sizes):
+            low, high = self._sizes[place - 1], self._sizes[place]
+            share = (tokens - low) / (high - low)
+            return self._seconds[low] + share * (self._seconds[high] - self._seconds[low])
+        near = self._sizes[min(place, len(self._sizes) - 1)]
+        return self._seconds[near] * (_WEIGHTS_AS_TOKENS + tokens) / (_WEIGHTS_AS_TOKENS + near)
