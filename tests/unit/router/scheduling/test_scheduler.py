@@ -6,7 +6,7 @@ import math
 import pytest
 
 from caravan_router.core.generation import GenerationState
-from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Prefill, Start
+from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Load, Prefill, Start
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import (
     Cancelled,
@@ -68,6 +68,25 @@ def test_endings_of_one_context_compute_it_once_and_each_gets_all_prompt_logprob
     chunks = [chunk for action in sim.actions if isinstance(action, Prefill) for chunk in action.chunks]
     # The context and an ending, then of each other ending its two tokens and the one before them.
     assert sum(len(chunk.token_ids) for chunk in chunks) == 102 + 7 * 3
+
+
+def test_a_later_ending_starts_from_what_was_saved_of_the_context() -> None:
+    sim = simulation(limits=limits_of(max_prompt_logprob_tokens=128, **SAVING))
+    sim.submit((*prompt(96), 200), 1, prompt_logprobs=True)
+    sim.run()
+    for _ in range(3):  # an idle shard saves what it holds
+        sim.tick(0.5)
+        sim.run()
+    for number in range(4):  # others take its cells
+        sim.submit(prompt(90, 30 + 20 * number), 1)
+    sim.run()
+    before = len(sim.actions)
+    sim.submit((*prompt(96), 201, 202), 1, prompt_logprobs=True)
+    sim.run()
+    sim.check_at_rest()
+    chunks = [chunk for action in sim.actions[before:] if isinstance(action, Prefill) for chunk in action.chunks]
+    assert sum(len(chunk.token_ids) for chunk in chunks) < 98
+    assert any(isinstance(action, Load) for action in sim.actions[before:]) or chunks[0].start > 0
 
 
 def test_prompt_logprobs_are_complete_after_preemptions_failures_and_losses() -> None:
