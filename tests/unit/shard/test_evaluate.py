@@ -206,3 +206,12 @@ def test_no_rows_are_a_step_of_nothing_after_the_header(driver: EngineDriver) ->
     answer = driver.try_evaluate(release=[0])
     assert isinstance(answer, StepResult)
     assert driver.engine.sequence_count == 0
+
+
+def test_a_draining_shard_continues_what_it_holds_and_starts_nothing(driver: EngineDriver) -> None:
+    driver.engine.draining = True
+    driver.evaluate(row(1, [65], copy=Prefix(source_id=0, length=4)), row(0, [66], len(CONTEXT)))
+    answer = driver.try_evaluate(row(2, [65]))
+    assert isinstance(answer, Refusal)
+    assert answer.error is ShardError.DRAINING
+    assert driver.engine.sequence_count == 2
