@@ -76,8 +76,9 @@ async def test_endings_of_a_context_have_the_same_logprobs_whether_it_is_cached_
     ]
     before = await cached_tokens(vectors)
     together = (await post(vectors, "/v1/completions", body | {"prompt": prompts}))["choices"]
-    # All but the first start behind the context, of which one token is computed again.
-    assert await cached_tokens(vectors) - before == 5 * (len(context) - 1)
+    # All but the first start behind the context, of which one token is computed again, or when it is almost computed.
+    found = await cached_tokens(vectors) - before
+    assert 5 * (len(context) - 17) <= found <= 5 * (len(context) - 1)
     for one, other in zip(alone, together, strict=True):
         first, second = one["logprobs"], other["logprobs"]
         assert (first["tokens"], first["text_offset"]) == (second["tokens"], second["text_offset"])
