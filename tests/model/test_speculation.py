@@ -56,6 +56,19 @@ def test_drafts_change_no_token_in_the_split_layout() -> None:
     driver.engine.close()
 
 
+def test_without_flash_attention_drafts_change_tokens_only_at_ties() -> None:
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, kv_layout="split", flash_attn="off")
+    for prompt in PROMPTS:
+        tokens = driver.tokens(prompt)
+        plain = driver.alone(tokens, NEW)
+        chunk = first_chunk(0, tokens, max_new=NEW, ignore_eos=True)
+        driver.prefill(with_parameters(chunk, max_draft_tokens=6, predicted=corrupted(plain, 0.3)))
+        driver.decode([0], max_draft_tokens=16)
+        driver.check_same(tokens, plain, driver.output[0])
+        driver.engine.release_all()
+    driver.engine.close()
+
+
 @pytest.mark.parametrize("layout", ["unified", "split"])
 def test_drafts_across_the_border_of_a_window(layout: str) -> None:
     """What is cut off may have been guarded, and a sequence keeps all its cells."""
