@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import FinishReason
+from caravan_router.core.sampling import FinishReason, SamplingParams, StoppingParams
 from caravan_router.core.speculation import DraftCount, DraftSource
-from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.scheduling.actions import (
     Chunk,
     Command,
     Decode,
+    Evaluate,
     FilterBatch,
     Load,
     Prefill,
     PrefixCopy,
+    Row,
     Save,
     SetLayout,
 )
@@ -63,6 +65,12 @@ def _states(tokens: Iterable[int], adapter: str) -> Iterator[int]:
 def next_token(tokens: list[int], adapter: str = "") -> int:
     """Return the next token."""
     return deque(_states(tokens, adapter), 1).pop() % _VOCABULARY
+
+
+def next_logprobs(tokens: list[int], adapter: str = "") -> list[float]:
+    """Return a logprob for each next token: a function of all tokens, without ties between beams in practice."""
+    state = deque(_states(tokens, adapter), 1).pop()
+    return [-0.01 - ((state * 7919 + token * 104_729 + 31) % 1_000_033) / 250_000 for token in range(_VOCABULARY)]
 
 
 def expected_output(spec: GenerationSpec) -> list[int]:
@@ -156,6 +164,8 @@ class ModelShard:
         match command:
             case Prefill():
                 return [self._prefill(command), self._end()]
+            case Evaluate():
+                return [self._evaluate(command), self._end()]
             case FilterBatch():
                 assert set(command.keep) <= set(self.held), "unknown sequence kept"
                 self.held = {key: held for key, held in self.held.items() if key in command.keep}
@@ -260,6 +270,62 @@ class ModelShard:
             if chunk.last:
                 rows.append(self._sample(chunk.sequence_id, held))
         return self._stepped(command, rows, load, logprobs)
+
+    def _evaluate(self, command: Evaluate) -> Stepped:
+        load = StepLoad(prompt_tokens=sum(len(row.token_ids) for row in command.rows))
+        assert command.rows
+        assert load.prompt_tokens <= self.limits.max_batch_tokens, f"{load.prompt_tokens} tokens in one step"
+        ids = [row.sequence_id for row in command.rows]
+        assert len(ids) == len(set(ids)), f"a sequence twice in one step: {ids}"
+        taken_over = {row.sequence_id for row in command.rows if row.copy is not None} & set(self.held)
+        new = {row.sequence_id: self._new_row(row, taken_over) for row in command.rows if row.is_first}
+        used = self.held | new
+        if self.layout.shares_cells:
+            cells = len({cell for held in used.values() for cell in held.cells})
+        else:
+            cells = sum(len(held.cells) for held in used.values())
+        if self.fail_next_step is None and cells + load.prompt_tokens > self.layout.cells:
+            self.fail_next_step = StepOutcome.NO_KV
+        if self.fail_next_step is not None:
+            for row in command.rows:
+                if row.sequence_id in taken_over and row.copy is not None:
+                    self.held[row.sequence_id].cut(row.copy.length)
+                    self.held[row.sequence_id].ended = True
+            return self._stepped(command, [], load)
+        self.held = used
+        self._check_adapter(ids)
+        found = []
+        for row in command.rows:
+            held = self.held[row.sequence_id]
+            assert held.ended, "the row of a sequence that has not ended is kept"
+            assert row.token_ids
+            assert row.start == len(held.cells) == len(held.tokens)
+            held.tokens.extend(row.token_ids)
+            held.cells.extend(next(self._cells) for _ in row.token_ids)
+            assert len(held.cells) <= self.layout.cells_per_sequence
+            if row.top_n_tokens:
+                logprobs = next_logprobs(held.tokens, row.adapter)
+                top = sorted(range(_VOCABULARY), key=lambda token: -logprobs[token])[: row.top_n_tokens]
+                found.append((row.sequence_id, tuple(Alternative(one, b"x", False, logprobs[one]) for one in top)))
+        return replace(self._stepped(command, [], load), evaluations=tuple(found))
+
+    def _new_row(self, row: Row, taken_over: set[int]) -> _Held:
+        assert row.sequence_id < self.limits.max_sequences
+        spec = GenerationSpec(
+            prompt=row.token_ids,
+            sampling=SamplingParams(),
+            stopping=StoppingParams(max_new_tokens=1),
+            adapter=row.adapter,
+        )
+        if row.copy is None:
+            assert row.sequence_id not in self.held, f"sequence {row.sequence_id} exists"
+            return _Held(spec, ended=True)
+        if row.copy.source_id != row.sequence_id:
+            assert row.sequence_id not in self.held, f"sequence {row.sequence_id} exists"
+            assert row.copy.source_id not in taken_over, "copied from one that is taken over"
+        held = self._copied(row.copy, row.sequence_id, spec)
+        held.ended = True
+        return held
 
     def _check_adapter(self, ids: Iterable[int]) -> None:
         adapters = {self.held[sequence_id].spec.adapter for sequence_id in ids}

@@ -1,5 +1,6 @@
 """Requests as the scheduler sees them."""
 
+import math
 from collections.abc import Sequence
 
 from caravan_router.core.generation import GenerationSpec
@@ -21,8 +22,9 @@ def request(
     prompt_logprobs: bool = False,
     arrived_s: float = 0.0,
     max_draft_tokens: int = 0,
+    end_by_s: float = math.inf,
 ) -> Request:
-    """Return a request without deadlines and with default sampling."""
+    """Return a request with default sampling."""
     spec = GenerationSpec(
         prompt=tuple(prompt),
         sampling=SamplingParams(),
@@ -34,4 +36,4 @@ def request(
         prompt_logprobs=prompt_logprobs,
         max_draft_tokens=max_draft_tokens,
     )
-    return Request(request_id=request_id, spec=spec, arrived_s=arrived_s)
+    return Request(request_id=request_id, spec=spec, arrived_s=arrived_s, end_by_s=end_by_s)

@@ -1,8 +1,10 @@
 """A scheduler and model shards. Events are handled one at a time, and every invariant is checked after each."""
 
 import itertools
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from caravan_router.core.generation import BeamSearch, GenerationSpec
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling import invariants
@@ -12,6 +14,7 @@ from caravan_router.scheduling.actions import (
     Deliver,
     Drafted,
     Drained,
+    Evaluate,
     Fail,
     FailureReason,
     Fetch,
@@ -40,13 +43,21 @@ from caravan_router.scheduling.events import (
 )
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.shard.resident import Status
-from caravan_testing.model_shard import ModelShard, expected_output, expected_prompt_logprobs
+from caravan_testing.beam_oracle import beam_outputs
+from caravan_testing.model_shard import ModelShard, expected_output, expected_prompt_logprobs, next_logprobs
 from caravan_testing.requests import request
 
 if TYPE_CHECKING:
     from caravan_router.core.speculation import DraftCount
     from caravan_router.core.tokens import PromptToken
     from caravan_router.scheduling.sequence import Request
+
+
+def expected_beam(spec: GenerationSpec) -> list[int]:
+    """Return the output of one member of a beam search."""
+    assert spec.beams is not None
+    outputs = beam_outputs(lambda tokens: next_logprobs(list(tokens), spec.adapter), spec)
+    return list(outputs[spec.beams.index].tokens)
 
 
 class Simulation:
@@ -80,7 +91,7 @@ class Simulation:
 
     def _execute(self, action: Action) -> None:
         match action:
-            case Prefill() | Decode() | FilterBatch() | Save() | Load() | SetLayout():
+            case Prefill() | Decode() | Evaluate() | FilterBatch() | Save() | Load() | SetLayout():
                 self.shards[action.shard].send(action)
             case Deliver():
                 self._deliver(action)
@@ -175,9 +186,30 @@ class Simulation:
         self.handle(Submitted(made))
         return request_id
 
+    def submit_beams(
+        self, prompt: tuple[int, ...], max_new_tokens: int, search: BeamSearch, **fields: Any
+    ) -> list[int]:
+        """Submit the members of a beam search at once."""
+        ids = [next(self._ids) for _ in range(search.width)]
+        for index, request_id in enumerate(ids):
+            made = request(request_id, prompt, max_new_tokens, arrived_s=self.now, **fields)
+            made = replace(made, spec=replace(made.spec, beams=replace(search, index=index)))
+            self.requests[request_id] = made
+            self.received[request_id] = []
+            self.drafts[request_id] = []
+        self.handle(*(Submitted(self.requests[request_id]) for request_id in ids))
+        return ids
+
+    def _with_its_search(self, request_id: int) -> list[int]:
+        """Return the request, or all members of its beam search."""
+        beams = self.requests[request_id].spec.beams
+        first = request_id if beams is None else request_id - beams.index
+        return list(range(first, first + (1 if beams is None else beams.width)))
+
     def cancel(self, request_id: int) -> None:
-        if request_id not in self.finished and request_id not in self.failed:
-            self.cancelled.add(request_id)
+        for member in self._with_its_search(request_id):
+            if member not in self.finished and member not in self.failed:
+                self.cancelled.add(member)
         self.handle(Cancelled(request_id))
 
     def flush(self, *shards: str) -> tuple[ShardPrefixes, ...]:
@@ -223,7 +255,7 @@ class Simulation:
     def check_at_rest(self) -> None:
         """Check that every request ended once, with the right tokens, and that nothing but parked sequences is held."""
         for request_id, made in self.requests.items():
-            expected = expected_output(made.spec)
+            expected = expected_beam(made.spec) if made.spec.beams is not None else expected_output(made.spec)
             received = self.received[request_id]
             if request_id in self.finished:
                 assert received == expected
@@ -231,7 +263,7 @@ class Simulation:
                 assert self.prompt_logprobs.get(request_id, ()) == logprobs
             else:
                 assert request_id in self.cancelled or request_id in self.failed, f"request {request_id} was forgotten"
-                assert received == expected[: len(received)]
+                assert received == expected[: len(received)] or made.spec.beams is not None
         for name, shard in self.shards.items():
             state = self.scheduler.shards[name]
             assert set(shard.held) == set(state.parked), "what is held at rest is parked"

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from caravan_router.core.generation import BeamSearch, EarlyStopping
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits, StepOutcome
@@ -153,6 +154,31 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_draft_tokens=max_draft_tokens,
                 **kind,
             )
+
+    @rule(
+        prompt=_PROMPTS,
+        new=st.integers(1, 20),
+        eos=st.booleans(),
+        priority=st.integers(-1, 1),
+        width=st.integers(1, 4),
+        penalty=st.sampled_from([0.0, 1.0, 2.0]),
+        early=st.sampled_from(EarlyStopping),
+        kind=st.sampled_from([{}, {}, {"namespace": "salt"}, {"adapter": "x"}]),
+    )
+    def submit_beams(
+        self,
+        prompt: list[int],
+        new: int,
+        eos: bool,
+        priority: int,
+        width: int,
+        penalty: float,
+        early: EarlyStopping,
+        kind: dict[str, Any],
+    ) -> None:
+        ends = frozenset(range(0, 97, 7))
+        search = BeamSearch(width=width, index=0, length_penalty=penalty, early_stopping=early, eos_token_ids=ends)
+        self.simulation.submit_beams(tuple(prompt), new, search, ignore_eos=not eos, priority=priority, **kind)
 
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data())

@@ -72,6 +72,7 @@ class ModelFacts:
     ``tool_template``: template for prompts with tools, if the model has one beside ``chat_template``. ``adapters``:
     those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no vectors are
     served. ``ranks``: texts are pairs of a query and a document, and get a relevance from 0 to 1 instead of a vector.
+    ``eos_token_ids``: tokens that end an output.
 
     The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
     those in the memory of a shard's accelerators. ``modified_s``: when the file was last changed, in seconds since
@@ -90,6 +91,7 @@ class ModelFacts:
     total_cells: int
     tool_template: str = ""
     adapters: tuple[str, ...] = ()
+    eos_token_ids: frozenset[int] = frozenset()
     embedding_size: int = 0
     max_embed_tokens: int = 0
     ranks: bool = False

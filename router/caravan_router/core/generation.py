@@ -9,6 +9,33 @@ from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
 
 
+class EarlyStopping(Enum):
+    """When a beam search ends, in the terms of Hugging Face's ``early_stopping``."""
+
+    # As soon as there are as many ended beams as the search is wide.
+    YES = True
+    # When no running beam can become better than the worst of the ended ones, judged by its present length.
+    NO = False
+    # The same, judged by the greatest possible length if ``length_penalty`` favours long outputs.
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearch:
+    """The place of a generation in a beam search, whose ``width`` generations are submitted one after another.
+
+    Generation ``index`` gets the output whose score has this rank. The score is the sum of the tokens' logprobs divided
+    by their number to the power of ``length_penalty``. ``eos_token_ids``: tokens that end an output, beside its stop
+    tokens.
+    """
+
+    width: int
+    index: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.NO
+    eos_token_ids: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
     """One sequence to generate.
@@ -20,7 +47,7 @@ class GenerationSpec:
     prompt; such specs share prefixes with each other, if they ask for as many alternatives. ``timeout_s``: from
     submission to the last token. ``traceparent``: of the request's span, for the log of its shards; empty if it is not
     traced. ``max_draft_tokens``: most draft tokens in one step. ``prediction``: tokens that the output may have, for
-    drafts.
+    drafts. ``beams``: see `BeamSearch`; nothing is sampled then, and all tokens come at the end.
     """
 
     prompt: tuple[int, ...]
@@ -36,6 +63,7 @@ class GenerationSpec:
     traceparent: str = ""
     max_draft_tokens: int = 0
     prediction: tuple[int, ...] = ()
+    beams: BeamSearch | None = None
 
     @property
     def max_length(self) -> int:

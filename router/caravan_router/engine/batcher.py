@@ -27,6 +27,7 @@ from caravan_router.scheduling.actions import (
     Deliver,
     Drafted,
     Drained,
+    Evaluate,
     Fail,
     FailureReason,
     Fetch,
@@ -142,7 +143,7 @@ class Batcher:
                 if action.joins is not None:
                     self.observer.joined(action.joins)
                 self.replicas.links[action.shard].send(action)
-            case Decode() | FilterBatch() | Save() | Load() | SetLayout():
+            case Decode() | Evaluate() | FilterBatch() | Save() | Load() | SetLayout():
                 self.replicas.links[action.shard].send(action)
             case Fetch():
                 self.replicas.links[action.target].fetch(action, self.replicas.links[action.source].epoch)

@@ -15,7 +15,17 @@ from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import TokenizedText
 from caravan_router.engine import codec
 from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
-from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.scheduling.actions import (
+    Command,
+    Decode,
+    Evaluate,
+    Fetch,
+    FilterBatch,
+    Load,
+    Prefill,
+    Save,
+    SetLayout,
+)
 from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, Stepped
 
 _T = TypeVar("_T")
@@ -189,6 +199,8 @@ class ShardClient:
                 return self._step_replies(command, steps)
             case Prefill():
                 return self._reply(command, stub.Prefill(codec.prefill_request(command, epoch)), codec.stepped)
+            case Evaluate():
+                return self._reply(command, stub.Evaluate(codec.evaluate_request(command, epoch)), codec.evaluated)
             case Save():
                 return self._reply(command, stub.Save(codec.save_request(command, epoch)), codec.saved)
             case Load():

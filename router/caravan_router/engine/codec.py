@@ -12,6 +12,7 @@ from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
 from caravan_router.scheduling.actions import (
     Chunk,
     Decode,
+    Evaluate,
     FilterBatch,
     Header,
     Load,
@@ -153,6 +154,25 @@ def decode_request(command: Decode, epoch: int, reply_interval_ms: int) -> shard
     )
 
 
+def evaluate_request(command: Evaluate, epoch: int) -> shard_pb2.EvaluateRequest:
+    """Encode an Evaluate."""
+    return shard_pb2.EvaluateRequest(
+        header=_header(epoch, command.header),
+        rows=[
+            shard_pb2.EvaluateRow(
+                sequence_id=row.sequence_id,
+                start=row.start,
+                token_ids=row.token_ids,
+                copy=_copy(row.copy),
+                adapter=row.adapter,
+                outputs=shard_pb2.ROW_OUTPUTS_LAST if row.top_n_tokens else shard_pb2.ROW_OUTPUTS_NONE,
+                top_n_tokens=row.top_n_tokens,
+            )
+            for row in command.rows
+        ],
+    )
+
+
 def filter_batch_request(command: FilterBatch, epoch: int) -> shard_pb2.FilterBatchRequest:
     """Encode a FilterBatch."""
     return shard_pb2.FilterBatchRequest(header=_header(epoch, command.header), keep_sequence_ids=command.keep)
@@ -210,6 +230,21 @@ def stepped(shard: str, command_id: int, message: shard_pb2.PrefillResponse | sh
         sample_s=timings.sample_ns / 1e9,
         prompt_logprobs=_prompt_logprobs(message.prompt) if isinstance(message, shard_pb2.PrefillResponse) else (),
         drafts=_drafts(message.drafts) if isinstance(message, shard_pb2.DecodeStep) else (),
+    )
+
+
+def evaluated(shard: str, command_id: int, message: shard_pb2.EvaluateResponse) -> Stepped:
+    """Decode the reply to Evaluate, whose rows have one output at most."""
+    columns, timings = message.evaluations, message.timings
+    return Stepped(
+        shard=shard,
+        command_id=command_id,
+        outcome=_OUTCOME[message.outcome],
+        tokens=(),
+        seconds=timings.total_ns / 1e9,
+        forward_s=timings.forward_ns / 1e9,
+        sample_s=timings.sample_ns / 1e9,
+        evaluations=tuple(zip(columns.sequence_ids, _alternatives(columns), strict=True)),
     )
 
 
@@ -319,7 +354,9 @@ def _tokens(columns: types_pb2.TokenColumns) -> tuple[tuple[int, GeneratedToken]
     )
 
 
-def _alternatives(columns: types_pb2.TokenColumns | types_pb2.PromptColumns) -> tuple[tuple[Alternative, ...], ...]:
+def _alternatives(
+    columns: types_pb2.TokenColumns | types_pb2.PromptColumns | types_pb2.EvaluationColumns,
+) -> tuple[tuple[Alternative, ...], ...]:
     flat = [
         Alternative(*fields)
         for fields in zip(
@@ -352,6 +389,7 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             bos_text=model.bos_text,
             eos_text=model.eos_text,
             adapters=tuple(model.adapters),
+            eos_token_ids=frozenset(model.eog_token_ids),
             max_sequence_tokens=max(layout.cells_per_sequence for layout in limits.layouts),
             max_top_n_tokens=limits.max_top_n_tokens,
             max_tokenize_bytes=limits.max_tokenize_bytes,

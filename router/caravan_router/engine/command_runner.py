@@ -11,7 +11,17 @@ from typing import Protocol, assert_never
 from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
 from caravan_router.engine.observer import EngineObserver, Method
 from caravan_router.engine.pace import StepPace
-from caravan_router.scheduling.actions import Command, Decode, Fetch, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.scheduling.actions import (
+    Command,
+    Decode,
+    Evaluate,
+    Fetch,
+    FilterBatch,
+    Load,
+    Prefill,
+    Save,
+    SetLayout,
+)
 from caravan_router.scheduling.events import CommandEnded, Event, Fetched, StepOutcome, Stepped
 
 _log = logging.getLogger(__name__)
@@ -71,7 +81,9 @@ class CommandRunner:
 
     def longest_step_s(self, began: float) -> float | None:
         """Return how long the shard may take for the step that ``began`` then; None if what it does is no step."""
-        if self._session.client.embedding or not all(isinstance(one, Prefill | Decode) for one in self._under_way):
+        if self._session.client.embedding or not all(
+            isinstance(one, Prefill | Decode | Evaluate) for one in self._under_way
+        ):
             # Texts are embedded between steps; commands that copy cells are no steps.
             return None
         return self._pace.limit_s(max(map(_tokens, self._under_way), default=0), began)
@@ -134,7 +146,7 @@ class CommandRunner:
         steps = [reply for reply in replies if isinstance(reply, Stepped)]
         if not steps:
             return
-        method = Method.DECODE if isinstance(command, Decode) else Method.PREFILL
+        method = Method.PREFILL if isinstance(command, Prefill) else Method.DECODE
         tokens = max(1, _tokens(command))
         now = time.monotonic()
         elapsed, self._last_step_end = now - self._last_step_end, now
@@ -155,6 +167,8 @@ def _tokens(command: Command) -> int:
             return sum(len(chunk.token_ids) for chunk in command.chunks) + len(command.ride)
         case Decode():
             return len(command.sequence_ids) + command.max_draft_tokens
+        case Evaluate():
+            return sum(len(row.token_ids) for row in command.rows)
         case FilterBatch() | Save() | Load() | SetLayout():
             return 0
         case _:

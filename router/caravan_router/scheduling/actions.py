@@ -79,6 +79,33 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Known tokens of a beam to compute, from position ``start`` on.
+
+    ``is_first``: the shard does not hold the sequence yet. ``top_n_tokens``: how many of the likeliest next tokens are
+    returned; 0 unless all that is known is computed with the row.
+    """
+
+    sequence_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    adapter: str
+    is_first: bool
+    top_n_tokens: int = 0
+    copy: PrefixCopy | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """Run one step over rows. Nothing is sampled; a sequence stays held as it is."""
+
+    shard: str
+    command_id: int
+    header: Header
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterBatch:
     """Keep these sequences and release all others."""
 
@@ -250,5 +277,5 @@ class Flushed:
     evicted: tuple[ShardPrefixes, ...]
 
 
-Command = Prefill | Decode | FilterBatch | Save | Load | SetLayout
+Command = Prefill | Decode | Evaluate | FilterBatch | Save | Load | SetLayout
 Action = Command | Fetch | Drained | Start | Resume | Drafted | Deliver | Fail | Preempt | Flushed

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from caravan_router.core.speculation import DraftCount
-from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.scheduling.sequence import Request
 
 
@@ -131,12 +131,12 @@ class ShardDraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """A step has ended: the reply to a Prefill, or one of the replies to a Decode.
+    """A step has ended: the reply to a Prefill or an Evaluate, or one of the replies to a Decode.
 
     ``tokens``, ``prompt_logprobs`` and ``drafts`` come with the sequence id they belong to, as of the command that
     produced them. A sequence whose drafts were accepted has several tokens. ``prompt_logprobs`` are those of the step's
-    chunks. ``seconds``: duration of the step on the shard, of which
-    ``forward_s`` computing and ``sample_s`` choosing tokens.
+    chunks. ``evaluations``: the likeliest next tokens of rows, likeliest first. ``seconds``: duration of the step on
+    the shard, of which ``forward_s`` computing and ``sample_s`` choosing tokens.
     """
 
     shard: str
@@ -148,6 +148,7 @@ class Stepped:
     sample_s: float = 0.0
     prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = ()
     drafts: tuple[tuple[int, DraftCount], ...] = ()
+    evaluations: tuple[tuple[int, tuple[Alternative, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,9 @@ def check(scheduler: Scheduler) -> None:
     ]
     assert len(staying) == len(set(staying)), f"two stays of one request: {sorted(staying)}"
     assert not set(waiting) & set(staying), f"waiting and on a shard: {set(waiting) & set(staying)}"
-    assert set(waiting) | set(staying) == set(scheduler.sequences), "a live request is nowhere, or an ended one is kept"
+    resting = _resting_beams(scheduler, set(waiting), set(staying))
+    known = set(waiting) | set(staying) | resting
+    assert known == set(scheduler.sequences), "a live request is nowhere, or an ended one is kept"
     for sequence in scheduler.waiting if shards else ():
         assert any(shard.could_ever_hold(sequence) for shard in shards), f"{sequence.request_id} waits and fits nowhere"
     for shard in shards:
@@ -26,6 +28,23 @@ def check(scheduler: Scheduler) -> None:
         _check_residents(shard)
         _check_cells(shard)
         _check_commands(shard)
+
+
+def _resting_beams(scheduler: Scheduler, waiting: set[int], staying: set[int]) -> set[int]:
+    """Return the members of beam searches that have no beam. Check that each search waits or is on one shard."""
+    resting: set[int] = set()
+    for sequence in scheduler.sequences.values():
+        group = sequence.group
+        if group is None or sequence is not group.leader:
+            continue
+        ids = {member.request_id for member in group.members}
+        assert not group.is_whole or (ids & waiting == {sequence.request_id}) != bool(ids & staying), (
+            f"beam search {sequence.request_id} waits and runs, or does neither"
+        )
+        homes = [shard.name for shard in scheduler.shards.values() if group in shard.beam_groups]
+        assert len(homes) <= 1, f"beam search {sequence.request_id} is on {homes}"
+        resting |= ids - waiting - staying
+    return resting
 
 
 def _check_ids(shard: ShardAccount) -> None:
@@ -37,6 +56,12 @@ def _check_ids(shard: ShardAccount) -> None:
     )
     ids = sorted([*shard.free_ids, *(sequence_id for table, _ in tables for sequence_id in table)])
     assert ids == list(range(shard.limits.max_sequences)), f"{shard.name}: sequence ids do not add up: {ids}"
+    beams = {one.sequence_id: group for group, beams in shard.beam_groups.items() for one in beams.values()}
+    assert beams == {key: one.sequence.group for key, one in shard.residents.items() if one.is_beam}, (
+        f"{shard.name}: beams {beams}"
+    )
+    reserved = sum(group.width for group in shard.beam_groups) - len(beams)
+    assert reserved <= len(ids) - len(shard.residents) - len(shard.leaving), f"{shard.name}: {reserved} ids are missing"
     for table, statuses in tables:
         for sequence_id, resident in table.items():
             assert resident.sequence_id == sequence_id, (

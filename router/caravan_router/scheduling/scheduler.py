@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from caravan_router.core.generation import GenerationState
-from caravan_router.core.tokens import GeneratedToken
+from caravan_router.core.tokens import Alternative, GeneratedToken
 from caravan_router.scheduling.actions import Action, Fail, FailureReason, Flushed, Preempt, Preemption
+from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
     Cancelled,
@@ -84,7 +85,8 @@ class Scheduler:
             return self._apply_step(event)
         match event:
             case Submitted():
-                self._fail_misfits([self._state.enter(event.request)])
+                if (entered := self._state.enter(event.request)) is not None:
+                    self._fail_misfits([entered])
             case Cancelled():
                 # Unknown if it ended while the cancellation was on its way.
                 if (sequence := self._state.sequences.get(event.request_id)) is not None:
@@ -133,19 +135,37 @@ class Scheduler:
     # Failures
 
     def _fail(self, sequence: Sequence, reason: FailureReason) -> None:
+        group = sequence.group
+        members = [sequence] if group is None else group.members
+        ended: set[int] = set()
+        if group is not None and reason is FailureReason.DEADLINE:
+            ended = self._deliver_beams(group)
         self._state.abort(sequence)
-        self._state.outbox.add(Fail(sequence.request_id, reason))
+        for member in members:
+            if member.request_id not in ended:
+                self._state.outbox.add(Fail(member.request_id, reason))
+
+    def _deliver_beams(self, group: BeamGroup) -> set[int]:
+        """Deliver the best outputs so far, one to each member. Return the requests whose output has ended."""
+        ended = set()
+        for member, (_, tokens) in zip(group.members, group.best(), strict=False):
+            for token in tokens:
+                self._state.outbox.deliver_token(member.request_id, token)
+            if tokens[-1].finish is not None:
+                ended.add(member.request_id)
+        return ended
 
     def _fail_misfits(self, sequences: list[Sequence]) -> None:
         """End requests of ``sequences`` that fit no shard even when it is empty. Without any shard they may wait."""
         for sequence in sequences if self._state.shards else ():
-            if not any(shard.could_ever_hold(sequence) for shard in self._state.shards.values()):
+            is_known = sequence.request_id in self._state.sequences  # else its beam search has failed
+            if is_known and not any(shard.could_ever_hold(sequence) for shard in self._state.shards.values()):
                 self._fail(sequence, FailureReason.DOES_NOT_FIT)
 
     def _move_misfits(self, shard: ShardLedger) -> None:
         """Queue the sequences of ``shard`` again that it could hold only in a layout that it failed to take."""
         for resident in list(shard.residents.values()):
-            if not shard.could_ever_hold(resident.sequence):
+            if resident.is_live and not shard.could_ever_hold(resident.sequence):
                 shard.cancel(resident)
                 self._state.wait_again(resident.sequence)
                 self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))
@@ -196,6 +216,8 @@ class Scheduler:
         ``fatal``: the positions that were computed when ``shard`` was lost.
         """
         self._state.wait_again(sequence)
+        if sequence.group is not None:
+            sequence = sequence.group.leader
         sequence.losses += 1
         if fatal:
             again = max(fatal.start, sequence.fatal.start) < min(fatal.stop, sequence.fatal.stop)
@@ -231,6 +253,8 @@ class Scheduler:
         may_start = shard.apply_step(command, event.seconds, tokens=len(event.tokens), drafted=drafted)
         self._state.note_change(shard.name, may_start=may_start)
         self._apply_tokens(shard, command, event.tokens)
+        if event.evaluations:
+            self._apply_evaluations(shard, command, event.evaluations)
         return False
 
     def _deliver_prompt_logprobs(self, command: InFlight, event: Stepped) -> None:
@@ -272,6 +296,30 @@ class Scheduler:
             deliver(request.request_id, token)
             if token.finish is not None:
                 self._state.finish(sequence)
+
+    def _apply_evaluations(
+        self, shard: ShardLedger, command: InFlight, evaluations: tuple[tuple[int, tuple[Alternative, ...]], ...]
+    ) -> None:
+        """Note the next tokens of beams, and advance the searches of which those of all beams are known."""
+        for sequence_id, likeliest in evaluations:
+            resident = command.residents[sequence_id]
+            group = resident.sequence.group
+            if resident.is_live and group is not None and group.note_next(resident.sequence, likeliest):
+                self._advance(shard, group)
+
+    def _advance(self, shard: ShardLedger, group: BeamGroup) -> None:
+        leader = group.leader
+        leader.losses = 0
+        self._state.fair_share.charge(leader.spec.tenant, OUTPUT_TOKEN * group.width)
+        replaced = group.advance()
+        if replaced is None:
+            self._deliver_beams(group)
+            self._state.finish_beams(group)
+            return
+        for member in replaced:
+            self._state.end_branch(member)
+        for resident in shard.beam_groups[group].values():
+            shard.extend(resident)
 
     def _make_room(self, shard: ShardLedger, command: InFlight) -> bool:
         """Give up cells of a shard that says its cache is full though its ledger says it is not."""

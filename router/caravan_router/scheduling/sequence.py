@@ -4,11 +4,15 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tokens import PromptToken
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 from caravan_router.scheduling.shard.prefix_tree import Match, PrefixTree
+
+if TYPE_CHECKING:
+    from caravan_router.scheduling.beams import BeamGroup
 
 # The length of the shortest landmark, in tokens. Each has twice the length of the one before.
 _LANDMARK_TOKENS = 16
@@ -77,9 +81,19 @@ class Sequence:
     keys: PrefixKeys = field(init=False)
     # It no longer passes over an open shard for a busy one that has its prefix; None if it never did.
     patient_until_s: float | None = None
+    # The beam search that it belongs to.
+    group: "BeamGroup | None" = None
     _landmarks: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
+
+    def rewrite(self, output: list[int]) -> None:
+        """Replace the output, which a beam search does when a branch ends."""
+        self.output = output
+        self._landmarks.clear()
+        self.matches.clear()
+        self.common.clear()
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
 
     @property

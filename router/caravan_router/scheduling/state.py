@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from caravan_router.core.generation import GenerationState
 from caravan_router.scheduling.actions import Resume, Start
+from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.known_logprobs import KnownLogprobs
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.planning.forecast import OutputLengths
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class SchedulerState:
-    """Every request that has not ended is in ``sequences``, and either in ``waiting`` or resident on a shard."""
+    """Every request that has not ended is in ``sequences``, and either in ``waiting`` or resident on a shard.
+
+    Members of a beam search that have no beam are neither, while the leader waits or another member is on a shard.
+    """
 
     def __init__(self, config: "SchedulerConfig") -> None:
         self.config = config
@@ -65,16 +69,30 @@ class SchedulerState:
         """The lowest priority of the stays; None without any."""
         return min(self._priorities, default=None)
 
-    def enter(self, request: Request) -> Sequence:
-        """Let a new request wait."""
+    def enter(self, request: Request) -> Sequence | None:
+        """Let a new request wait. Return the sequence that waits; None if more members of its beam search must come."""
         assert request.request_id not in self.sequences, f"request {request.request_id} was submitted before"
         tenant = request.spec.tenant
         _, active = self._tenants.get(tenant.name, (tenant, 0))
         if active == 0:
             self.fair_share.activate(tenant, [other for other, _ in self._tenants.values()])
         self._tenants[tenant.name] = (tenant, active + 1)
-        self.deadlines.add(request)
         sequence = self.sequences[request.request_id] = Sequence(request)
+        beams = request.spec.beams
+        if beams is None or beams.index == 0:
+            self.deadlines.add(request)
+        if beams is not None:
+            if beams.index == 0:
+                sequence.group = BeamGroup(sequence)
+            else:
+                # The members were submitted one after another.
+                group = self.sequences[request.request_id - beams.index].group
+                assert group is not None
+                group.join(sequence)
+            assert sequence.group is not None
+            if not sequence.group.is_whole:
+                return None
+            sequence = sequence.group.leader
         self.waiting.push(sequence)
         return sequence
 
@@ -107,15 +125,51 @@ class SchedulerState:
             computed_again = max(0, sequence.reached - resident.computed)
             self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))
 
+    def branch(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
+        """Note that ``sequence`` has another beam than before, which begins on ``shard``."""
+        self._stays[sequence.request_id] = (shard, resident)
+        self._priorities[resident.priority] += 1
+        if not sequence.started:
+            sequence.started = True
+            prompt_tokens = len(sequence.spec.prompt)
+            self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached_tokens=resident.shared))
+
+    def end_branch(self, sequence: Sequence) -> None:
+        """Give up the cells of a beam that has ended, if it has a place."""
+        if sequence.request_id in self._stays:
+            shard, resident = self._end_stay(sequence)
+            if resident.is_live:
+                shard.take_back(resident)
+
     def note_fetch(self, sequence: Sequence, times: int = 1) -> None:
         """Note that ``sequence`` waits for a transfer, or as good as for so many."""
         sequence.fetches += times
 
     def wait_again(self, sequence: Sequence, *, saved_on: str = "") -> None:
-        """Queue a request again whose stay has ended before it did. ``saved_on``: the shard that saved its cells."""
+        """Queue a request again whose stay has ended before it did. ``saved_on``: the shard that saved its cells.
+
+        A beam search loses the cells of all its members. Ignored if it waits already.
+        """
+        if (group := sequence.group) is not None:
+            if sequence.request_id not in self._stays:
+                return
+            for member in group.members:
+                self.end_branch(member)
+            group.restart()
+            self.waiting.push(group.leader)
+            return
         self._end_stay(sequence)
         sequence.saved_on = saved_on
         self.waiting.push(sequence)
+
+    def finish_beams(self, group: BeamGroup) -> None:
+        """Forget a beam search that has ended. Only what the leader holds is kept for others."""
+        shard, resident = self._end_stay(group.leader)
+        shard.finish(resident)
+        self.lengths.observe(len(group.leader.output))
+        for member in group.members:
+            self.end_branch(member)
+            self._forget(member)
 
     def finish(self, sequence: Sequence) -> None:
         """Forget a request whose last token was sampled, and end its stay."""
@@ -125,7 +179,10 @@ class SchedulerState:
         self._forget(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Forget a request that nobody waits for, wherever it is."""
+        """Forget a request that nobody waits for, wherever it is. A beam search ends as a whole."""
+        if sequence.group is not None:
+            self._abort_beams(sequence.group)
+            return
         if sequence.request_id in self._stays:
             shard, resident = self._end_stay(sequence)
             shard.cancel(resident)
@@ -134,6 +191,14 @@ class SchedulerState:
             self.waiting.mark_due()  # others may have been behind it
             self._leave_saved(sequence)
         self._forget(sequence)
+
+    def _abort_beams(self, group: BeamGroup) -> None:
+        if group.is_whole and not any(member.request_id in self._stays for member in group.members):
+            self.waiting.remove(group.leader)
+            self.waiting.mark_due()
+        for member in group.members:
+            self.end_branch(member)
+            self._forget(member)
 
     def _leave_saved(self, sequence: Sequence) -> None:
         """Note that ``sequence`` no longer needs the shard that saved its cells, which may have waited for that."""

@@ -167,9 +167,9 @@ class Run:
 
     def _count_token(self) -> None:
         now = time.monotonic()
-        if self.tokens:
+        if self.tokens and self.spec.beams is None:  # all tokens of a beam search come at once
             self._model.metrics.observe_inter_token(now - self._last_token)
-        else:
+        elif not self.tokens:
             self._model.metrics.observe_first_token(now - self._arrived)
         self._last_token = now
         self.tokens += 1

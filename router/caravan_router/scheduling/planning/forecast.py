@@ -100,14 +100,17 @@ class CellForecast:
         """Whether ``sequence`` fits too. ``known_live``: its first tokens that running sequences hold in any case."""
         if self._always_fits:
             return True
-        new_cells = sequence.known_tokens - known_live
+        beams = 1 if sequence.group is None else sequence.group.width
+        # All beams have the prompt in common at the start. What they share later is not counted.
+        new_cells = sequence.known_tokens - known_live + (beams - 1) * len(sequence.output)
         if new_cells > self._available:
             return False
-        if self._most + sequence.request.peak_cells - known_live <= self._limit:
+        others = sequence.group.most_output_cells if sequence.group is not None else 0
+        if self._most + sequence.request.peak_cells + others - known_live <= self._limit:
             return True
         if self._entries is None:
             self._entries = [(one.own_cells, self._to_come(one.sequence)) for one in self._residents]
-        return self._base + peak_cells([*self._entries, (new_cells, self._to_come(sequence))]) <= self._limit
+        return self._base + peak_cells([*self._entries, (new_cells, beams * self._to_come(sequence))]) <= self._limit
 
     def _to_come(self, sequence: Sequence) -> int:
         """Return how many output tokens will need cells from now on, as far as one can tell; the last needs none."""

@@ -1,6 +1,7 @@
 """What moves between shards: saved prefixes to where they are needed, and everything from a shard that drains."""
 
 from caravan_router.scheduling.actions import Drained, Fetch, Preemption
+from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.planning.forecast import GROWTH_CELLS
 from caravan_router.scheduling.planning.placement import Place
 from caravan_router.scheduling.planning.preemption import choose_how
@@ -88,8 +89,15 @@ def to_move(state: SchedulerState, shard: ShardAccount, now: float) -> list[Resi
     others = [other for other in state.shards.values() if not other.draining]
     is_patient = now - shard.draining_since_s < _PATIENCE_S
     rooms = {other.name: (other.free_sequences, other.available_cells) for other in others}
-    found = []
+    found: list[Resident] = []
+    for group, beams in shard.beam_groups.items():
+        if all(resident.is_running for resident in beams.values()) and (
+            not is_patient or any(_has_room_for_beams(other, group) for other in others)
+        ):
+            found += beams.values()
     for resident in shard.residents.values():
+        if resident.is_beam:
+            continue
         able = [other for other in others if other.could_ever_hold(resident.sequence)]
         if not resident.is_running or not able:
             continue
@@ -102,6 +110,12 @@ def to_move(state: SchedulerState, shard: ShardAccount, now: float) -> list[Resi
             continue
         found.append(resident)
     return found
+
+
+def _has_room_for_beams(other: ShardAccount, group: BeamGroup) -> bool:
+    cells = len(group.leader.spec.prompt) + group.width * (len(group.leader.output) + GROWTH_CELLS)
+    has_room = other.free_sequences >= group.width and other.available_cells >= cells
+    return has_room and other.could_hold_now(group.leader)
 
 
 def _has_room(other: ShardAccount, resident: Resident, room: tuple[int, int], cells: int) -> bool:

@@ -149,6 +149,8 @@ class Planner:
             if plan.is_idle:  # no request could start for which the step was kept
                 plan = self._plan(plan.shard, plans.now, waiting=0, adapter=None)
             command = plan.send(next(self._command_ids))
+            for resident in plan.branched:
+                self._state.branch(resident.sequence, plan.shard, resident)
             if command is not None:
                 self._state.outbox.add(command)
             self._openings.note(plan.shard.name, may_start=False)
@@ -183,7 +185,8 @@ class Planner:
         """Take the cells of ``victims``. They wait for their next stay, in their old order."""
         saved = [resident for resident in victims if self._how(shard, resident) is Preemption.SWAP]
         for resident in victims:
-            if resident not in saved:
+            # The beams of a search lose their cells with the first of them.
+            if resident not in saved and resident.is_live:
                 shard.cancel(resident)
                 self._state.wait_again(resident.sequence)
                 self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))

@@ -10,25 +10,37 @@ from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.resident import Resident
 
 
-def _by_rank(shard: ShardAccount) -> list[Resident]:
-    """Return the residents in the order in which they should give way: lowest priority first, then newest."""
-    return sorted(shard.residents.values(), key=lambda resident: (resident.priority, -resident.request_id))
+def _by_rank(shard: ShardAccount) -> list[list[Resident]]:
+    """Return the residents in the order in which they should give way: lowest priority first, then newest.
+
+    The beams of a search give way together.
+    """
+    ranked = sorted(shard.residents.values(), key=lambda resident: (resident.priority, -resident.request_id))
+    if not shard.beam_groups:
+        return [[resident] for resident in ranked]
+    together: dict[int, list[Resident]] = {}
+    for resident in ranked:
+        group = resident.sequence.group
+        request_id = resident.request_id if group is None else group.leader.request_id
+        together.setdefault(request_id, []).append(resident)
+    return list(together.values())
 
 
 def victims_of_growth(shard: ShardAccount) -> list[Resident]:
     """Return whom to preempt because the next step has too few cells. At least one resident always stays."""
-    needed = len(shard.decoding)
-    if not needed or shard.is_bounded_by_sequence or shard.available_cells >= needed:
+    decoding = len(shard.decoding)
+    beams = sum(group.width for group in shard.beam_groups)
+    if not (decoding or beams) or shard.is_bounded_by_sequence or shard.available_cells >= decoding:
         return []
     # More than the next step needs, so that not every step preempts.
-    wanted = needed * GROWTH_CELLS
+    wanted = (decoding + beams) * GROWTH_CELLS
     available = shard.available_cells
     victims: list[Resident] = []
-    for resident in _by_rank(shard)[:-1]:
+    for residents in _by_rank(shard)[:-1]:
         if available >= wanted:
             break
-        available += resident.own_cells
-        victims.append(resident)
+        available += sum(resident.own_cells for resident in residents)
+        victims += residents
     return victims
 
 
@@ -43,12 +55,13 @@ def victims_of_priority(
         return []
     known_live = shard.match(sequence).live_length
     victims: list[Resident] = []
-    for resident in _by_rank(shard):
-        if shard.free_sequences + len(victims) > 0 and forecast_without(victims).has_room(sequence, known_live):
+    needed = 1 if sequence.group is None else sequence.group.width
+    for residents in _by_rank(shard):
+        if shard.free_sequences + len(victims) >= needed and forecast_without(victims).has_room(sequence, known_live):
             return victims
-        if resident.priority >= sequence.spec.priority:
+        if residents[0].priority >= sequence.spec.priority:
             return []
-        victims.append(resident)
+        victims += residents
     return victims
 
 
@@ -63,7 +76,7 @@ def choose_how(shard: ShardAccount, resident: Resident, transfer_s: float = 0.0)
 
     ``transfer_s``: the time until another shard has fetched them.
     """
-    if not shard.can_save or not resident.is_running:
+    if not shard.can_save or not resident.is_running or resident.is_beam:
         return Preemption.RECOMPUTE
     out_and_in_s = transfer_s + LOAD_S + 2 * resident.computed * shard.costs.copy_cell_s
     recompute_s = resident.computed * shard.costs.recompute_token_s

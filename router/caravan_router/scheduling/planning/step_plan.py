@@ -7,12 +7,15 @@ from caravan_router.scheduling.actions import (
     Chunk,
     Command,
     Decode,
+    Evaluate,
     FilterBatch,
     Load,
     LoadEntry,
     Prefill,
     PrefixCopy,
+    Row,
 )
+from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.planning.chunking import Step, chunk_budget, join_reason, step_seconds
 from caravan_router.scheduling.planning.drafting import draft_plan
@@ -64,6 +67,10 @@ class StepPlan:
         self._chunks: list[tuple[Resident, int]] = []
         self._loaded: list[tuple[Resident, SavedPrefix]] = []
         has_rivals = wanted != {self.adapter}
+        # Beam searches whose rows may be in the step, the one that starts with it, and the beams that branch off.
+        self._groups = [group for group in shard.beam_groups if group.leader.spec.adapter == self.adapter]
+        self._new_group: BeamGroup | None = None
+        self.branched: list[Resident] = []
         self._decoding = shard.decoding
         prefilling = shard.prefilling
         if has_rivals:
@@ -118,19 +125,27 @@ class StepPlan:
     @property
     def is_idle(self) -> bool:
         """Whether it carries nothing though the shard has residents: they have other adapters."""
-        return not (self._chunks or self._decoding or self._loaded) and bool(self.shard.residents)
+        has_work = self._chunks or self._decoding or self._loaded or self._groups
+        return not has_work and bool(self.shard.residents)
+
+    @property
+    def _is_turn_of_beams(self) -> bool:
+        """Whether the step is one of beam searches, whoever waits."""
+        return self._new_group is not None or (bool(self._groups) and not self.shard.evaluated_last)
 
     @property
     def is_open(self) -> bool:
         """Whether any request could start in this step with a chunk of its prompt."""
-        if self._join_reason is None or self._budget < self._least_chunk or self._loaded:
+        if self._join_reason is None or self._budget < self._least_chunk or self._loaded or self._is_turn_of_beams:
             return False
         return self.shard.has_id_for(NO_MATCH)
 
     @property
     def is_full(self) -> bool:
         """Whether no request can start in this step, nor be loaded before it."""
-        return not self.is_open and (self._has_newcomers or not self.shard.has_id_for(NO_MATCH))
+        return not self.is_open and (
+            self._has_newcomers or self._is_turn_of_beams or not self.shard.has_id_for(NO_MATCH)
+        )
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
@@ -138,11 +153,15 @@ class StepPlan:
             return False
         if sequence.needs_prompt_logprobs and self._prompt_logprobs_budget == 0:
             return False
+        if sequence.group is not None and (self._has_newcomers or self.shard.free_sequences < sequence.group.width):
+            return False
         return self.shard.could_hold_now(sequence) and self._has_cells(sequence, match.live_length)
 
     def can_load(self, sequence: Sequence) -> bool:
         """Whether what is saved of ``sequence`` could be loaded now, which no newcomer of this step has to wait for."""
-        if self._has_newcomers or not self.shard.has_id_for(NO_MATCH):
+        if self._has_newcomers or self._is_turn_of_beams or not self.shard.has_id_for(NO_MATCH):
+            return False
+        if sequence.group is not None and self.shard.free_sequences < sequence.group.width:
             return False
         return self.shard.could_hold_now(sequence) and self._has_cells(sequence, 0)
 
@@ -160,7 +179,10 @@ class StepPlan:
         self._joins_others = self._joins_others or bool(self.shard.decoding)
         self._forecast = None
         resident = self.shard.place(sequence, match, self._priority(sequence))
-        self._add_chunk(resident)
+        if sequence.group is not None:
+            self._new_group = sequence.group
+        else:
+            self._add_chunk(resident)
         return resident
 
     def _priority(self, sequence: Sequence) -> int:
@@ -180,6 +202,8 @@ class StepPlan:
         shard = self.shard
         if self._loaded:
             return self._load(command_id)
+        if self._is_turn_of_beams or (self._groups and not (self._chunks or self._decoding)):
+            return self._evaluate(command_id)
         if self._chunks:
             return self._prefill(command_id)
         if shard.in_flight and not shard.release_now:
@@ -228,6 +252,8 @@ class StepPlan:
         steps = min(steps, steps_left(shard, residents))
         if shard.layout.shares_cells:
             steps = max(1, min(steps, shard.free_cells // len(residents)))
+        if shard.beam_groups:
+            steps = 1  # then it is the turn of the beams
         steps, drafts = draft_plan(shard, residents, steps)
         command = Decode(
             shard=shard.name,
@@ -239,6 +265,44 @@ class StepPlan:
         )
         shard.send(command, residents)
         return command
+
+    def _evaluate(self, command_id: int) -> Evaluate:
+        """Let beams branch off from those that are computed, and compute what is missing of all."""
+        shard = self.shard
+        groups = self._groups if self._new_group is None else [self._new_group]
+        if self._new_group is None:
+            for group in groups:
+                self._branch_off(group)
+        shard.make_free(0)
+        pending = [
+            resident
+            for group in groups
+            for resident in shard.beam_groups[group].values()
+            if resident.computed < resident.target
+        ]
+        left = max(min(len(pending), shard.limits.max_batch_tokens), self._whole_budget)
+        rows: list[tuple[Resident, int]] = []
+        # Those that are nearly complete first, so that each gets at least a token.
+        for resident in sorted(pending, key=lambda one: (one.is_running, one.target - one.computed)):
+            tokens = min(resident.target - resident.computed, left - (len(pending) - len(rows) - 1))
+            if tokens > 0:
+                rows.append((resident, tokens))
+                left -= tokens
+        command = Evaluate(
+            shard=shard.name,
+            command_id=command_id,
+            header=shard.next_header,
+            rows=tuple(_row(resident, tokens) for resident, tokens in rows),
+        )
+        shard.send(command, [resident for resident, _ in rows])
+        return command
+
+    def _branch_off(self, group: BeamGroup) -> None:
+        for index, (parent, length) in list(group.branches.items()):
+            source = self.shard.beam_groups[group].get(parent)
+            if source is not None and source.is_running and source.computed >= length:
+                self.branched.append(self.shard.branch(group.members[index], source, length))
+                group.note_placed(group.members[index])
 
     def _filter(self, command_id: int) -> FilterBatch:
         shard = self.shard
@@ -255,6 +319,22 @@ def _without_single(tokens: int, remaining: int) -> int:
     A token that is computed alone may round otherwise than in a chunk, and greedy answers would depend on the chunks.
     """
     return tokens - 1 if remaining - tokens == 1 and tokens > 2 else min(tokens, remaining)
+
+
+def _row(resident: Resident, tokens: int) -> Row:
+    sequence, start = resident.sequence, resident.computed
+    end = start + tokens
+    is_first = not resident.is_running
+    assert sequence.group is not None
+    return Row(
+        sequence_id=resident.sequence_id,
+        start=start,
+        token_ids=sequence.tokens(start, end),
+        adapter=resident.adapter,
+        is_first=is_first,
+        top_n_tokens=sequence.group.top_n_tokens if end == resident.target else 0,
+        copy=_copy(resident) if is_first else None,
+    )
 
 
 def _copy(resident: Resident) -> PrefixCopy | None:

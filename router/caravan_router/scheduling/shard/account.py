@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from caravan_router.core.prefixes import CachedPrefix, ShardPrefixes
 from caravan_router.scheduling.actions import Header
+from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits
 from caravan_router.scheduling.sequence import Sequence
@@ -68,6 +69,11 @@ class ShardAccount:
         self._parked: dict[int, Resident] = {}
         self._releasing: dict[int, Resident] = {}
         self._in_flight: list[InFlight] = []
+        # The residents of beam searches, by index. Those that have yet to branch off have ids in reserve.
+        self._beam_groups: dict[BeamGroup, dict[int, Resident]] = {}
+        self._reserved_ids = 0
+        # Whether the last step was of beam searches: they take turns with all others.
+        self.evaluated_last = False
         # Cells of residents and leaving sequences that the tree does not know: it learns of outputs when they end.
         self._tail_cells = 0
         # Counts the changes of the status of residents.
@@ -122,15 +128,23 @@ class ShardAccount:
         return self._free_ids
 
     @property
+    def beam_groups(self) -> Mapping[BeamGroup, Mapping[int, Resident]]:
+        """The residents of each beam search, by their index."""
+        return self._beam_groups
+
+    @property
     def prefilling(self) -> list[Resident]:
-        """Residents whose prompt is not complete, by descending priority, then in the order of `residents`."""
-        found = [one for one in self._residents.values() if one.computed < one.target]
+        """Residents whose prompt is not complete, by descending priority, then in the order of `residents`.
+
+        Beams are left out.
+        """
+        found = [one for one in self._residents.values() if one.computed < one.target and not one.is_beam]
         return sorted(found, key=lambda resident: -resident.priority) if len(found) > 1 else found
 
     @property
     def decoding(self) -> list[Resident]:
-        """Residents that take one token per step."""
-        return [one for one in self._residents.values() if one.computed >= one.target]
+        """Residents that take one token per step, without beams."""
+        return [one for one in self._residents.values() if one.computed >= one.target and not one.is_beam]
 
     @property
     def positions_under_way(self) -> dict[int, range]:
@@ -163,7 +177,7 @@ class ShardAccount:
     def free_sequences(self) -> int:
         """How many sequences could start with the next command if all parked ones were evicted."""
         ids = len(self._free_ids) + len(self._releasing) + len(self._parked)
-        return 0 if self.draining else min(ids, self._max_residents - len(self._residents))
+        return 0 if self.draining else min(ids, self._max_residents - len(self._residents)) - self._reserved_ids
 
     def has_id_for(self, match: Match) -> bool:
         """Whether a sequence that starts from ``match`` can get an id without evicting what the next command copies."""
@@ -177,7 +191,15 @@ class ShardAccount:
     def could_ever_hold(self, sequence: Sequence) -> bool:
         """Whether the empty shard has room for ``sequence``, in one of its layouts."""
         peak = sequence.request.peak_cells
+        if (group := sequence.group) is not None:
+            return peak <= self.limits.most_cells_per_sequence and self._could_ever_hold_beams(group)
         return peak <= self.limits.most_cells_per_sequence and peak <= self.capacity
+
+    def _could_ever_hold_beams(self, group: BeamGroup) -> bool:
+        if group.width > min(self.limits.max_sequences, self._max_residents, self.limits.max_batch_tokens):
+            return False
+        prompt_copies = 1 if self.layout.shares_cells and not self.layout.whole_only else group.width
+        return prompt_copies * len(group.leader.spec.prompt) + group.most_output_cells <= self.capacity
 
     def could_hold_now(self, sequence: Sequence) -> bool:
         """Whether the empty shard has room for ``sequence`` in its current layout, for now."""
@@ -258,7 +280,8 @@ class ShardAccount:
     def promised_cells(self) -> int:
         """Cells that started prompts and commands under way will take."""
         prompts = sum(r.target - r.computed for r in self._residents.values() if r.computed < r.target)
-        return prompts + sum(command.coming_cells for command in self._in_flight)
+        beams = sum(group.cells_to_branch for group in self._beam_groups) if self._beam_groups else 0
+        return prompts + beams + sum(command.coming_cells for command in self._in_flight)
 
     @property
     def available_cells(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from caravan_router.scheduling.actions import Command, Decode, Prefill
+from caravan_router.scheduling.actions import Command, Decode, Evaluate, Prefill
 from caravan_router.scheduling.shard.resident import Resident
 
 # A Decode that must yield has seldom run more than this many steps beyond those reported. If it has, the shard reports
@@ -14,7 +14,7 @@ class InFlight:
     """A command under way.
 
     ``residents``: those the command names, by sequence id. An id may belong to another before late results arrive.
-    ``chunk_tokens``: prompt tokens that a Prefill computes, by sequence id. ``steps_left``: steps not reported yet.
+    ``chunk_tokens``: tokens of chunks and rows, by sequence id. ``steps_left``: steps not reported yet.
     ``drafts``: most draft tokens of a step. ``cells_left``: what a Decode may take beyond what was reported, in all.
     """
 
@@ -29,6 +29,9 @@ class InFlight:
         if isinstance(command, Prefill):
             self.chunk_tokens = {chunk.sequence_id: len(chunk.token_ids) for chunk in command.chunks}
             self.steps_left = 1
+        elif isinstance(command, Evaluate):
+            self.chunk_tokens = {row.sequence_id: len(row.token_ids) for row in command.rows}
+            self.steps_left = 1
         elif isinstance(command, Decode):
             self.steps_left = command.max_steps
             self.drafts = command.max_draft_tokens
@@ -42,6 +45,8 @@ class InFlight:
     @property
     def starting(self) -> list[Resident]:
         """Residents whose first chunk it carries."""
+        if isinstance(self.command, Evaluate):
+            return [self.residents[row.sequence_id] for row in self.command.rows if row.is_first]
         if not isinstance(self.command, Prefill):
             return []
         return [self.residents[chunk.sequence_id] for chunk in self.command.chunks if chunk.setup is not None]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from caravan_router.core.prefixes import ShardPrefixes
-from caravan_router.scheduling.actions import Command, Decode, Prefill, Save, SaveEntry
+from caravan_router.scheduling.actions import Command, Decode, Evaluate, Prefill, Save, SaveEntry
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, ShardLimits
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, cuts_between
@@ -119,8 +119,30 @@ class ShardLedger(ShardAccount):
 
     def _enter(self, resident: Resident) -> Resident:
         self._residents[resident.sequence_id] = resident
+        self._note_beam(resident, is_here=True)
         self.make_free(0)
         return resident
+
+    def _note_beam(self, resident: Resident, *, is_here: bool) -> None:
+        """Note that ``resident``, if it is a beam, has a place here or has none any more."""
+        if (group := resident.sequence.group) is None:
+            return
+        beams = self._beam_groups.setdefault(group, {})
+        self._reserved_ids -= group.width - len(beams) if beams else 0
+        if is_here:
+            beams[group.index_of(resident.sequence)] = resident
+        else:
+            del beams[group.index_of(resident.sequence)]
+        if beams:
+            self._reserved_ids += group.width - len(beams)
+        else:
+            del self._beam_groups[group]
+
+    def branch(self, sequence: Sequence, source: Resident, length: int) -> Resident:
+        """Start ``sequence``, a beam, from the first ``length`` tokens of ``source``. It needs a row of its own."""
+        can_copy = length > 0 and (length == source.computed or not self.layout.whole_only)
+        match = Match(length, length, (source.sequence_id,)) if can_copy else NO_MATCH
+        return self.place(sequence, match, source.priority)
 
     def _worth_copying(self, match: Match) -> Match:
         """Return ``match``, or no match where copying would cost more than computing."""
@@ -178,8 +200,10 @@ class ShardLedger(ShardAccount):
         self._in_flight.append(sent)
         if isinstance(command, Prefill):
             self.steps_since_prefill = 0
+        if isinstance(command, Prefill | Evaluate):
             self.busy_until_s = self._clock.now_s + self._expected_s(sent)
-        if isinstance(command, Prefill | Decode):
+        if isinstance(command, Prefill | Decode | Evaluate):
+            self.evaluated_last = isinstance(command, Evaluate)
             self.turn.take(next(iter(sent.residents.values())).adapter)
 
     def _expected_s(self, prefill: InFlight) -> float:
@@ -223,7 +247,10 @@ class ShardLedger(ShardAccount):
             live = sum([one.status.is_live for one in command.residents.values()])
             self.costs.observe_decodes(live + drafted, seconds)
             return turn_ended
-        self._observe_chunks(command, seconds)
+        if isinstance(command.command, Evaluate) and sum(chunk_tokens.values()) == len(chunk_tokens):
+            self.costs.observe_decodes(len(chunk_tokens), seconds)
+        else:
+            self._observe_chunks(command, seconds)
         for sequence_id, tokens in chunk_tokens.items():
             resident = command.residents[sequence_id]
             if resident.status in (Status.STARTING, Status.LOADED):
@@ -239,6 +266,10 @@ class ShardLedger(ShardAccount):
         pairs = sum(count * command.residents[key].computed for key, count in command.chunk_tokens.items())
         riders = len(command.residents) - len(command.chunk_tokens)
         self.costs.observe_chunks(tokens, pairs / tokens, riders=riders, seconds=seconds)
+
+    def extend(self, resident: Resident) -> None:
+        """Note that ``resident``, a beam, has more tokens to compute."""
+        resident.target = resident.sequence.known_tokens
 
     def grow(self, resident: Resident) -> None:
         """Note that ``resident`` decoded a token: its token before that is in a cell now."""
@@ -411,7 +442,8 @@ class ShardLedger(ShardAccount):
             self._move(resident, Status.DROPPED)
             return
         # A sequence that cannot be cut back to a length cannot be parked while it runs: its length is not known.
-        if self._parks and not self.layout.whole_only and resident.is_running and not resident.prefilling:
+        is_known = resident.is_running and not resident.prefilling and not resident.is_beam
+        if self._parks and not self.layout.whole_only and is_known:
             self._park(resident)
             self._parking[resident.sequence_id] = resident.computed
         else:
@@ -474,6 +506,8 @@ class ShardLedger(ShardAccount):
         )
         before, after = self._table_of[resident.status], self._table_of.get(status)
         if after is not before:
+            if before is self._residents:
+                self._note_beam(resident, is_here=False)
             del before[resident.sequence_id]
             if after is not None:
                 after[resident.sequence_id] = resident

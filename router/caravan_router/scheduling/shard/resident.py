@@ -83,6 +83,11 @@ class Resident:
         return self.sequence.spec.adapter
 
     @property
+    def is_beam(self) -> bool:
+        """Whether it is a beam of a search, which computes all that it knows and samples nothing."""
+        return self.sequence.group is not None
+
+    @property
     def is_live(self) -> bool:
         """Whether its request waits for results; late results of other residents are ignored."""
         return self.status.is_live
