@@ -25,6 +25,15 @@ def expected_logprobs(prompt: Sequence[int], adapter: str = "") -> list[NDArray[
     return rows
 
 
+def logprobs_after(tokens: Sequence[int]) -> list[float]:
+    """Return the logprob of each token of the vocabulary after ``tokens``."""
+    state = EMPTY_STATE
+    for position, token in enumerate(tokens):
+        state = next_state(state, token, position, "")
+    logits = toy_logits(np.array([state], np.uint64))[0].astype(np.float64)
+    return [float(value) for value in logits - np.log(np.exp(logits).sum())]
+
+
 def expected_output(
     prompt: Sequence[int],
     max_new_tokens: int,

@@ -82,6 +82,11 @@ class BeamGroup:
         return self._branches
 
     @property
+    def beams(self) -> list[int]:
+        """The members that have a beam, best first."""
+        return list(self._beams)
+
+    @property
     def most_output_cells(self) -> int:
         """Cells that the outputs of all members take at most: the last token of each is never computed."""
         return self.width * (self.leader.spec.stopping.max_new_tokens - 1)

@@ -72,6 +72,13 @@ class NeedsFieldError(ValidationError):
         super().__init__(field, f"`{field}` may be set only when {needed}. Given: {shown(given)}")
 
 
+class BeamFieldError(ValidationError):
+    """A beam search has no use for the field."""
+
+    def __init__(self, field: str, given: object) -> None:
+        super().__init__(field, f"`{field}` cannot be used with `use_beam_search`. Given: {shown(given)}")
+
+
 class AliasError(ValidationError):
     """Two fields that mean the same have different values."""
 

@@ -1,6 +1,6 @@
 """Body fields and reply parts that OpenAI's routes share, with vLLM's extra parameters; and ``/v1/models``."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -85,6 +85,10 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
 
     vLLM's are ``include_stop_str_in_output``, ``skip_special_tokens``, ``min_tokens``, ``stop_token_ids`` and
     ``return_token_ids``. ``n_cmpl`` is llama-server's name of ``n``.
+
+    With ``use_beam_search``, ``n`` is the width of the search and the number of choices, which come best first: by the
+    sum of their log probabilities divided by the number of their tokens to the power of ``length_penalty`` (1 by
+    default). ``early_stopping``: Hugging Face's; false by default.
     """
 
     model: ModelName = None
@@ -106,6 +110,9 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     timeout: Timeout = None
     cache_salt: CacheSalt = None
     speculate: Speculate = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

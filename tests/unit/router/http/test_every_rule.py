@@ -367,6 +367,13 @@ CASES = [
         "`dimensions` must be 8, as the model has it. Given: 9",
     ),
     Case(
+        openai_rules.BeamFieldError,
+        TEXT,
+        {"use_beam_search": True, "n": 2, "top_p": 0.5},
+        "top_p",
+        "`top_p` cannot be used with `use_beam_search`. Given: 0.5",
+    ),
+    Case(
         openai_rules.NeedsFieldError,
         CHAT,
         {"top_logprobs": 1},

@@ -1,13 +1,26 @@
 """Beam searches: which beams go on, what they hold, and how they end."""
 
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from caravan_router.core.generation import BeamSearch, EarlyStopping
+from caravan_router.core.tokens import Alternative
 from caravan_router.scheduling.actions import Evaluate, Preempt
+from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, ShardLimits, StepOutcome
+from caravan_router.scheduling.sequence import Sequence
+from caravan_testing.beam_oracle import beam_outputs
+from caravan_testing.beams_of_transformers import EOS_TOKEN_IDS, logprobs_after
+from caravan_testing.requests import request
 from caravan_testing.simulation import Simulation
 
+_RECORD = json.loads((Path(__file__).parent / "beams_of_transformers.json").read_text())
 _ENDS = frozenset({0, 5, 11})
 
 
@@ -19,6 +32,48 @@ def limits(cells: int = 400, ids: int = 8, *, shares_cells: bool = True) -> Shar
 
 def search(width: int, penalty: float = 1.0, early: EarlyStopping = EarlyStopping.NO) -> BeamSearch:
     return BeamSearch(width=width, index=0, length_penalty=penalty, early_stopping=early, eos_token_ids=_ENDS)
+
+
+def _group(case: dict[str, Any]) -> BeamGroup:
+    beams = BeamSearch(
+        width=case["width"],
+        index=0,
+        length_penalty=case["length_penalty"],
+        early_stopping=EarlyStopping(case["early_stopping"]),
+        eos_token_ids=frozenset(EOS_TOKEN_IDS),
+    )
+    made = request(1, case["prompt"], case["new"])
+    group = BeamGroup(Sequence(replace(made, spec=replace(made.spec, beams=beams))))
+    for index in range(1, beams.width):
+        member = replace(made, spec=replace(made.spec, beams=replace(beams, index=index)))
+        group.join(Sequence(member))
+    return group
+
+
+def _likeliest(tokens: tuple[int, ...], count: int) -> tuple[Alternative, ...]:
+    logprobs = logprobs_after(tokens)
+    best = sorted(range(len(logprobs)), key=lambda token: -logprobs[token])[:count]
+    return tuple(Alternative(token, b"", False, logprobs[token]) for token in best)
+
+
+@pytest.mark.parametrize("case", _RECORD["cases"], ids=lambda case: "-".join(map(str, list(case.values())[1:5])))
+def test_outputs_and_scores_are_those_of_transformers(case: dict[str, Any]) -> None:
+    group = _group(case)
+    while True:
+        beams = [group.members[index] for index in group.beams]
+        for member in beams:
+            likeliest = _likeliest(member.tokens(0, member.known_tokens), group.top_n_tokens)
+            assert group.note_next(member, likeliest) == (member is beams[-1])
+        if group.advance() is None:
+            break
+        for member in group.members:
+            group.note_placed(member)
+    found = group.best()
+    assert [[token.token_id for token in tokens] for _, tokens in found] == case["outputs"]
+    for score, expected in zip([score for score, _ in found], case["scores"], strict=False):
+        assert math.isclose(score, expected, abs_tol=2e-4)
+    reference = beam_outputs(logprobs_after, group.leader.spec)
+    assert [list(one.tokens) for one in reference] == case["outputs"]
 
 
 def simulation(*shards: ShardLimits) -> Simulation:

@@ -12,6 +12,7 @@ from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
+from caravan_router.http.openai.beams import check_beams, with_beams
 from caravan_router.http.openai.chat.messages import template_tools, text_of_parts
 from caravan_router.http.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.http.openai.chat.schema import ChatRequest
@@ -55,6 +56,7 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     serving = context.serving(body)
     max_tokens = _check_fields(body, bounds)
     check_choice_parameters(body.choice_parameters, n)
+    check_beams(body, n, model)
     biases = biases_of(body.logit_bias, limits, model)
     text = text_options_of(body, limits)
     asked = constraint_of(body, limits)
@@ -68,7 +70,7 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
     request = ValidRequest(
-        specs=tuple(serving.spec(prompt, sampling, stopping, extras) for sampling in samplings),
+        specs=with_beams([serving.spec(prompt, sampling, stopping, extras) for sampling in samplings], body, model),
         text=text,
         characters=_characters(source, plan),
     )

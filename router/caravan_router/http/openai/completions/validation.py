@@ -10,6 +10,7 @@ from caravan_router.http.generation.prompt import check_new_tokens, check_token_
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
 from caravan_router.http.limits import Limits
+from caravan_router.http.openai.beams import check_beams, with_beams
 from caravan_router.http.openai.completions.schema import CompletionRequest
 from caravan_router.http.openai.constraints import constraint_of
 from caravan_router.http.openai.prompts import PromptInput, TextPrompt, TokensPrompt, split_prompts
@@ -68,6 +69,7 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     limits, model, bounds = context.limits, context.model, context.bounds
     serving = context.serving(body)
     _check_fields(body, plan, bounds)
+    check_beams(body, plan.n, model)
     biases = biases_of(body.logit_bias, limits, model)
     text = text_options_of(body, limits)
     asked = constraint_of(body, limits)
@@ -86,11 +88,17 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     extras = Extras(constraint=await compiled(context.engine, asked), adapter=context.adapter)
     return [
         ValidRequest(
-            specs=tuple(
-                serving.spec(token_ids, sampling, stopping, _with_prompt_logprobs(extras, body, index))
-                for index, sampling in enumerate(
-                    samplings_of(body, plan.candidates, model, alternatives=_alternatives(body, plan), biases=biases)
-                )
+            specs=with_beams(
+                [
+                    serving.spec(token_ids, sampling, stopping, _with_prompt_logprobs(extras, body, index))
+                    for index, sampling in enumerate(
+                        samplings_of(
+                            body, plan.candidates, model, alternatives=_alternatives(body, plan), biases=biases
+                        )
+                    )
+                ],
+                body,
+                model,
             ),
             text=text,
             characters=len(prompt.text) if isinstance(prompt, TextPrompt) else 0,

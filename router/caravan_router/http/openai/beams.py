@@ -1,0 +1,85 @@
+"""Beam search, with the fields of vLLM and the meaning that Hugging Face's ``generate`` gives them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from caravan_router.core.engine import ModelFacts
+from caravan_router.core.generation import BeamSearch, EarlyStopping, GenerationSpec
+from caravan_router.http.generation.checks import check_range
+from caravan_router.http.openai.rules import BeamFieldError, NeedsFieldError
+from caravan_router.http.openai.schema import GeneratingFields
+
+MAX_LENGTH_PENALTY = 10.0
+# Fields that a search does not honour, each with the values that change nothing.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "stream": (False,),
+    "stop": ("", []),
+    "min_tokens": (0,),
+    "best_of": (),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "prediction": (),
+    "tools": ([],),
+    "choice_parameters": (),
+    "logit_bias": ({},),
+    "temperature": (0,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "seed": (),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "typical_p": (1,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "response_format": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "grammar": ("",),
+    "json_schema": (),
+}
+
+
+def check_beams(fields: GeneratingFields, n: int, model: ModelFacts) -> None:
+    """Check the fields of a beam search, and that no other field contradicts it. Raises ValidationError."""
+    for name in ("length_penalty", "early_stopping"):
+        if not fields.use_beam_search and (given := getattr(fields, name)) is not None:
+            raise NeedsFieldError(name, "`use_beam_search` is true", given)
+    if not fields.use_beam_search:
+        return
+    for name, neutral in _NEUTRAL.items():
+        given = getattr(fields, name, None)
+        if given is not None and given not in neutral:
+            raise BeamFieldError(name, given)
+    check_range("length_penalty", fields.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    # A step needs `n` tokens of each beam that end nothing.
+    ends = len(fields.stop_token_ids or ()) + (0 if fields.ignore_eos else len(model.eos_token_ids))
+    check_range("n", n, 1, max(1, min(model.max_top_n_tokens, model.vocabulary_size) - ends))
+
+
+def with_beams(
+    specs: Sequence[GenerationSpec], fields: GeneratingFields, model: ModelFacts
+) -> tuple[GenerationSpec, ...]:
+    """Return the generations of one prompt, as members of a beam search if `check_beams` found one."""
+    if not fields.use_beam_search:
+        return tuple(specs)
+    early = EarlyStopping.NO if fields.early_stopping is None else EarlyStopping(fields.early_stopping)
+    return tuple(
+        replace(
+            spec,
+            sampling=replace(spec.sampling, temperature=0.0, seed=0),
+            max_draft_tokens=0,
+            beams=BeamSearch(
+                width=len(specs),
+                index=index,
+                length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
+                early_stopping=early,
+                eos_token_ids=model.eos_token_ids,
+            ),
+        )
+        for index, spec in enumerate(specs)
+    )
