@@ -41,6 +41,15 @@ Life of a stay
 Replies come late: a command knows its residents, not only their ids (`shard.command.InFlight`), and a result for a
 resident that is not live is ignored.
 
+Beam searches
+-------------
+The members of a beam search are requests that are submitted together, each with a sequence (`beams.BeamGroup`). Only
+the first one waits in the queue. It needs as many ids as the search is wide and starts alone; the others branch off
+from its prompt. Beams are residents that never decode: an Evaluate computes one token of each and returns the likeliest
+next tokens, of which the scheduler chooses the next beams. The stay of a beam that is dropped ends, and its sequence
+starts another, as a branch of a beam that goes on. Evaluates and the other steps of a shard take turns. Whatever takes
+cells of one member takes those of all, and the leader waits again.
+
 What outlives a stay
 --------------------
 The cells of a sequence can be saved as *runs* in the shard's host memory, and move on to its disk. A run is named by a
@@ -67,6 +76,8 @@ shard takes a `shard.account.ShardAccount`, of which the ledger is the writable 
     prompt logprobs of sequences, for others that begin alike   known_logprobs.KnownLogprobs
     the leased shards; output tokens and losses of a sequence   scheduler.Scheduler
     what the next command of a shard carries                    planning.step_plan.StepPlan
+    the beams of a search                                       beams.BeamGroup, called by the scheduler; the step plan
+                                                                tells it who has a place
     actions of this call, in order                              outbox.Outbox
 
 Two caches have two: placement fills `Sequence.common`, and the shards' accounts fill `Sequence.matches`. The state
@@ -91,7 +102,8 @@ After events, for the shards that have changed and have nothing under way, or on
         it has none:               lower priorities wait too; others go before it at most `max_bypass` times
     for each shard that has changed or got a request:
                      send a Load for those that were saved; else a Prefill of chunks, with decodes riding; else a
-                     Decode of many steps, which the next command cuts short; else a FilterBatch that only releases
+                     Decode of many steps, which the next command cuts short; else a FilterBatch that only releases.
+                     Beam searches have every second step, an Evaluate
 
 What a plan looks at
 --------------------

@@ -83,27 +83,32 @@ class SchedulerState:
             self.deadlines.add(request)
         if beams is not None:
             if beams.index == 0:
-                sequence.group = BeamGroup(sequence)
+                group = BeamGroup(sequence)
             else:
-                # The members were submitted one after another.
-                group = self.sequences[request.request_id - beams.index].group
-                assert group is not None
+                # The members are submitted one after another.
+                known = self.sequences[request.request_id - beams.index].group
+                assert known is not None, f"request {request.request_id} has no beam search"
+                group = known
                 group.join(sequence)
-            assert sequence.group is not None
-            if not sequence.group.is_whole:
+            if not group.is_whole:
                 return None
-            sequence = sequence.group.leader
+            sequence = group.leader
         self.waiting.push(sequence)
         return sequence
 
     def state_of(self, request_id: int) -> GenerationState:
         """Return where a request is that has not ended. One that has not entered yet is queued."""
+        sequence = self.sequences.get(request_id)
+        if sequence is not None and sequence.group is not None:
+            leader = sequence.group.leader
+            if not any(member.request_id in self._stays for member in sequence.group.members):
+                return GenerationState.QUEUED
+            return GenerationState.RUNNING if leader.output else GenerationState.PREFILLING
         if request_id in self._stays:
             _, resident = self._stays[request_id]
             if resident.status is Status.LEAVING:
                 return GenerationState.SWAPPED
             return GenerationState.PREFILLING if resident.prefilling else GenerationState.RUNNING
-        sequence = self.sequences.get(request_id)
         return GenerationState.SWAPPED if sequence is not None and sequence.saved_on else GenerationState.QUEUED
 
     def stay(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:

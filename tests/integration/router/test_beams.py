@@ -15,6 +15,7 @@ from caravan_testing.beam_oracle import BeamOutput, beam_outputs
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.toy_oracle import logprobs_after
+from caravan_testing.waiting import eventually
 
 PROMPTS = (b"a", b"the quick brown fox", b"a much longer prompt that is computed in more than one chunk " * 3)
 
@@ -82,15 +83,26 @@ async def test_in_company_with_scarce_cells() -> None:
         await running.wait_until_at_rest()
 
 
-async def test_a_shard_dies_and_drains() -> None:
-    async with cluster(ClusterConfig(shards=2, token_s=0.001)) as running:
+async def test_a_lost_shard() -> None:
+    async with cluster(ClusterConfig(shards=2, step_s=0.002)) as running:
         wanted = [members(prompt, 40, search(3)) for prompt in PROMPTS]
         tasks = [asyncio.create_task(found(running, one)) for one in wanted]
-        await asyncio.sleep(0.05)
-        await running.kill(running.addresses[0])
-        await running.start(running.addresses[0])
+        address = running.addresses[0]
+        await eventually(
+            lambda: any(group.leader.output for group in running.engine.scheduler.shards[address].beam_groups), "beams"
+        )
+        await running.stop_shard(address)
         for one, task in zip(wanted, tasks, strict=True):
             check(one, await task)
+
+
+async def test_clients_that_leave() -> None:
+    async with cluster(ClusterConfig(step_s=0.002)) as running:
+        streams = [running.engine.submit(one) for one in members(b"abc", 200, search(3))]
+        shard = running.engine.scheduler.shards[running.addresses[0]]
+        await eventually(lambda: any(group.leader.output for group in shard.beam_groups), "beams")
+        for stream in streams:
+            stream.close()
         await running.wait_until_at_rest()
 
 

@@ -9,6 +9,7 @@ ROOM = Path(caravan_router.scheduling.__file__).parent
 
 # Modules that assign to attributes of objects other than their own ``self``, and these attributes.
 WRITERS = {
+    "beams.py": {"group"},
     "scheduler.py": {"fatal", "fatal_losses", "fatal_on", "losses", "now_s", "prompt_logprobs_delivered"},
     "state.py": {"charged", "fetches", "reached", "saved_on", "started"},
     "planning/openings.py": {"patient_until_s"},
@@ -21,6 +22,7 @@ WRITERS = {
         "shared",
         "status",
         "steps_left",
+        "target",
     },
     "shard/prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},
     "shard/saved_runs.py": {"tier"},
