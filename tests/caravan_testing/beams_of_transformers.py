@@ -9,6 +9,8 @@ import itertools
 import json
 import math
 import sys
+from importlib import import_module
+from typing import Any
 
 VOCABULARY = 23
 EOS_TOKEN_IDS = (3, 7)
@@ -24,28 +26,34 @@ def logprobs_after(tokens: tuple[int, ...]) -> list[float]:
     return [logit - total for logit in logits]
 
 
+def _model() -> Any:
+    """Return the function as a model of transformers."""
+    torch, transformers = import_module("torch"), import_module("transformers")
+    outputs = import_module("transformers.modeling_outputs")
+
+    def begin(model: Any) -> None:
+        transformers.PreTrainedModel.__init__(model, transformers.PretrainedConfig(vocab_size=VOCABULARY))
+        model.unused = torch.nn.Linear(1, 1)  # transformers asks a model's weights for its device
+
+    def forward(_: Any, input_ids: Any, **__: Any) -> Any:
+        rows = [[logprobs_after(tuple(row))] for row in input_ids.tolist()]
+        return outputs.CausalLMOutputWithPast(logits=torch.tensor(rows, dtype=torch.float64))
+
+    def inputs(_: Any, input_ids: Any, **__: Any) -> Any:
+        return {"input_ids": input_ids}
+
+    methods = {
+        "__init__": begin,
+        "forward": forward,
+        "prepare_inputs_for_generation": inputs,
+        "config_class": transformers.PretrainedConfig,
+    }
+    return type("Tiny", (transformers.PreTrainedModel, transformers.GenerationMixin), methods)()
+
+
 def main() -> None:
     """Write the record as JSON."""
-    import torch
-    import transformers
-    from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-
-    class Tiny(PreTrainedModel, GenerationMixin):
-        config_class = PretrainedConfig
-
-        def __init__(self) -> None:
-            super().__init__(PretrainedConfig(vocab_size=VOCABULARY))
-            self.unused = torch.nn.Linear(1, 1)
-
-        def forward(self, input_ids: torch.Tensor, **_: object) -> CausalLMOutputWithPast:
-            rows = [[logprobs_after(tuple(row))] for row in input_ids.tolist()]
-            return CausalLMOutputWithPast(logits=torch.tensor(rows, dtype=torch.float64))
-
-        def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **_: object) -> dict[str, torch.Tensor]:
-            return {"input_ids": input_ids}
-
-    model = Tiny()
+    torch, model = import_module("torch"), _model()
     cases = []
     for prompt, width, penalty, early, new in itertools.product(
         ((1,), (2, 5, 9)), (1, 2, 4), (-1.0, 0.0, 1.0, 2.5), (False, True, "never"), (1, 9)
@@ -73,7 +81,7 @@ def main() -> None:
         scores = [] if width == 1 else [round(score, 4) for score in output.sequences_scores.tolist()]
         case = {"prompt": prompt, "width": width, "length_penalty": penalty, "early_stopping": early, "new": new}
         cases.append(case | {"outputs": outputs, "scores": scores})
-    record = {"transformers": transformers.__version__, "cases": cases}
+    record = {"transformers": import_module("transformers").__version__, "cases": cases}
     json.dump(record, sys.stdout)
     sys.stdout.write("\n")
 
