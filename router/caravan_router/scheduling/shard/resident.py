@@ -70,8 +70,11 @@ class Resident:
     landmarks: tuple[int, ...] = ()
     # Those of its request: looked up for every resident of a shard when another is to start.
     peak_cells: int = field(init=False)
+    # Whether it is a beam of a search, which computes all that it knows and samples nothing.
+    is_beam: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.is_beam = self.sequence.group is not None
         self.peak_cells = self.sequence.request.peak_cells
 
     @property
@@ -81,11 +84,6 @@ class Resident:
     @property
     def adapter(self) -> str:
         return self.sequence.spec.adapter
-
-    @property
-    def is_beam(self) -> bool:
-        """Whether it is a beam of a search, which computes all that it knows and samples nothing."""
-        return self.sequence.group is not None
 
     @property
     def is_live(self) -> bool:
