@@ -54,7 +54,7 @@ def post(url: str, body: Mapping[str, object]) -> int:
 
 
 def load(served: Served, seconds: float) -> None:
-    """Send more requests at a time than the cells hold, some with a common prefix, and some that fail."""
+    """Send more requests at a time than the cells hold, some with a common prefix, one with drafts, one that fails."""
     until = time.monotonic() + seconds
     common = "Once upon a time there was a caravan that crossed the desert. " * 4
 
@@ -63,6 +63,10 @@ def load(served: Served, seconds: float) -> None:
             body = {"inputs": f"{common if number % 2 else ''}Story {number}:", "parameters": {"max_new_tokens": 60}}
             assert post(f"{served.url}/generate", body) == 200
 
+    predicted = {"type": "content", "content": "The capital of France is Paris. " * 4}
+    messages = [{"role": "user", "content": f"Repeat this: {predicted['content']}"}]
+    chat = {"messages": messages, "max_tokens": 40, "prediction": predicted}
+    assert post(f"{served.url}/v1/chat/completions", chat) == 200
     clients = [threading.Thread(target=client, args=(number,)) for number in range(10)]
     for thread in clients:
         thread.start()
@@ -119,7 +123,9 @@ class LiveRun:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     folder = tmp_path_factory.mktemp("prometheus")
     with (
-        serve("--shards", "2", "-np", "4", "-c", "512", "-t", "1", "--vllm-metrics", "on") as served,
+        serve(
+            "--shards", "2", "-np", "4", "-c", "512", "-t", "1", "--vllm-metrics", "on", "--speculate", "4"
+        ) as served,
         prometheus(folder, served.url.removeprefix("http://")) as running,
     ):
         load(served, 12.0)

@@ -273,11 +273,11 @@ class ModelMetrics:
 
     def _count_drafts(self, count: DraftCount) -> None:
         source = count.source.value
-        self._value("caravan_spec_decode_num_drafts", source).add()
-        self._value("caravan_spec_decode_num_draft_tokens", source).add(count.drafted)
-        self._value("caravan_spec_decode_num_accepted_tokens", source).add(count.accepted)
+        self._value("caravan_spec_decode_num_drafts_total", source).add()
+        self._value("caravan_spec_decode_num_draft_tokens_total", source).add(count.drafted)
+        self._value("caravan_spec_decode_num_accepted_tokens_total", source).add(count.accepted)
         for position in range(count.accepted):
-            self._value("caravan_spec_decode_num_accepted_tokens_per_pos", str(position)).add()
+            self._value("caravan_spec_decode_num_accepted_tokens_per_pos_total", str(position)).add()
 
     def _step_instruments(self, shard: str, method: str) -> _StepInstruments:
         self._value("tgi_batch_inference_failure", method)

@@ -59,7 +59,7 @@ def _parameters(wanted: GenerationSpec) -> Any:
 
 
 async def accepted(running: Cluster, source: str) -> float:
-    return await running.metric(f'caravan_spec_decode_num_accepted_tokens{{source="{source}"}}')
+    return await running.metric(f'caravan_spec_decode_num_accepted_tokens_total{{source="{source}"}}')
 
 
 async def check(running: Cluster, wanted: list[tuple[GenerationSpec, list[int]]]) -> None:
