@@ -95,6 +95,11 @@ class Batcher:
         shards = self.scheduler.shards.values()
         return not (self._events or self.scheduler.sequences or any(shard.in_flight for shard in shards))
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._streams)
+
     def tick(self) -> None:
         """Tell the scheduler the time, and the observer what is held and waits. Call it every fraction of a second."""
         self.post(Tick())

@@ -155,7 +155,7 @@ class Fleet:
     def has_requests(self, fingerprint: str) -> bool:
         """Whether requests for the model of this fingerprint wait or run."""
         batchers = (*self._batchers.values(), *self._leaving)
-        return any(batcher.model.fingerprint == fingerprint and not batcher.is_settled for batcher in batchers)
+        return any(batcher.model.fingerprint == fingerprint and batcher.has_requests for batcher in batchers)
 
     def let_go(self) -> None:
         """Let the shards go that other routers want, but for one of each model, since this router ends."""

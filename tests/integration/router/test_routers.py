@@ -119,6 +119,19 @@ async def test_a_router_that_ends_and_loses_its_last_shard_gets_the_only_one_of_
         assert held(second) == {left}
 
 
+async def test_a_router_that_ends_without_requests_takes_no_shard_of_another() -> None:
+    config = ClusterConfig(shards=2, step_s=0.005, drain_timeout_s=0.1, link=CONFIG.link)
+    async with cluster(config) as running, other_router(running) as second:
+        await eventually(lambda: len(held(second)) == len(held(running.fleet)) == 1, "each has one")
+        (lost,), (left,) = held(running.fleet), held(second)
+        running.fleet.let_go()
+        await running.stop_shard(lost)
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            assert held(second) == {left}
+        assert held(running.fleet) == set()
+
+
 @pytest.mark.parametrize("says_goodbye", [True, False])
 async def test_a_standby_takes_over_the_shards_of_a_router_that_is_gone(
     monkeypatch: pytest.MonkeyPatch, says_goodbye: bool
