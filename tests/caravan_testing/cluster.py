@@ -22,6 +22,7 @@ from caravan_router.http.server.state import TRACING
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_shard.backends.toy.backend import DecodeHook, ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.config import ShardConfig
@@ -182,16 +183,21 @@ class Cluster:
         """Wait until no request is left, and check that router and shards hold nothing but parked prefixes."""
         schedulers = [engine.scheduler for engine in self.fleet.engines]
         await eventually(lambda: not any(scheduler.sequences for scheduler in schedulers), "every request ended")
-        ledgers = {name: shard for scheduler in schedulers for name, shard in scheduler.shards.items()}
+
+        def ledgers() -> dict[str, ShardAccount]:
+            return {name: shard for scheduler in schedulers for name, shard in scheduler.shards.items()}
+
+        # The scheduler hears of a shard just after its link is SERVING.
+        await eventually(lambda: self.servers.keys() <= ledgers().keys(), "the scheduler has every shard")
         await eventually(
-            lambda: all(not s.residents and not s.has_header and not s.in_flight for s in ledgers.values()),
+            lambda: all(not s.residents and not s.has_header and not s.in_flight for s in ledgers().values()),
             "every sequence released",
         )
         for scheduler in schedulers:
             invariants.check(scheduler)
         for address, backend in self.backends.items():
             if address in self.servers:
-                state = ledgers[address]
+                state = ledgers()[address]
                 held = {key: backend.length(key) for key in range(self.config.max_sequences) if backend.length(key)}
                 parked = {key: state.tree.length(key) for key in state.parked}
                 assert held == parked, f"{address} holds {held}, parked are {parked}"

@@ -22,7 +22,7 @@ async def set_list(running: Cluster, *addresses: str) -> None:
 
 
 async def test_a_shard_joins_when_its_address_is_listed() -> None:
-    async with cluster(ClusterConfig(shards=1, listed=True)) as running:
+    async with cluster(ClusterConfig(shards=1, step_s=0.005, listed=True)) as running:
         (first,) = running.addresses
         second = running.add_address()
         await set_list(running, first, second)
@@ -31,7 +31,7 @@ async def test_a_shard_joins_when_its_address_is_listed() -> None:
         await running.start_shard(second)
         await running.wait_until_up(2)
         await eventually(lambda: running.state(second) is ShardState.SERVING)
-        wanted = [spec([number, 2, 3], 20) for number in range(8)]
+        wanted = [spec([number, 2, 3], 100) for number in range(8)]
         streams = [running.engine.submit(one) for one in wanted]
         await eventually(lambda: all(shard.residents for shard in running.engine.scheduler.shards.values()), "both run")
         assert await asyncio.gather(*map(read, streams)) == [undisturbed(one) for one in wanted]

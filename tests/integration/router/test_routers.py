@@ -106,7 +106,7 @@ async def test_a_router_that_ends_and_loses_its_last_shard_gets_the_only_one_of_
         wanted, theirs = spec([1, 2, 3], 400), spec([7, 8, 9], 400)
         reading = asyncio.create_task(run(running.engine, wanted))
         their_reading = asyncio.create_task(run(second.engines[0], theirs))
-        await eventually(lambda: len(running.engine.scheduler.shards[lost].residents) == 1)
+        await eventually(lambda: running.fleet.load(lost) == 1)
         running.fleet.let_go()
         await running.stop_shard(lost)
         await eventually(lambda: held(running.fleet) == {left}, "the first has the only shard that is left")
