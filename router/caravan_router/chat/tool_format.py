@@ -34,6 +34,8 @@ MISTRAL = ToolFormat(
 )
 # Llama 3.1 and later. The tag is optional: most sizes write only the object.
 LLAMA_3 = ToolFormat(arguments_key="parameters", opening="<|python_tag|>")
+# gpt-oss: "to=functions.NAME" and control tokens, which `ThoughtReader` drops, precede the arguments.
+HARMONY = ToolFormat(arguments_key="arguments", opening="to=functions.", bare_names=True)
 GENERIC = ToolFormat(arguments_key="arguments")
 
 
@@ -46,6 +48,8 @@ def tool_format_of(template: str) -> ToolFormat:
     """Return the format whose markers the template contains; GENERIC if it contains none that are known."""
     if "[TOOL_CALLS]" in template:
         return MISTRAL
+    if "<|channel|>commentary" in template:
+        return HARMONY
     # In templates with <function=…> the tag does not contain JSON.
     if "<tool_call>" in template and "<function=" not in template:
         return HERMES

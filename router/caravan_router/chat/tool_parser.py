@@ -1,5 +1,6 @@
 """Splits a model's streamed output into text and tool calls."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -8,6 +9,7 @@ from caravan_router.chat.call_reader import CallReader, Progress
 from caravan_router.chat.tool_format import ToolFormat
 
 _SPACE = " \n\r\t"
+_AFTER_NAME = re.compile(r"[\[<\s]")
 # Characters around and between the calls of a list.
 _SEPARATORS = frozenset(_SPACE + "[],;")
 
@@ -99,7 +101,7 @@ class ToolParser:
         markers = [self._format.opening, *([self._format.closing] if self._closes else [])]
         found = [(at, marker) for marker in markers if marker and (at := text.find(marker, start)) >= 0]
         if not found:
-            held = max((_overlap(text, marker, start) for marker in markers if marker), default=0)
+            held = max((overlap(text, marker, start) for marker in markers if marker), default=0)
             self._release(text[start : len(text) - held])
             self._partial = text[len(text) - held :]
             return len(text)
@@ -168,7 +170,7 @@ class ToolParser:
         if character != "{":
             self._raw.append(character)
             return 1
-        name = "".join(self._raw[1:]).partition("[")[0].strip()
+        name = _AFTER_NAME.split("".join(self._raw[1:]).lstrip(), maxsplit=1)[0]
         if name not in self._names:
             self._give_up()
             return 0
@@ -224,7 +226,7 @@ class ToolParser:
         self._release(raw)
 
 
-def _overlap(text: str, marker: str, start: int) -> int:
+def overlap(text: str, marker: str, start: int) -> int:
     """Return the length of the longest suffix of ``text[start:]`` that is a proper prefix of ``marker``."""
     for length in range(min(len(marker) - 1, len(text) - start), 0, -1):
         if text.endswith(marker[:length]):

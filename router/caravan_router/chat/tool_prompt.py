@@ -9,6 +9,8 @@ import msgspec
 Json = dict[str, Any]
 
 _MISTRAL_ID_CHARACTERS = 9
+# What a message without calls has beside its content.
+_KEPT = ("role", "reasoning_content")
 DEFAULT_TOOL_PROMPT = (
     "To call a function, answer with nothing but a JSON object that has its name and its arguments: "
     '{"name": "...", "arguments": {...}}'
@@ -73,7 +75,7 @@ def _calls_as_text(messages: Sequence[Json]) -> list[Json]:
         else:
             calls = [_to_json(call["function"]) for call in message.get("tool_calls", ())]
             text = "\n".join(part for part in (message["content"], *calls) if part)
-            result.append({"role": message["role"], "content": text})
+            result.append({key: message[key] for key in _KEPT if key in message} | {"content": text})
         answers = message["role"] == "tool"
     return result
 

@@ -67,6 +67,40 @@ class StopMatcher:
         return None
 
 
+class StopCutter:
+    """Cuts a text that arrives in parts at the first of its stop strings, or after it with ``keep_stop``."""
+
+    __slots__ = ("_held", "_keep_stop", "_matcher", "_passed", "found")
+
+    def __init__(self, stops: Sequence[str], *, keep_stop: bool) -> None:
+        self._matcher = StopMatcher(stops)
+        self._keep_stop = keep_stop
+        # The end of the text that may begin a stop string, and the number of characters before it.
+        self._held = ""
+        self._passed = 0
+        # The stop string that ended the text.
+        self.found: str | None = None
+
+    def feed(self, text: str, *, ignore_matches: bool = False) -> str:
+        """Read the next part of the text and return what is certain to stay. Do not call again after a match."""
+        self._held += text
+        match = self._matcher.feed(text, ignore_matches=ignore_matches)
+        if match is None:
+            return self._pass(len(self._held) - self._matcher.held)
+        start, end = match.start - self._passed, match.end - self._passed
+        self.found = self._held[start:end]
+        return self._pass(end if self._keep_stop else start)
+
+    def flush(self) -> str:
+        """Return what was held back, at the end of the text; "" after a match."""
+        return "" if self.found is not None else self._pass(len(self._held))
+
+    def _pass(self, count: int) -> str:
+        passed, self._held = self._held[:count], self._held[count:]
+        self._passed += count
+        return passed
+
+
 def _failure_table(stop: str) -> tuple[int, ...]:
     """Return, for each prefix of ``stop``, the length of its longest proper suffix that is also a prefix."""
     table = [0] * len(stop)

@@ -1,12 +1,14 @@
 """Replies of Ollama's routes: lines of JSON, or one whole object."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
 from aiohttp import web
 
-from caravan_router.chat.tool_parser import Part, TextPart
+from caravan_router.chat.thought_reader import ThoughtPart
+from caravan_router.chat.tool_parser import CallPart, TextPart
 from caravan_router.core.sampling import FinishReason
 from caravan_router.http.generation.answer import Reply
 from caravan_router.http.generation.context import Context
@@ -15,7 +17,7 @@ from caravan_router.http.generation.run import Run, read_all
 from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.errors import OLLAMA
 from caravan_router.http.ollama.validation import bare_name
-from caravan_router.http.openai.chat.output import ChatOutput
+from caravan_router.http.openai.chat.output import ChatOutput, Part
 from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
 from caravan_router.http.server.event_stream import LINES, EventStream
 from caravan_router.text.assembler import Piece
@@ -26,8 +28,20 @@ NANOSECONDS = 1_000_000_000
 _ENCODER = msgspec.json.Encoder()
 
 OllamaReply = ollama.OllamaGenerateReply | ollama.OllamaChatReply
-# Makes a reply, or one line of it, from the model's name, a text and tool calls.
-Shape = Callable[[str, str, Sequence[ollama.OllamaToolCall]], OllamaReply]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A whole output, or its next part. Its thoughts precede its text."""
+
+    thinking: str = ""
+    text: str = ""
+    calls: Sequence[ollama.OllamaToolCall] = ()
+
+
+NOTHING = Said()
+# Makes a reply, or one line of it, from the model's name and what the model said.
+Shape = Callable[[str, Said], OllamaReply]
 
 
 class AnswerReply(Reply):
@@ -56,7 +70,7 @@ class AnswerReply(Reply):
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
         [run] = runs
-        output = ChatOutput(self._chat.plan.parser())
+        output = self._chat.output()
         unsent = _Unsent()
 
         def take(pieces: Sequence[Piece]) -> None:
@@ -66,23 +80,23 @@ class AnswerReply(Reply):
         if output.finish is None:
             # The deadline passed between two pieces.
             unsent.add(output.push((), run.finish))
-        reply = self._shape(self._chat.model, unsent.take_text(), unsent.take_calls(ended=True))
+        reply = self._shape(self._chat.model, unsent.take(ended=True))
         self._finish(reply, output, run)
         return _ENCODER.encode(reply)
 
     async def send(self, events: EventStream, index: int, run: Run) -> None:
-        output = ChatOutput(self._chat.plan.parser())
+        output = self._chat.output()
         unsent = _Unsent()
         model = self._chat.model
         async for ready in run:
             messages = []
             for pieces in ready:
                 self._take(pieces, output, unsent, run)
-                text, calls = unsent.take_text(), unsent.take_calls(ended=output.finish is not None)
-                if text or calls:
-                    messages.append(_ENCODER.encode(self._shape(model, text, calls)))
+                said = unsent.take(ended=output.finish is not None)
+                if said != NOTHING:
+                    messages.append(_ENCODER.encode(self._shape(model, said)))
             await events.send(*messages)
-        last = self._shape(model, "", ())
+        last = self._shape(model, NOTHING)
         self._finish(last, output, run)
         await events.send(_ENCODER.encode(last))
 
@@ -128,32 +142,38 @@ def _shown_token_ids(pieces: Sequence[Piece]) -> list[int]:
 class _Unsent:
     """Output that is not sent yet. Calls are sent whole: Ollama's clients read arguments as an object."""
 
-    __slots__ = ("_arguments", "_names", "_text")
+    __slots__ = ("_arguments", "_names", "_text", "_thoughts")
 
     def __init__(self) -> None:
+        self._thoughts: list[str] = []
         self._text: list[str] = []
         self._names: list[str] = []
         self._arguments: list[list[str]] = []
 
     def add(self, parts: Iterable[Part]) -> None:
         for part in parts:
-            if isinstance(part, TextPart):
-                self._text.append(part.text)
-                continue
-            if part.name is not None:
-                self._names.append(part.name)
-                self._arguments.append([])
-            self._arguments[-1].append(part.arguments)
+            match part:
+                case ThoughtPart():
+                    self._thoughts.append(part.text)
+                case TextPart():
+                    self._text.append(part.text)
+                case CallPart():
+                    if part.name is not None:
+                        self._names.append(part.name)
+                        self._arguments.append([])
+                    self._arguments[-1].append(part.arguments)
 
-    def take_text(self) -> str:
-        text = "".join(self._text)
+    def take(self, *, ended: bool) -> Said:
+        """Return what is not sent yet, the calls once the output has ended."""
+        thinking, text = "".join(self._thoughts), "".join(self._text)
+        self._thoughts.clear()
         self._text.clear()
-        return text
+        return Said(thinking=thinking, text=text, calls=self._take_calls(ended=ended))
 
-    def take_calls(self, *, ended: bool) -> list[ollama.OllamaToolCall]:
+    def _take_calls(self, *, ended: bool) -> Sequence[ollama.OllamaToolCall]:
         """Return all calls once the output has ended. A call that was cut off is no JSON object and is left out."""
         if not ended or not self._names:
-            return []
+            return ()
         calls = []
         for name, arguments in zip(self._names, self._arguments, strict=True):
             try:
@@ -166,14 +186,16 @@ class _Unsent:
         return calls
 
 
-def generate_reply(model: str, text: str, _calls: Sequence[ollama.OllamaToolCall]) -> OllamaReply:
+def generate_reply(model: str, said: Said) -> OllamaReply:
     """Shape a reply of ``/api/generate``."""
-    return ollama.OllamaGenerateReply(model=model, created_at=_now(), response=text, done=False)
+    return ollama.OllamaGenerateReply(
+        model=model, created_at=_now(), response=said.text, done=False, thinking=said.thinking or None
+    )
 
 
-def chat_reply(model: str, text: str, calls: Sequence[ollama.OllamaToolCall]) -> OllamaReply:
+def chat_reply(model: str, said: Said) -> OllamaReply:
     """Shape a reply of ``/api/chat``."""
-    message = ollama.OllamaReplyMessage("assistant", text, list(calls) or None)
+    message = ollama.OllamaReplyMessage("assistant", said.text, list(said.calls) or None, said.thinking or None)
     return ollama.OllamaChatReply(model=model, created_at=_now(), message=message, done=False)
 
 

@@ -9,7 +9,7 @@ from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.embeddings import ollama_embed, ollama_embeddings
 from caravan_router.http.ollama.errors import OLLAMA
 from caravan_router.http.ollama.models import ollama_ps, ollama_show, ollama_tags
-from caravan_router.http.ollama.reply import AnswerReply, Shape, chat_reply, generate_reply, json_response
+from caravan_router.http.ollama.reply import NOTHING, AnswerReply, Shape, chat_reply, generate_reply, json_response
 from caravan_router.http.ollama.validation import bare_name, source_of_chat, source_of_generate
 from caravan_router.http.server.body import read_body
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, JSON, LINES, Route
@@ -37,9 +37,8 @@ async def ollama_chat(request: web.Request) -> web.StreamResponse:
 
 def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -> web.Response:
     """Answer a request that only loads or unloads the model. The model stays loaded either way."""
-    reply = shape(
-        served_model(request.app[STATE], asked_model(request, bare_name(body.model))).engine.model.name, "", ()
-    )
+    served = served_model(request.app[STATE], asked_model(request, bare_name(body.model)))
+    reply = shape(served.engine.model.name, NOTHING)
     reply.done = True
     reply.done_reason = "unload" if body.keep_alive in {0, "0"} else "load"
     return json_response(reply)

@@ -126,12 +126,14 @@ class OllamaGenerateReply(OllamaStatistics, omit_defaults=True, kw_only=True):
     response: str
     done: bool
     context: list[int] | None = None
+    thinking: str | None = None
 
 
 class OllamaReplyMessage(msgspec.Struct, omit_defaults=True):
     role: str
     content: str
     tool_calls: list[OllamaToolCall] | None = None
+    thinking: str | None = None
 
 
 class OllamaChatReply(OllamaStatistics, omit_defaults=True, kw_only=True):

@@ -129,6 +129,7 @@ def _message(field: str, message: ollama.OllamaMessage) -> Message:
         name=message.tool_name,
         tool_calls=calls or None,
         tool_call_id=message.tool_call_id,
+        reasoning_content=message.thinking,
     )
 
 

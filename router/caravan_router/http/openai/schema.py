@@ -132,18 +132,19 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     """Draft tokens from the request's ``prediction`` that the output has, and that were computed in vain.
 
     ``draft_tokens``: those of each source that had any: "prediction", "context" (the prompt and the output),
-    "constraint".
+    "constraint". ``reasoning_tokens``: tokens of thoughts, without their markers; in chats with a model that thinks.
     """
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
     draft_tokens: dict[str, DraftTokens]
+    reasoning_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Each prompt counts once; ``completion_tokens`` counts every candidate, returned or not.
 
-    ``completion_tokens_details`` is absent unless there were draft tokens.
+    ``completion_tokens_details`` is absent unless there were draft tokens or the model thinks.
     """
 
     prompt_tokens: int

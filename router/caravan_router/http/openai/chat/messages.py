@@ -34,6 +34,8 @@ def _template_message(field: str, message: Message, names: dict[str, str], *, de
     # Few templates have the role "developer"; "system" has the same meaning.
     role = "system" if message.role == "developer" and not developer_known else message.role
     result: Json = {"role": role, "content": _text(f"{field}.content", message)}
+    if thought := message.reasoning_content or message.reasoning:
+        result["reasoning_content"] = thought
     if message.name is not None:
         result["name"] = message.name
     if message.tool_calls:

@@ -1,4 +1,4 @@
-"""Plans a chat generation: the rendered prompt, and the tools that the output may call."""
+"""Plans a chat generation: the rendered prompt, the thoughts of the output, and the tools that it may call."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,8 @@ import msgspec
 from caravan_router.chat.control_text import strings_of
 from caravan_router.chat.prompt import ChatPrompt, Conversation, TooManyControlTextsError, prompt_of, template_of
 from caravan_router.chat.template_renderer import TemplateError, TemplateOutputError
+from caravan_router.chat.thought_format import ThoughtFormat, thought_format_of
+from caravan_router.chat.thought_prompt import with_thoughts
 from caravan_router.chat.tool_format import GENERIC, MISTRAL, ToolFormat, knows_tools, tool_format_of
 from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.chat.tool_prompt import DEFAULT_TOOL_PROMPT, with_instruction, with_short_ids, with_tools_as_text
@@ -21,11 +23,15 @@ from caravan_router.http.server.errors import ChatTemplateError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan:
-    """``tools``: what the output may call, in the form of ``tool_format``."""
+    """``tools``: what the output may call, in the form of ``tool_format``.
+
+    ``thought_format``: how the output shows thoughts; None if it is not looked for them.
+    """
 
     conversation: Conversation
     tools: ToolPlan
     tool_format: ToolFormat
+    thought_format: ThoughtFormat | None = None
 
     def parser(self) -> ToolParser | None:
         """Return a parser for one output; None if there is nothing to call."""
@@ -56,14 +62,16 @@ def chat_plan_of(context: Context, body: ChatRequest) -> ChatPlan:
             messages = with_tools_as_text(messages, tools, body.tool_prompt or DEFAULT_TOOL_PROMPT)
     elif tools and body.tool_prompt:
         messages = with_instruction(messages, body.tool_prompt)
+    thought_format = None if body.reasoning_format == "none" else thought_format_of(source)
+    continued = _continued(body)
     conversation = Conversation(
-        messages=messages,
+        messages=with_thoughts(messages, source, continued=continued),
         tools=tools or None,
         options=msgspec.to_builtins(body.chat_template_kwargs or {}),
-        continued=_continued(body),
+        continued=continued,
         generation_prompt=body.add_generation_prompt is not False,
     )
-    return ChatPlan(conversation=conversation, tools=plan, tool_format=tool_format)
+    return ChatPlan(conversation=conversation, tools=plan, tool_format=tool_format, thought_format=thought_format)
 
 
 def _continued(body: ChatRequest) -> bool:

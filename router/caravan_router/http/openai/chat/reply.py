@@ -10,7 +10,7 @@ from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, read_all
 from caravan_router.http.limits import Limits
-from caravan_router.http.openai.chat.output import ChatOutput, WholeOutput, chat_logprobs
+from caravan_router.http.openai.chat.output import WholeOutput, chat_logprobs
 from caravan_router.http.openai.chat.schema import (
     ChatChoice,
     ChatCompletion,
@@ -19,7 +19,7 @@ from caravan_router.http.openai.chat.schema import (
     ChunkChoice,
 )
 from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
-from caravan_router.http.openai.draft_details import draft_details
+from caravan_router.http.openai.completion_details import completion_details
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
 from caravan_router.http.openai.sampling import choices_of
@@ -40,6 +40,8 @@ class ChatReply(Reply):
     def __init__(self, body: ChatRequest, limits: Limits) -> None:
         """Raises ValidationError."""
         self._body = body
+        # Tokens of the thoughts of all choices that have ended.
+        self._thought_tokens = 0
         self.model = body.model
         self.streamed = bool(body.stream)
         self.generations = choices_of(body, limits)
@@ -62,6 +64,7 @@ class ChatReply(Reply):
         for index, whole in enumerate(outputs):
             logprobs = chat_logprobs(whole.pieces) if self._chat.logprobs else None
             token_ids = token_ids_of(whole.pieces) if self._body.return_token_ids else msgspec.UNSET
+            self._thought_tokens += whole.output.thought_tokens
             reply.choices.append(ChatChoice(index, whole.message(), logprobs, whole.finish, token_ids))
         if self._body.return_token_ids:
             reply.prompt_token_ids = list(self._chat.request.prompt)
@@ -76,7 +79,7 @@ class ChatReply(Reply):
         return _ENCODER.encode(message.tool_calls).decode()
 
     async def send(self, events: EventStream, index: int, run: Run) -> None:
-        output = ChatOutput(self._chat.plan.parser())
+        output = self._chat.output()
         token_ids = bool(self._body.return_token_ids)
         async for ready in run:
             messages = []
@@ -94,6 +97,7 @@ class ChatReply(Reply):
                     # Only the first chunk has the prompt's token ids.
                     self._chunk.prompt_token_ids = msgspec.UNSET
             await events.send(*messages)
+        self._thought_tokens += output.thought_tokens
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
         if not wants_usage(self._body.stream_options):
@@ -107,12 +111,13 @@ class ChatReply(Reply):
         output = sum(run.tokens for run in runs)
         # The first choice computes the prompt, and the others share the result.
         cached = PromptTokensDetails(runs[0].cached_tokens)
-        return Usage(prompt, output, prompt + output, cached, draft_details(runs))
+        thoughts = self._thought_tokens if self._chat.thinks else None
+        return Usage(prompt, output, prompt + output, cached, completion_details(runs, thoughts))
 
 
 async def read_whole(runs: Sequence[Run], chat: ValidChat) -> list[WholeOutput]:
     """Read every run to its end. Raises EngineError."""
-    outputs = [WholeOutput(ChatOutput(chat.plan.parser()), run) for run in runs]
+    outputs = [WholeOutput(chat.output(), run) for run in runs]
     await read_all(runs, [output.push for output in outputs])
     for output in outputs:
         output.end()

@@ -34,7 +34,11 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn. A reply's message may be sent back with all its fields."""
+    """One turn. A reply's message may be sent back with all its fields.
+
+    ``reasoning_content`` (vLLM's newer name: ``reasoning``): the thoughts of an earlier reply, for chat templates that
+    show them to the model; others leave them out.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -43,6 +47,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tool_call_id: str | int | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     audio: Any = None
     function_call: Any = None
 
@@ -96,6 +102,9 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     explains how to call functions to models whose template does not. ``continue_final_message``: by default true if the
     assistant's message is the last one. ``prompt_token_ids``: the whole prompt as token ids; ``messages`` is then
     empty.
+
+    ``reasoning_format`` (llama-server's): "none" leaves thoughts in the content, as the model writes them. "auto", the
+    default, and "deepseek" return them as ``reasoning_content``.
     """
 
     messages: list[Message]
@@ -112,6 +121,7 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
     prediction: Prediction | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
 
 
 class TokenAlternative(msgspec.Struct, frozen=True):
@@ -147,11 +157,12 @@ class ReplyToolCall(msgspec.Struct):
 
 
 class ReplyMessage(msgspec.Struct):
-    """``content`` is null if there are only tool calls."""
+    """``content`` is null if there are only tool calls. ``reasoning_content``: what the model thought before it."""
 
     role: str
     content: str | None
     tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -193,6 +204,7 @@ class Delta(msgspec.Struct):
     """``role`` comes with the first delta of a choice."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 

@@ -1,7 +1,11 @@
 """Rules of chat completions: OpenAI's, TGI's and vLLM's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from caravan_router.chat.control_text import strings_of
+from caravan_router.chat.prompt import ChatPrompt
+from caravan_router.chat.thought_format import Beginning, beginning_after
+from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_grammar import functions_of, tool_constraint
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import ModelFacts, TokenizedText
@@ -14,6 +18,7 @@ from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
 from caravan_router.http.openai.beams import check_beams, with_beams
 from caravan_router.http.openai.chat.messages import template_tools, text_of_parts
+from caravan_router.http.openai.chat.output import NO_OPTIONS, ChatOutput
 from caravan_router.http.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.http.openai.chat.schema import ChatRequest
 from caravan_router.http.openai.constraints import constraint_of
@@ -21,16 +26,34 @@ from caravan_router.http.openai.rules import NeedsFieldError, PromptTokensError,
 from caravan_router.http.openai.sampling import biases_of, check_choice_parameters, check_sampling, one_of, samplings_of
 from caravan_router.http.openai.stopping import stopping_of, text_options_of
 from caravan_router.http.server.errors import ToolError
+from caravan_router.text.assembler import TextOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidChat:
-    """``model``: the name that the reply shows."""
+    """``model``: the name that the reply shows.
+
+    ``beginning``: what the output begins with. ``answer_text``: how the answer ends, if the request's text does not end
+    it, because stop strings do not count in thoughts.
+    """
 
     request: ValidRequest
     plan: ChatPlan
     model: str
     logprobs: bool
+    beginning: Beginning
+    answer_text: TextOptions = NO_OPTIONS
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the output may have thoughts."""
+        return self.plan.thought_format is not None
+
+    def output(self) -> ChatOutput:
+        """Return the reader of one choice's output."""
+        thought_format = self.plan.thought_format
+        reader = None if thought_format is None else ThoughtReader(thought_format, self.beginning)
+        return ChatOutput(self.plan.parser(), reader, self.answer_text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +83,7 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     biases = biases_of(body.logit_bias, limits, model)
     text = text_options_of(body, limits)
     asked = constraint_of(body, limits)
-    plan, prompt = await _prompt(context, source, asked)
+    plan, prompt, beginning = await _prompt(context, source, asked)
     max_new = fit(prompt, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], n, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
@@ -69,28 +92,46 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     extras = Extras(constraint=constraint, adapter=context.adapter, prediction=prediction)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
+    in_answer_only = plan.thought_format is not None
     request = ValidRequest(
         specs=with_beams([serving.spec(prompt, sampling, stopping, extras) for sampling in samplings], body, model),
-        text=text,
+        text=replace(text, stops=()) if in_answer_only else text,
         characters=_characters(source, plan),
     )
-    return ValidChat(request=request, plan=plan, model=context.adapter or model.name, logprobs=alternatives is not None)
+    return ValidChat(
+        request=request,
+        plan=plan,
+        model=context.adapter or model.name,
+        logprobs=alternatives is not None,
+        beginning=beginning,
+        answer_text=text if in_answer_only else NO_OPTIONS,
+    )
 
 
 async def _prompt(
     context: Context, source: ChatSource, asked: FieldConstraint | None
-) -> tuple[ChatPlan, tuple[int, ...]]:
+) -> tuple[ChatPlan, tuple[int, ...], Beginning]:
     if source.raw is not None:
-        return NO_PLAN, (await tokenize_prompt(context.engine, "prompt", source.raw, context.bounds)).token_ids
+        raw = await tokenize_prompt(context.engine, "prompt", source.raw, context.bounds)
+        return NO_PLAN, raw.token_ids, Beginning.UNDECIDED
     if (token_ids := source.body.prompt_token_ids) is not None:
         if source.body.messages or source.body.tools:
             raise PromptTokensError("messages" if source.body.messages else "tools")
         check_token_ids("prompt_token_ids", token_ids, context.bounds.max_input_tokens, context.model)
-        return NO_PLAN, tuple(token_ids)
+        return NO_PLAN, tuple(token_ids), Beginning.UNDECIDED
     plan = chat_plan_of(context, source.body)
     if asked is not None and plan.tools.tools:
         raise ToolError(f"Grammar and tools are mutually exclusive. Given: `tools` and `{asked.field}`")
-    return plan, _after(source.earlier, (await chat_prompt_of(context, plan)).tokens, context.model)
+    prompt = await chat_prompt_of(context, plan)
+    return plan, _after(source.earlier, prompt.tokens, context.model), _beginning(plan, prompt)
+
+
+def _beginning(plan: ChatPlan, prompt: ChatPrompt) -> Beginning:
+    if plan.thought_format is None:
+        return Beginning.UNDECIDED
+    conversation = plan.conversation
+    continued = conversation.messages[-1]["content"] if conversation.continued else None
+    return beginning_after(plan.thought_format, prompt.text, continued)
 
 
 def _after(earlier: tuple[int, ...], prompt: TokenizedText, model: ModelFacts) -> tuple[int, ...]:
@@ -106,7 +147,7 @@ def _after(earlier: tuple[int, ...], prompt: TokenizedText, model: ModelFacts) -
 def _characters(source: ChatSource, plan: ChatPlan) -> int:
     if source.raw is not None:
         return len(source.raw)
-    return sum(len(message["content"]) for message in plan.conversation.messages)
+    return sum(len(text) for message in plan.conversation.messages for text in strings_of(message["content"]))
 
 
 def _check_fields(body: ChatRequest, bounds: Bounds) -> int | None:

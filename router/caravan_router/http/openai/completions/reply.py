@@ -12,6 +12,7 @@ from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, collect
 from caravan_router.http.limits import Limits
+from caravan_router.http.openai.completion_details import completion_details
 from caravan_router.http.openai.completions.choice import Echo, choice_of, echo_of, prompt_logprobs_of
 from caravan_router.http.openai.completions.schema import (
     Completion,
@@ -20,7 +21,6 @@ from caravan_router.http.openai.completions.schema import (
     PromptLogprob,
 )
 from caravan_router.http.openai.completions.validation import completion_plan_of, validate_completion
-from caravan_router.http.openai.draft_details import draft_details
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
 from caravan_router.http.openai.schema import PromptTokensDetails, Usage
@@ -137,4 +137,4 @@ class CompletionReply(Reply):
         output = 0 if self._body.max_tokens == 0 else sum(run.tokens for run in runs)
         # The first candidate computes the prompt, and the others share the result.
         cached = sum(run.cached_tokens for run in runs[:: self._plan.candidates])
-        return Usage(prompt, output, prompt + output, PromptTokensDetails(cached), draft_details(runs))
+        return Usage(prompt, output, prompt + output, PromptTokensDetails(cached), completion_details(runs))

@@ -1,0 +1,227 @@
+"""Thoughts are read apart from the answer in chat completions and in Ollama's routes."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from caravan_router.core.sampling import FinishReason
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
+
+# Shows earlier thoughts, as Qwen's templates do, and tools. The model opens its thoughts itself.
+QWEN = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools><tool_call>{% endif %}{% for m in messages %}<|im_start|>"
+    "{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Opens the thought in the prompt, as the templates of DeepSeek-R1 do.
+DEEPSEEK = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+MAGISTRAL = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for b in m.content %}{{ '[THINK]' + b.thinking + '[/THINK]' if b.type == 'thinking' else b.text }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+GPT_OSS = (
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}"
+    "<|end|><|start|>assistant{% endif %}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}{# tools <|channel|>commentary #}"
+)
+SEED = "{% for m in messages %}{{ m.content }}{% endfor %}{# <seed:think> </seed:think> #}"
+GRANITE = (
+    "{{ 'Write your thoughts between <think></think> and your response between <response></response>.' }}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+HI = [{"role": "user", "content": "hi"}]
+THOUGHT, ANSWER = "Two and\n\n two.", "It is 4."
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def letters(text: str, size: int = 3) -> list[Step]:
+    return [*(word(text[at : at + size]) for at in range(0, len(text), size)), EOS_TOKEN]
+
+
+def control(text: str) -> Step:
+    return word(text, special=True)
+
+
+CHANNEL, MESSAGE, END, START = map(control, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"))
+HARMONY_THOUGHT = [CHANNEL, word("analysis"), MESSAGE, *letters(THOUGHT)[:-1], END, START, word("assistant")]
+
+FAMILIES: list[tuple[str, Sequence[Step]]] = [
+    (QWEN, letters(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")),
+    (DEEPSEEK, letters(f"{THOUGHT}\n</think>\n\n{ANSWER}")),
+    (MAGISTRAL, [control("[THINK]"), *letters(THOUGHT)[:-1], control("[/THINK]"), *letters(ANSWER)]),
+    (GPT_OSS, [*HARMONY_THOUGHT, CHANNEL, word("final"), MESSAGE, *letters(ANSWER)]),
+    (SEED, letters(f"<seed:think>{THOUGHT}</seed:think>{ANSWER}")),
+    (GRANITE, letters(f"<think>{THOUGHT}</think>\n<response>{ANSWER}</response>")),
+]
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return engine_of(QWEN, FAMILIES[0][1])
+
+
+@pytest.fixture
+async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
+    async with serving(engine) as running:
+        yield running
+        assert running.is_idle()
+
+
+def engine_of(template: str, output: Sequence[Step]) -> ScriptedEngine:
+    model = replace(MODEL, chat_template=template, max_sequence_tokens=4096)
+    return ScriptedEngine(model=model, script=lambda _: output)
+
+
+def text_of(engine: ScriptedEngine) -> str:
+    return "".join(chr(token_id - 100) for token_id in engine.spec.prompt[1:])
+
+
+async def chat(service: Service, messages: Any = HI, **body: Any) -> dict[str, Any]:
+    reply: dict[str, Any] = await service.reply("/v1/chat/completions", {"messages": messages, **body})
+    return reply
+
+
+async def streamed(service: Service, **body: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the fields of all deltas, each joined, and the last chunk, which has the usage."""
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, done = await service.events("/v1/chat/completions", {"messages": HI, **options, **body})
+    assert done == "[DONE]"
+    joined: dict[str, str] = {}
+    for chunk in chunks:
+        for field, value in chunk["choices"][0]["delta"].items():
+            joined[field] = joined.get(field, "") + str(value)
+    return joined, last
+
+
+@pytest.mark.parametrize(("template", "output"), FAMILIES)
+async def test_thoughts_are_split_off_whole_and_streamed(template: str, output: Sequence[Step]) -> None:
+    async with serving(engine_of(template, output)) as service:
+        whole = await chat(service)
+        [choice] = whole["choices"]
+        assert choice["message"] == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert choice["finish_reason"] == "stop"
+        joined, last = await streamed(service)
+        assert joined == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert last["usage"] == whole["usage"]
+        # Markers, the answer and the end token do not count.
+        thought_tokens = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert len(THOUGHT) // 3 <= thought_tokens <= len(THOUGHT) // 3 + 3
+
+
+async def test_a_model_without_thoughts_has_no_count_of_them(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: letters(ANSWER)
+    reply = await chat(service)
+    assert "reasoning_content" not in reply["choices"][0]["message"]
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    engine.model = replace(MODEL, chat_template="{{ messages[0].content }}")
+    assert "completion_tokens_details" not in (await chat(service))["usage"]
+
+
+async def test_the_format_none_returns_the_raw_text(service: Service) -> None:
+    reply = await chat(service, reasoning_format="none")
+    message = reply["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"}
+    assert "completion_tokens_details" not in reply["usage"]
+    assert "reasoning_content" in (await chat(service, reasoning_format="deepseek"))["choices"][0]["message"]
+
+
+async def test_an_unfinished_thought_is_no_answer(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: [word("<think>"), word("Hm"), word(".", finish=FinishReason.LENGTH)]
+    [choice] = (await chat(service))["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    assert choice["finish_reason"] == "length"
+
+
+async def test_calls_in_thoughts_are_no_calls(service: Service, engine: ScriptedEngine) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    engine.script = lambda _: letters(f"<think>Call {call}?</think>\n\n{call}")
+    [choice] = (await chat(service, tools=[TOOL]))["choices"]
+    assert choice["message"]["reasoning_content"] == f"Call {call}?"
+    assert [call["function"] for call in choice["message"]["tool_calls"]] == [{"name": "f", "arguments": "{}"}]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    joined, _ = await streamed(service, tools=[TOOL])
+    assert joined["reasoning_content"] == f"Call {call}?"
+    assert "'name': 'f'" in joined["tool_calls"]
+
+
+async def test_the_calls_of_gpt_oss_follow_its_thoughts() -> None:
+    call = [CHANNEL, word("commentary"), word(" to"), word("=functions.f "), control("<|constrain|>"), word("json")]
+    output = [*HARMONY_THOUGHT, *call, MESSAGE, *letters('{"a": 1}')]
+    async with serving(engine_of(GPT_OSS, output)) as service:
+        [choice] = (await chat(service, tools=[TOOL]))["choices"]
+    assert choice["message"]["reasoning_content"] == THOUGHT
+    assert [call["function"] for call in choice["message"]["tool_calls"]] == [{"name": "f", "arguments": '{"a": 1}'}]
+    assert choice["message"]["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "content"), [("two", ANSWER), (" is", "It"), (["\n", "4"], "It is "), ("<think>", ANSWER)]
+)
+async def test_stop_strings_end_the_answer_only(service: Service, stop: Any, content: str) -> None:
+    [choice] = (await chat(service, stop=stop))["choices"]
+    assert choice["message"] == {"role": "assistant", "content": content, "reasoning_content": THOUGHT}
+    assert choice["finish_reason"] == "stop"
+    joined, _ = await streamed(service, stop=stop)
+    assert (joined["content"], joined["reasoning_content"]) == (content, THOUGHT)
+
+
+async def test_a_stop_string_may_be_kept_and_may_be_too_early(service: Service) -> None:
+    [choice] = (await chat(service, stop=" is", include_stop_str_in_output=True))["choices"]
+    assert choice["message"]["content"] == "It is"
+    [choice] = (await chat(service, stop=" is", min_tokens=100))["choices"]
+    assert choice["message"]["content"] == ANSWER
+
+
+async def test_earlier_thoughts_go_to_the_template_as_it_reads_them(service: Service, engine: ScriptedEngine) -> None:
+    async def prompt(template: str, turn: dict[str, Any]) -> str:
+        engine.model = replace(MODEL, chat_template=template, max_sequence_tokens=4096)
+        await chat(service, [HI[0], {"role": "assistant", **turn}, HI[0]])
+        return text_of(engine)
+
+    turn = {"content": "A.", "reasoning_content": "T."}
+    assert "<think>\nT.\n</think>\n\nA." in await prompt(QWEN, turn)
+    assert "<think>\nT.\n</think>\n\nA." in await prompt(QWEN, {"content": "A.", "reasoning": "T."})
+    assert "<|assistant|>A." in await prompt(DEEPSEEK, turn)
+    assert "[assistant][THINK]T.[/THINK]A.[user]" in await prompt(MAGISTRAL, turn)
+    assert "analysis<|message|>T.<|end|><|start|>assistant<|channel|>final<|message|>A." in await prompt(GPT_OSS, turn)
+    call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+    assert "T." not in await prompt(GPT_OSS, {**turn, "tool_calls": [call]})
+    assert "T." in await prompt(GPT_OSS, {"reasoning_content": "T.", "tool_calls": [call]})
+
+
+async def test_a_continued_message_begins_where_it_ends(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: letters("a</think>b")
+    for content, thought, answer in (("<think>x", "a", "b"), ("Well,", None, "a</think>b")):
+        reply = await chat(service, [HI[0], {"role": "assistant", "content": content}])
+        message = reply["choices"][0]["message"]
+        assert (message.get("reasoning_content"), message["content"]) == (thought, answer)
+
+
+async def test_ollama_returns_thoughts_as_thinking(service: Service) -> None:
+    async def ask(path: str, **body: Any) -> list[dict[str, Any]]:
+        response = await service.post(path, {"model": "any", **body})
+        assert response.status == 200
+        return [msgspec.json.decode(line) for line in (await response.text()).splitlines()]
+
+    [reply] = await ask("/api/chat", messages=HI, stream=False)
+    assert reply["message"] == {"role": "assistant", "content": ANSWER, "thinking": THOUGHT}
+    [reply] = await ask("/api/generate", prompt="hi", stream=False)
+    assert (reply["response"], reply["thinking"]) == (ANSWER, THOUGHT)
+    lines = [line["message"] for line in await ask("/api/chat", messages=HI)]
+    assert "".join(line.get("thinking", "") for line in lines) == THOUGHT
+    assert "".join(line["content"] for line in lines) == ANSWER
+    parts = await ask("/api/generate", prompt="hi")
+    assert "".join(part.get("thinking", "") for part in parts) == THOUGHT
+    assert "".join(part["response"] for part in parts) == ANSWER
+    turns = [*HI, {"role": "assistant", "content": "A.", "thinking": "T."}, *HI]
+    await ask("/api/chat", messages=turns)
+    assert "<think>\nT.\n</think>\n\nA." in text_of(service.engine)
