@@ -10,7 +10,7 @@ import pytest
 
 from caravan_router.core.generation import BeamSearch, EarlyStopping
 from caravan_router.core.tokens import Alternative
-from caravan_router.scheduling.actions import Evaluate, Preempt
+from caravan_router.scheduling.actions import Evaluate, Preempt, Save
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, ShardLimits, StepOutcome
@@ -213,3 +213,16 @@ def test_a_deadline_returns_the_best_so_far() -> None:
     assert all(made.received[one] for one in ids)
     assert set(ids) <= made.finished | set(made.failed)
     assert not made.scheduler.sequences
+
+
+def test_a_prefix_may_be_saved_while_beams_have_yet_to_branch_off() -> None:
+    split, unified = limits(75, 3, shares_cells=False), limits(75, 3)
+    made = simulation(replace(split, other_layout=unified.layout, memory_bytes=60))
+    # It outgrows its part of the cells, so that all cells are shared from then on.
+    made.submit((1,), 30, ignore_eos=True)
+    made.submit_beams((1,), 17, search(1))
+    made.submit_beams((1,), 2, search(2))
+    # Checks the invariants after each event.
+    made.run()
+    made.check_at_rest()
+    assert any(isinstance(one, Save) for one in made.actions)
