@@ -210,6 +210,7 @@ class RouterConfig:
             step_timeout_s=self.step_timeout_s,
             stream_interval_ms=self.stream_interval_ms,
             address_refresh_s=self.shard_refresh_s,
+            wants_drafts=self.speculate > 0,
         )
 
     def read_shard_tls(self) -> ShardTls | None:

@@ -390,6 +390,7 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
         incarnation=message.incarnation,
         epoch=message.epoch,
         leased=message.leased,
+        batch_invariant=message.batch_invariant if message.HasField("batch_invariant") else None,
         limits=_limits(limits),
         facts=ModelFacts(
             name=model.name,

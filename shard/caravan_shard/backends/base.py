@@ -230,6 +230,14 @@ class Backend(Protocol):
         ...
 
     @property
+    def batch_invariant(self) -> bool | None:
+        """Whether the logits after a token do not depend on how many tokens of its sequence are computed with it.
+
+        As measured in the first layout; None if it was not measured.
+        """
+        ...
+
+    @property
     def vocabulary(self) -> Vocabulary: ...
 
     @property

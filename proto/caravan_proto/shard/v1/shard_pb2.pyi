@@ -135,6 +135,7 @@ class InfoResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     LEASED_FIELD_NUMBER: _builtins.int
+    BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     shard_id: _builtins.str
     incarnation: _builtins.str
     """New with every start of the process. When it changes, the cache is empty."""
@@ -144,6 +145,10 @@ class InfoResponse(_message.Message):
     """Version of the program."""
     leased: _builtins.bool
     """A router holds the lease of `epoch` now."""
+    batch_invariant: _builtins.bool
+    """The logits after a token do not depend on how many tokens of its sequence are computed with it, as measured at the
+    start: drafts change no text. Absent if it was not measured.
+    """
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
     @_builtins.property
@@ -158,12 +163,15 @@ class InfoResponse(_message.Message):
         epoch: _builtins.int = ...,
         version: _builtins.str = ...,
         leased: _builtins.bool = ...,
+        batch_invariant: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant", "batch_invariant", b"batch_invariant", "limits", b"limits", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "leased", b"leased", "limits", b"limits", "model", b"model", "shard_id", b"shard_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant", "batch_invariant", b"batch_invariant", "epoch", b"epoch", "incarnation", b"incarnation", "leased", b"leased", "limits", b"limits", "model", b"model", "shard_id", b"shard_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__batch_invariant: _TypeAlias = _typing.Literal["batch_invariant"]  # noqa: Y015
+    _WhichOneofArgType__batch_invariant: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_invariant) -> _WhichOneofReturnType__batch_invariant | None: ...
 
 Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
 
