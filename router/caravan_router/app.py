@@ -11,6 +11,7 @@ from pathlib import Path
 import caravan_proto
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
+from caravan_router.conversations.store import Store
 from caravan_router.core.trace import Tracing
 from caravan_router.engine.fleet import Fleet
 from caravan_router.http.app import Access, build_app
@@ -34,8 +35,8 @@ async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: On
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
     ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined. Raises
-    KeyFileError or TlsFileError if a configured file is broken, TracingError if traces cannot be sent as configured,
-    OSError if the port cannot be bound, and whatever broke the engine.
+    KeyFileError, TlsFileError or StateFileError if a configured file is broken, TracingError if traces cannot be sent
+    as configured, OSError if the port cannot be bound, and whatever broke the engine.
     """
     async with tracing(config.read_trace_settings()) as traces:
         await _run(config, traces, stop, on_listening)
@@ -60,7 +61,9 @@ async def _run(config: RouterConfig, traces: Tracing | None, stop: asyncio.Event
         keyring=None if keys is None else keys.keyring,
         cors_allow_origin=config.cors_allow_origin,
     )
-    app = build_app(fleet, config.limits, metrics, info=info, access=access)
+    store = Store(config.store)
+    await store.open()
+    app = build_app(fleet, config.limits, metrics, info=info, access=access, store=store)
     if traces is not None:
         app[TRACING] = traces
     handover = None if config.handover is None else Handover(Path(config.handover))

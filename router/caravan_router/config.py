@@ -4,15 +4,19 @@ import math
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from caravan_proto.flags import flag
 from caravan_proto.tls import MutualTls, TlsFiles
+from caravan_router.conversations.store import StoreSettings
 from caravan_router.engine.discovery import ShardSource, parse_source
 from caravan_router.engine.link import LinkConfig
 from caravan_router.engine.security import ShardTls
 from caravan_router.http.limits import Limits
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.tracing.settings import TraceSettings, read_settings
+
+_LIFE_S, _LIFE_IN_FILE_S = 3600.0, 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +135,15 @@ class RouterConfig:
         low=1,
     )
     shard_grace_s: float = flag(30.0, "seconds that requests wait for a shard while none is up", low=0)
+    state_file: str | None = flag(
+        None, "file that keeps responses and conversations when the router ends (default: they are kept in memory)"
+    )
+    state_space: int = flag(256, "most MiB of responses and conversations that are kept", low=1)
+    state_life_s: float | None = flag(
+        None,
+        "seconds that a response or conversation is kept after its last use (default: 3600, with --state-file 30 days)",
+        low=1,
+    )
     handover: str | None = flag(
         None,
         "path of a Unix socket: a router that starts with the same path takes over the port of the one that runs, "
@@ -210,7 +223,17 @@ class RouterConfig:
             step_timeout_s=self.step_timeout_s,
             stream_interval_ms=self.stream_interval_ms,
             address_refresh_s=self.shard_refresh_s,
-            wants_drafts=self.speculate > 0,
+        )
+
+    @property
+    def store(self) -> StoreSettings:
+        """Where responses and conversations are kept, and for how long."""
+        file = None if self.state_file is None else Path(self.state_file)
+        life_s = _LIFE_S if file is None else _LIFE_IN_FILE_S
+        return StoreSettings(
+            file=file,
+            max_bytes=self.state_space << 20,
+            life_s=life_s if self.state_life_s is None else self.state_life_s,
         )
 
     def read_shard_tls(self) -> ShardTls | None:

@@ -86,6 +86,16 @@ async def sample_of(metrics: Metrics, name: str) -> float:
     return sum(values)
 
 
+def named_events(body: str) -> list[Any]:
+    """Return the decoded data of each server-sent event that has a name, which must be the data's ``type``."""
+    found = []
+    for message in body.removesuffix("\n\n").split("\n\n"):
+        name, data = message.split("\n")
+        found.append(msgspec.json.decode(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
 def events(body: str) -> list[Any]:
     """Return the decoded data of each server-sent event; ``[DONE]`` stays text."""
     assert body.endswith("\n\n")

@@ -9,9 +9,11 @@ from aiohttp import web
 from caravan_router.auth.keyring import Keyring
 from caravan_router.auth.permits import PermitPools
 from caravan_router.chat.template_renderer import TemplateRenderer
+from caravan_router.conversations.store import Store, StoreSettings
 from caravan_router.core.engine import Fleet
 from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestsInProgress
 from caravan_router.http.limits import Limits
+from caravan_router.http.openai.responses.running import RUNNING, RunningResponses
 from caravan_router.http.ops.routes import read_documents
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.authentication import Authentication
@@ -26,6 +28,7 @@ from caravan_router.http.server.middleware import (
     identify_and_log,
 )
 from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
+from caravan_router.http.server.tolerant_body import IGNORED, IgnoredNames
 from caravan_router.metrics.recorder import Metrics
 
 
@@ -52,8 +55,9 @@ def build_app(
     *,
     info: InfoExtras = DEFAULT_INFO,
     access: Access = OPEN_TO_ALL,
+    store: Store | None = None,
 ) -> web.Application:
-    """Return the application, to be served by `listener.listening`."""
+    """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory."""
     cors = Cors(access.cors_allow_origin)
     authentication = Authentication(access.keyring, ROUTES)
     app = web.Application(
@@ -67,10 +71,13 @@ def build_app(
         permits=PermitPools(limits.max_concurrent_requests),
         info=info,
         templates=TemplateRenderer(),
+        store=Store(StoreSettings()) if store is None else store,
     )
-    app.on_cleanup.append(_close_templates)
+    app.on_cleanup.append(_close_parts)
     app[ENDING] = asyncio.Event()
     app[IN_PROGRESS] = RequestsInProgress()
+    app[RUNNING] = RunningResponses()
+    app[IGNORED] = IgnoredNames()
     app[DIALECTS] = DIALECTS_OF_ROUTES
     read_documents()
     for route in ROUTES:
@@ -82,5 +89,6 @@ def build_app(
     return app
 
 
-async def _close_templates(app: web.Application) -> None:
+async def _close_parts(app: web.Application) -> None:
     await app[STATE].templates.close()
+    await app[STATE].store.close()

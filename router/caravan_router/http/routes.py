@@ -9,6 +9,7 @@ from caravan_router.http.openai.chat import routes as chat
 from caravan_router.http.openai.completions import routes as completions
 from caravan_router.http.openai.embeddings import routes as embeddings
 from caravan_router.http.openai.errors import OPENAI
+from caravan_router.http.openai.responses import routes as responses
 from caravan_router.http.openai.scoring import routes as scoring
 from caravan_router.http.ops import routes as ops
 from caravan_router.http.server.dialect import Dialects
@@ -22,6 +23,7 @@ ROUTES: tuple[Route, ...] = (
     *chat_tokenize.ROUTES,
     *completions.ROUTES,
     *chat.ROUTES,
+    *responses.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,
     *models.ROUTES,

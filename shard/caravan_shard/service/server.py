@@ -127,7 +127,6 @@ class ShardServer:
                 model=model,
                 limits=limits,
                 version=caravan_proto.__version__,
-                batch_invariant=engine.backend.batch_invariant,
             )
 
         return info

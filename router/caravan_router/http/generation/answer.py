@@ -20,7 +20,7 @@ from caravan_router.http.generation.permits import counting_failures, holding_pe
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.run import Run, on_all
 from caravan_router.http.server.dialect import Dialect
-from caravan_router.http.server.errors import AbortedError
+from caravan_router.http.server.errors import RequestError
 from caravan_router.http.server.event_stream import SERVER_SENT, EventStream, Framing
 from caravan_router.http.server.state import STATE
 
@@ -58,6 +58,10 @@ class Reply(ABC):
     async def send(self, events: EventStream, index: int, run: Run) -> None:
         """Stream one run. Raises EngineError. Replies that are never streamed do not implement it."""
         raise NotImplementedError
+
+    def error_messages(self, error: Exception) -> Sequence[bytes]:
+        """Return the messages that end a stream with ``error``."""
+        return (self.dialect.body(error),)
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
         """Return the JSON of the event after all runs have ended well; None if there is none."""
@@ -111,8 +115,8 @@ async def _stream(
             with held:
                 async with progress.generating() as runs:
                     await on_all(runs, send)
-        except (EngineError, AbortedError) as error:
-            await events.send(reply.dialect.body(error))
+        except (EngineError, RequestError) as error:
+            await events.send(*reply.error_messages(error))
         else:
             if (last := reply.last_event(runs)) is not None:
                 await events.send(last)
@@ -122,5 +126,5 @@ async def _stream(
 async def _send_error(request: web.Request, reply: Reply, error: Exception) -> web.StreamResponse:
     state = request.app[STATE]
     async with EventStream(request, compute_headers(state, reply.characters), state.limits, reply.framing) as events:
-        await events.send(reply.dialect.body(error))
+        await events.send(*reply.error_messages(error))
     return events.response

@@ -5,6 +5,7 @@ import msgspec
 from caravan_router.http.server.dialect import Dialect
 from caravan_router.http.server.errors import (
     TABLE,
+    ContextLengthError,
     ErrorFamily,
     ErrorKind,
     KeyConcurrencyError,
@@ -56,7 +57,9 @@ def openai_code(kind: ErrorKind) -> str:
 
 def _body(error: Exception) -> bytes:
     kind = kind_of(error)
-    param = (error.field or None) if isinstance(error, ValidationError | UnknownModelError) else None
+    param = (
+        (error.field or None) if isinstance(error, ValidationError | UnknownModelError | ContextLengthError) else None
+    )
     return msgspec.json.encode(
         OpenAIErrorBody(OpenAIError(message_of(error), openai_type(kind), param, openai_code(kind)))
     )

@@ -193,6 +193,35 @@ class UnknownRequestError(RequestError):
         super().__init__(f"No request of this API key is in progress under this id. Given: {request_id[:128]}")
 
 
+class UnknownEntryError(RequestError):
+    """The API key has no response or conversation of this id."""
+
+    def __init__(self, kind: str, entry_id: str) -> None:
+        super().__init__(f"There is no {kind} of this id. Given: {entry_id[:128]}")
+
+
+class ConversationBusyError(RequestError):
+    """A response or another change of the conversation is under way."""
+
+    def __init__(self) -> None:
+        super().__init__("A response or a change of this conversation is under way: wait for its end, or fork it")
+
+
+class HeadMovedError(RequestError):
+    """The head of the conversation is not where the client or the response expected it."""
+
+    def __init__(self) -> None:
+        super().__init__("The head of the conversation has moved: read it again, and repeat what still fits")
+
+
+class ContextLengthError(RequestError):
+    """The input does not fit the model's context. Agents look for its code, and then shorten what they send."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The input does not fit the context: {reason.removeprefix('Input validation error: ')}")
+        self.field = "input"
+
+
 class UnknownShardError(RequestError):
     """No shard of this name is up."""
 
@@ -251,6 +280,13 @@ TABLE: dict[type[Exception], ErrorKind] = {
     BodyTimeoutError: ErrorKind(408, "request_timeout", _CLIENT, "The body did not arrive in time"),
     BodyTooLargeError: ErrorKind(413, "validation", _CLIENT, "The decompressed body is too large"),
     ValidationError: ErrorKind(422, "validation", _CLIENT, _RULE, Failure.VALIDATION),
+    ContextLengthError: ErrorKind(
+        422,
+        "context_length_exceeded",
+        _CLIENT,
+        "`/v1/responses`: the input does not fit the model's context",
+        Failure.VALIDATION,
+    ),
     ChatTemplateError: ErrorKind(
         422, "template_error", _CLIENT, "The model's chat template cannot render the messages", Failure.TEMPLATE
     ),
@@ -283,6 +319,20 @@ TABLE: dict[type[Exception], ErrorKind] = {
     UnknownRequestError: ErrorKind(404, "not_found", _CLIENT, "The API key has no request of this id in progress"),
     UnknownModelError: ErrorKind(
         404, "model_not_found", _CLIENT, "No model or adapter of this name is served", Failure.VALIDATION
+    ),
+    UnknownEntryError: ErrorKind(
+        404, "not_found", _CLIENT, "The API key has no response or conversation of this id", Failure.VALIDATION
+    ),
+    ConversationBusyError: ErrorKind(
+        409,
+        "conversation_busy",
+        _CLIENT,
+        "A response or a change of the conversation is under way",
+        Failure.VALIDATION,
+        RETRY_AFTER_S,
+    ),
+    HeadMovedError: ErrorKind(
+        409, "head_moved", _CLIENT, "The head of the conversation is not where it was expected", Failure.VALIDATION
     ),
     UnknownShardError: ErrorKind(404, "not_found", _CLIENT, "No shard of this name is up"),
     # Many clients retry a 409.

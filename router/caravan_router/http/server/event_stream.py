@@ -43,8 +43,15 @@ class Framing:
 
 
 SERVER_SENT = Framing("text/event-stream", b"data: ", b"\n\n", keep_alive=b":\n\n")
+# Messages are made by `named`.
+NAMED_EVENTS = Framing("text/event-stream", b"event: ", b"\n\n", keep_alive=b":\n\n")
 # One JSON object a line. Clients parse every line, even an empty one, so there is no keep-alive.
 LINES = Framing("application/x-ndjson", b"", b"\n")
+
+
+def named(event: str, data: bytes) -> bytes:
+    """Return a message of `NAMED_EVENTS`: the name of an event, and its data as JSON."""
+    return event.encode() + b"\ndata: " + data
 
 
 class EventStream:

@@ -8,6 +8,7 @@ from aiohttp import web
 from caravan_router.auth.client import Client
 from caravan_router.auth.permits import PermitPools
 from caravan_router.chat.template_renderer import TemplateRenderer
+from caravan_router.conversations.store import Store
 from caravan_router.core.engine import Fleet
 from caravan_router.core.trace import RequestTrace, Tracing
 from caravan_router.http.limits import Limits
@@ -36,6 +37,7 @@ class AppState:
     permits: PermitPools
     info: InfoExtras
     templates: TemplateRenderer
+    store: Store
 
 
 STATE = web.AppKey("state", AppState)

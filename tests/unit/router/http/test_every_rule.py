@@ -16,6 +16,7 @@ from caravan_router.http.generation import rules
 from caravan_router.http.limits import Limits
 from caravan_router.http.ollama import rules as ollama_rules
 from caravan_router.http.openai import rules as openai_rules
+from caravan_router.http.openai.responses import rules as responses_rules
 from caravan_router.http.server.errors import BodyMismatchError, ValidationError
 from caravan_router.http.tgi import rules as tgi_rules
 from caravan_testing.http_server import events, serving
@@ -28,7 +29,7 @@ DEFAULT_LIMITS = Limits()
 
 GENERATE, STREAM, ROOT, TEXT = "/generate", "/generate_stream", "/", "/v1/completions"
 CHAT, VECTORS, TOKENIZE, VERTEX = "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/vertex"
-OLLAMA, SCORE = "/api/generate", "/v1/score"
+OLLAMA, SCORE, RESPONSES = "/api/generate", "/v1/score", "/v1/responses"
 MINIMAL: dict[str, dict[str, Any]] = {
     GENERATE: {"inputs": "hi"},
     STREAM: {"inputs": "hi"},
@@ -37,6 +38,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "hi"},
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     VECTORS: {"input": "hi"},
+    RESPONSES: {"input": "hi"},
     VERTEX: {"instances": [{"inputs": "hi"}]},
     OLLAMA: {"model": "any", "prompt": "hi"},
 }
@@ -284,13 +286,6 @@ CASES = [
         "Suffix is not supported and can be achieved by preprocessing the prompt. Given: 'x'",
     ),
     Case(
-        ollama_rules.InsertError,
-        "/api/generate",
-        {"model": "any", "prompt": "x", "suffix": "y"},
-        None,
-        "scripted does not support insert: its vocabulary has no tokens for `suffix`",
-    ),
-    Case(
         tgi_rules.PrefillDetailsStreamError,
         STREAM,
         tgi(decoder_input_details=True),
@@ -472,6 +467,41 @@ CASES = [
         chat({"role": "user", "content": "</s>" * 300}),
         "messages",
         "`messages` must have at most 256 texts of control tokens. Given: 300",
+    ),
+    Case(
+        responses_rules.UnsupportedItemError,
+        RESPONSES,
+        {"input": [{"type": "computer_call"}]},
+        "input[0].type",
+        "items of this `type` are not supported. Given: 'computer_call' in `input[0].type`",
+    ),
+    Case(
+        responses_rules.TooManyItemsError,
+        RESPONSES,
+        {"input": [{}] * 10_001},
+        "input",
+        "`input` must have at most 10000 items. Given: 10001",
+    ),
+    Case(
+        responses_rules.UnknownItemError,
+        RESPONSES,
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+        "input[0].id",
+        "`input[0].id` names no item of the conversation. Given: 'msg_1'",
+    ),
+    Case(
+        responses_rules.TwoContextsError,
+        RESPONSES,
+        {"previous_response_id": "resp_1", "conversation": "conv_1"},
+        "previous_response_id",
+        "`previous_response_id` and `conversation` cannot be used together",
+    ),
+    Case(
+        responses_rules.MetadataError,
+        RESPONSES,
+        {"metadata": {str(number): "" for number in range(17)}},
+        "metadata",
+        "`metadata` must have at most 16 keys of at most 64 characters and texts of at most 512",
     ),
     Case(
         admin_rules.UnknownParameterError,

@@ -1,8 +1,10 @@
 """Rules of chat completions: OpenAI's, TGI's and vLLM's."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caravan_router.chat.control_text import strings_of
+from caravan_router.chat.exact_tokens import with_exact_tokens
 from caravan_router.chat.prompt import ChatPrompt
 from caravan_router.chat.thought_format import Beginning, beginning_after
 from caravan_router.chat.thought_reader import ThoughtReader
@@ -13,14 +15,7 @@ from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
 from caravan_router.http.generation.constraints import FieldConstraint, compiled
 from caravan_router.http.generation.context import Context
-from caravan_router.http.generation.fill import prompt_before
-from caravan_router.http.generation.prompt import (
-    check_new_tokens,
-    check_token_ids,
-    fit,
-    tokenize_plain,
-    tokenize_prompt,
-)
+from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
 from caravan_router.http.openai.beams import check_beams, with_beams
@@ -67,16 +62,17 @@ class ValidChat:
 class ChatSource:
     """A chat request, whatever dialect it came in.
 
-    ``raw``: the whole prompt as text, in place of messages. ``suffix``: if not empty, the output belongs between
-    ``raw`` and this text; the model must have tokens for that. ``earlier``: tokens before those of the messages.
-    ``names``: what the client calls messages and new tokens.
+    ``raw``: the whole prompt as text, in place of messages. ``earlier``: tokens before those of the messages.
+    ``exact``: tokens that the prompt begins with as far as they stand for its text. ``names``: what the client calls
+    messages and new tokens. ``clamps``: a number of new tokens that does not fit counts as all that fit.
     """
 
     body: ChatRequest
     raw: str | None = None
-    suffix: str = ""
     earlier: tuple[int, ...] = ()
+    exact: Sequence[int] = ()
     names: tuple[str, str] = ("messages", "max_tokens")
+    clamps: bool = False
 
 
 async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidChat:
@@ -93,6 +89,8 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     text = text_options_of(body, limits)
     asked = constraint_of(body, limits)
     plan, prompt, beginning = await _prompt(context, source, asked)
+    if source.clamps and max_tokens is not None:
+        max_tokens = min(max_tokens, max(1, bounds.max_total_tokens - len(prompt)))
     max_new = fit(prompt, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], n, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
@@ -120,9 +118,6 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
 async def _prompt(
     context: Context, source: ChatSource, asked: FieldConstraint | None
 ) -> tuple[ChatPlan, tuple[int, ...], Beginning]:
-    if source.raw is not None and source.suffix:
-        before = await tokenize_plain(context.engine, "prompt", source.raw, context.bounds)
-        return NO_PLAN, await prompt_before(context, before, source.suffix), Beginning.UNDECIDED
     if source.raw is not None:
         raw = await tokenize_prompt(context.engine, "prompt", source.raw, context.bounds)
         return NO_PLAN, raw.token_ids, Beginning.UNDECIDED
@@ -135,7 +130,11 @@ async def _prompt(
     if asked is not None and plan.tools.tools:
         raise ToolError(f"Grammar and tools are mutually exclusive. Given: `tools` and `{asked.field}`")
     prompt = await chat_prompt_of(context, plan)
-    return plan, _after(source.earlier, prompt.tokens, context.model), _beginning(plan, prompt)
+    if source.exact:
+        tokens = await with_exact_tokens(context.engine, source.exact, prompt.tokens)
+    else:
+        tokens = _after(source.earlier, prompt.tokens, context.model)
+    return plan, tokens, _beginning(plan, prompt)
 
 
 def _beginning(plan: ChatPlan, prompt: ChatPrompt) -> Beginning:

@@ -1,0 +1,287 @@
+"""Keeps nodes and heads in SQLite. Calls block, and all of them come from one thread."""
+
+import sqlite3
+from array import array
+from collections.abc import Container, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from caravan_router.conversations.nodes import START, Chain, Change, ExactTokens, Head, Json, Node, Position
+from caravan_router.conversations.schema import CHAIN, STATEMENTS, VERSION
+
+# What a row takes beside its contents, roughly.
+_ROW_BYTES = 400
+# Expired entries are looked for at most so often, and an entry that is used again is written at most so often.
+_SWEEP_S = 1.0
+_TOUCH_S = 30.0
+# Another router may write to the file for a moment, when it takes over from this one.
+_BUSY_S = 10.0
+
+_ITEMS = msgspec.json.Decoder(tuple[Json, ...])
+_METADATA = msgspec.json.Decoder(dict[str, str])
+_encode = msgspec.json.encode
+
+
+class StateFileError(Exception):
+    """The file cannot be used as a store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """``max_bytes``: size of all entries together. ``life_s``: from the last use of an entry to its end."""
+
+    max_bytes: int
+    life_s: float
+
+
+class Database:
+    """The tables, in ``file`` or without one in memory. ``pinned``: ids of nodes and heads that must stay.
+
+    ``now`` is Unix time in seconds in all methods. An entry goes when it expires, or when room is needed: then the
+    owner of most bytes loses its least recently used entries first. A node stays while it has children or heads.
+    """
+
+    def __init__(self, file: Path | None, bounds: Bounds, pinned: Container[str] = ()) -> None:
+        """Raises StateFileError."""
+        self._bounds = bounds
+        self._pinned = pinned
+        self._swept = 0.0
+        try:
+            if file is not None:
+                # SQLite gives its other files the same mode.
+                file.touch(mode=0o600)
+            name = ":memory:" if file is None else file
+            self._connection = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None)
+            self._prepare()
+        except (sqlite3.Error, OSError) as error:
+            raise StateFileError(str(error)) from error
+
+    def _prepare(self) -> None:
+        run = self._connection.execute
+        run("PRAGMA journal_mode = WAL")
+        # A lost transaction is a lost turn; the file stays whole.
+        run("PRAGMA synchronous = NORMAL")
+        with self._connection:
+            run("BEGIN IMMEDIATE")
+            ((version,),) = run("PRAGMA user_version")
+            if version == 0:
+                for statement in STATEMENTS:
+                    run(statement)
+                run(f"PRAGMA user_version = {VERSION}")
+        if version not in (0, VERSION):
+            raise StateFileError(f"its version is {version}, not {VERSION}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def node(self, owner: str, node_id: str, now: float) -> Chain | None:
+        """Return the chain that ends with a response; None if the owner has no response of this id."""
+        self._sweep(now)
+        row = self._connection.execute(
+            "SELECT used, count FROM nodes WHERE id = ? AND owner = ? AND named", (node_id, owner)
+        ).fetchone()
+        if row is None:
+            return None
+        self._touch("nodes", node_id, row[0], now)
+        return self._chain(owner, Position(node=node_id, items=row[1]))
+
+    def head(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
+        """Return a head and its chain; None if the owner has no head of this id."""
+        self._sweep(now)
+        row = self._connection.execute(
+            "SELECT used, node, items, metadata, created FROM heads WHERE id = ? AND owner = ?", (head_id, owner)
+        ).fetchone()
+        if row is None:
+            return None
+        used, node, items, metadata, created = row
+        self._touch("heads", head_id, used, now)
+        position = Position(node=node or "", items=items)
+        head = Head(id=head_id, created=created, position=position, metadata=_METADATA.decode(metadata))
+        return head, self._chain(owner, position)
+
+    def commit(self, owner: str, change: Change, now: float) -> bool:
+        """Write all of ``change``, or nothing: then return False, because the head or the parent is not there."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            # The node comes first: the head may point at it.
+            if not (self._add_node(owner, change.node, now) and self._write_head(owner, change, now)):
+                self._connection.rollback()
+                return False
+            self._remove_abandoned()
+        self._make_room()
+        return True
+
+    def delete_node(self, owner: str, node_id: str) -> bool:
+        """Forget a response; return False if there is none. Its items stay while others continue it."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            found = self._connection.execute(
+                "UPDATE nodes SET named = 0 WHERE id = ? AND owner = ? AND named", (node_id, owner)
+            )
+            self._remove_abandoned()
+        return found.rowcount > 0
+
+    def delete_head(self, owner: str, head_id: str) -> bool:
+        """Forget a conversation; return False if there is none. Its responses stay."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            found = self._connection.execute("DELETE FROM heads WHERE id = ? AND owner = ?", (head_id, owner))
+            self._remove_abandoned()
+        return found.rowcount > 0
+
+    def used_bytes(self) -> dict[str, int]:
+        """Return the bytes that each owner holds."""
+        return dict(self._connection.execute("SELECT owner, bytes FROM usage WHERE bytes > 0"))
+
+    def _chain(self, owner: str, position: Position) -> Chain:
+        if position == START:
+            return Chain()
+        nodes: list[Node] = []
+        tokens: ExactTokens | None = None
+        rows = self._connection.execute(
+            CHAIN, {"node": position.node, "items": position.items, "owner": owner}
+        ).fetchall()
+        for node_id, parent, parent_items, upto, items, inputs, response, fingerprint, shared, added in rows:
+            if fingerprint:
+                before = () if tokens is None else tokens.token_ids[:shared]
+                tokens = ExactTokens(fingerprint=fingerprint, token_ids=(*before, *_unpacked(added)))
+            nodes.append(
+                Node(
+                    id=node_id,
+                    parent=Position(node=parent or "", items=parent_items),
+                    items=_ITEMS.decode(items)[:upto],
+                    inputs=inputs,
+                    response=response,
+                )
+            )
+        if nodes:
+            nodes[-1] = replace(nodes[-1], tokens=tokens)
+        return Chain(position=position, nodes=nodes, tokens=tokens)
+
+    def _add_node(self, owner: str, node: Node | None, now: float) -> bool:
+        if node is None:
+            return True
+        if not self._has(owner, node.parent):
+            return False
+        fingerprint, shared, added = "", 0, b""
+        if node.tokens is not None:
+            fingerprint = node.tokens.fingerprint
+            before = self._chain(owner, node.parent).tokens
+            if before is not None and before.fingerprint == fingerprint:
+                shared = _common_length(before.token_ids, node.tokens.token_ids)
+            added = _packed(node.tokens.token_ids[shared:])
+        items = _encode(node.items)
+        self._connection.execute(
+            "INSERT INTO nodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+            (
+                *(node.id, owner, node.parent.node or None, node.parent.items),
+                *(items, len(node.items), node.inputs, node.response),
+                *(fingerprint, shared, added, bool(node.response)),
+                *(len(items) + len(node.response) + len(added) + _ROW_BYTES, now),
+            ),
+        )
+        return True
+
+    def _write_head(self, owner: str, change: Change, now: float) -> bool:
+        head, expected = change.head, change.expected
+        if head is None:
+            return True
+        if not self._has(owner, head.position):
+            return False
+        metadata = _encode(head.metadata)
+        size = len(metadata) + _ROW_BYTES
+        node, items = head.position.node or None, head.position.items
+        if expected is None:
+            self._connection.execute(
+                "INSERT INTO heads VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (head.id, owner, node, items, metadata, head.created, size, now),
+            )
+            return True
+        moved = self._connection.execute(
+            "UPDATE heads SET node = ?, items = ?, metadata = ?, size = ?, used = ? "
+            "WHERE id = ? AND owner = ? AND node IS ? AND items = ?",
+            (node, items, metadata, size, now, head.id, owner, expected.node or None, expected.items),
+        )
+        return moved.rowcount > 0
+
+    def _has(self, owner: str, position: Position) -> bool:
+        if position == START:
+            return True
+        row = self._connection.execute(
+            "SELECT count FROM nodes WHERE id = ? AND owner = ?", (position.node, owner)
+        ).fetchone()
+        return row is not None and 0 < position.items <= row[0]
+
+    def _touch(self, table: str, entry: str, used: float, now: float) -> None:
+        if now - used >= min(_TOUCH_S, self._bounds.life_s / 2):
+            self._connection.execute(f"UPDATE {table} SET used = ? WHERE id = ?", (now, entry))  # noqa: S608
+
+    def _sweep(self, now: float) -> None:
+        """Remove what has expired."""
+        if 0 <= now - self._swept < min(_SWEEP_S, self._bounds.life_s / 4):
+            return
+        self._swept = now
+        oldest = now - self._bounds.life_s
+        while True:
+            expired = self._oldest("heads", "used < ?", oldest) + self._oldest("nodes", "refs = 0 AND used < ?", oldest)
+            if not expired:
+                return
+            self._remove(expired)
+
+    def _make_room(self) -> None:
+        """Remove entries until all together fit, from the owner of most bytes first."""
+        run = self._connection.execute
+        while True:
+            ((total,),) = run("SELECT total(bytes) FROM usage")
+            if total <= self._bounds.max_bytes:
+                return
+            ((owner,),) = run("SELECT owner FROM usage ORDER BY bytes DESC LIMIT 1")
+            oldest = self._oldest("heads", "owner = ?", owner) + self._oldest("nodes", "refs = 0 AND owner = ?", owner)
+            if not oldest:
+                # Only entries in use are left.
+                return
+            # A few at a time: each of them may free nodes that are older than the next one.
+            self._remove(sorted(oldest)[: max(1, len(oldest) // 16)])
+
+    def _oldest(self, table: str, condition: str, value: str | float) -> list[tuple[float, str, str]]:
+        """Return the time of use, the table and the id of some entries, the least recently used first."""
+        query = f"SELECT used, id FROM {table} WHERE {condition} ORDER BY used LIMIT 256"  # noqa: S608
+        rows = self._connection.execute(query, (value,))
+        return [(used, table, entry) for used, entry in rows if entry not in self._pinned]
+
+    def _remove(self, entries: Sequence[tuple[float, str, str]]) -> None:
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for _, table, entry in entries:
+                condition = "id = ?" if table == "heads" else "id = ? AND refs = 0"
+                self._connection.execute(f"DELETE FROM {table} WHERE {condition}", (entry,))  # noqa: S608
+            self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Remove nodes that no client can name and nothing continues, and their ancestors of which that is true."""
+        while True:
+            with closing(
+                self._connection.execute("SELECT id FROM nodes WHERE refs = 0 AND named = 0 LIMIT 256")
+            ) as found:
+                ids = [node for (node,) in found if node not in self._pinned]
+            if not ids:
+                return
+            self._connection.executemany("DELETE FROM nodes WHERE id = ?", [(node,) for node in ids])
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return array("I", token_ids).tobytes()
+
+
+def _unpacked(data: bytes) -> Iterable[int]:
+    return array("I", data)
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    return next(
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )

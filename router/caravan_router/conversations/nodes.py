@@ -1,0 +1,97 @@
+"""The data of conversations: nodes, positions in chains of them, and heads.
+
+A node adds items, such as messages and calls of tools, to those of its parent. A conversation is a head: a name for a
+position. Forking makes a second head and rewinding moves one, so that neither copies items.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The place after the first ``items`` items of a node. The default is the start of every chain."""
+
+    node: str = ""
+    items: int = 0
+
+    @property
+    def version(self) -> str:
+        """A text that differs between positions, for clients that change a head only if nobody else has."""
+        return f"{self.node or 'start'}.{self.items}"
+
+
+START = Position()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactTokens:
+    """The tokens of a prompt and the output that followed, for the model file of this ``fingerprint``."""
+
+    fingerprint: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One turn, or items that a client added.
+
+    ``response``: JSON of the response that the node is; empty for items that a client added. The first ``inputs`` of
+    its items are the response's input. ``tokens``: those of the whole chain up to here; None if they are not known.
+    """
+
+    id: str
+    parent: Position = START
+    items: tuple[Json, ...] = ()
+    inputs: int = 0
+    response: bytes = b""
+    tokens: ExactTokens | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """All nodes from the first one to that of ``position``, whose items after the position are left out."""
+
+    position: Position = START
+    nodes: Sequence[Node] = ()
+    tokens: ExactTokens | None = None
+
+    @property
+    def items(self) -> list[Json]:
+        """All items, the oldest first."""
+        return [item for node in self.nodes for item in node.items]
+
+    def after(self, count: int) -> Position:
+        """Return the position after the first ``count`` items of the chain."""
+        if count == 0:
+            return START
+        for node in self.nodes:
+            if count <= len(node.items):
+                return Position(node=node.id, items=count)
+            count -= len(node.items)
+        raise IndexError(count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A conversation: a name for a position. ``created``: Unix time in seconds."""
+
+    id: str
+    created: float
+    position: Position = START
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What one transaction writes: a new node, a head, or both.
+
+    ``expected``: the head's present position, without which nothing is written; None for a new head.
+    """
+
+    node: Node | None = None
+    head: Head | None = None
+    expected: Position | None = None

@@ -1,0 +1,90 @@
+"""The tables of the store.
+
+Triggers count, in the transaction that changes them, the references to each node (its children and the heads that
+point at it) and the bytes that each owner holds.
+"""
+
+VERSION = 1
+
+STATEMENTS = (
+    """
+    CREATE TABLE nodes (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        parent TEXT,
+        parent_items INTEGER NOT NULL,
+        items BLOB NOT NULL,
+        count INTEGER NOT NULL,
+        inputs INTEGER NOT NULL,
+        response BLOB NOT NULL,
+        -- Its tokens are the first `shared` ones of its parent and then `tokens`. No fingerprint: they are unknown.
+        fingerprint TEXT NOT NULL,
+        shared INTEGER NOT NULL,
+        tokens BLOB NOT NULL,
+        -- Whether a client can name it: a response that was not deleted.
+        named INTEGER NOT NULL,
+        refs INTEGER NOT NULL DEFAULT 0,
+        size INTEGER NOT NULL,
+        used REAL NOT NULL
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX unreferenced ON nodes (owner, used) WHERE refs = 0",
+    "CREATE INDEX abandoned ON nodes (id) WHERE refs = 0 AND named = 0",
+    """
+    CREATE TABLE heads (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        node TEXT,
+        items INTEGER NOT NULL,
+        metadata BLOB NOT NULL,
+        created REAL NOT NULL,
+        size INTEGER NOT NULL,
+        used REAL NOT NULL
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX heads_used ON heads (owner, used)",
+    "CREATE TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    """
+    CREATE TRIGGER node_added AFTER INSERT ON nodes BEGIN
+        UPDATE nodes SET refs = refs + 1 WHERE id = NEW.parent;
+        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT DO UPDATE SET bytes = bytes + NEW.size;
+    END
+    """,
+    """
+    CREATE TRIGGER node_removed AFTER DELETE ON nodes BEGIN
+        UPDATE nodes SET refs = refs - 1 WHERE id = OLD.parent;
+        UPDATE usage SET bytes = bytes - OLD.size WHERE owner = OLD.owner;
+    END
+    """,
+    """
+    CREATE TRIGGER head_added AFTER INSERT ON heads BEGIN
+        UPDATE nodes SET refs = refs + 1 WHERE id = NEW.node;
+        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT DO UPDATE SET bytes = bytes + NEW.size;
+    END
+    """,
+    """
+    CREATE TRIGGER head_removed AFTER DELETE ON heads BEGIN
+        UPDATE nodes SET refs = refs - 1 WHERE id = OLD.node;
+        UPDATE usage SET bytes = bytes - OLD.size WHERE owner = OLD.owner;
+    END
+    """,
+    """
+    CREATE TRIGGER head_moved AFTER UPDATE OF node, size ON heads BEGIN
+        UPDATE nodes SET refs = refs - 1 WHERE id = OLD.node;
+        UPDATE nodes SET refs = refs + 1 WHERE id = NEW.node;
+        UPDATE usage SET bytes = bytes + NEW.size - OLD.size WHERE owner = NEW.owner;
+    END
+    """,
+)
+
+# The nodes from one to the first of its chain, with the number of items that count of each.
+CHAIN = """
+WITH RECURSIVE chain (id, upto, depth) AS (
+    SELECT :node, :items, 0
+    UNION ALL
+    SELECT nodes.parent, nodes.parent_items, depth + 1
+    FROM chain JOIN nodes ON nodes.id = chain.id WHERE nodes.parent IS NOT NULL
+)
+SELECT nodes.id, parent, parent_items, upto, items, inputs, response, fingerprint, shared, tokens
+FROM chain JOIN nodes ON nodes.id = chain.id WHERE owner = :owner ORDER BY depth DESC
+"""

@@ -1,0 +1,76 @@
+"""What a response continues: a response or conversation of the store, or nothing."""
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from caravan_router.conversations.nodes import Chain, Change, Head, Json, Node, Position
+from caravan_router.conversations.store import Store
+from caravan_router.http.openai.responses.items import read_items
+from caravan_router.http.openai.responses.rules import TwoContextsError
+from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.openai.responses.schema import ConversationName, InputFields
+from caravan_router.http.server.errors import HeadMovedError, UnknownEntryError
+from caravan_router.http.server.state import CLIENT, STATE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The ``items`` of a request, and the ``chain`` that they continue. ``head``: the conversation that they extend.
+
+    ``held``: what keeps others from changing the conversation, and the store from removing the chain.
+    """
+
+    store: Store
+    owner: str
+    chain: Chain
+    head: Head | None
+    items: tuple[Json, ...]
+    held: ExitStack
+
+    async def commit(self, node: Node) -> None:
+        """Store the turn as ``node`` and let others continue it. Raises HeadMovedError."""
+        head = self.head
+        moved = None
+        if head is not None:
+            position = Position(node=node.id, items=len(node.items))
+            moved = Head(id=head.id, created=head.created, position=position, metadata=head.metadata)
+        change = Change(node=node, head=moved, expected=None if head is None else head.position)
+        if not await self.store.commit(self.owner, change):
+            raise HeadMovedError
+        self.held.close()
+
+
+def conversation_id(body: InputFields) -> str | None:
+    """Return the id of the conversation that a request names."""
+    return body.conversation.id if isinstance(body.conversation, ConversationName) else body.conversation
+
+
+@asynccontextmanager
+async def begun_turn(request: web.Request, body: InputFields, *, extends: bool) -> AsyncIterator[Turn]:
+    """Read what ``body`` continues. ``extends``: the block extends the conversation, if the body names one.
+
+    Raises UnknownEntryError, ConversationBusyError, ValidationError.
+    """
+    store, owner = request.app[STATE].store, request[CLIENT].key.tenant.name
+    previous, conversation = body.previous_response_id, conversation_id(body)
+    chain, head = Chain(), None
+    with ExitStack() as held:
+        if previous is not None and conversation is not None:
+            raise TwoContextsError
+        if previous is not None:
+            held.enter_context(store.pinning(previous))
+            if (found := await store.response(owner, previous)) is None:
+                raise UnknownEntryError("response", previous)
+            chain = found
+        if conversation is not None:
+            if extends:
+                held.enter_context(request.app[RUNNING].extending(owner, conversation))
+            held.enter_context(store.pinning(conversation))
+            if (named := await store.conversation(owner, conversation)) is None:
+                raise UnknownEntryError("conversation", conversation)
+            head, chain = named
+        items = read_items("input", body.input or "", {item["id"]: item for item in chain.items})
+        yield Turn(store=store, owner=owner, chain=chain, head=head, items=items, held=held)

@@ -1,0 +1,350 @@
+"""/v1/responses: bodies, events, stored turns, refusals."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from caravan_router.auth.key import ApiKey, digest_of
+from caravan_router.auth.keyring import Keyring
+from caravan_router.core.engine import TokenizedText
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.tenant import Tenant
+from caravan_router.http.app import Access
+from caravan_testing.http_server import Service, named_events, serving
+from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, ScriptedEngine, Step, word
+from caravan_testing.waiting import eventually
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}</s>{% endfor %}"
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}[assistant]"
+)
+MODEL = replace(CHAT_MODEL, chat_template=TEMPLATE, max_sequence_tokens=512)
+
+
+@dataclass
+class WordEngine(ScriptedEngine):
+    """An engine that generates ``words``, one token each, with the ids from 900 on, and the end token."""
+
+    words: Sequence[str] = ("Hello", " you")
+
+    def __post_init__(self) -> None:
+        self.controls = {"</s>": 2}
+        tokens = [word(piece, 900 + at) for at, piece in enumerate(self.words)]
+        self.script = lambda _: [*tokens, EOS_TOKEN]
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        pieces = {900 + at: piece.encode() for at, piece in enumerate(self.words)} | {1: b"<s>", 2: b"</s>"}
+        return TokenizedText(
+            tuple(token_ids),
+            tuple(pieces.get(token_id) or chr(token_id - 100).encode() for token_id in token_ids),
+            tuple(token_id in (1, 2) for token_id in token_ids),
+        )
+
+
+def engine(*words: str) -> WordEngine:
+    return WordEngine(model=MODEL, words=words or ("Hello", " you"))
+
+
+def prompt_text(service: Service) -> str:
+    """Return the last prompt; the tokenizer makes a token of each character."""
+    ids = service.engine.spec.prompt[1:]
+    return "".join("</s>" if token == 2 else chr(token - 100) if token < 900 else f"<{token}>" for token in ids)
+
+
+async def stream(service: Service, body: Any) -> list[Any]:
+    response = await service.post("/v1/responses", body | {"stream": True})
+    assert response.status == 200, await response.text()
+    return named_events(await response.text())
+
+
+async def error(service: Service, body: Any, status: int = 400) -> Any:
+    response = await service.post("/v1/responses", body)
+    assert response.status == status, await response.text()
+    return (await response.json())["error"]
+
+
+async def test_a_whole_response_has_what_clients_read() -> None:
+    async with serving(engine()) as service:
+        reply = await service.reply("/v1/responses", {"input": "Hi", "instructions": "Be kind.", "metadata": {}})
+        assert prompt_text(service) == "[system]Be kind.</s>[user]Hi</s>[assistant]"
+        assert reply["id"].startswith("resp_")
+        assert len(reply["id"]) == 37
+        [message] = reply["output"]
+        assert message["content"] == [{"type": "output_text", "text": "Hello you", "annotations": [], "logprobs": []}]
+        assert (message["role"], message["status"], message["type"]) == ("assistant", "completed", "message")
+        prompt = len(service.engine.spec.prompt)
+        assert reply["usage"] == {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 3,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + 3,
+        }
+        shown = {name: reply[name] for name in ("object", "status", "error", "incomplete_details", "metadata", "store")}
+        assert shown == {
+            "object": "response", "status": "completed", "error": None, "incomplete_details": None,
+            "metadata": {}, "store": True,
+        }  # fmt: skip
+        async with service.client.get(f"/v1/responses/{reply['id']}") as stored:
+            assert await stored.json() == reply
+        await eventually(service.is_idle, "everything released")
+
+
+async def test_a_stream_has_the_events_in_order_with_the_same_ids() -> None:
+    async with serving(engine()) as service:
+        events = await stream(service, {"input": "Hi"})
+        assert [event["type"].removeprefix("response.") for event in events] == [
+            "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+            "output_text.delta", "output_text.done", "content_part.done", "output_item.done", "completed",
+        ]  # fmt: skip
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert {event["response"]["id"] for event in events if "response" in event} == {events[0]["response"]["id"]}
+        assert {event["item_id"] for event in events if "item_id" in event} == {events[2]["item"]["id"]}
+        assert {event["output_index"] for event in events if "output_index" in event} == {0}
+        assert {event["content_index"] for event in events if "content_index" in event} == {0}
+        assert (events[0]["response"]["status"], events[0]["response"]["output"]) == ("in_progress", [])
+        assert events[2]["item"]["content"] == []
+        assert events[-2]["item"] == events[-1]["response"]["output"][0]
+        assert events[-1]["response"]["usage"]["output_tokens"] == 3
+
+
+async def test_an_output_that_is_cut_off_is_incomplete() -> None:
+    async with serving(ScriptedEngine(model=MODEL)) as service:
+        events = await stream(service, {"input": "Hi", "max_output_tokens": 2})
+        last = events[-1]
+        assert last["type"] == "response.incomplete"
+        assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert last["response"]["output"][0]["status"] == "incomplete"
+        # More than is left of the context counts as all that is left.
+        reply = await service.reply("/v1/responses", {"input": "Hi", "max_output_tokens": 100_000})
+        assert reply["usage"]["total_tokens"] == 512
+
+
+async def test_the_next_turn_has_the_tokens_that_were_generated() -> None:
+    async with serving(engine()) as service:
+        first = await service.reply("/v1/responses", {"input": "Hi", "instructions": "A"})
+        body = {"input": "More", "previous_response_id": first["id"], "instructions": "A"}
+        second = await service.reply("/v1/responses", body)
+        # "Hello" and " you" were one token each: the tokenizer would make one of each character.
+        text = "[system]A</s>[user]Hi</s>[assistant]<900><901></s>[user]More</s>[assistant]"
+        assert prompt_text(service) == text
+        third = await stream(service, {"input": "On", "previous_response_id": second["id"], "instructions": "A"})
+        assert prompt_text(service) == f"{text}<900><901></s>[user]On</s>[assistant]"
+        # Instructions are those of one turn only.
+        await service.reply("/v1/responses", {"input": "On", "previous_response_id": third[-1]["response"]["id"]})
+        assert prompt_text(service).startswith("[user]Hi</s>[assistant]Hello you</s>")
+
+
+async def test_calls_become_items_and_their_outputs_messages() -> None:
+    called = engine('<tool_call>{"name": "add", "arguments": {"a', '": 1}}</tool_call>')
+    called.model = replace(MODEL, chat_template=TEMPLATE.replace("[assistant]", "[assistant]{# <tool_call> tools #}"))
+    tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}}, {"type": "web_search"}]
+    async with serving(called) as service:
+        events = await stream(service, {"input": "Hi", "tools": tools})
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        assert kinds[:3] == ["created", "in_progress", "output_item.added"]
+        assert kinds[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
+        assert set(kinds[3:-3]) == {"function_call_arguments.delta"}
+        deltas = "".join(event["delta"] for event in events if event["type"].endswith("delta"))
+        [call] = events[-1]["response"]["output"]
+        assert deltas == call["arguments"] == '{"a": 1}'
+        assert events[2]["item"] | {"status": "completed", "arguments": deltas} == call
+        assert events[-1]["response"]["tools"] == tools
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+        previous = {"previous_response_id": events[-1]["response"]["id"], "tools": tools}
+        await service.reply("/v1/responses", {"input": [output], **previous})
+        assert prompt_text(service).startswith("[user]Hi</s>[assistant]<tool_call>")
+        assert "[tool]2</s>" in prompt_text(service)
+
+
+async def test_custom_tools_are_functions_of_one_text() -> None:
+    called = engine('<tool_call>{"name": "patch", "arguments": {"input": "a\\n', 'b"}}</tool_call>')
+    called.model = replace(MODEL, chat_template=TEMPLATE.replace("[assistant]", "[assistant]{# <tool_call> tools #}"))
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
+    tools = [{"type": "custom", "name": "patch", "description": "Patches", "format": grammar}]
+    async with serving(called) as service:
+        events = await stream(service, {"input": "Hi", "tools": tools})
+        assert [event["type"].removeprefix("response.") for event in events[2:]] == [
+            "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done",
+            "completed",
+        ]  # fmt: skip
+        [call] = events[-1]["response"]["output"]
+        assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", "a\nb")
+        output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
+        await service.reply("/v1/responses", {"input": [{"role": "user", "content": "Hi"}, call, output]})
+        assert "[tool]done</s>" in prompt_text(service)
+
+
+async def test_thoughts_are_items_of_their_own() -> None:
+    thinking = engine("<think>", "So", ".", "</think>", "Yes")
+    thinking.model = replace(MODEL, chat_template=TEMPLATE + "{# <think></think> #}")
+    async with serving(thinking) as service:
+        events = await stream(service, {"input": "Hi"})
+        assert [event["type"].removeprefix("response.") for event in events[2:-1]] == [
+            "output_item.added", "reasoning_text.delta", "reasoning_text.delta", "reasoning_text.done",
+            "output_item.done", "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
+            "content_part.done", "output_item.done",
+        ]  # fmt: skip
+        thought, message = events[-1]["response"]["output"]
+        assert thought["content"] == [{"type": "reasoning_text", "text": "So."}]
+        assert thought["summary"] == []
+        assert message["content"][0]["text"] == "Yes"
+        assert [event["output_index"] for event in events if event["type"].endswith("item.done")] == [0, 1]
+        assert events[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"metadata": {"x" * 65: ""}}, "metadata"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0]"),
+        ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name(body: Any, field: str) -> None:
+    async with serving(engine()) as service:
+        found = await error(service, {"input": "Hi"} | body)
+        assert (found["param"], found["type"]) == (field, "invalid_request_error"), found
+        assert not service.engine.streams
+
+
+async def test_unknown_fields_and_hosted_tools_are_ignored() -> None:
+    async with serving(engine()) as service:
+        items = [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Short."}]},
+            {"role": "user", "content": "Hi", "unknown": 1},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+            {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "x"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "Ok"}]},
+            {"role": "user", "content": "On"},
+        ]
+        body = {
+            "input": items, "instructions": "Be brief.", "include": ["reasoning.encrypted_content"], "fancy": [1],
+            "store": False, "tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}],
+        }  # fmt: skip
+        reply = await service.reply("/v1/responses", body)
+        text = prompt_text(service)
+        assert text.startswith("[system]Be brief.\n\nShort.</s>[user]Hi</s>")
+        assert text.endswith("[image]</s>[assistant]Ok</s>[user]On</s>[assistant]") or "[image]" in text
+        async with service.client.get(f"/v1/responses/{reply['id']}") as missing:
+            assert missing.status == 404, "it was not to be stored"
+
+
+async def test_input_that_does_not_fit_says_so() -> None:
+    async with serving(engine()) as service:
+        assert (await error(service, {"input": "x" * 600}))["code"] == "context_length_exceeded"
+        events = await stream(service, {"input": "x" * 600})
+        assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
+        assert events[-1]["response"]["error"]["code"] == "context_length_exceeded"
+        assert events[-1]["response"]["status"] == "failed"
+
+
+async def test_truncation_leaves_out_the_oldest_turns_whole() -> None:
+    items = [{"role": "system", "content": "S"}]
+    for number in range(20):
+        items += [{"role": "user", "content": f"{number:02}" + "x" * 20}, {"role": "assistant", "content": "a" * 20}]
+    async with serving(engine()) as service:
+        body = {"input": [*items, {"role": "user", "content": "Last"}], "truncation": "auto"}
+        reply = await service.reply("/v1/responses", body)
+        text = prompt_text(service)
+        turns = reply["truncated"]["turns"]
+        assert len(reply["truncated"]["items"]) == 2 * turns
+        assert text.startswith(f"[system]S</s>[user]{turns:02}x")
+        assert text.endswith("[user]Last</s>[assistant]")
+        assert 250 < len(service.engine.spec.prompt) <= 384
+        # The next turn begins alike, as long as it fits.
+        again = {"input": "And", "previous_response_id": reply["id"], "truncation": "auto"}
+        assert (await service.reply("/v1/responses", again))["truncated"] == reply["truncated"]
+        again["truncation"] = "disabled"
+        assert (await error(service, again))["code"] == "context_length_exceeded"
+        assert (await error(service, {"input": "x" * 600, "truncation": "auto"}))["code"] == "context_length_exceeded"
+
+
+async def test_a_response_can_be_listed_deleted_and_then_only_continued_by_its_children() -> None:
+    async with serving(engine()) as service:
+        first = await service.reply("/v1/responses", {"input": "One"})
+        second = await service.reply("/v1/responses", {"input": "Two", "previous_response_id": first["id"]})
+        async with service.client.get(f"/v1/responses/{second['id']}/input_items?order=asc&limit=2") as listed:
+            page = await listed.json()
+        assert [item["content"][0]["text"] for item in page["data"]] == ["One", "Hello you"]
+        assert page["has_more"] is True
+        after = f"/v1/responses/{second['id']}/input_items?after={page['last_id']}&order=asc"
+        async with service.client.get(after) as listed:
+            assert [item["content"][0]["text"] for item in (await listed.json())["data"]] == ["Two"]
+        async with service.client.delete(f"/v1/responses/{first['id']}") as deleted:
+            assert await deleted.json() == {"id": first["id"], "object": "response", "deleted": True}
+        for method in (service.client.get, service.client.delete):
+            async with method(f"/v1/responses/{first['id']}") as missing:
+                assert missing.status == 404
+        await error(service, {"input": "x", "previous_response_id": first["id"]}, 404)
+        await service.reply("/v1/responses", {"input": "Three", "previous_response_id": second["id"]})
+        assert prompt_text(service).startswith("[user]One")
+
+
+async def test_a_running_response_can_be_read_and_cancelled() -> None:
+    def script(_: GenerationSpec) -> Sequence[Step]:
+        return [word("Hel", 310), Pause(), word("lo", 311), EOS_TOKEN]
+
+    async with serving(ScriptedEngine(script=script, model=MODEL)) as service:
+        response = await service.post("/v1/responses", {"input": "Hi", "stream": True})
+        await response.content.readline()
+        created = await response.content.readline()
+        running = msgspec.json.decode(created.removeprefix(b"data: "))["response"]["id"]
+        while (line := await response.content.readline()) != b"event: response.output_text.delta\n":
+            assert line
+        async with service.client.get(f"/v1/responses/{running}") as got:
+            so_far = await got.json()
+        assert (so_far["status"], so_far["output"][0]["content"][0]["text"]) == ("in_progress", "Hel")
+        async with service.client.post(f"/v1/responses/{running}/cancel") as got:
+            cancelled = await got.json()
+        assert (cancelled["status"], cancelled["output"][0]["content"][0]["text"]) == ("cancelled", "Hel")
+        rest = await response.text()
+        assert "event: response.incomplete" in rest
+        async with service.client.post(f"/v1/responses/{running}/cancel") as got:
+            assert await got.json() == cancelled, "it has ended"
+        async with service.client.post("/v1/responses/resp_x/cancel") as got:
+            assert got.status == 404
+        await eventually(service.is_idle, "everything released")
+
+
+async def test_tokens_of_an_input_are_counted_without_generating() -> None:
+    async with serving(engine()) as service:
+        count = await service.reply("/v1/responses/input_tokens", {"input": "Hi", "instructions": "A"})
+        assert count == {"object": "response.input_tokens", "input_tokens": 1 + len("[system]A#[user]Hi#[assistant]")}
+        assert not service.engine.streams
+
+
+async def test_keys_see_their_own_responses_only() -> None:
+    keys = Keyring([ApiKey(digest=digest_of(name), tenant=Tenant(name=name)) for name in "ab"], time.monotonic())
+    async with serving(engine(), access=Access(keyring=keys)) as service:
+        a, b = ({"Authorization": f"Bearer {name}"} for name in "ab")
+        created = await service.client.post("/v1/responses", json={"input": "Hi"}, headers=a)
+        path = f"/v1/responses/{(await created.json())['id']}"
+        for method in (service.client.get, service.client.delete):
+            assert (await method(path, headers=b)).status == 404
+        assert (await service.client.get(f"{path}/input_items", headers=b)).status == 404
+        assert (await service.client.post(f"{path}/cancel", headers=b)).status == 404
+        body = {"input": "x", "previous_response_id": path.rpartition("/")[2]}
+        assert (await service.client.post("/v1/responses", json=body, headers=b)).status == 404
+        assert (await service.client.get(path, headers=a)).status == 200
