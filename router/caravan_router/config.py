@@ -223,6 +223,7 @@ class RouterConfig:
             step_timeout_s=self.step_timeout_s,
             stream_interval_ms=self.stream_interval_ms,
             address_refresh_s=self.shard_refresh_s,
+            wants_drafts=self.speculate > 0,
         )
 
     @property

@@ -23,6 +23,7 @@ from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_shard.backends.base import PrefixSharing
 from caravan_shard.backends.toy.backend import DecodeHook, ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_shard.config import ShardConfig
@@ -47,6 +48,7 @@ class ClusterConfig:
     max_sequences: int = 8
     max_batch_tokens: int = 512
     layout: KvLayout = KvLayout.UNIFIED
+    sharing: PrefixSharing = PrefixSharing.ANY
     step_s: float = 0.0
     token_s: float = 0.0
     other_layouts: tuple[KvLayout, ...] = ()
@@ -134,6 +136,7 @@ class Cluster:
             max_sequences=config.max_sequences,
             max_batch_tokens=config.max_batch_tokens,
             layout=config.layout,
+            sharing=config.sharing,
             other_layouts=config.other_layouts,
             max_prompt_logprob_tokens=config.max_prompt_logprob_tokens,
             embedding_size=config.embedding_size,

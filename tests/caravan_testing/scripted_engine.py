@@ -209,7 +209,7 @@ class ScriptedEngine:
         self.streams.append(stream)
         return stream
 
-    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> TokenizedText:
         if not self.joined:
             raise NoShardError("none")
         if self.tokenizing is not None:
@@ -220,7 +220,8 @@ class ScriptedEngine:
         pieces: list[bytes] = []
         specials: list[bool] = []
         while text:
-            control = next((control for control in self.controls if text.startswith(control)), None)
+            controls = self.controls if parse_special else ()
+            control = next((control for control in controls if text.startswith(control)), None)
             ids.append(100 + ord(text[0]) % 800 if control is None else self.controls[control])
             pieces.append((control or text[0]).encode())
             specials.append(control is not None)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from caravan_testing.serve_process import Served, serve
 
@@ -27,9 +27,8 @@ WEATHER: Any = {
 
 
 class City(BaseModel):
-    """A weak model would write long texts, and much white space where it may."""
+    """Its texts have few values: a weak model writes long ones."""
 
-    model_config = ConfigDict(json_schema_extra={"x-guidance": {"whitespace_flexible": False}})
     size: Literal["small", "large"]
     coast: bool
 

@@ -66,13 +66,29 @@ class TokenizedText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FillTokens:
+    """Control tokens for filling in the middle of a text.
+
+    ``begin`` stands before a prompt, ``repository`` before the name of a repository, ``file`` before the name of each
+    of its files. None: the vocabulary has none, or for ``begin`` the model wants none.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int
+    begin: int | None = None
+    repository: int | None = None
+    file: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """A model that shards serve, with the smallest of their limits.
 
     ``tool_template``: template for prompts with tools, if the model has one beside ``chat_template``. ``adapters``:
     those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no vectors are
     served. ``ranks``: texts are pairs of a query and a document, and get a relevance from 0 to 1 instead of a vector.
-    ``eos_token_ids``: tokens that end an output.
+    ``eos_token_ids``: tokens that end an output. ``fill``: None if the vocabulary has no tokens for filling in.
 
     The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
     those in the memory of a shard's accelerators. ``modified_s``: when the file was last changed, in seconds since
@@ -95,6 +111,7 @@ class ModelFacts:
     embedding_size: int = 0
     max_embed_tokens: int = 0
     ranks: bool = False
+    fill: FillTokens | None = None
     architecture: str = ""
     parameter_count: int = 0
     weight_bytes: int = 0
@@ -107,8 +124,11 @@ class ModelFacts:
 class Queries(Protocol):
     """Questions that a model answers without generating. Every call raises NoShardError if no shard answers."""
 
-    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
-        """Return the tokens of ``text``. Raises TextTooLongError."""
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> TokenizedText:
+        """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token.
+
+        Raises TextTooLongError.
+        """
         ...
 
     async def tokenize_pair(self, query: str, document: str) -> TokenizedText:

@@ -36,21 +36,26 @@ class ShardStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRoom:
-    """The capacity of a shard in its current layout. ``unified``: any sequence may use any cell."""
+    """The capacity of a shard in its current layout. ``unified``: any sequence may use any cell.
+
+    ``draft_tokens``: most draft tokens of a step; 0 if the memory of its sequences cannot be cut back.
+    """
 
     max_sequences: int
     max_batch_tokens: int
     cells: int
     cells_per_sequence: int
     unified: bool
+    draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
     """One shard. ``epoch`` numbers the last lease that the router held, 0 before the first.
 
-    ``shard_id``, ``version``, ``model`` and ``room`` are what the shard said of itself, "" and None until it has
-    answered. ``sequences`` run there and use ``used_cells``.
+    ``shard_id``, ``version``, ``model``, ``room`` and ``batch_invariant`` are what the shard said of itself, "" and
+    None until it has answered. ``batch_invariant``: drafts change no text, not even at near ties; None if the shard
+    has not measured it. ``sequences`` run there and use ``used_cells``.
     """
 
     address: str
@@ -60,5 +65,6 @@ class ShardReport:
     version: str = ""
     model: str = ""
     room: ShardRoom | None = None
+    batch_invariant: bool | None = None
     sequences: int = 0
     used_cells: int = 0

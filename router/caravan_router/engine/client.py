@@ -229,9 +229,11 @@ class ShardClient:
         except grpc.aio.AioRpcError as rpc_error:
             raise _shard_error(rpc_error) from None
 
-    async def tokenize(self, text: str, *, add_special: bool) -> TokenizedText:
-        """Return the tokens of ``text``. The text of control tokens becomes those tokens, as in TGI's tokenizers."""
-        return await self._tokenize(shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=True))
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool = True) -> TokenizedText:
+        """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
+        return await self._tokenize(
+            shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=parse_special)
+        )
 
     async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
         """Return the tokens of a pair as a model that ranks reads it."""

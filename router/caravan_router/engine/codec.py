@@ -4,7 +4,7 @@ import math
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_router.core.constraint import Constraint, ConstraintKind
-from caravan_router.core.engine import ModelFacts
+from caravan_router.core.engine import FillTokens, ModelFacts
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.speculation import DraftCount, DraftSource
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
@@ -370,6 +370,17 @@ def _alternatives(
     return tuple(rows)
 
 
+def _fill_tokens(message: shard_pb2.FillTokens) -> FillTokens:
+    return FillTokens(
+        prefix=message.prefix,
+        suffix=message.suffix,
+        middle=message.middle,
+        begin=message.begin if message.HasField("begin") else None,
+        repository=message.repository if message.HasField("repository") else None,
+        file=message.file if message.HasField("file") else None,
+    )
+
+
 def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
     """Decode the reply to Info."""
     limits, model = message.limits, message.model
@@ -379,6 +390,7 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
         incarnation=message.incarnation,
         epoch=message.epoch,
         leased=message.leased,
+        batch_invariant=message.batch_invariant if message.HasField("batch_invariant") else None,
         limits=_limits(limits),
         facts=ModelFacts(
             name=model.name,
@@ -397,6 +409,7 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             embedding_size=limits.embedding_size,
             max_embed_tokens=limits.max_embed_tokens,
             ranks=limits.ranks,
+            fill=_fill_tokens(model.fill_tokens) if model.HasField("fill_tokens") else None,
             architecture=model.architecture,
             parameter_count=model.parameter_count,
             weight_bytes=model.weight_bytes,

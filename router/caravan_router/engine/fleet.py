@@ -217,7 +217,9 @@ class Fleet:
                 cells=limits.layout.cells,
                 cells_per_sequence=limits.layout.cells_per_sequence,
                 unified=limits.layout.shares_cells,
+                draft_tokens=limits.draft_tokens,
             ),
+            batch_invariant=link.info.batch_invariant,
             sequences=0 if leased is None else len(leased.residents),
             used_cells=0 if leased is None else leased.live_cells,
         )

@@ -59,6 +59,7 @@ class LinkConfig:
 
     A decode step that follows the last reply within ``stream_interval_ms`` is reported with the next step. Names and
     files of addresses are looked up every ``address_refresh_s`` seconds. Without ``tls``, nothing is encrypted.
+    ``wants_drafts``: requests may have draft tokens, which is no reason to refuse a shard that cannot have any.
     """
 
     router_id: str
@@ -69,6 +70,7 @@ class LinkConfig:
     stream_interval_ms: int = 20
     address_refresh_s: float = 2.0
     tls: ShardTls | None = None
+    wants_drafts: bool = False
 
 
 class _SessionError(Exception):
@@ -262,6 +264,11 @@ class ShardLink:
             _log.info(
                 "shard joined", extra={"shard": self.address, "epoch": epoch, "cells": cells, "saved_runs": len(runs)}
             )
+            if self._config.wants_drafts and not info.limits.draft_tokens:
+                _log.warning(
+                    "requests have no draft tokens on this shard: the memory of its sequences cannot be cut back",
+                    extra={"shard": self.address, "model": info.facts.name},
+                )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._renew(client, epoch))
                 tasks.create_task(self._watch(client, info, runner))

@@ -45,9 +45,11 @@ class ShardQueries:
         self._load = load
         self._grace_s = grace_s
 
-    async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
-        """Return the tokens of ``text``."""
-        return await self._ask_any(lambda client: client.tokenize(text, add_special=add_special))
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> TokenizedText:
+        """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
+        return await self._ask_any(
+            lambda client: client.tokenize(text, add_special=add_special, parse_special=parse_special)
+        )
 
     async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
         """Return the tokens of a pair as a model that ranks reads it."""

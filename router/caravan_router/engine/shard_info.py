@@ -12,6 +12,7 @@ class ShardInfo:
 
     ``shard_id`` is its name, ``version`` that of its program. ``incarnation`` is new with every start of its process.
     ``epoch`` numbers its last lease; ``leased`` says whether a router still holds that one.
+    ``batch_invariant``: drafts change no text there, not even at near ties; None if it was not measured.
     """
 
     shard_id: str
@@ -21,6 +22,7 @@ class ShardInfo:
     leased: bool
     limits: ShardLimits
     facts: ModelFacts
+    batch_invariant: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

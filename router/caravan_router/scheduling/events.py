@@ -56,6 +56,11 @@ class ShardLimits:
     run_fingerprint: str = ""
 
     @property
+    def draft_tokens(self) -> int:
+        """Most draft tokens of one step in the current layout."""
+        return 0 if self.layout.whole_only else self.max_draft_tokens
+
+    @property
     def most_cells_per_sequence(self) -> int:
         """Most cells of a sequence in the layout that allows more."""
         other = self.other_layout.cells_per_sequence if self.other_layout is not None else 0

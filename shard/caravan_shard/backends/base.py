@@ -47,12 +47,29 @@ MetadataValue = str | int | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FillTokens:
+    """Control tokens for filling in the middle of a text.
+
+    A prompt is: begin, prefix, the text before, suffix, the text after, middle. ``repository`` stands before the name
+    of a repository, ``file`` before the name of each of its files. None: the vocabulary has none, or for ``begin`` the
+    model wants none.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int
+    begin: int | None = None
+    repository: int | None = None
+    file: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Facts about the model file that a router needs, and the names of the adapters loaded for it.
 
     ``quantization`` is the type of most weights, "" if unknown. ``modified_s``: when the file was last changed, in
     seconds since 1970, 0 if unknown. ``device_bytes``: size of the weights in the memory of accelerators, None if
-    unknown. ``metadata`` has GGUF keys.
+    unknown. ``metadata`` has GGUF keys. ``fill``: None if the vocabulary lacks a token that filling in needs.
     """
 
     name: str
@@ -71,6 +88,7 @@ class ModelFacts:
     modified_s: int = 0
     device_bytes: int | None = None
     metadata: tuple[tuple[str, MetadataValue], ...] = ()
+    fill: FillTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +227,14 @@ class Backend(Protocol):
     @property
     def state_fingerprint(self) -> str:
         """Hexadecimal name of everything that decides what states mean: states of an equal one can be restored."""
+        ...
+
+    @property
+    def batch_invariant(self) -> bool | None:
+        """Whether the logits after a token do not depend on how many tokens of its sequence are computed with it.
+
+        As measured in the first layout; None if it was not measured.
+        """
         ...
 
     @property

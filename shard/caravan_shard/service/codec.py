@@ -8,6 +8,7 @@ import numpy as np
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.base import (
     Capacity,
+    FillTokens,
     LayoutLimits,
     MetadataValue,
     ModelFacts,
@@ -425,6 +426,18 @@ def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
         modified_s=facts.modified_s,
         device_bytes=facts.device_bytes,
         metadata={key: _metadata_value(value) for key, value in facts.metadata},
+        fill_tokens=None if facts.fill is None else _fill_tokens(facts.fill),
+    )
+
+
+def _fill_tokens(fill: FillTokens) -> shard_pb2.FillTokens:
+    return shard_pb2.FillTokens(
+        prefix=fill.prefix,
+        suffix=fill.suffix,
+        middle=fill.middle,
+        begin=fill.begin,
+        repository=fill.repository,
+        file=fill.file,
     )
 
 

@@ -127,6 +127,7 @@ class ShardServer:
                 model=model,
                 limits=limits,
                 version=caravan_proto.__version__,
+                batch_invariant=engine.backend.batch_invariant,
             )
 
         return info

@@ -11,6 +11,7 @@ from aiohttp import ClientSession
 from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.http.limits import Limits
+from caravan_shard.backends.base import PrefixSharing
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.shard_builders import toy_grammar
@@ -101,6 +102,24 @@ async def test_clients_that_leave() -> None:
         got = await asyncio.gather(*(read(stream) for stream in streams[1::2]))
         assert got == [output for _, output in wanted[1::2]]
         await running.wait_until_at_rest()
+
+
+async def test_where_memory_cannot_be_cut_back_drafts_are_wanted_and_there_are_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    link = replace(ClusterConfig().link, wants_drafts=True)
+    async with cluster(ClusterConfig(sharing=PrefixSharing.WHOLE_ONLY, link=link)) as running:
+        wanted = spec([1, 2, 3], 20)
+        output = undisturbed(wanted)
+        stream = running.engine.submit(predicted(wanted, output, 0))
+        assert await read(stream) == output
+        assert not stream.drafts
+        report = running.report(running.addresses[0])
+        assert report is not None
+        assert report.room is not None
+        assert (report.room.draft_tokens, report.batch_invariant) == (0, True)
+    (warning,) = [record for record in caplog.records if "draft" in record.message]
+    assert warning.message.endswith("the memory of its sequences cannot be cut back")
 
 
 async def test_a_chat_with_a_prediction_is_answered_in_fewer_steps() -> None:

@@ -29,7 +29,7 @@ def test_a_step_is_measured_behind_many_tokens_that_leave_room_for_it() -> None:
         seconds = step_seconds(decode, memory, longest)
         assert seconds is not None
         assert 0 <= seconds < 1
-        memory.repeat_cells.assert_called_once_with(0, context)
+        memory.fill_cells.assert_called_once_with(0, context)
         memory.clear.assert_called_once_with()
         assert positions == [0, *range(context, context + 3)]
 
@@ -38,8 +38,8 @@ def test_what_cannot_be_measured_is_not() -> None:
     memory = Mock()
     assert step_seconds(lambda _batch: DecodeOutcome.FAILED, memory, 1024) is None
     memory.clear.assert_called_once_with()
-    memory.repeat_cells.return_value = False
+    memory.fill_cells.return_value = False
     assert step_seconds(lambda _batch: DecodeOutcome.OK, memory, 1024) is None
     outcomes = iter([DecodeOutcome.OK, DecodeOutcome.OK, DecodeOutcome.NO_KV])
-    memory.repeat_cells.return_value = True
+    memory.fill_cells.return_value = True
     assert step_seconds(lambda _batch: next(outcomes), memory, 1024) is None

@@ -135,6 +135,7 @@ class InfoResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     LEASED_FIELD_NUMBER: _builtins.int
+    BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     shard_id: _builtins.str
     incarnation: _builtins.str
     """New with every start of the process. When it changes, the cache is empty."""
@@ -144,6 +145,10 @@ class InfoResponse(_message.Message):
     """Version of the program."""
     leased: _builtins.bool
     """A router holds the lease of `epoch` now."""
+    batch_invariant: _builtins.bool
+    """The logits after a token do not depend on how many tokens of its sequence are computed with it, as measured at the
+    start: drafts change no text. Absent if it was not measured.
+    """
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
     @_builtins.property
@@ -158,12 +163,15 @@ class InfoResponse(_message.Message):
         epoch: _builtins.int = ...,
         version: _builtins.str = ...,
         leased: _builtins.bool = ...,
+        batch_invariant: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant", "batch_invariant", b"batch_invariant", "limits", b"limits", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "leased", b"leased", "limits", b"limits", "model", b"model", "shard_id", b"shard_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant", "batch_invariant", b"batch_invariant", "epoch", b"epoch", "incarnation", b"incarnation", "leased", b"leased", "limits", b"limits", "model", b"model", "shard_id", b"shard_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__batch_invariant: _TypeAlias = _typing.Literal["batch_invariant"]  # noqa: Y015
+    _WhichOneofArgType__batch_invariant: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_invariant) -> _WhichOneofReturnType__batch_invariant | None: ...
 
 Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
 
@@ -209,6 +217,7 @@ class ModelInfo(_message.Message):
     MODIFIED_S_FIELD_NUMBER: _builtins.int
     DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    FILL_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """File name without directories."""
     fingerprint: _builtins.str
@@ -244,6 +253,10 @@ class ModelInfo(_message.Message):
     def metadata(self) -> _containers.MessageMap[_builtins.str, Global___MetadataValue]:
         """Texts, whole numbers and flags of the file's metadata by their GGUF keys, such as "llama.block_count"."""
 
+    @_builtins.property
+    def fill_tokens(self) -> Global___FillTokens:
+        """Tokens for filling in the middle of a text; absent if the vocabulary lacks one that is needed."""
+
     def __init__(
         self,
         *,
@@ -264,16 +277,67 @@ class ModelInfo(_message.Message):
         modified_s: _builtins.int = ...,
         device_bytes: _builtins.int | None = ...,
         metadata: _abc.Mapping[_builtins.str, Global___MetadataValue] | None = ...,
+        fill_tokens: Global___FillTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes", "fill_tokens", b"fill_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fingerprint", b"fingerprint", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_bytes: _TypeAlias = _typing.Literal["device_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_bytes: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device_bytes) -> _WhichOneofReturnType__device_bytes | None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class FillTokens(_message.Message):
+    """A prompt for the text between a prefix and a suffix is: begin, prefix, <the prefix>, suffix, <the suffix>, middle."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
+    MIDDLE_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    REPOSITORY_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.int
+    suffix: _builtins.int
+    middle: _builtins.int
+    begin: _builtins.int
+    """Stands before a prompt; absent if the model wants no begin token."""
+    repository: _builtins.int
+    """Stands before the name of a repository; absent if the vocabulary has none."""
+    file: _builtins.int
+    """Stands before the name of each file of a repository; absent if the vocabulary has none."""
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.int = ...,
+        suffix: _builtins.int = ...,
+        middle: _builtins.int = ...,
+        begin: _builtins.int | None = ...,
+        repository: _builtins.int | None = ...,
+        file: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_begin", b"_begin", "_file", b"_file", "_repository", b"_repository", "begin", b"begin", "file", b"file", "repository", b"repository"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_begin", b"_begin", "_file", b"_file", "_repository", b"_repository", "begin", b"begin", "file", b"file", "middle", b"middle", "prefix", b"prefix", "repository", b"repository", "suffix", b"suffix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__begin: _TypeAlias = _typing.Literal["begin"]  # noqa: Y015
+    _WhichOneofArgType__begin: _TypeAlias = _typing.Literal["_begin", b"_begin"]  # noqa: Y015
+    _WhichOneofReturnType__file: _TypeAlias = _typing.Literal["file"]  # noqa: Y015
+    _WhichOneofArgType__file: _TypeAlias = _typing.Literal["_file", b"_file"]  # noqa: Y015
+    _WhichOneofReturnType__repository: _TypeAlias = _typing.Literal["repository"]  # noqa: Y015
+    _WhichOneofArgType__repository: _TypeAlias = _typing.Literal["_repository", b"_repository"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__begin) -> _WhichOneofReturnType__begin | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__file) -> _WhichOneofReturnType__file | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repository) -> _WhichOneofReturnType__repository | None: ...
+
+Global___FillTokens: _TypeAlias = FillTokens  # noqa: Y015
 
 @_typing.final
 class MetadataValue(_message.Message):

@@ -7,9 +7,17 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.core import prefixes as core
-from caravan_router.core.shards import ShardReport
+from caravan_router.core.shards import ShardReport, ShardRoom
 from caravan_router.http.admin.rules import UnknownParameterError
-from caravan_router.http.admin.schema import CachedPrefix, CachedPrefixes, Shard, ShardLimits, ShardPrefixes, Shards
+from caravan_router.http.admin.schema import (
+    CachedPrefix,
+    CachedPrefixes,
+    Shard,
+    ShardLimits,
+    ShardPrefixes,
+    Shards,
+    ShardSpeculation,
+)
 from caravan_router.http.server.errors import UnknownShardError
 from caravan_router.http.server.route import JSON, Parameter, Route
 from caravan_router.http.server.state import STATE
@@ -19,11 +27,13 @@ from caravan_router.http.tgi.errors import TGI
 async def shards(request: web.Request) -> web.Response:
     """Handle ``GET /admin/shards``."""
     now = time.monotonic()
-    found = [_shard(report, now) for report in request.app[STATE].fleet.shards()]
+    state = request.app[STATE]
+    found = [_shard(report, now, state.limits.max_draft_tokens) for report in state.fleet.shards()]
     return web.Response(body=msgspec.json.encode(Shards(found)), content_type="application/json")
 
 
-def _shard(report: ShardReport, now: float) -> Shard:
+def _shard(report: ShardReport, now: float, speculate: int) -> Shard:
+    """``speculate``: most draft tokens of a sequence in one step."""
     standing, room = report.standing, report.room
     return Shard(
         address=report.address,
@@ -44,8 +54,20 @@ def _shard(report: ShardReport, now: float) -> Shard:
             cells_per_sequence=room.cells_per_sequence,
         ),
         layout=None if room is None else "unified" if room.unified else "split",
+        speculation=None if room is None else _speculation(room, report.batch_invariant, speculate),
         sequences=report.sequences,
         used_cells=report.used_cells,
+    )
+
+
+def _speculation(room: ShardRoom, batch_invariant: bool | None, speculate: int) -> ShardSpeculation:
+    reason = None
+    if speculate == 0:
+        reason = "the router has --speculate 0"
+    elif room.draft_tokens == 0:
+        reason = "the memory of its sequences cannot be cut back"
+    return ShardSpeculation(
+        max_draft_tokens=0 if reason else room.draft_tokens, off_because=reason, batch_invariant=batch_invariant
     )
 
 

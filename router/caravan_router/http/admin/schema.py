@@ -50,6 +50,19 @@ class ShardLimits(msgspec.Struct, frozen=True, kw_only=True):
     cells_per_sequence: int
 
 
+class ShardSpeculation(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether requests may have draft tokens on a shard.
+
+    ``max_draft_tokens``: most of a step, 0 for none. ``off_because``: why there are none, null if there may be some.
+    ``batch_invariant``: the shard computes the same logits, bit by bit, for a token alone and with others of its
+    sequence, so drafts change no text; null if it was not measured. Where it is false, they may at near ties.
+    """
+
+    max_draft_tokens: int
+    off_because: str | None
+    batch_invariant: bool | None
+
+
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that the router knows, whatever its state.
 
@@ -57,8 +70,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     refused (it may not serve beside the others) or lost (it served before). The shard has been in it for ``state_s``
     seconds. ``reason``: why it does not serve, null if there is nothing to say. ``next_try_s``: seconds until the
     router asks it again, null while it is being asked or serves. ``epoch``: number of the router's last lease, 0 before
-    the first. ``shard_id``, ``version``, ``model``, ``limits`` and ``layout``: what the shard says of itself, null
-    until it has answered. ``sequences`` run there now and use ``used_cells`` KV cells.
+    the first. ``shard_id``, ``version``, ``model``, ``limits``, ``layout`` and ``speculation``: what the shard says of
+    itself, null until it has answered. ``sequences`` run there now and use ``used_cells`` KV cells.
     """
 
     address: str
@@ -72,6 +85,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     limits: ShardLimits | None
     layout: Literal["unified", "split"] | None
+    speculation: ShardSpeculation | None
     sequences: int
     used_cells: int
 

@@ -23,6 +23,14 @@ async def tokenize_prompt(
     return await engine.queries.tokenize(text, add_special=add_special)
 
 
+async def tokenize_plain(engine: Engine, field: str, text: str, bounds: Bounds) -> tuple[int, ...]:
+    """Tokenize ``text``, which may be empty, without a begin token. The text of a control token stays text."""
+    if not text:
+        return ()
+    _check_bytes(field, text, bounds)
+    return (await engine.queries.tokenize(text, add_special=False, parse_special=False)).token_ids
+
+
 async def tokenize_pair(engine: Engine, field: str, pair: tuple[str, str], bounds: Bounds) -> TokenizedText:
     """Tokenize a query and the document of ``field``, for a model that ranks."""
     for text in pair:

@@ -61,6 +61,8 @@ async def ollama_show(request: web.Request) -> web.Response:
     name = bare_name(body.model or body.name)
     model = served_model(request.app[STATE], asked_model(request, name)).engine.model
     capabilities = ["completion", "tools"] if model.chat_template else ["completion"]
+    if model.fill is not None:
+        capabilities.append("insert")
     if model.embedding_size:
         capabilities.append("embedding")
     return json_response(

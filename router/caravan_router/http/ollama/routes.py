@@ -22,7 +22,7 @@ _CHAT = msgspec.json.Decoder(ollama.OllamaChatRequest)
 async def ollama_generate(request: web.Request) -> web.StreamResponse:
     """Handle ``/api/generate``."""
     body = await read_body(request, _GENERATE)
-    if not body.prompt:
+    if not (body.prompt or body.suffix):
         return _load(request, body, generate_reply)
     return await answer(request, AnswerReply(body, lambda context: source_of_generate(body, context), generate_reply))
 

@@ -65,6 +65,9 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class OllamaGenerateRequest(OllamaFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``raw``: ``prompt`` is the whole prompt. Otherwise it is the user's message, after ``system`` if that is set.
 
+    With ``suffix``, the output belongs between ``prompt``, which is used as it is, and this text; for models whose
+    vocabulary has tokens for that.
+
     ``context``: the one of an earlier reply, which this request continues: its tokens come before the prompt's.
     """
 

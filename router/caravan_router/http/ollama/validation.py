@@ -10,7 +10,7 @@ from caravan_router.http.generation.prompt import check_token_ids
 from caravan_router.http.generation.rules import NotBetweenZeroAndOneError, UnsupportedFieldError
 from caravan_router.http.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.http.ollama import schema as ollama
-from caravan_router.http.ollama.rules import ImagesError
+from caravan_router.http.ollama.rules import ImagesError, InsertError
 from caravan_router.http.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, Tool, ToolCall
 from caravan_router.http.openai.chat.validation import ChatSource
 
@@ -27,16 +27,19 @@ def bare_name(name: str | None) -> str:
 
 def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> ChatSource:
     """Translate a body of ``/api/generate``. Raises ValidationError."""
-    for field, value in (("suffix", body.suffix), ("template", body.template)):
-        if value:
-            raise UnsupportedFieldError(field, "set it to null", value)
+    if body.template:
+        raise UnsupportedFieldError("template", "set it to null", body.template)
     _check_images("images", body.images)
     prompt = body.prompt or ""
     messages = [Message(role="user", content=prompt)]
-    if body.raw:
+    if body.suffix and context.model.fill is None:
+        raise InsertError(context.model.name)
+    is_raw = bool(body.raw or body.suffix)
+    if is_raw:
+        neutral = "set `suffix` to null" if body.suffix else "set `raw` to false"
         for field, given in (("system", body.system), ("context", body.context)):
             if given:
-                raise UnsupportedFieldError(field, "set `raw` to false", given)
+                raise UnsupportedFieldError(field, neutral, given)
     elif body.system:
         messages.insert(0, Message(role="system", content=body.system))
     earlier = body.context or ()
@@ -44,7 +47,8 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
         check_token_ids("context", earlier, context.bounds.max_input_tokens, context.model)
     return ChatSource(
         body=_chat_request(body, messages, context),
-        raw=prompt if body.raw else None,
+        raw=prompt if is_raw else None,
+        suffix=body.suffix or "",
         earlier=tuple(earlier),
         names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
     )

@@ -20,7 +20,7 @@ def draft_plan(shard: ShardAccount, residents: Sequence[Resident], steps: int) -
     """
     wanted = sum(resident.sequence.request.spec.max_draft_tokens for resident in residents)
     limits = shard.limits
-    drafts = min(wanted, limits.max_draft_tokens, limits.max_batch_tokens - len(residents))
+    drafts = min(wanted, limits.draft_tokens, limits.max_batch_tokens - len(residents))
     if drafts <= 0 or shard.is_bounded_by_sequence:
         return steps, max(0, drafts)
     with_drafts = min(steps, shard.free_cells // len(residents) - GROWTH_CELLS)

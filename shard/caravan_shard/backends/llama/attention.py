@@ -37,7 +37,7 @@ def step_seconds(decode: Callable[[TokenBatch], DecodeOutcome], memory: LlamaMem
     times = []
     try:
         # What the cells contain does not change how long attention takes.
-        if decode(_token(0)) is not DecodeOutcome.OK or not memory.repeat_cells(0, context):
+        if decode(_token(0)) is not DecodeOutcome.OK or not memory.fill_cells(0, context):
             return None
         for position in range(context, context + _STEPS):
             started = thread_time()

@@ -22,6 +22,7 @@ from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.devices import ModelPlacement, first_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.llama.invariance import BatchInvariance
 from caravan_shard.backends.llama.log import route_llama_log
 from caravan_shard.backends.llama.model import check_gguf_file, fingerprint, load_model, model_facts
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
@@ -85,6 +86,7 @@ class LlamaCppBackend:
         if self._contexts.may_leave_flash_attention(opened.limits.layout):
             self._choose_attention(opened.limits.layout)
         self.state_fingerprint = self._fingerprint(config)
+        self.batch_invariant = self._find_batch_invariance()
         _log.info(
             "model ready",
             extra={
@@ -114,6 +116,7 @@ class LlamaCppBackend:
         self._context: Any = opened.context
         self._memory = opened.memory
         self._splits_calls = opened.splits_calls
+        self._has_flash_attention = opened.has_flash_attention
         self._ubatch = int(llama_cpp.llama_n_ubatch(opened.context))
         self._gathered: Floats | None = None
         self._logits_address = 0
@@ -148,6 +151,29 @@ class LlamaCppBackend:
             "off: steps are faster without it" if leave else "on",
             extra={"ms_with": round(1e3 * with_s, 1), "ms_without": round(1e3 * (without_s or 0), 1)},
         )
+
+    def _find_batch_invariance(self) -> bool | None:
+        if self.capacity.max_draft_tokens == 0:
+            return None
+        if not self._has_flash_attention:
+            # See `split_calls`. A few tokens may be equal by chance: numbers are rounded again after they were added.
+            _log.info("drafts can change texts at near ties: without flash attention, one row is added otherwise")
+            return False
+        started = monotonic()
+        measured = BatchInvariance(self.decode, self.logits, self._memory).measure(
+            self.capacity.current.cells_per_sequence
+        )
+        if not measured:
+            return None
+        seconds = round(monotonic() - started, 2)
+        if all(measured.values()):
+            _log.info("drafts change no text: tokens have equal logits alone and together", extra={"seconds": seconds})
+            return True
+        _log.info(
+            "drafts can change texts at near ties: tokens have other logits together than alone",
+            extra={"cells": min(cells for cells, equal in measured.items() if not equal), "seconds": seconds},
+        )
+        return False
 
     def _step_seconds(self, longest: int) -> float | None:
         """Measure a step on one thread: two that wait for each other measure how busy the host is."""

@@ -38,13 +38,14 @@ _LEAST_PROMPT_LOGPROB_TOKENS = 16
 class OpenContext:
     """A context with its memory, and what fits into it.
 
-    ``splits_calls``: whether steps are parted by `calls.split_calls`.
+    ``splits_calls``: whether steps are parted by `calls.split_calls`. ``has_flash_attention``: it was not switched off.
     """
 
     context: Any
     memory: LlamaMemory
     limits: LayoutLimits
     splits_calls: bool
+    has_flash_attention: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,7 @@ class Contexts:
             memory=self._memory(context, layout),
             limits=self.limits(layout),
             splits_calls=layout in self._without_flash_attention and self._is_apart(layout),
+            has_flash_attention=layout not in self._without_flash_attention,
         )
 
     def cannot_open(self) -> StartupError:

@@ -108,8 +108,10 @@ class LlamaMemory:
         form.build(parts, self._streams, state, transposes=self._transposes)
         return self._set_state(sequence_id, state)
 
-    def repeat_cells(self, sequence_id: int, length: int) -> bool:
-        """Let a sequence that holds a token hold ``length`` copies of it; False, and nothing is held, if it cannot."""
+    def fill_cells(self, sequence_id: int, length: int) -> bool:
+        """Let a sequence hold ``length`` cells, each mixed of those that it holds; False, and nothing is held, if it
+        cannot.
+        """
         form = self._format
         try:
             held = form.parse(self._whole_state(sequence_id)) if form is not None else []
@@ -119,7 +121,7 @@ class LlamaMemory:
         if form is None or not held:
             return False
         positions = np.arange(length, dtype=np.int32)
-        cells = [CacheCells(positions, [rows[:1].repeat(length, axis=0) for rows in cache.rows]) for cache in held]
+        cells = [CacheCells(positions, [_mixed(rows, length) for rows in cache.rows]) for cache in held]
         return self.put(form, sequence_id, [[cache] for cache in cells])
 
     def _built(self, form: StateFormat, parts: Sequence[Sequence[CacheCells]]) -> State:
@@ -158,3 +160,11 @@ class LlamaMemory:
 
 def _bytes_of(state: State) -> Any:
     return ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+
+
+def _mixed(rows: State, count: int) -> State:
+    """Return ``count`` rows. Each two bytes are those that one of ``rows`` has there, so all data types stay valid."""
+    pairs = rows.view(np.uint16)
+    sources = np.random.default_rng(0).integers(len(pairs), size=(count, pairs.shape[1]))
+    mixed: State = np.take_along_axis(pairs, sources, axis=0).view(np.uint8)
+    return mixed

@@ -87,6 +87,7 @@ def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary,
         # llama.cpp does not say how much of a model it put into the memory of a GPU.
         device_bytes=None if llama_cpp.llama_supports_gpu_offload() and uses_gpus else 0,
         metadata=all_metadata(model),
+        fill=vocabulary.fill_tokens(),
     )
 
 

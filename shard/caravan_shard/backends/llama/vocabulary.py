@@ -6,7 +6,7 @@ from typing import Any
 
 import llama_cpp
 
-from caravan_shard.backends.base import Piece
+from caravan_shard.backends.base import FillTokens, Piece
 
 # Bytes for a piece. A few pieces are longer.
 _ROOM = 64
@@ -37,6 +37,24 @@ class LlamaVocabulary:
             count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, parse_special)
         assert count >= 0, f"llama_tokenize needs {-count} tokens of room and had {room}"
         return list(tokens[:count])
+
+    def fill_tokens(self) -> FillTokens | None:
+        """Return the tokens for filling in, which llama.cpp knows by metadata or by their text; None without them."""
+        vocab = self._vocab
+        prefix, suffix, middle, repository, file = (
+            int(token) if (token := find(vocab)) >= 0 else None
+            for find in (
+                llama_cpp.llama_vocab_fim_pre,
+                llama_cpp.llama_vocab_fim_suf,
+                llama_cpp.llama_vocab_fim_mid,
+                llama_cpp.llama_vocab_fim_rep,
+                llama_cpp.llama_vocab_fim_sep,
+            )
+        )
+        if prefix is None or suffix is None or middle is None:
+            return None
+        begin = int(llama_cpp.llama_vocab_bos(vocab)) if llama_cpp.llama_vocab_get_add_bos(vocab) else None
+        return FillTokens(prefix=prefix, suffix=suffix, middle=middle, begin=begin, repository=repository, file=file)
 
     def pair(self, query: str, document: str) -> list[int]:
         """Return the tokens of a pair as llama-server has them. Control tokens in either text are plain text."""

@@ -70,6 +70,7 @@ class ToyBackend:
         )
         self.cache = self._new_cache()
         self.state_fingerprint = "70" * 32
+        self.batch_invariant = True
         self.hook = hook
         self.layout_works = True
         self._step_s = step_s

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import ModelFacts, Piece
+from caravan_shard.backends.base import FillTokens, ModelFacts, Piece
 
 BOS = 256
 EOS = 257
@@ -42,6 +42,8 @@ TOY_FACTS = ModelFacts(
         ("toy.context_length", 1 << 20),
         ("toy.vocab_size", VOCABULARY_SIZE),
     ),
+    # ASCII's separators of groups, records and units.
+    fill=FillTokens(prefix=0x1D, suffix=0x1E, middle=0x1F, begin=BOS),
 )
 
 

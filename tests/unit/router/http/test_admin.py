@@ -15,6 +15,7 @@ from caravan_router.core.prefixes import CachedPrefix, ShardPrefixes
 from caravan_router.core.shards import ShardReport, ShardRoom, ShardStanding, ShardState
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
+from caravan_router.http.limits import Limits
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.errors import NotLocalError
@@ -133,7 +134,8 @@ async def test_shards_are_listed(service: Service) -> None:
     first, second = (await response.json())["shards"]
     assert 5.0 <= first.pop("state_s") < 60.0 <= second.pop("state_s")
     assert 0.0 <= second.pop("next_try_s") <= 3.0
-    nothing = dict.fromkeys(["reason", "next_try_s", "shard_id", "version", "model", "limits", "layout"])
+    unknown = ["reason", "next_try_s", "shard_id", "version", "model", "limits", "layout", "speculation"]
+    nothing = dict.fromkeys(unknown)
     assert first == {"address": "10.0.0.1:1", "state": "joining", "epoch": 0, "sequences": 0, "used_cells": 0} | nothing
     assert second == {
         "address": "unix:/b",
@@ -145,9 +147,36 @@ async def test_shards_are_listed(service: Service) -> None:
         "model": "toy",
         "limits": {"max_sequences": 8, "max_batch_tokens": 512, "cells": 4096, "cells_per_sequence": 512},
         "layout": "split",
+        "speculation": {
+            "max_draft_tokens": 0,
+            "off_because": "the router has --speculate 0",
+            "batch_invariant": None,
+        },
         "sequences": 2,
         "used_cells": 99,
     }
+
+
+@pytest.mark.parametrize(
+    ("draft_tokens", "most", "reason"), [(64, 64, None), (0, 0, "the memory of its sequences cannot be cut back")]
+)
+async def test_operators_see_whether_drafts_are_possible(draft_tokens: int, most: int, reason: str | None) -> None:
+    room = ShardRoom(
+        max_sequences=8,
+        max_batch_tokens=512,
+        cells=4096,
+        cells_per_sequence=512,
+        unified=True,
+        draft_tokens=draft_tokens,
+    )
+    engine = ScriptedEngine()
+    engine.reports = [
+        ShardReport(address="1", standing=standing(ShardState.SERVING), epoch=1, room=room, batch_invariant=True)
+    ]
+    async with serving(engine, Limits(max_draft_tokens=8)) as service:
+        response = await service.client.get("/admin/shards")
+        (shard,) = (await response.json())["shards"]
+    assert shard["speculation"] == {"max_draft_tokens": most, "off_because": reason, "batch_invariant": True}
 
 
 def standing(state: ShardState) -> ShardStanding:

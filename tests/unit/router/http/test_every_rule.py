@@ -286,6 +286,13 @@ CASES = [
         "Suffix is not supported and can be achieved by preprocessing the prompt. Given: 'x'",
     ),
     Case(
+        ollama_rules.InsertError,
+        "/api/generate",
+        {"model": "any", "prompt": "x", "suffix": "y"},
+        None,
+        "scripted does not support insert: its vocabulary has no tokens for `suffix`",
+    ),
+    Case(
         tgi_rules.PrefillDetailsStreamError,
         STREAM,
         tgi(decoder_input_details=True),

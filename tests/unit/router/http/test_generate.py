@@ -90,8 +90,8 @@ async def test_truncate_removes_a_begin_token_that_the_client_wrote(service: Ser
 
 async def test_truncate_keeps_the_tokens_that_the_tokenizer_adds_at_the_end() -> None:
     class EndingEngine(ScriptedEngine):
-        async def tokenize(self, text: str, *, add_special: bool = True) -> TokenizedText:
-            tokens = await super().tokenize(text, add_special=add_special)
+        async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> TokenizedText:
+            tokens = await super().tokenize(text, add_special=add_special, parse_special=parse_special)
             if not add_special:
                 return tokens
             return TokenizedText((*tokens.token_ids, EOS), (*tokens.pieces, b"</s>"), (*tokens.specials, True))

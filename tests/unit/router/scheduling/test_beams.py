@@ -13,7 +13,7 @@ from caravan_router.core.tokens import Alternative
 from caravan_router.scheduling.actions import Evaluate, Preempt, Save
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, ShardLimits, StepOutcome
+from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits, StepOutcome
 from caravan_router.scheduling.sequence import Sequence
 from caravan_testing.beam_oracle import beam_outputs
 from caravan_testing.beams_of_transformers import EOS_TOKEN_IDS, logprobs_after
@@ -216,12 +216,13 @@ def test_a_deadline_returns_the_best_so_far() -> None:
 
 
 def test_a_prefix_may_be_saved_while_beams_have_yet_to_branch_off() -> None:
-    split, unified = limits(75, 3, shares_cells=False), limits(75, 3)
-    made = simulation(replace(split, other_layout=unified.layout, memory_bytes=60))
+    split = replace(limits(75, 3, shares_cells=False).layout, saving=Saving.ANY)
+    unified = replace(limits(75, 3).layout, saving=Saving.ANY)
+    made = simulation(replace(limits(75, 3), layout=split, other_layout=unified, memory_bytes=60))
     # It outgrows its part of the cells, so that all cells are shared from then on.
     made.submit((1,), 30, ignore_eos=True)
-    made.submit_beams((1,), 17, search(1))
-    made.submit_beams((1,), 2, search(2))
+    made.submit_beams((1,), 17, search(1), ignore_eos=True)
+    made.submit_beams((1,), 2, search(2), ignore_eos=True)
     # Checks the invariants after each event.
     made.run()
     made.check_at_rest()

@@ -1,5 +1,6 @@
 """How many draft tokens a Decode may carry, and what its steps may take until they are reported."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -62,6 +63,13 @@ def test_sequences_get_what_they_want_within_the_limits_of_the_shard() -> None:
     recurrent = ledger(limits=limits(max_draft_tokens=0))
     run(recurrent, drafting(1, 8))
     assert planned(recurrent) == (64, 0)
+
+
+def test_there_are_no_drafts_in_a_layout_whose_sequences_cannot_be_cut_back() -> None:
+    either = limits()
+    shard = ledger(limits=replace(either, layout=replace(either.layout, whole_only=True)))
+    run(shard, drafting(1, 8))
+    assert planned(shard) == (64, 0)
 
 
 def test_drafts_need_cells_that_are_free_beyond_the_growth_of_all() -> None:

@@ -15,7 +15,14 @@ from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
 from caravan_router.http.generation.constraints import FieldConstraint, compiled
 from caravan_router.http.generation.context import Context
-from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
+from caravan_router.http.generation.fill import prompt_before
+from caravan_router.http.generation.prompt import (
+    check_new_tokens,
+    check_token_ids,
+    fit,
+    tokenize_plain,
+    tokenize_prompt,
+)
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
 from caravan_router.http.openai.beams import check_beams, with_beams
@@ -62,13 +69,15 @@ class ValidChat:
 class ChatSource:
     """A chat request, whatever dialect it came in.
 
-    ``raw``: the whole prompt as text, in place of messages. ``earlier``: tokens before those of the messages.
+    ``raw``: the whole prompt as text, in place of messages. ``suffix``: if not empty, the output belongs between
+    ``raw`` and this text; the model must have tokens for that. ``earlier``: tokens before those of the messages.
     ``exact``: tokens that the prompt begins with as far as they stand for its text. ``names``: what the client calls
     messages and new tokens. ``clamps``: a number of new tokens that does not fit counts as all that fit.
     """
 
     body: ChatRequest
     raw: str | None = None
+    suffix: str = ""
     earlier: tuple[int, ...] = ()
     exact: Sequence[int] = ()
     names: tuple[str, str] = ("messages", "max_tokens")
@@ -118,6 +127,9 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
 async def _prompt(
     context: Context, source: ChatSource, asked: FieldConstraint | None
 ) -> tuple[ChatPlan, tuple[int, ...], Beginning]:
+    if source.raw is not None and source.suffix:
+        before = await tokenize_plain(context.engine, "prompt", source.raw, context.bounds)
+        return NO_PLAN, await prompt_before(context, before, source.suffix), Beginning.UNDECIDED
     if source.raw is not None:
         raw = await tokenize_prompt(context.engine, "prompt", source.raw, context.bounds)
         return NO_PLAN, raw.token_ids, Beginning.UNDECIDED

@@ -9,6 +9,7 @@ class CompletionRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unkn
     """``max_tokens``: 16 by default, as in OpenAI's API; 0 is allowed with ``echo``, to get only the prompt's logprobs.
 
     ``choice_parameters``: one entry per choice (per candidate, with ``best_of``); its fields override the request's.
+    ``suffix``: the output belongs between ``prompt`` and this text; for models whose vocabulary has tokens for that.
     Choice ``i`` draws from (``seed``, ``i``), the first one from ``seed``; an entry's own ``seed`` is used as it is.
     """
 

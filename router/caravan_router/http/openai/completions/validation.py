@@ -2,11 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_candidates, check_positive, check_range
 from caravan_router.http.generation.constraints import compiled
 from caravan_router.http.generation.context import Context
-from caravan_router.http.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_prompt
+from caravan_router.http.generation.fill import prompt_before
+from caravan_router.http.generation.prompt import (
+    check_new_tokens,
+    check_token_ids,
+    fit,
+    tokenize_plain,
+    tokenize_prompt,
+)
 from caravan_router.http.generation.request import ValidRequest
 from caravan_router.http.generation.serving import Extras
 from caravan_router.http.limits import Limits
@@ -68,7 +74,7 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     """
     limits, model, bounds = context.limits, context.model, context.bounds
     serving = context.serving(body)
-    _check_fields(body, plan, bounds)
+    _check_fields(body, plan, context)
     check_beams(body, plan.n, model)
     biases = biases_of(body.logit_bias, limits, model)
     text = text_options_of(body, limits)
@@ -81,7 +87,10 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     stopping = stopping_of(body, max_tokens, model)
     prompts = []
     for prompt in plan.prompts:
-        token_ids, prompt_text = await _tokens(context, prompt, shown=_shows_prompt(body))
+        if body.suffix:
+            token_ids, prompt_text = await _gap_tokens(context, prompt, body.suffix), None
+        else:
+            token_ids, prompt_text = await _tokens(context, prompt, shown=_shows_prompt(body))
         fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens"))
         prompts.append((token_ids, prompt_text))
     # Compiling comes last, since it costs most.
@@ -108,9 +117,14 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     ]
 
 
-def _check_fields(body: CompletionRequest, plan: CompletionPlan, bounds: Bounds) -> None:
+def _check_fields(body: CompletionRequest, plan: CompletionPlan, context: Context) -> None:
+    bounds = context.bounds
     if body.suffix:
-        raise SuffixError(body.suffix)
+        if context.model.fill is None:
+            raise SuffixError(body.suffix)
+        for field, asked in (("echo", body.echo), ("prompt_logprobs", body.prompt_logprobs is not None)):
+            if asked:
+                raise NeedsFieldError(field, "`suffix` is empty", getattr(body, field))
     if body.stream_options is not None and not body.stream:
         raise StreamOptionsError
     check_sampling(body)
@@ -140,6 +154,16 @@ def _alternatives(body: CompletionRequest, plan: CompletionPlan) -> int | None:
     """
     asked = [count for count in (body.logprobs, body.prompt_logprobs) if count is not None]
     return max(asked, default=0 if plan.ranked else None)
+
+
+async def _gap_tokens(context: Context, prompt: PromptInput, suffix: str) -> tuple[int, ...]:
+    """Return the prompt for the text between ``prompt`` and ``suffix``."""
+    if isinstance(prompt, TokensPrompt):
+        check_token_ids("prompt", prompt.token_ids, context.bounds.max_input_tokens, context.model)
+        before = prompt.token_ids
+    else:
+        before = await tokenize_plain(context.engine, "prompt", prompt.text, context.bounds)
+    return await prompt_before(context, before, suffix)
 
 
 async def _tokens(context: Context, prompt: PromptInput, *, shown: bool) -> tuple[tuple[int, ...], PromptText | None]:

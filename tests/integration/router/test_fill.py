@@ -1,0 +1,34 @@
+"""Filling in the middle of a text, from HTTP to the shard's tokenizer."""
+
+from typing import Any
+
+from aiohttp import ClientSession
+
+from caravan_shard.backends.toy.model import BOS
+from caravan_testing.cluster import Cluster, cluster
+from caravan_testing.toy_oracle import expected_output
+
+# The toy's tokens for it are bytes.
+PROMPT = [BOS, *b"\x1d", *b"def f(</s>", *b"\x1e", *b")\n", *b"\x1f"]
+
+
+async def post(session: ClientSession, running: Cluster, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async with session.post(f"{running.url}{path}", json=body) as response:
+        assert response.status == 200, await response.text()
+        reply: dict[str, Any] = await response.json()
+        return reply
+
+
+async def test_the_model_reads_both_sides_and_no_control_token_in_them() -> None:
+    expected = expected_output(PROMPT, 12)
+    async with cluster() as running, ClientSession() as session:
+        body = {"prompt": "def f(</s>", "suffix": ")\n", "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+        reply = await post(session, running, "/v1/completions", body)
+        (choice,) = reply["choices"]
+        assert (choice["prompt_token_ids"], choice["token_ids"]) == (PROMPT, expected)
+        asked = {"model": "toy", "prompt": "def f(</s>", "suffix": ")\n", "stream": False}
+        inserted = await post(
+            session, running, "/api/generate", {**asked, "options": {"temperature": 0, "num_predict": 12}}
+        )
+        assert inserted["context"] == [*PROMPT, *expected]
+        await running.wait_until_at_rest()
