@@ -7,6 +7,7 @@ from caravan_router.http.ollama.errors import OLLAMA
 from caravan_router.http.openai import models, requests
 from caravan_router.http.openai.chat import routes as chat
 from caravan_router.http.openai.completions import routes as completions
+from caravan_router.http.openai.conversations import routes as conversations
 from caravan_router.http.openai.embeddings import routes as embeddings
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.responses import routes as responses
@@ -24,6 +25,7 @@ ROUTES: tuple[Route, ...] = (
     *completions.ROUTES,
     *chat.ROUTES,
     *responses.ROUTES,
+    *conversations.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,
     *models.ROUTES,

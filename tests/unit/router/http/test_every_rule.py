@@ -487,7 +487,7 @@ CASES = [
         RESPONSES,
         {"input": [{}] * 10_001},
         "input",
-        "`input` must have at most 10000 items. Given: 10001",
+        "`input` must have at most 10000 items, with those before. Given: 10001",
     ),
     Case(
         responses_rules.UnknownItemError,
@@ -495,6 +495,20 @@ CASES = [
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
         "input[0].id",
         "`input[0].id` names no item of the conversation. Given: 'msg_1'",
+    ),
+    Case(
+        responses_rules.RepeatedItemError,
+        "/v1/conversations",
+        {"import": {"metadata": {}, "items": [{"id": "a", "role": "user", "content": "x"}] * 2}},
+        "import.items[1].id",
+        "`import.items[1].id` must be no other item's. Given: 'a'",
+    ),
+    Case(
+        responses_rules.OneOfFieldsError,
+        "/v1/conversations",
+        {"items": [], "import": {"metadata": {}, "items": []}},
+        "import",
+        "either `items` or `import` must be set, not both",
     ),
     Case(
         responses_rules.TwoContextsError,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,50 +10,17 @@ import pytest
 
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.engine import TokenizedText
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_testing.http_server import Service, named_events, serving
-from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually
-
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}</s>{% endfor %}"
-    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}[assistant]"
-)
-MODEL = replace(CHAT_MODEL, chat_template=TEMPLATE, max_sequence_tokens=512)
-
-
-@dataclass
-class WordEngine(ScriptedEngine):
-    """An engine that generates ``words``, one token each, with the ids from 900 on, and the end token."""
-
-    words: Sequence[str] = ("Hello", " you")
-
-    def __post_init__(self) -> None:
-        self.controls = {"</s>": 2}
-        tokens = [word(piece, 900 + at) for at, piece in enumerate(self.words)]
-        self.script = lambda _: [*tokens, EOS_TOKEN]
-
-    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
-        pieces = {900 + at: piece.encode() for at, piece in enumerate(self.words)} | {1: b"<s>", 2: b"</s>"}
-        return TokenizedText(
-            tuple(token_ids),
-            tuple(pieces.get(token_id) or chr(token_id - 100).encode() for token_id in token_ids),
-            tuple(token_id in (1, 2) for token_id in token_ids),
-        )
+from caravan_testing.word_engine import TEMPLATE, WORD_MODEL, WordEngine, prompt_text
 
 
 def engine(*words: str) -> WordEngine:
-    return WordEngine(model=MODEL, words=words or ("Hello", " you"))
-
-
-def prompt_text(service: Service) -> str:
-    """Return the last prompt; the tokenizer makes a token of each character."""
-    ids = service.engine.spec.prompt[1:]
-    return "".join("</s>" if token == 2 else chr(token - 100) if token < 900 else f"<{token}>" for token in ids)
+    return WordEngine(words=words or ("Hello", " you"))
 
 
 async def stream(service: Service, body: Any) -> list[Any]:
@@ -71,7 +38,7 @@ async def error(service: Service, body: Any, status: int = 400) -> Any:
 async def test_a_whole_response_has_what_clients_read() -> None:
     async with serving(engine()) as service:
         reply = await service.reply("/v1/responses", {"input": "Hi", "instructions": "Be kind.", "metadata": {}})
-        assert prompt_text(service) == "[system]Be kind.</s>[user]Hi</s>[assistant]"
+        assert prompt_text(service.engine) == "[system]Be kind.</s>[user]Hi</s>[assistant]"
         assert reply["id"].startswith("resp_")
         assert len(reply["id"]) == 37
         [message] = reply["output"]
@@ -114,7 +81,7 @@ async def test_a_stream_has_the_events_in_order_with_the_same_ids() -> None:
 
 
 async def test_an_output_that_is_cut_off_is_incomplete() -> None:
-    async with serving(ScriptedEngine(model=MODEL)) as service:
+    async with serving(ScriptedEngine(model=WORD_MODEL)) as service:
         events = await stream(service, {"input": "Hi", "max_output_tokens": 2})
         last = events[-1]
         assert last["type"] == "response.incomplete"
@@ -132,17 +99,17 @@ async def test_the_next_turn_has_the_tokens_that_were_generated() -> None:
         second = await service.reply("/v1/responses", body)
         # "Hello" and " you" were one token each: the tokenizer would make one of each character.
         text = "[system]A</s>[user]Hi</s>[assistant]<900><901></s>[user]More</s>[assistant]"
-        assert prompt_text(service) == text
+        assert prompt_text(service.engine) == text
         third = await stream(service, {"input": "On", "previous_response_id": second["id"], "instructions": "A"})
-        assert prompt_text(service) == f"{text}<900><901></s>[user]On</s>[assistant]"
+        assert prompt_text(service.engine) == f"{text}<900><901></s>[user]On</s>[assistant]"
         # Instructions are those of one turn only.
         await service.reply("/v1/responses", {"input": "On", "previous_response_id": third[-1]["response"]["id"]})
-        assert prompt_text(service).startswith("[user]Hi</s>[assistant]Hello you</s>")
+        assert prompt_text(service.engine).startswith("[user]Hi</s>[assistant]Hello you</s>")
 
 
 async def test_calls_become_items_and_their_outputs_messages() -> None:
     called = engine('<tool_call>{"name": "add", "arguments": {"a', '": 1}}</tool_call>')
-    called.model = replace(MODEL, chat_template=TEMPLATE.replace("[assistant]", "[assistant]{# <tool_call> tools #}"))
+    called.model = replace(WORD_MODEL, chat_template=TEMPLATE + "{# <tool_call> #}")
     tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}}, {"type": "web_search"}]
     async with serving(called) as service:
         events = await stream(service, {"input": "Hi", "tools": tools})
@@ -158,13 +125,13 @@ async def test_calls_become_items_and_their_outputs_messages() -> None:
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
         previous = {"previous_response_id": events[-1]["response"]["id"], "tools": tools}
         await service.reply("/v1/responses", {"input": [output], **previous})
-        assert prompt_text(service).startswith("[user]Hi</s>[assistant]<tool_call>")
-        assert "[tool]2</s>" in prompt_text(service)
+        assert prompt_text(service.engine).startswith("[user]Hi</s>[assistant]<tool_call>")
+        assert "[tool]2</s>" in prompt_text(service.engine)
 
 
 async def test_custom_tools_are_functions_of_one_text() -> None:
     called = engine('<tool_call>{"name": "patch", "arguments": {"input": "a\\n', 'b"}}</tool_call>')
-    called.model = replace(MODEL, chat_template=TEMPLATE.replace("[assistant]", "[assistant]{# <tool_call> tools #}"))
+    called.model = replace(WORD_MODEL, chat_template=TEMPLATE + "{# <tool_call> #}")
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
     tools = [{"type": "custom", "name": "patch", "description": "Patches", "format": grammar}]
     async with serving(called) as service:
@@ -177,12 +144,12 @@ async def test_custom_tools_are_functions_of_one_text() -> None:
         assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", "a\nb")
         output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
         await service.reply("/v1/responses", {"input": [{"role": "user", "content": "Hi"}, call, output]})
-        assert "[tool]done</s>" in prompt_text(service)
+        assert "[tool]done</s>" in prompt_text(service.engine)
 
 
 async def test_thoughts_are_items_of_their_own() -> None:
     thinking = engine("<think>", "So", ".", "</think>", "Yes")
-    thinking.model = replace(MODEL, chat_template=TEMPLATE + "{# <think></think> #}")
+    thinking.model = replace(WORD_MODEL, chat_template=TEMPLATE + "{# <think></think> #}")
     async with serving(thinking) as service:
         events = await stream(service, {"input": "Hi"})
         assert [event["type"].removeprefix("response.") for event in events[2:-1]] == [
@@ -244,7 +211,7 @@ async def test_unknown_fields_and_hosted_tools_are_ignored() -> None:
             "store": False, "tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}],
         }  # fmt: skip
         reply = await service.reply("/v1/responses", body)
-        text = prompt_text(service)
+        text = prompt_text(service.engine)
         assert text.startswith("[system]Be brief.\n\nShort.</s>[user]Hi</s>")
         assert text.endswith("[image]</s>[assistant]Ok</s>[user]On</s>[assistant]") or "[image]" in text
         async with service.client.get(f"/v1/responses/{reply['id']}") as missing:
@@ -267,7 +234,7 @@ async def test_truncation_leaves_out_the_oldest_turns_whole() -> None:
     async with serving(engine()) as service:
         body = {"input": [*items, {"role": "user", "content": "Last"}], "truncation": "auto"}
         reply = await service.reply("/v1/responses", body)
-        text = prompt_text(service)
+        text = prompt_text(service.engine)
         turns = reply["truncated"]["turns"]
         assert len(reply["truncated"]["items"]) == 2 * turns
         assert text.startswith(f"[system]S</s>[user]{turns:02}x")
@@ -299,14 +266,14 @@ async def test_a_response_can_be_listed_deleted_and_then_only_continued_by_its_c
                 assert missing.status == 404
         await error(service, {"input": "x", "previous_response_id": first["id"]}, 404)
         await service.reply("/v1/responses", {"input": "Three", "previous_response_id": second["id"]})
-        assert prompt_text(service).startswith("[user]One")
+        assert prompt_text(service.engine).startswith("[user]One")
 
 
 async def test_a_running_response_can_be_read_and_cancelled() -> None:
     def script(_: GenerationSpec) -> Sequence[Step]:
         return [word("Hel", 310), Pause(), word("lo", 311), EOS_TOKEN]
 
-    async with serving(ScriptedEngine(script=script, model=MODEL)) as service:
+    async with serving(ScriptedEngine(script=script, model=WORD_MODEL)) as service:
         response = await service.post("/v1/responses", {"input": "Hi", "stream": True})
         await response.content.readline()
         created = await response.content.readline()

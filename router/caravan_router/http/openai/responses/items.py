@@ -1,5 +1,6 @@
 """Reads the items that clients send, into the one form in which they are stored and returned."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -13,7 +14,7 @@ from caravan_router.http.openai.rules import MissingFieldError, NotTextError
 from caravan_router.http.server.errors import BodyMismatchError
 
 MAX_ITEMS = 10_000
-"""Items of one request or import."""
+"""Items of a request with those that it continues, and of a conversation."""
 
 # What tools of OpenAI's own did. The model cannot be shown it, and can do without.
 HOSTED = frozenset(
@@ -27,6 +28,9 @@ HOSTED = frozenset(
         "mcp_approval_response",
     }
 )
+
+# Ids are parts of paths.
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 Content = str | list[dict[str, Any]]
 T = TypeVar("T")
@@ -66,8 +70,8 @@ def read_items(field: str, given: str | Sequence[Json], earlier: Mapping[str, Js
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}] if given else []
-    if len(given) > MAX_ITEMS:
-        raise TooManyItemsError(field, MAX_ITEMS, len(given))
+    if len(earlier) + len(given) > MAX_ITEMS:
+        raise TooManyItemsError(field, MAX_ITEMS, len(earlier) + len(given))
     return tuple(_item(f"{field}[{number}]", item, earlier) for number, item in enumerate(given))
 
 
@@ -199,8 +203,9 @@ def _convert(field: str, item: Json, kind: type[T]) -> T:
         raise BodyMismatchError(field, placed) from error
 
 
-def check_stored(field: str, item: Json) -> Json:
-    """Return an item of an export as it is, if it has the form of stored items. Raises ValidationError."""
-    if not isinstance(item.get("id"), str) or not 0 < len(item["id"]) <= 64:
+def read_exported_item(field: str, item: Json) -> Json:
+    """Return an item of an export in the form of stored items. It keeps its id. Raises ValidationError."""
+    if not isinstance(item.get("id"), str) or not _ID.fullmatch(item["id"]):
         raise UnsupportedFieldError(f"{field}.id", "use that of an export", item.get("id"))
-    return _item(field, item, {}) | {"id": item["id"]}
+    read = _item(field, item, {}) | {"id": item["id"]}
+    return read | {"status": "incomplete"} if item.get("status") == "incomplete" else read

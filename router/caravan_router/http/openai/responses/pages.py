@@ -35,6 +35,10 @@ def page_of(request: web.Request, items: Sequence[Json]) -> ItemList:
         if place is None:
             raise UnknownItemError("after", after)
         ordered = ordered[place + 1 :]
-    page = ordered[: int(limit)]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return ItemList(page, first, last, len(ordered) > len(page))
+    return item_list(ordered[: int(limit)], more=len(ordered) > int(limit))
+
+
+def item_list(items: Sequence[Json], *, more: bool = False) -> ItemList:
+    """Return a page of these items. ``more``: whether others follow."""
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return ItemList(list(items), first, last, more)

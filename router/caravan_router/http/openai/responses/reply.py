@@ -95,6 +95,7 @@ class ResponseReply(Reply):
         self._chat = valid.chat
         self._output = valid.chat.output()
         self._response.truncated = valid.truncated
+        self.running.started = True
         return (valid.chat.request,)
 
     async def whole(self, runs: Sequence[Run]) -> bytes:

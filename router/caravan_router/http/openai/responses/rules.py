@@ -11,7 +11,7 @@ class UnsupportedItemError(ValidationError):
 
 class TooManyItemsError(ValidationError):
     def __init__(self, field: str, limit: int, given: int) -> None:
-        super().__init__(field, f"`{field}` must have at most {limit} items. Given: {given}")
+        super().__init__(field, f"`{field}` must have at most {limit} items, with those before. Given: {given}")
 
 
 class UnknownItemError(ValidationError):
@@ -19,6 +19,16 @@ class UnknownItemError(ValidationError):
 
     def __init__(self, field: str, given: object) -> None:
         super().__init__(field, f"`{field}` names no item of the conversation. Given: {shown(given)}")
+
+
+class RepeatedItemError(ValidationError):
+    def __init__(self, field: str, given: str) -> None:
+        super().__init__(field, f"`{field}` must be no other item's. Given: {shown(given)}")
+
+
+class OneOfFieldsError(ValidationError):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(second, f"either `{first}` or `{second}` must be set, not both")
 
 
 class TwoContextsError(ValidationError):

@@ -27,12 +27,17 @@ class Progress(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunningResponse:
-    """A response under way. ``owner``: name of its API key. ``conversation``: id of the one it extends, or ""."""
+    """A response under way.
+
+    ``owner``: name of its API key. ``conversation``: id of the one it extends, or "". ``started``: whether its request
+    is valid, so that there is something to see.
+    """
 
     id: str
     owner: str
     conversation: str
     progress: Progress
+    started: bool = False
     cancelled: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _scope: asyncio.Timeout | None = None
@@ -90,7 +95,7 @@ class RunningResponses:
     def find(self, owner: str, response_id: str) -> RunningResponse | None:
         """Return the owner's response of this id that is under way; None if there is none."""
         found = self._responses.get(response_id)
-        return found if found is not None and found.owner == owner else None
+        return found if found is not None and found.started and found.owner == owner else None
 
 
 RUNNING = web.AppKey("running", RunningResponses)

@@ -1,0 +1,99 @@
+"""Reads and changes the conversations of the client that asks."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from aiohttp import web
+
+from caravan_router.conversations.ids import new_id
+from caravan_router.conversations.nodes import START, Chain, Head, Json, Node, Position
+from caravan_router.conversations.nodes import Change as Transaction
+from caravan_router.http.openai.conversations.edits import Change, placed
+from caravan_router.http.openai.conversations.schema import Conversation
+from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.openai.responses.schema import Metadata
+from caravan_router.http.server.errors import HeadMovedError, UnknownEntryError
+from caravan_router.http.server.state import CLIENT, STATE
+
+ID = "conversation_id"
+
+
+def owner_of(request: web.Request) -> str:
+    return request[CLIENT].key.tenant.name
+
+
+async def conversation_of(request: web.Request) -> tuple[Head, Chain]:
+    """Return the conversation that the path names. Raises UnknownEntryError."""
+    conversation_id = request.match_info[ID]
+    found = await request.app[STATE].store.conversation(owner_of(request), conversation_id)
+    if found is None:
+        raise UnknownEntryError("conversation", conversation_id)
+    return found
+
+
+async def create(
+    request: web.Request, metadata: Metadata, position: Position = START, node: Node | None = None
+) -> Head:
+    """Store a new conversation, with a new ``node`` if there is one. Raises HeadMovedError if its parent is gone."""
+    head = Head(id=new_id("conv"), created=time.time(), position=position, metadata=metadata)
+    if not await request.app[STATE].store.commit(owner_of(request), Transaction(node=node, head=head)):
+        raise HeadMovedError
+    return head
+
+
+async def change_items(request: web.Request, change: Change) -> tuple[Head, Sequence[Json], Sequence[Json]]:
+    """Change the items of the conversation that the path names; return it, and its items before and after.
+
+    Raises UnknownEntryError, ConversationBusyError, HeadMovedError, ValidationError.
+    """
+    with _held(request):
+        head, chain = await _expected(request)
+        before = chain.items
+        after = change(before)
+        position, node = placed(chain, after)
+        moved = replace(head, position=position)
+        await _commit(request, Transaction(node=node, head=moved, expected=head.position))
+        return moved, before, after
+
+
+async def change_metadata(request: web.Request, metadata: Metadata) -> Head:
+    """Raises what `change_items` raises."""
+    with _held(request):
+        head, _ = await _expected(request)
+        changed = replace(head, metadata=metadata)
+        await _commit(request, Transaction(head=changed, expected=head.position))
+        return changed
+
+
+async def delete(request: web.Request) -> None:
+    """Raises what `change_items` raises."""
+    with _held(request):
+        head, _ = await _expected(request)
+        await request.app[STATE].store.delete_conversation(owner_of(request), head.id)
+
+
+def shown(head: Head) -> Conversation:
+    """Return a conversation as clients see it."""
+    return Conversation(id=head.id, created_at=int(head.created), metadata=head.metadata, head=head.position.version)
+
+
+def _held(request: web.Request) -> ExitStack:
+    """Keep others from changing the conversation that the path names, until the end of a block."""
+    held = ExitStack()
+    held.enter_context(request.app[RUNNING].extending(owner_of(request), request.match_info[ID]))
+    return held
+
+
+async def _expected(request: web.Request) -> tuple[Head, Chain]:
+    head, chain = await conversation_of(request)
+    expected = request.headers.get("If-Match")
+    if expected is not None and expected.strip('" ') not in {"*", head.position.version}:
+        raise HeadMovedError
+    return head, chain
+
+
+async def _commit(request: web.Request, transaction: Transaction) -> None:
+    if not await request.app[STATE].store.commit(owner_of(request), transaction):
+        raise HeadMovedError

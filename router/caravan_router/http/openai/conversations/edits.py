@@ -1,0 +1,91 @@
+"""What changes make of the items of a conversation. Each returns a new list, and keeps the items that stay."""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from caravan_router.conversations.ids import new_id
+from caravan_router.conversations.nodes import Chain, Json, Node, Position
+from caravan_router.http.generation.checks import check_range
+from caravan_router.http.openai.conversations.schema import Delete, Edit, Insert, Replace, Rewind, Shift
+from caravan_router.http.openai.responses.item_messages import count_system, turns_of
+from caravan_router.http.openai.responses.items import read_items
+from caravan_router.http.openai.responses.rules import OneOfFieldsError, UnknownItemError
+
+# Returns the items after a change. Raises ValidationError.
+Change = Callable[[Sequence[Json]], Sequence[Json]]
+
+
+def index_of(field: str, items: Sequence[Json], item_id: str) -> int:
+    """Return the place of an item. Raises UnknownItemError, which names ``field``."""
+    found = next((at for at, item in enumerate(items) if item["id"] == item_id), None)
+    if found is None:
+        raise UnknownItemError(field, item_id)
+    return found
+
+
+def appended(new: Sequence[Json]) -> Change:
+    return lambda items: [*items, *_new("items", new, items)]
+
+
+def rewound(asked: Rewind) -> Change:
+    def change(items: Sequence[Json]) -> Sequence[Json]:
+        if (asked.to is None) == (asked.turns is None):
+            raise OneOfFieldsError("to", "turns")
+        if asked.to is not None:
+            return items[: index_of("to", items, asked.to) + 1]
+        starts = turns_of(items)
+        check_range("turns", asked.turns, 0, len(starts))
+        return items[: starts[-asked.turns]] if asked.turns else items
+
+    return change
+
+
+def shifted(asked: Shift) -> Change:
+    def change(items: Sequence[Json]) -> Sequence[Json]:
+        kept = count_system(items) + asked.keep
+        check_range("keep", asked.keep, 0, len(items) - count_system(items))
+        check_range("drop", asked.drop, 0, len(items) - kept)
+        return [*items[:kept], *items[kept + asked.drop :]]
+
+    return change
+
+
+def edited(asked: Edit) -> Change:
+    def change(items: Sequence[Json]) -> Sequence[Json]:
+        result = list(items)
+        for number, operation in enumerate(asked.operations):
+            field = f"operations[{number}]"
+            match operation:
+                case Insert(after=after):
+                    at = 0 if after is None else index_of(f"{field}.after", result, after) + 1
+                    result[at:at] = _new(f"{field}.items", operation.items, result)
+                case Replace(item=item):
+                    at = index_of(f"{field}.item", result, item)
+                    result[at : at + 1] = _new(f"{field}.items", operation.items, result)
+                case Delete(item=item):
+                    del result[index_of(f"{field}.item", result, item)]
+                case _:
+                    assert_never(operation)
+        return result
+
+    return change
+
+
+def _new(field: str, given: Sequence[Json], items: Sequence[Json]) -> Sequence[Json]:
+    return read_items(field, given, {item["id"]: item for item in items})
+
+
+def placed(chain: Chain, items: Sequence[Json]) -> tuple[Position, Node | None]:
+    """Return the position at which a chain has ``items``, and the node to add for it; None if it has them already.
+
+    What ``chain`` has before the first difference is shared with it.
+    """
+    before = chain.items
+    same = next((at for at, (old, new) in enumerate(zip(before, items, strict=False)) if old != new), None)
+    if same is None:
+        same = min(len(before), len(items))
+    parent = chain.after(same)
+    if same == len(items):
+        return parent, None
+    node = Node(id=new_id("node"), parent=parent, items=tuple(items[same:]))
+    return Position(node=node.id, items=len(node.items)), node
