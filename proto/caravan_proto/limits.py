@@ -8,3 +8,6 @@ MAX_BIAS = 100.0
 MAX_STOP_TOKEN_IDS = 64
 # Tokens whose log probabilities an Evaluate returns after each output of a row.
 MAX_SCORE_TOKEN_IDS = 256
+# Texts that may end a thought; and the bytes of each, as well as the tokens that the shard writes to end one.
+MAX_THOUGHT_CLOSINGS = 8
+MAX_THOUGHT_MARKER = 128

@@ -56,6 +56,7 @@ class ClusterConfig:
     max_prompt_logprob_tokens: int = 64
     embedding_size: int = 0
     adapters: tuple[str, ...] = ()
+    chat_template: str | None = None
     hook: DecodeHook | None = None
     drain_timeout_s: float = 0.5
     expected: tuple[str, ...] = ()
@@ -145,6 +146,9 @@ class Cluster:
             token_s=config.token_s,
             hook=config.hook,
         )
+        if config.chat_template is not None:
+            backend = self.backends[address]
+            backend.facts = replace(backend.facts, chat_template=config.chat_template)
         backend = self.backends[address]
         backend.facts = replace(backend.facts, name=model, fingerprint=file)
         if state_fingerprint is not None:

@@ -11,6 +11,7 @@ from caravan_shard.backends.base import Prefix
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.constraints.thought import Thought
 from caravan_shard.engine.drafts import DraftBudget, Drafting
 from caravan_shard.engine.engine import Engine
 from caravan_shard.kv_layout import KvLayout
@@ -66,6 +67,7 @@ def first_chunk(
     min_tokens: int = 0,
     sampling: SamplingParameters | None = None,
     grammar: Grammar | None = None,
+    thought: Thought | None = None,
     **sampling_fields: Any,
 ) -> Chunk:
     """Make the first chunk of a sequence; ``total`` is the length of the prompt if ``tokens`` are a part of it."""
@@ -84,6 +86,7 @@ def first_chunk(
             stop_token_ids=stop_token_ids,
             min_tokens=min_tokens,
             grammar=grammar,
+            thought=thought,
         ),
         copy=copy,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from caravan_router.chat.control_text import draw_mark, marks_for, strings_of
 from caravan_router.chat.template_renderer import TemplateError, TemplateRenderer
+from caravan_router.chat.thought_prompt import ThoughtPlan
 from caravan_router.core.engine import Engine, ModelFacts, TokenizedText
 
 _NO_TEMPLATE = (
@@ -22,7 +23,8 @@ class Conversation:
     """The input of a chat template. Each of ``messages`` has a ``role`` and a ``content``, which is text.
 
     ``options`` are further variables of the template. With ``continued``, the model continues the last message instead
-    of answering it. ``generation_prompt`` asks the template to open the assistant's turn.
+    of answering it. ``generation_prompt`` asks the template to open the assistant's turn. ``thought``: how the reply
+    thinks; None if the model does not think.
     """
 
     messages: Sequence[Json]
@@ -30,6 +32,7 @@ class Conversation:
     options: Mapping[str, bool | str] = field(default_factory=dict)
     continued: bool = False
     generation_prompt: bool = True
+    thought: ThoughtPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ async def prompt_of(
         text, found, _ = text.rpartition(end)
         if not found:
             raise TemplateError("it does not show the last message as it is, so that it cannot be continued")
+    elif conversation.thought is not None and conversation.generation_prompt:
+        text += conversation.thought.prompt_end(text, source)
     parts = marks.split(text)
     if len(parts) - 1 > MAX_CONTROL_TEXTS:
         raise TooManyControlTextsError(MAX_CONTROL_TEXTS, len(parts) - 1)

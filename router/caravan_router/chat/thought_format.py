@@ -14,6 +14,7 @@ class ThoughtFormat:
     ``shown_by``: texts that the templates of these models contain.
     ``ending``: what the server writes to end a thought, so that the answer follows.
     ``frames``: texts around the answer that are part of neither.
+    ``answer_openings``: texts behind which an answer or a call follows, and no further thought.
     ``recurs``: more thoughts may follow the first one, also behind a part of the answer.
     """
 
@@ -21,6 +22,7 @@ class ThoughtFormat:
     closing: str
     shown_by: tuple[str, ...]
     ending: str
+    answer_openings: tuple[str, ...]
     frames: tuple[str, ...] = ()
     recurs: bool = False
 
@@ -37,7 +39,12 @@ class ThoughtFormat:
 
 def _tagged(opening: str, closing: str, *frames: str, shown_by: tuple[str, ...] = ()) -> ThoughtFormat:
     return ThoughtFormat(
-        opening=opening, closing=closing, shown_by=shown_by or (closing,), ending=f"{closing}\n\n", frames=frames
+        opening=opening,
+        closing=closing,
+        shown_by=shown_by or (closing,),
+        ending=f"{closing}\n\n",
+        answer_openings=(closing,),
+        frames=frames,
     )
 
 
@@ -47,6 +54,7 @@ HARMONY = ThoughtFormat(
     closing="<|end|>",
     shown_by=("<|channel|>analysis",),
     ending="<|end|><|start|>assistant<|channel|>final<|message|>",
+    answer_openings=("<|channel|>final<|message|>", "<|channel|>commentary"),
     frames=("<|start|>assistant", "<|channel|>final", "<|channel|>commentary", "<|message|>", "<|end|>"),
     recurs=True,
 )

@@ -7,6 +7,7 @@ from enum import Enum
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
+from caravan_router.core.thought import Thought
 
 
 class EarlyStopping(Enum):
@@ -47,7 +48,8 @@ class GenerationSpec:
     prompt; such specs share prefixes with each other, if they ask for as many alternatives. ``timeout_s``: from
     submission to the last token. ``traceparent``: of the request's span, for the log of its shards; empty if it is not
     traced. ``max_draft_tokens``: most draft tokens in one step. ``prediction``: tokens that the output may have, for
-    drafts. ``beams``: see `BeamSearch`; nothing is sampled then, and all tokens come at the end.
+    drafts. ``beams``: see `BeamSearch`; nothing is sampled then, and all tokens come at the end. ``thought``: what the
+    output begins with; the constraint applies behind it.
     """
 
     prompt: tuple[int, ...]
@@ -64,6 +66,7 @@ class GenerationSpec:
     max_draft_tokens: int = 0
     prediction: tuple[int, ...] = ()
     beams: BeamSearch | None = None
+    thought: Thought | None = None
 
     @property
     def max_length(self) -> int:

@@ -7,6 +7,7 @@ from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.engine import FillTokens, ModelFacts
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.speculation import DraftCount, DraftSource
+from caravan_router.core.thought import Thought
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
 from caravan_router.scheduling.actions import (
@@ -106,6 +107,15 @@ def _parameters(chunk: Chunk) -> types_pb2.SequenceParameters | None:
         traceparent=spec.traceparent,
         max_draft_tokens=spec.max_draft_tokens,
         predicted_token_ids=spec.prediction if spec.max_draft_tokens else (),
+        thought=None if spec.thought is None else _thought(spec.thought),
+    )
+
+
+def _thought(thought: Thought) -> types_pb2.Thought:
+    return types_pb2.Thought(
+        closings=[closing.encode() for closing in thought.closings],
+        ending_token_ids=thought.ending,
+        max_tokens=thought.max_tokens,
     )
 
 

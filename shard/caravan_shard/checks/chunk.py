@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator
 
 from caravan_proto.errors import ShardError
-from caravan_proto.limits import MAX_STOP_TOKEN_IDS
+from caravan_proto.limits import MAX_STOP_TOKEN_IDS, MAX_THOUGHT_CLOSINGS, MAX_THOUGHT_MARKER
 from caravan_shard.backends.base import Capacity, ModelFacts
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import check_sampling
+from caravan_shard.constraints.thought import Thought
 from caravan_shard.protocol.commands import Chunk
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
@@ -58,6 +59,7 @@ class ChunkCheck:
         yield self._check_parameters(parameters)
         yield self._check_stopping(parameters)
         yield self._check_predicted(parameters)
+        yield self._check_thought(parameters.thought)
         yield check_sampling(parameters.sampling, self._facts.vocabulary_size)
         yield self._check_place(chunk, start, parameters)
 
@@ -102,6 +104,22 @@ class ChunkCheck:
             return bad_request(f"there must be <= {most} predicted_token_ids. Given: {len(predicted)}")
         if predicted and not 0 <= min(predicted) <= max(predicted) < self._facts.vocabulary_size:
             return bad_request(f"predicted_token_ids must be < {self._facts.vocabulary_size}. Given: {max(predicted)}")
+        return None
+
+    def _check_thought(self, thought: Thought | None) -> Refusal | None:
+        if thought is None:
+            return None
+        if not (0 < len(thought.closings) <= MAX_THOUGHT_CLOSINGS and all(thought.closings)):
+            return bad_request(f"a thought must have 1 to {MAX_THOUGHT_CLOSINGS} closings, none of them empty")
+        size = max(map(len, thought.closings))
+        if max(size, len(thought.ending)) > MAX_THOUGHT_MARKER:
+            return bad_request(f"the closings and the ending of a thought must be at most {MAX_THOUGHT_MARKER} long")
+        if any(token >= self._facts.vocabulary_size for token in thought.ending):
+            return bad_request(
+                f"ending_token_ids must be < {self._facts.vocabulary_size}. Given: {max(thought.ending)}"
+            )
+        if thought.max_tokens is not None and not thought.ending:
+            return bad_request("max_tokens of a thought needs ending_token_ids")
         return None
 
     def _check_place(self, chunk: Chunk, held: int, parameters: SequenceParameters) -> Refusal | None:

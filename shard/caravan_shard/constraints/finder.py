@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from caravan_shard.constraints.matching import Matching
+from caravan_shard.constraints.thought import ThoughtMatching
 
 
 class Finder:
@@ -17,7 +18,7 @@ class Finder:
         self._pool = ThreadPoolExecutor(threads, "constraints")
         self._running: list[Future[None]] = []
 
-    def begin(self, work: Sequence[tuple[Matching, Sequence[int]]]) -> None:
+    def begin(self, work: Sequence[tuple[Matching | ThoughtMatching, Sequence[int]]]) -> None:
         """Start `Matching.find` for each matching with the output of its sequence so far."""
         parts = (work[start :: self._threads] for start in range(self._threads))
         self._running = [self._pool.submit(_find_all, part) for part in parts if part]
@@ -32,6 +33,6 @@ class Finder:
         self._pool.shutdown()
 
 
-def _find_all(work: Sequence[tuple[Matching, Sequence[int]]]) -> None:
+def _find_all(work: Sequence[tuple[Matching | ThoughtMatching, Sequence[int]]]) -> None:
     for matching, output in work:
         matching.find(output)

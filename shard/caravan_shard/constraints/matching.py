@@ -50,6 +50,16 @@ class Matching:
         assert self._allowed is not None, "not found"
         return self._allowed
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar says where the output may end; see `ThoughtMatching`."""
+        return True
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether the output must not end yet, which `allowed` does not say; see `ThoughtMatching`."""
+        return False
+
     def forced(self, most: int) -> list[int]:
         """Return up to ``most`` tokens that must come next, as llguidance writes them; none if there is a choice."""
         if self._matcher is None or self._matcher.is_error() or self._matcher.is_stopped():

@@ -53,11 +53,12 @@ def add_rows(
 def _choice(sequence: ShardSequence, eog_ids: frozenset[int]) -> Choice:
     parameters = sequence.parameters
     position = len(sequence.tokens)
-    allowed = None if sequence.matching is None else sequence.matching.allowed
+    matching = sequence.matching
+    allowed = None if matching is None else matching.allowed
     barred: frozenset[int] = frozenset()
     if position < parameters.prompt_length + parameters.min_tokens:
         barred = eog_ids | parameters.stop_token_ids
-    elif parameters.ignore_eos and sequence.matching is not None:
+    elif matching is not None and (matching.needs_more or (parameters.ignore_eos and matching.has_grammar)):
         barred = eog_ids
     return Choice(parameters.sampling, position, sequence.penalties, allowed, barred)
 
@@ -68,7 +69,7 @@ def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int])
         # A matching that failed leaves an output that is at best the beginning of one that matches: not EOS.
         if matching.failed:
             return FinishReason.LENGTH
-        if token in eog_ids:
+        if token in eog_ids and matching.has_grammar:
             return FinishReason.EOS
         matching.advance(token)
         if matching.failed:

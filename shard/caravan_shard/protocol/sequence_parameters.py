@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.constraints.thought import Thought
 from caravan_shard.sampling.parameters import SamplingParameters
 
 
@@ -19,7 +20,7 @@ class SequenceParameters:
     unless the grammar allows nothing else. A grammar that is complete ends the sequence whatever ``min_tokens`` is.
     ``adapter``: one of `ModelFacts.adapters`; empty for none.
     ``prompt_logprobs``: return the log probabilities of the prompt's tokens.
-    ``grammar``: the output matches it.
+    ``grammar``: the output matches it, or the answer if the output begins with a ``thought``.
     ``max_draft_tokens``: most draft tokens of the sequence in a step. ``predicted``: what the client expects the output
     to be, for drafts. Neither changes the output.
     ``traceparent``: the span of the request as W3C Trace Context writes it; empty if the request is not traced.
@@ -34,6 +35,7 @@ class SequenceParameters:
     adapter: str = ""
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
+    thought: Thought | None = None
     max_draft_tokens: int = 0
     predicted: tuple[int, ...] = ()
     traceparent: str = ""

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from itertools import count
 
 from caravan_shard.arrays import State
-from caravan_shard.backends.base import Backend, CellSlice, LayoutLimits, Prefix, RunSaving
+from caravan_shard.backends.base import Backend, CellSlice, LayoutLimits, Prefix, RunSaving, Vocabulary
 from caravan_shard.constraints.matching import Matching
+from caravan_shard.constraints.thought import ThoughtMatching
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import Chunk, Header, LoadEntry, Row, SaveEntry
 from caravan_shard.protocol.run import Run
@@ -66,7 +67,7 @@ class SequencePool:
     def make(self, chunk: Chunk) -> Sequence:
         """Make the new sequence of a first chunk. The pool changes only with `share` and after the step."""
         assert chunk.parameters is not None
-        vocabulary, grammar = self._backend.vocabulary, chunk.parameters.grammar
+        vocabulary = self._backend.vocabulary
         sequence = Sequence(
             sequence_id=chunk.sequence_id,
             parameters=chunk.parameters,
@@ -74,7 +75,7 @@ class SequencePool:
             own_start=chunk.start,
             computed=chunk.start,
             penalties=make_penalties(chunk.parameters.sampling, lambda token: vocabulary.piece(token).data),
-            matching=Matching(grammar) if grammar is not None else None,
+            matching=_make_matching(chunk.parameters, vocabulary),
             drafter=Drafter(chunk.parameters.predicted, self._kinds) if chunk.parameters.max_draft_tokens else None,
         )
         if chunk.copy is not None:
@@ -255,3 +256,10 @@ class SequencePool:
     def _expect(self, sequence_id: int, length: int) -> None:
         held = self._backend.length(sequence_id)
         assert held == length, f"sequence {sequence_id} holds {held} tokens, not {length}"
+
+
+def _make_matching(parameters: SequenceParameters, vocabulary: Vocabulary) -> Matching | ThoughtMatching | None:
+    matching = None if parameters.grammar is None else Matching(parameters.grammar)
+    if parameters.thought is None:
+        return matching
+    return ThoughtMatching(parameters.thought, matching, lambda token: vocabulary.piece(token).data)

@@ -6,6 +6,7 @@ from enum import Enum
 
 from caravan_shard.arrays import Floats
 from caravan_shard.constraints.matching import Matching
+from caravan_shard.constraints.thought import ThoughtMatching
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.penalties import Penalty
@@ -54,7 +55,7 @@ class Sequence:
     phase: Phase = Phase.PREFILLING
     penalties: tuple[Penalty, ...] = ()
     last_logits: Floats | None = None
-    matching: Matching | None = None
+    matching: Matching | ThoughtMatching | None = None
     drafter: Drafter | None = None
 
     def extend(self, tokens: Iterable[int]) -> None:

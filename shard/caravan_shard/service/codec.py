@@ -19,6 +19,7 @@ from caravan_shard.backends.base import (
 )
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.constraints.thought import Thought
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.commands import (
     Chunk,
@@ -236,9 +237,18 @@ def _parameters(message: types_pb2.SequenceParameters, grammars: Mapping[Constra
         stop_token_ids=frozenset(message.stop_token_ids),
         min_tokens=message.min_tokens,
         grammar=None if found is None else grammars[found],
+        thought=_thought(message.thought) if message.HasField("thought") else None,
         max_draft_tokens=message.max_draft_tokens,
         predicted=tuple(message.predicted_token_ids),
         traceparent=message.traceparent,
+    )
+
+
+def _thought(message: types_pb2.Thought) -> Thought:
+    return Thought(
+        closings=tuple(message.closings),
+        ending=tuple(message.ending_token_ids),
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
     )
 
 

@@ -320,6 +320,7 @@ class SequenceParameters(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    THOUGHT_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens [0, prompt_length) are the client's prompt. Further tokens of a prefill are earlier output of a sequence
     that is computed again.
@@ -359,6 +360,10 @@ class SequenceParameters(_message.Message):
     def predicted_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """What the client expects the output to be, for drafts."""
 
+    @_builtins.property
+    def thought(self) -> Global___Thought:
+        """The output begins with a thought, which the prompt has opened. The constraint applies to the answer behind it."""
+
     def __init__(
         self,
         *,
@@ -374,14 +379,49 @@ class SequenceParameters(_message.Message):
         traceparent: _builtins.str = ...,
         max_draft_tokens: _builtins.int = ...,
         predicted_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        thought: Global___Thought | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "sampling", b"sampling", "thought", b"thought"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "min_tokens", b"min_tokens", "predicted_token_ids", b"predicted_token_ids", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "min_tokens", b"min_tokens", "predicted_token_ids", b"predicted_token_ids", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "thought", b"thought", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceParameters: _TypeAlias = SequenceParameters  # noqa: Y015
+
+@_typing.final
+class Thought(_message.Message):
+    """A thought ends where the output has one of `closings`, in the bytes of its tokens, control tokens included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLOSINGS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    ENDING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """After this many tokens, counted without a closing of one token, the tokens of the ending follow by force. Absent: the
+    model ends the thought itself.
+    """
+    @_builtins.property
+    def closings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def ending_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        closings: _abc.Iterable[_builtins.bytes] | None = ...,
+        max_tokens: _builtins.int | None = ...,
+        ending_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "closings", b"closings", "ending_token_ids", b"ending_token_ids", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___Thought: _TypeAlias = Thought  # noqa: Y015
 
 @_typing.final
 class PrefillChunk(_message.Message):

@@ -10,6 +10,7 @@ from caravan_router.core.constraint import Constraint
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import SamplingParams, StoppingParams
 from caravan_router.core.tenant import Tenant
+from caravan_router.core.thought import Thought
 from caravan_router.http.generation.checks import check_positive, check_range
 from caravan_router.http.generation.rules import CacheSaltError, HeaderError, PriorityError
 from caravan_router.http.generation.schema import ServingFields
@@ -32,6 +33,7 @@ class Extras:
     adapter: str = ""
     prompt_logprobs: bool = False
     prediction: tuple[int, ...] = ()
+    thought: Thought | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class Serving:
             traceparent=self.traceparent,
             max_draft_tokens=self.max_draft_tokens,
             prediction=extras.prediction,
+            thought=extras.thought,
         )
 
 

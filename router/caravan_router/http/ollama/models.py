@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 from aiohttp import web
 
+from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.core.engine import ModelFacts
 from caravan_router.http.generation.models import asked_model, listed_models, served_model
 from caravan_router.http.ollama import schema as ollama
@@ -63,6 +64,8 @@ async def ollama_show(request: web.Request) -> web.Response:
     capabilities = ["completion", "tools"] if model.chat_template else ["completion"]
     if model.fill is not None:
         capabilities.append("insert")
+    if thought_format_of(model.chat_template) is not None:
+        capabilities.append("thinking")
     if model.embedding_size:
         capabilities.append("embedding")
     return json_response(

@@ -45,7 +45,8 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     A single model answers to any name.
 
-    ``stream``: true by default. ``think``: false is passed on to the chat template.
+    ``stream``: true by default. ``think``: whether the model thinks, or how much: "low", "medium", "high" or "max". By
+    default as its chat template has it.
     """
 
     model: str

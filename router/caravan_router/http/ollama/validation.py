@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
 from caravan_router.http.generation.context import Context
@@ -63,8 +64,8 @@ def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSour
 def _chat_request(
     body: ollama.OllamaFields, messages: Sequence[Message], context: Context, tools: list[Tool] | None = None
 ) -> ChatRequest:
-    if body.think not in {None, False}:
-        raise UnsupportedFieldError("think", "set it to false", body.think)
+    if body.think and thought_format_of(context.model.chat_template) is None:
+        raise UnsupportedFieldError("think", "set it to false: the model does not think", body.think)
     for field, value in (("logprobs", body.logprobs), ("top_logprobs", body.top_logprobs)):
         if value:
             raise UnsupportedFieldError(field, "set it to null", value)
@@ -92,13 +93,26 @@ def _chat_request(
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         response_format=_format(body.format),
-        chat_template_kwargs=None if body.think is None else TemplateOptions(enable_thinking=False),
+        **_thinking(body.think),
         tools=tools,
         priority=body.priority,
         timeout=body.timeout,
         cache_salt=body.cache_salt,
         speculate=body.speculate,
     )
+
+
+def _thinking(think: bool | str | None) -> dict[str, Any]:
+    """Return the fields of a chat request that have the meaning of ``think``. Raises ValidationError."""
+    match think:
+        case None:
+            return {}
+        case bool():
+            return {"chat_template_kwargs": TemplateOptions(enable_thinking=think)}
+        case "low" | "medium" | "high" | "max":
+            return {"reasoning_effort": think}
+        case _:
+            raise UnsupportedFieldError("think", 'set it to true, false, "low", "medium", "high" or "max"', think)
 
 
 def check_num_ctx(options: ollama.OllamaOptions, bounds: Bounds) -> None:

@@ -41,6 +41,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "guided_grammar": (),
     "grammar": ("",),
     "json_schema": (),
+    "reasoning_budget_tokens": (0, -1),
+    "thinking_budget_tokens": (0, -1),
+    "thinking_token_budget": (0, -1),
 }
 
 

@@ -97,6 +97,12 @@ class EmptyMessagesError(ValidationError):
         super().__init__("messages", "`messages` cannot be empty")
 
 
+class NoThoughtsError(ValidationError):
+    def __init__(self, field: str, given: object) -> None:
+        message = f"`{field}` needs a model that thinks: the chat template of this one shows no thoughts"
+        super().__init__(field, f"{message}. Given: {shown(given)}")
+
+
 class MissingFieldError(ValidationError):
     def __init__(self, field: str) -> None:
         super().__init__(field, f"`{field}` is missing")

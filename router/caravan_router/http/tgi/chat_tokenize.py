@@ -8,6 +8,7 @@ from caravan_router.http.generation.models import asked_model
 from caravan_router.http.generation.permits import check_rate
 from caravan_router.http.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.openai.chat.schema import ChatRequest
+from caravan_router.http.openai.constraints import constraint_of
 from caravan_router.http.server.body import read_body
 from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
 from caravan_router.http.server.state import CLIENT
@@ -23,7 +24,8 @@ async def chat_tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, _DECODER)
     check_rate(request[CLIENT])
     context = await context_of(request, asked_model(request, body.model))
-    prompt = await chat_prompt_of(context, chat_plan_of(context, body))
+    constrained = constraint_of(body, context.limits) is not None
+    prompt = await chat_prompt_of(context, chat_plan_of(context, body, constrained=constrained))
     reply = ChatTokens(await tokens_of(prompt.text, prompt.tokens), prompt.text)
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 

@@ -440,6 +440,13 @@ CASES = [
         "`max_tokens` and `max_completion_tokens` must not differ. Given: 1 and 2",
     ),
     Case(
+        openai_rules.NoThoughtsError,
+        CHAT,
+        {"reasoning_effort": "low"},
+        "reasoning_effort",
+        "`reasoning_effort` needs a model that thinks: the chat template of this one shows no thoughts. Given: 'low'",
+    ),
+    Case(
         openai_rules.ContinueError,
         CHAT,
         {"continue_final_message": True},

@@ -198,6 +198,106 @@ async def test_earlier_thoughts_go_to_the_template_as_it_reads_them(service: Ser
     assert "T." in await prompt(GPT_OSS, {"reasoning_content": "T.", "tool_calls": [call]})
 
 
+SWITCHED = QWEN + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+LEVELS = QWEN + "{{ reasoning_effort }}"
+EMPTY = "<think>\n\n</think>\n\n"
+OFF: list[dict[str, Any]] = [
+    {"reasoning_effort": "none"},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"chat_template_kwargs": {"thinking": False}},
+    {"reasoning_budget_tokens": 0},
+    {"reasoning_effort": "none", "response_format": {"type": "json_object"}},
+]
+
+
+@pytest.mark.parametrize("body", OFF)
+async def test_thoughts_are_switched_off(service: Service, engine: ScriptedEngine, body: dict[str, Any]) -> None:
+    engine.script = lambda _: letters(ANSWER)
+    for template, end in (
+        (QWEN, f"assistant\n{EMPTY}"),
+        (SWITCHED, f"assistant\n{EMPTY}"),
+        (DEEPSEEK, "<|assistant|><think>\n</think>\n\n"),
+        (MAGISTRAL, "[user]hi[THINK]\n\n[/THINK]\n\n"),
+        (
+            GPT_OSS,
+            "<|start|>assistant<|channel|>analysis<|message|><|end|><|start|>assistant<|channel|>final<|message|>",
+        ),
+    ):
+        engine.model = replace(MODEL, chat_template=template, max_sequence_tokens=4096)
+        [choice] = (await chat(service, **body))["choices"]
+        assert choice["message"] == {"role": "assistant", "content": ANSWER}
+        assert text_of(engine).endswith(end)
+        assert text_of(engine).count("</think>") <= 1
+        assert engine.spec.thought is None
+
+
+async def test_an_effort_goes_to_the_template(service: Service, engine: ScriptedEngine) -> None:
+    for template, effort, shown in ((LEVELS, "high", "high"), (LEVELS, "max", "max"), (GPT_OSS, "minimal", "low")):
+        engine.model = replace(MODEL, chat_template=template + "{{ reasoning_effort }}", max_sequence_tokens=4096)
+        await chat(service, reasoning_effort=effort)
+        assert text_of(engine).endswith(shown)
+        assert engine.spec.thought is None
+
+
+@pytest.mark.parametrize("field", ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"])
+async def test_a_budget_opens_the_thought_and_tells_the_shard(
+    service: Service, engine: ScriptedEngine, field: str
+) -> None:
+    engine.script = lambda _: letters(f"{THOUGHT}</think>{ANSWER}")
+    for template, end in ((QWEN, "assistant\n<think>"), (DEEPSEEK, "<|assistant|><think>\n")):
+        engine.model = replace(MODEL, chat_template=template, max_sequence_tokens=4096)
+        [choice] = (await chat(service, **{field: 17}))["choices"]
+        assert choice["message"] == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert text_of(engine).endswith(end)
+        thought = engine.spec.thought
+        assert thought is not None
+        assert (thought.closings, thought.max_tokens) == (("</think>",), 17)
+        assert "".join(chr(token_id - 100) for token_id in thought.ending) == "</think>\n\n"
+    await chat(service, **{field: -1})
+    assert engine.spec.thought is None
+
+
+async def test_a_constraint_applies_behind_a_thought_that_is_open(service: Service, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: letters("{}")
+    schema = {"response_format": {"type": "json_object"}}
+    # Not if the model has the choice: it would be the constraint's.
+    await chat(service, **schema)
+    assert (engine.spec.thought, text_of(engine)[-10:]) == (None, "assistant\n")
+    await chat(service, **schema, reasoning_effort="low")
+    assert text_of(engine).endswith("<think>")
+    assert engine.spec.thought is not None
+    assert (engine.spec.thought.closings, engine.spec.thought.max_tokens) == (("</think>",), None)
+    assert engine.spec.constraint is not None
+    engine.model = replace(MODEL, chat_template=DEEPSEEK, max_sequence_tokens=4096)
+    await chat(service, **schema)
+    assert engine.spec.thought is not None
+    engine.model = replace(MODEL, chat_template=GPT_OSS, max_sequence_tokens=4096)
+    await chat(service, tools=[TOOL], tool_choice="required")
+    assert engine.spec.thought is not None
+    assert engine.spec.thought.closings[0] == "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_budget_tokens": 5}, "reasoning_budget_tokens"),
+        ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens"),
+        ({"reasoning_budget_tokens": 5, "thinking_token_budget": 6}, "thinking_token_budget"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
+    ],
+)
+async def test_what_a_model_without_thoughts_cannot_do_is_refused(
+    service: Service, engine: ScriptedEngine, body: dict[str, Any], field: str
+) -> None:
+    engine.model = replace(MODEL, chat_template="{{ messages[0].content }}")
+    response = await service.post("/v1/chat/completions", {"messages": HI, **body})
+    assert response.status == 400
+    assert (await response.json())["error"]["param"] == field
+    # To switch off what there is not is no error.
+    await chat(service, reasoning_effort="none", reasoning_budget_tokens=0)
+
+
 async def test_a_continued_message_begins_where_it_ends(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: letters("a</think>b")
     for content, thought, answer in (("<think>x", "a", "b"), ("Well,", None, "a</think>b")):
@@ -222,6 +322,15 @@ async def test_ollama_returns_thoughts_as_thinking(service: Service) -> None:
     parts = await ask("/api/generate", prompt="hi")
     assert "".join(part.get("thinking", "") for part in parts) == THOUGHT
     assert "".join(part["response"] for part in parts) == ANSWER
+    for think, options in ((True, True), (False, False)):
+        service.engine.model = replace(MODEL, chat_template=QWEN + "{{ enable_thinking }}", max_sequence_tokens=4096)
+        await ask("/api/chat", messages=HI, think=think)
+        assert text_of(service.engine).endswith(str(options))
+    service.engine.model = replace(MODEL, chat_template=QWEN + "{{ reasoning_effort }}", max_sequence_tokens=4096)
+    await ask("/api/chat", messages=HI, think="high")
+    assert text_of(service.engine).endswith("high")
+    assert (await service.post("/api/chat", {"model": "m", "messages": HI, "think": "much"})).status == 400
+    assert "thinking" in (await service.reply("/api/show", {"model": "any"}))["capabilities"]
     turns = [*HI, {"role": "assistant", "content": "A.", "thinking": "T."}, *HI]
     await ask("/api/chat", messages=turns)
     assert "<think>\nT.\n</think>\n\nA." in text_of(service.engine)

@@ -7,8 +7,8 @@ import msgspec
 from caravan_router.chat.control_text import strings_of
 from caravan_router.chat.prompt import ChatPrompt, Conversation, TooManyControlTextsError, prompt_of, template_of
 from caravan_router.chat.template_renderer import TemplateError, TemplateOutputError
-from caravan_router.chat.thought_format import ThoughtFormat, thought_format_of
-from caravan_router.chat.thought_prompt import with_thoughts
+from caravan_router.chat.thought_format import thought_format_of
+from caravan_router.chat.thought_prompt import ThoughtPlan, with_thoughts
 from caravan_router.chat.tool_format import GENERIC, MISTRAL, ToolFormat, knows_tools, tool_format_of
 from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.chat.tool_prompt import DEFAULT_TOOL_PROMPT, with_instruction, with_short_ids, with_tools_as_text
@@ -16,6 +16,7 @@ from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.rules import TooManyBytesError
 from caravan_router.http.openai.chat.messages import template_messages, template_tools
 from caravan_router.http.openai.chat.schema import ChatRequest
+from caravan_router.http.openai.chat.thinking import thought_plan_of
 from caravan_router.http.openai.chat.tools import NO_TOOLS, ToolPlan, tool_plan_of
 from caravan_router.http.openai.rules import ContinueError, ControlTextsError
 from caravan_router.http.server.errors import ChatTemplateError
@@ -25,13 +26,18 @@ from caravan_router.http.server.errors import ChatTemplateError
 class ChatPlan:
     """``tools``: what the output may call, in the form of ``tool_format``.
 
-    ``thought_format``: how the output shows thoughts; None if it is not looked for them.
+    ``reads_thoughts``: thoughts are split off the output; `Conversation.thought` has their format.
     """
 
     conversation: Conversation
     tools: ToolPlan
     tool_format: ToolFormat
-    thought_format: ThoughtFormat | None = None
+    reads_thoughts: bool = False
+
+    @property
+    def thought(self) -> ThoughtPlan | None:
+        """How the reply thinks; None if the model does not think."""
+        return self.conversation.thought
 
     def parser(self) -> ToolParser | None:
         """Return a parser for one output; None if there is nothing to call."""
@@ -45,8 +51,11 @@ class ChatPlan:
 NO_PLAN = ChatPlan(conversation=Conversation(messages=()), tools=NO_TOOLS, tool_format=GENERIC)
 
 
-def chat_plan_of(context: Context, body: ChatRequest) -> ChatPlan:
-    """Raises ValidationError, ToolError, ChatTemplateError."""
+def chat_plan_of(context: Context, body: ChatRequest, *, constrained: bool) -> ChatPlan:
+    """Plan the reply to ``body``; ``constrained``: the answer has a constraint.
+
+    Raises ValidationError, ToolError, ChatTemplateError.
+    """
     plan = tool_plan_of(body, context.limits)
     try:
         source = template_of(context.model, tools=bool(plan.tools))
@@ -62,16 +71,22 @@ def chat_plan_of(context: Context, body: ChatRequest) -> ChatPlan:
             messages = with_tools_as_text(messages, tools, body.tool_prompt or DEFAULT_TOOL_PROMPT)
     elif tools and body.tool_prompt:
         messages = with_instruction(messages, body.tool_prompt)
-    thought_format = None if body.reasoning_format == "none" else thought_format_of(source)
+    thought = thought_plan_of(body, thought_format_of(source), constrained=constrained or plan.required)
     continued = _continued(body)
     conversation = Conversation(
         messages=with_thoughts(messages, source, continued=continued),
         tools=tools or None,
-        options=msgspec.to_builtins(body.chat_template_kwargs or {}),
+        options=(thought.options if thought else {}) | msgspec.to_builtins(body.chat_template_kwargs or {}),
         continued=continued,
         generation_prompt=body.add_generation_prompt is not False,
+        thought=thought,
     )
-    return ChatPlan(conversation=conversation, tools=plan, tool_format=tool_format, thought_format=thought_format)
+    return ChatPlan(
+        conversation=conversation,
+        tools=plan,
+        tool_format=tool_format,
+        reads_thoughts=thought is not None and body.reasoning_format != "none",
+    )
 
 
 def _continued(body: ChatRequest) -> bool:

@@ -80,12 +80,19 @@ class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     type: Literal["function"] = "function"
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Options that a client may pass to the chat template."""
+    """Options that a client may pass to the chat template.
+
+    ``enable_thinking`` or ``thinking`` false also switches off the thoughts of a model whose template has no such
+    option.
+    """
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    reasoning_effort: Effort | None = None
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,8 +110,11 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     assistant's message is the last one. ``prompt_token_ids``: the whole prompt as token ids; ``messages`` is then
     empty.
 
-    ``reasoning_format`` (llama-server's): "none" leaves thoughts in the content, as the model writes them. "auto", the
-    default, and "deepseek" return them as ``reasoning_content``.
+    ``reasoning_effort``: "none" switches thoughts off; the others switch them on, and the template shows the model how
+    much to think if it can. ``reasoning_budget_tokens`` (llama-server's, which also has ``thinking_budget_tokens``;
+    vLLM: ``thinking_token_budget``): after so many tokens a thought ends by force; 0 switches thoughts off, -1 means no
+    limit. ``reasoning_format`` (llama-server's): "none" leaves thoughts in the content, as the model writes them.
+    "auto", the default, and "deepseek" return them as ``reasoning_content``.
     """
 
     messages: list[Message]
@@ -121,6 +131,10 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
     prediction: Prediction | None = None
+    reasoning_effort: Effort | None = None
+    reasoning_budget_tokens: int | None = None
+    thinking_budget_tokens: int | None = None
+    thinking_token_budget: int | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
 
 

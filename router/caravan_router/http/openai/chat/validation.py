@@ -11,6 +11,7 @@ from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_grammar import functions_of, tool_constraint
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import ModelFacts, TokenizedText
+from caravan_router.core.thought import Thought
 from caravan_router.http.generation.bounds import Bounds
 from caravan_router.http.generation.checks import check_positive, check_range
 from caravan_router.http.generation.constraints import FieldConstraint, compiled
@@ -55,13 +56,13 @@ class ValidChat:
 
     @property
     def thinks(self) -> bool:
-        """Whether the output may have thoughts."""
-        return self.plan.thought_format is not None
+        """Whether thoughts are split off the output."""
+        return self.plan.reads_thoughts
 
     def output(self) -> ChatOutput:
         """Return the reader of one choice's output."""
-        thought_format = self.plan.thought_format
-        reader = None if thought_format is None else ThoughtReader(thought_format, self.beginning)
+        thought = self.plan.thought if self.plan.reads_thoughts else None
+        reader = None if thought is None else ThoughtReader(thought.thought_format, self.beginning)
         return ChatOutput(self.plan.parser(), reader, self.answer_text)
 
 
@@ -105,10 +106,11 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     stopping = stopping_of(body, max_new, model)
     prediction = await _prediction(context, body, drafts=serving.max_draft_tokens > 0)
     constraint = await _constraint(context, plan, asked)
-    extras = Extras(constraint=constraint, adapter=context.adapter, prediction=prediction)
+    thought = await _thought(context, plan, beginning, constrained=constraint is not None)
+    extras = Extras(constraint=constraint, adapter=context.adapter, prediction=prediction, thought=thought)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
-    in_answer_only = plan.thought_format is not None
+    in_answer_only = plan.reads_thoughts
     request = ValidRequest(
         specs=with_beams([serving.spec(prompt, sampling, stopping, extras) for sampling in samplings], body, model),
         text=replace(text, stops=()) if in_answer_only else text,
@@ -138,7 +140,7 @@ async def _prompt(
             raise PromptTokensError("messages" if source.body.messages else "tools")
         check_token_ids("prompt_token_ids", token_ids, context.bounds.max_input_tokens, context.model)
         return NO_PLAN, tuple(token_ids), Beginning.UNDECIDED
-    plan = chat_plan_of(context, source.body)
+    plan = chat_plan_of(context, source.body, constrained=asked is not None)
     if asked is not None and plan.tools.tools:
         raise ToolError(f"Grammar and tools are mutually exclusive. Given: `tools` and `{asked.field}`")
     prompt = await chat_prompt_of(context, plan)
@@ -150,11 +152,22 @@ async def _prompt(
 
 
 def _beginning(plan: ChatPlan, prompt: ChatPrompt) -> Beginning:
-    if plan.thought_format is None:
-        return Beginning.UNDECIDED
     conversation = plan.conversation
+    if conversation.thought is None:
+        return Beginning.UNDECIDED
     continued = conversation.messages[-1]["content"] if conversation.continued else None
-    return beginning_after(plan.thought_format, prompt.text, continued)
+    return beginning_after(conversation.thought.thought_format, prompt.text, continued)
+
+
+async def _thought(context: Context, plan: ChatPlan, beginning: Beginning, *, constrained: bool) -> Thought | None:
+    """Return the thought that shards must know of, because they end it or constrain what follows it."""
+    thought = plan.thought
+    if thought is None or beginning is not Beginning.THOUGHT or (thought.max_tokens is None and not constrained):
+        return None
+    known, ending = thought.thought_format, tuple[int, ...]()
+    if thought.max_tokens is not None:
+        ending = (await context.engine.queries.tokenize(known.ending, add_special=False)).token_ids
+    return Thought(closings=known.answer_openings, ending=ending, max_tokens=thought.max_tokens)
 
 
 def _after(earlier: tuple[int, ...], prompt: TokenizedText, model: ModelFacts) -> tuple[int, ...]:
