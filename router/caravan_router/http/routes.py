@@ -2,6 +2,7 @@
 
 from caravan_router.http.admin import routes as admin
 from caravan_router.http.cloud import routes as cloud
+from caravan_router.http.llama_server import routes as llama_server
 from caravan_router.http.ollama import routes as ollama
 from caravan_router.http.ollama.errors import OLLAMA
 from caravan_router.http.openai import models, requests
@@ -30,6 +31,7 @@ ROUTES: tuple[Route, ...] = (
     *scoring.ROUTES,
     *models.ROUTES,
     *requests.ROUTES,
+    *llama_server.ROUTES,
     *ollama.ROUTES,
     *cloud.ROUTES,
     *ops.ROUTES,

@@ -46,7 +46,7 @@ class Assembler:
              released   held: may begin the stop string "brown"
     """
 
-    __slots__ = ("_decoder", "_held", "_length", "_matcher", "_options", "_tokens")
+    __slots__ = ("_decoder", "_held", "_length", "_matcher", "_options", "_tokens", "stop")
 
     def __init__(self, options: TextOptions) -> None:
         self._options = options
@@ -56,6 +56,8 @@ class Assembler:
         self._held: deque[tuple[Piece, int]] = deque()
         self._tokens = 0
         self._length = 0
+        # The stop string that ended the text; "" if none did.
+        self.stop = ""
 
     def push(self, token: GeneratedToken) -> list[Piece]:
         """Add the next token and return the pieces that can be sent now. Push nothing after a piece with ``finish``."""
@@ -70,6 +72,7 @@ class Assembler:
         self._held.append((piece, self._length))
         match = self._matcher.feed(text, ignore_matches=self._tokens <= self._options.min_tokens)
         if match is not None:
+            self.stop = match.stop
             return self._cut(match.end if self._options.keep_stop else match.start)
         if token.finish is not None or self._options.keep_stop:
             return self._release(self._length)

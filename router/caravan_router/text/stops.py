@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """The position of a stop string in the whole text: from ``start`` up to, but not including, ``end``."""
+    """The position of ``stop`` in the whole text: from ``start`` up to, but not including, ``end``."""
 
     start: int
     end: int
+    stop: str
 
 
 class StopMatcher:
@@ -46,7 +47,7 @@ class StopMatcher:
             end = self._advance(number, stop, text, ignore_matches)
             # Only a strictly earlier end replaces a match: at the same end, the longer string came first.
             if end is not None and (found is None or end < found.end):
-                found = StopMatch(end - len(stop), end)
+                found = StopMatch(end - len(stop), end, stop)
         self._position += len(text)
         return found
 

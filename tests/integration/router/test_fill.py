@@ -5,7 +5,7 @@ from typing import Any
 from aiohttp import ClientSession
 
 from caravan_shard.backends.toy.model import BOS
-from caravan_testing.cluster import Cluster, cluster
+from caravan_testing.cluster import Cluster, cluster, expected_text
 from caravan_testing.toy_oracle import expected_output
 
 # The toy's tokens for it are bytes.
@@ -31,4 +31,22 @@ async def test_the_model_reads_both_sides_and_no_control_token_in_them() -> None
             session, running, "/api/generate", {**asked, "options": {"temperature": 0, "num_predict": 12}}
         )
         assert inserted["context"] == [*PROMPT, *expected]
+        await running.wait_until_at_rest()
+
+
+async def test_llama_servers_routes_return_the_same_text() -> None:
+    async with cluster() as running, ClientSession() as session:
+        greedy = {"temperature": 0, "n_predict": 12}
+        plain = await post(session, running, "/completion", {"prompt": "hello", **greedy})
+        assert plain["content"] == expected_text("hello", 12)
+        body = {"input_prefix": "def f(", "prompt": "</s>", "input_suffix": ")\n", **greedy, "return_tokens": True}
+        filled = await post(session, running, "/infill", body)
+        assert filled["tokens"] == expected_output(PROMPT, 12)
+        long = {**body, "input_prefix": "x" * 200}
+        first, again = [await post(session, running, "/infill", long) for _ in range(2)]
+        assert first["tokens_cached"] == 0
+        assert again["tokens_cached"] > 200
+        anew = await post(session, running, "/infill", {**long, "cache_prompt": False})
+        assert anew["tokens_cached"] == 0
+        assert first["content"] == again["content"] == anew["content"]
         await running.wait_until_at_rest()

@@ -73,6 +73,11 @@ class Run:
         return sampling.seed if sampling.temperature > 0 else None
 
     @property
+    def stop_string(self) -> str:
+        """The stop string that ended the text; "" if none did."""
+        return self._assembler.stop
+
+    @property
     def state(self) -> GenerationState:
         """The stage of the generation, such as queued or running."""
         return self._stream.state

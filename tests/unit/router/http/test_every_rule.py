@@ -8,12 +8,13 @@ import pytest
 
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.engine import ModelFacts
+from caravan_router.core.engine import FillTokens, ModelFacts
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.admin import rules as admin_rules
 from caravan_router.http.app import Access
 from caravan_router.http.generation import rules
 from caravan_router.http.limits import Limits
+from caravan_router.http.llama_server import rules as llama_server_rules
 from caravan_router.http.ollama import rules as ollama_rules
 from caravan_router.http.openai import rules as openai_rules
 from caravan_router.http.openai.responses import rules as responses_rules
@@ -29,6 +30,7 @@ DEFAULT_LIMITS = Limits()
 
 GENERATE, STREAM, ROOT, TEXT = "/generate", "/generate_stream", "/", "/v1/completions"
 CHAT, VECTORS, TOKENIZE, VERTEX = "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/vertex"
+LLAMA, INFILL = "/completion", "/infill"
 OLLAMA, SCORE, RESPONSES = "/api/generate", "/v1/score", "/v1/responses"
 MINIMAL: dict[str, dict[str, Any]] = {
     GENERATE: {"inputs": "hi"},
@@ -36,6 +38,8 @@ MINIMAL: dict[str, dict[str, Any]] = {
     ROOT: {"inputs": "hi"},
     TOKENIZE: {"inputs": "hi"},
     TEXT: {"prompt": "hi"},
+    LLAMA: {"prompt": "hi"},
+    INFILL: {"input_prefix": "a", "input_suffix": "b"},
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     VECTORS: {"input": "hi"},
     RESPONSES: {"input": "hi"},
@@ -284,6 +288,29 @@ CASES = [
         {"suffix": "x"},
         "suffix",
         "Suffix is not supported and can be achieved by preprocessing the prompt. Given: 'x'",
+    ),
+    Case(
+        llama_server_rules.SamplerError,
+        LLAMA,
+        {"samplers": ["y"]},
+        "samplers",
+        "`samplers` must be among penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, infill. "
+        "Given: 'y'",
+    ),
+    Case(
+        llama_server_rules.InfillError,
+        INFILL,
+        {},
+        None,
+        "scripted cannot fill in: its vocabulary has no tokens for that",
+    ),
+    Case(
+        llama_server_rules.TooManyExtraPartsError,
+        INFILL,
+        {"input_extra": [{"text": ""}] * 257},
+        "input_extra",
+        "`input_extra` may have at most 256 entries. Given: 257",
+        model=replace(MODEL, fill=FillTokens(prefix=3, suffix=4, middle=5)),
     ),
     Case(
         ollama_rules.InsertError,
@@ -567,7 +594,7 @@ async def test_a_broken_rule_is_the_reported_error(case: Case, monkeypatch: pyte
         body = MINIMAL.get(case.path, {}) | case.body
         response = await service.client.request(case.method, case.path, json=body, headers=headers)
         message = f"Input validation error: {case.message}"
-        if case.path.startswith("/v1/"):
+        if case.path.startswith("/v1/") or case.path in {LLAMA, INFILL}:
             error = {"message": message, "type": "invalid_request_error", "param": case.param, "code": "validation"}
             assert (response.status, await response.json()) == (400, {"error": error})
         elif case.path == STREAM:

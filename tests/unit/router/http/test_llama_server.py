@@ -1,0 +1,335 @@
+"""llama-server's own routes: the generations that the engine gets, and the replies."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from caravan_router.core.engine import FillTokens
+from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import FinishReason, SamplingParams
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import BOS, EOS_TOKEN, MODEL, ScriptedEngine, Step, word
+
+FILL = FillTokens(prefix=990, suffix=991, middle=992, begin=BOS)
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(model=replace(MODEL, fill=FILL))
+
+
+@pytest.fixture
+async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
+    async with serving(engine) as running:
+        yield running
+        assert running.is_idle()
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(100 + ord(character) for character in text)
+
+
+def says(*texts: str, finish: FinishReason = FinishReason.LENGTH) -> Any:
+    def script(_: GenerationSpec) -> list[Step]:
+        last = len(texts) - 1
+        return [word(text, finish=finish if place == last else None) for place, text in enumerate(texts)]
+
+    return script
+
+
+async def complete(service: Service, **body: Any) -> Any:
+    return await service.reply("/completion", {"prompt": "hi", **body})
+
+
+async def test_a_whole_reply(service: Service) -> None:
+    reply = await complete(service, n_predict=2, temperature=0)
+    timings, settings = reply.pop("timings"), reply.pop("generation_settings")
+    assert reply == {
+        "index": 0,
+        "content": " w1 w2",
+        "tokens": [],
+        "stop": True,
+        "id_slot": -1,
+        "tokens_predicted": 2,
+        "tokens_evaluated": 3,
+        "model": "scripted",
+        "prompt": "<s>" + "hi",
+        "has_new_line": False,
+        "truncated": False,
+        "stop_type": "limit",
+        "stopping_word": "",
+        "tokens_cached": 0,
+    }
+    assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (0, 3, 2)
+    assert (settings["n_predict"], settings["temperature"], settings["repeat_last_n"]) == (2, 0.0, 64)
+
+
+async def test_the_last_event_of_a_stream_has_what_a_whole_reply_has(service: Service) -> None:
+    whole = await complete(service, n_predict=2, seed=3)
+    *parts, last = await service.events("/completion", {"prompt": "hi", "n_predict": 2, "seed": 3, "stream": True})
+    assert [(part["content"], part["tokens"], part["stop"]) for part in parts] == [
+        (" w1", [11], False), (" w2", [12], False)
+    ]  # fmt: skip
+    assert all(part["tokens_evaluated"] == 3 and "prompt" not in part for part in parts)
+    assert [part["tokens_predicted"] for part in parts] == [1, 2]
+    assert (last.pop("content"), whole.pop("content")) == ("", " w1 w2")
+    for reply in (whole, last):
+        reply.pop("timings")
+        reply["generation_settings"].pop("stream")
+    assert last == whole
+
+
+async def test_defaults_are_those_of_llama_server(service: Service) -> None:
+    await complete(service)
+    spec = service.engine.spec
+    assert replace(spec.sampling, seed=0) == SamplingParams(
+        temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_last_n=64
+    )
+    # All that fits.
+    assert spec.stopping.max_new_tokens == MODEL.max_sequence_tokens - 3
+    assert spec.prompt == (BOS, *ids("hi"))
+
+
+async def test_parameters_reach_the_engine(service: Service) -> None:
+    await complete(
+        service,
+        n_predict=5,
+        temperature=-1,
+        top_k=-1,
+        top_p=1,
+        min_p=0,
+        typical_p=0.5,
+        repeat_penalty=1.25,
+        repeat_last_n=-1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        dry_multiplier=0.25,
+        dry_base=2,
+        dry_allowed_length=3,
+        dry_penalty_last_n=10,
+        xtc_probability=0.5,
+        xtc_threshold=0.25,
+        ignore_eos=True,
+        logit_bias=[[5, 1.5], [6, False]],
+        id_slot=3,
+        t_max_prompt_ms=10,
+        n_keep=-1,
+        mirostat=0,
+        top_n_sigma=-1,
+        lora=[],
+    )
+    spec = service.engine.spec
+    assert spec.sampling == SamplingParams(
+        temperature=0.0,
+        typical_p=0.5,
+        repetition_penalty=1.25,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        biases=((5, 1.5), (6, -100.0)),
+        dry_multiplier=0.25,
+        dry_base=2,
+        dry_allowed_length=3,
+        dry_penalty_last_n=10,
+        xtc_probability=0.5,
+        xtc_threshold=0.25,
+    )
+    assert (spec.stopping.max_new_tokens, spec.stopping.ignore_eos) == (5, True)
+
+
+async def test_samplers_that_are_left_out_are_switched_off(service: Service) -> None:
+    # llama.vim's list.
+    await complete(service, samplers=["top_k", "top_p", "infill"], top_k=40, top_p=0.9, repeat_penalty=1.5, min_p=0.5)
+    sampling = service.engine.spec.sampling
+    assert replace(sampling, seed=0) == SamplingParams(top_k=40, top_p=0.9, repeat_last_n=64)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"mirostat": 2}, "`mirostat` is not supported: leave it out, or set it to null. Given: 2"),
+        ({"lora": [{"id": 0, "scale": 1}]}, "`lora` is not supported"),
+        ({"post_sampling_probs": True}, "`post_sampling_probs` is not supported"),
+        ({"samplers": ["top_k", "magic"]}, "Given: 'magic'"),
+        ({"n_predict": -3}, "`n_predict` must be >= -1"),
+        ({"n_predict": 300}, "`prompt` tokens + `n_predict` must be <= 256. Given: 3 `prompt` tokens and 300"),
+        ({"n_probs": 6}, "`n_probs` must be >= 0 and <= 5. Given: 6"),
+        ({"n_cmpl": 0}, "`n_cmpl` must be > 0"),
+        ({"logit_bias": [[5, True]]}, "`logit_bias[5]` is not supported"),
+        ({"logit_bias": [["word", False]]}, "logit_bias"),
+        ({"prompt": []}, "`prompt` cannot be empty"),
+        ({"prompt": ""}, "`prompt` cannot be empty"),
+        ({"prompt": [1000]}, "`prompt` token ids must be >= 0 and < 1000. Given: 1000"),
+        ({"prompt": ["a"] * 500}, "Number of prompts exceeds the maximum allowed batch size of"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": []}}, "prompt"),
+        ({"cache": True}, "unknown field `cache`"),
+    ],
+)
+async def test_what_is_refused(service: Service, body: dict[str, Any], message: str) -> None:
+    response = await service.post("/completion", {"prompt": "hi", **body})
+    assert response.status == 400
+    assert message in (await response.json())["error"]["message"]
+
+
+async def test_a_stop_string_is_named(service: Service) -> None:
+    service.engine.script = says("a", "be", "nd", "x")
+    reply = await complete(service, stop=["zz", "end"])
+    assert (reply["content"], reply["stop_type"], reply["stopping_word"]) == ("ab", "word", "end")
+
+
+async def test_an_end_token(service: Service) -> None:
+    service.engine.script = lambda _: [word("a"), EOS_TOKEN]
+    reply = await complete(service, return_tokens=True)
+    assert (reply["content"], reply["tokens"], reply["stop_type"]) == ("a", [10, EOS_TOKEN.token_id], "eos")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_line_that_is_indented_less(service: Service, *, stream: bool) -> None:
+    service.engine.script = says("a\n", "  b", "\nc", "d")
+    body = {"prompt": "hi", "n_indent": 2, "stream": stream}
+    replies = await service.events("/completion", body) if stream else [await service.reply("/completion", body)]
+    assert "".join(reply["content"] for reply in replies) == "a\n  b\n"
+    assert (replies[-1]["stop_type"], replies[-1]["has_new_line"]) == ("limit", True)
+    assert service.engine.streams[0].sent == 3, "it went on"
+
+
+async def test_nothing_is_generated(service: Service) -> None:
+    reply = await complete(service, n_predict=0)
+    assert (reply["content"], reply["tokens_predicted"], reply["stop_type"]) == ("", 0, "limit")
+    assert service.engine.spec.stopping.max_new_tokens == 1
+
+
+async def test_probabilities(service: Service) -> None:
+    reply = await complete(service, n_predict=1, n_probs=2)
+    assert reply["completion_probabilities"] == [
+        {
+            "id": 11,
+            "token": " w1",
+            "bytes": list(b" w1"),
+            "logprob": -0.5,
+            "top_logprobs": [
+                {"id": 20, "token": " a0", "bytes": list(b" a0"), "logprob": -1.0},
+                {"id": 21, "token": " a1", "bytes": list(b" a1"), "logprob": -2.0},
+            ],
+        }
+    ]
+
+
+async def test_chosen_fields(service: Service) -> None:
+    fields = ["content", "timings/prompt_n", "generation_settings/n_predict", "nothing", ""]
+    reply = await complete(service, n_predict=1, response_fields=fields)
+    assert reply == {"content": " w1", "timings/prompt_n": 3, "generation_settings/n_predict": 1}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([5, 6], [(5, 6)]),
+        ([5, "a", 6], [(5, *ids("a"), 6)]),
+        (["a", 6], [(BOS, *ids("a"), 6)]),
+        (["a", "b"], [(BOS, *ids("a")), (BOS, *ids("b"))]),
+        ([["a", 5], [6], "b"], [(BOS, *ids("a"), 5), (6,), (BOS, *ids("b"))]),
+    ],
+)
+async def test_forms_of_prompts(service: Service, prompt: Any, expected: list[tuple[int, ...]]) -> None:
+    reply = await complete(service, prompt=prompt, n_predict=1)
+    assert [stream.spec.prompt for stream in service.engine.streams] == expected
+    assert [one["index"] for one in (reply if len(expected) > 1 else [reply])] == list(range(len(expected)))
+
+
+async def test_several_completions_of_each_prompt(service: Service) -> None:
+    reply = await complete(service, prompt=["a", "b"], n_predict=1, n_cmpl=2)
+    assert [(one["index"], one["prompt"]) for one in reply] == [(0, "<s>a"), (1, "<s>a"), (2, "<s>b"), (3, "<s>b")]
+
+
+async def test_a_prompt_is_computed_anew(service: Service) -> None:
+    for _ in range(2):
+        await complete(service, n_predict=1, cache_prompt=False)
+    await complete(service, n_predict=1)
+    assert len({stream.spec.namespace for stream in service.engine.streams}) == 3
+
+
+async def test_the_plural_path(service: Service) -> None:
+    assert (await service.reply("/completions", {"prompt": "hi", "n_predict": 1}))["content"] == " w1"
+
+
+# What llama.vim sends.
+VIM = {
+    "id_slot": 0,
+    "input_prefix": "ab\n",
+    "input_suffix": "cd\n",
+    "input_extra": [],
+    "prompt": "x",
+    "n_predict": 8,
+    "stop": [],
+    "n_indent": 0,
+    "top_k": 40,
+    "top_p": 0.9,
+    "stream": False,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1000,
+    "response_fields": ["content", "timings/prompt_n", "truncated", "tokens_cached"],
+}
+
+
+async def test_infill(service: Service) -> None:
+    reply = await service.reply("/infill", VIM)
+    assert reply == {
+        "content": " w1 w2 w3 w4 w5 w6 w7 w8",
+        "timings/prompt_n": 11,
+        "truncated": False,
+        "tokens_cached": 0,
+    }
+    assert service.engine.spec.prompt == (BOS, 990, *ids("ab\nx"), 991, *ids("cd\n"), 992)
+
+
+async def test_infill_that_only_computes_other_files(service: Service) -> None:
+    extra = [{"text": "one", "filename": "a.py", "time": 1}, {"text": "two"}]
+    body = {**VIM, "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "input_extra": extra}
+    assert (await service.reply("/infill", {**body, "response_fields": [""]})) == {}
+    snippet = "\n\n--- snippet ---\n\n"
+    assert service.engine.spec.prompt == (BOS, *ids(f"{snippet}one{snippet}two"), 990, 991, 992)
+
+
+async def test_files_of_a_repository_have_names(service: Service) -> None:
+    service.engine.model = replace(MODEL, fill=replace(FILL, repository=993, file=994))
+    body = {**VIM, "input_extra": [{"text": "one", "filename": "a.py"}]}
+    await service.reply("/infill", body)
+    context = (993, *ids("myproject\n"), 994, *ids("a.py\none"), 994, *ids("filename\n"))
+    assert service.engine.spec.prompt == (BOS, *context, 990, *ids("ab\nx"), 991, *ids("cd\n"), 992)
+
+
+async def test_texts_that_are_too_long_are_cut(service: Service) -> None:
+    body = {**VIM, "input_prefix": "a" * 400, "input_suffix": "b" * 400, "input_extra": [{"text": "c" * 100}]}
+    reply = await service.reply("/infill", body)
+    assert reply["truncated"]
+    room = MODEL.max_sequence_tokens - 8 - 4
+    before, after = "a" * (room - room // 4 - 1) + "x", "b" * (room // 4)
+    assert service.engine.spec.prompt == (BOS, 990, *ids(before), 991, *ids(after), 992)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_extra": [{"text": ""}] * 257}, "`input_extra` may have at most 256 entries. Given: 257"),
+        ({"input_extra": [{"text": "a" * 9000}]}, "`input_extra` must have at most 8192 bytes. Given: 9000"),
+        ({"input_extra": [{"filename": "a"}]}, "text"),
+        ({"input_prefix": "a" * 9000}, "`input_prefix` must have at most 8192 bytes. Given: 9000"),
+        ({"prompt": ["a"]}, "prompt"),
+    ],
+)
+async def test_what_infill_refuses(service: Service, change: dict[str, Any], message: str) -> None:
+    response = await service.post("/infill", VIM | change)
+    assert response.status == 400
+    assert message in (await response.json())["error"]["message"]
+
+
+async def test_a_model_without_tokens_for_it_cannot_fill_in(service: Service) -> None:
+    service.engine.model = MODEL
+    response = await service.post("/infill", VIM)
+    assert response.status == 400
+    message = (await response.json())["error"]["message"]
+    assert message.endswith("scripted cannot fill in: its vocabulary has no tokens for that")
