@@ -3,7 +3,8 @@
 import ipaddress
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caravan_proto.flags import flag
@@ -25,6 +26,12 @@ class ShardConfig:
     """The flags of ``caravan-shard``. Raises ValueError if two fields contradict each other."""
 
     model: str = flag("", "GGUF file to serve", "-m")
+    model_draft: str = flag(
+        "",
+        "GGUF file of a smaller model with the same vocabulary, which drafts tokens where that saves time; "
+        "it has as many KV cells as the model",
+        "-md",
+    )
     ctx_size: int = flag(
         8192,
         "KV cells of all sequences together; 0 = the context that the model was trained with",
@@ -52,6 +59,14 @@ class ShardConfig:
         high=2**40,
     )
     gpu_layers: int = flag(0, "layers to keep on GPUs; -1 = all", "-ngl", "--n-gpu-layers", low=-1, high=10_000)
+    gpu_layers_draft: int | None = flag(
+        None,
+        "layers of the draft model to keep on a GPU; -1 = all [all if --gpu-layers is not 0]",
+        "-ngld",
+        "--n-gpu-layers-draft",
+        low=-1,
+        high=10_000,
+    )
     device: str = flag(
         "",
         "GPUs to use, by the names that --list-devices prints, separated by commas; none = the CPU alone [all GPUs]",
@@ -173,6 +188,8 @@ class ShardConfig:
             raise ValueError("rpc-servers would hold no layer: pass -ngl, and no --device none")
         if self.rpc_servers and self.split_mode not in {"layer", "none"}:
             raise ValueError(f"rpc-servers hold whole layers: pass -sm layer. Given: {self.split_mode}")
+        if self.gpu_layers_draft is not None and not self.model_draft:
+            raise ValueError("gpu-layers-draft needs --model-draft")
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
@@ -243,6 +260,24 @@ class ShardConfig:
     def adapters(self) -> list[AdapterFile]:
         """The adapters that --lora names."""
         return [parse_adapter(text) for text in self.lora]
+
+    def of_draft_model(self, cells: int, devices: Sequence[str] | None) -> "ShardConfig":
+        """Return the flags of the draft model, which lies on one of ``devices``; on any if None."""
+        layers = self.gpu_layers_draft
+        return replace(
+            self,
+            model=self.model_draft,
+            model_draft="",
+            ctx_size=cells,
+            kv_layout=KvLayout.UNIFIED.value,
+            gpu_layers=(-1 if self.uses_gpus else 0) if layers is None else layers,
+            device=self.device if devices is None else ",".join(devices) or "none",
+            rpc="",
+            split_mode="none",
+            tensor_split="",
+            embeddings=False,
+            lora=(),
+        )
 
     def layouts(self, cells: int) -> list[KvLayout]:
         """Return the layouts that a cache of ``cells`` cells may have, beginning with the first that it has."""

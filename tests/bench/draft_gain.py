@@ -3,7 +3,8 @@
 Needs no gRPC. Decodes the same texts with and without drafts in turns, and prints tokens per second of processor time,
 the gain, and which share that is of its bound: the gain if steps took the time of their forward passes alone, with as
 many tokens. The workloads are those of `bench.draft_workloads`, and `predicted`: the plain outputs as predictions, of
-which a share of the tokens is wrong. Of `copier`, the figures of the copier and of its neighbours stand apart.
+which a share of the tokens is wrong. Of `copier`, the figures of the copier and of its neighbours stand apart. With a
+draft model (`-md FILE`), whose time counts, the bound is that of drafts that take no time.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from caravan_shard.protocol.results import StepResult
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loading import backend_loader
+from caravan_shard.speculation.draft import DraftSource
 
 _WORK = ("chat", "quote", "edit", "json", "predicted", "copier")
 _WRONG = (0.0, 0.05, 0.1, 0.3)
@@ -40,6 +42,9 @@ class Measured:
     passes: dict[int, list[float]] = field(default_factory=dict)
     drafted: int = 0
     accepted: int = 0
+    # Those of the draft model.
+    model_drafted: int = 0
+    model_accepted: int = 0
 
     @property
     def counts(self) -> list[int]:
@@ -136,6 +141,12 @@ def _add(found: Measured, step: StepResult) -> None:
         found.drafted += sum(step.drafts.drafted)
         found.accepted += sum(step.drafts.accepted)
         size += sum(step.drafts.drafted)
+        for source, drafted, accepted in zip(
+            step.drafts.sources, step.drafts.drafted, step.drafts.accepted, strict=True
+        ):
+            if source is DraftSource.MODEL:
+                found.model_drafted += drafted
+                found.model_accepted += accepted
     seconds = step.timings.forward_ns / 1e9
     found.forward_s += seconds
     found.passes.setdefault(size, []).append(seconds)
@@ -148,7 +159,8 @@ def _print(name: str, with_drafts: Sequence[Measured], without: Sequence[Measure
     same = sum(one == other for one, other in zip(best.outputs, plain.outputs, strict=True))
     print(
         f"{name:14} x {len(best.outputs):2}: {plain.rate:7.1f} -> {best.rate:7.1f} tokens/s, {gain:.3f} times, "
-        f"{gain / bound:.3f} of the bound; accepted {best.accepted} of {best.drafted}; "
+        f"{gain / bound:.3f} of the bound; accepted {best.accepted} of {best.drafted}, "
+        f"of a draft model {best.model_accepted} of {best.model_drafted}; "
         f"{same} of {len(best.outputs)} texts equal",
         flush=True,
     )
@@ -165,6 +177,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
+    parser.add_argument("-md", "--model-draft", default="")
     parser.add_argument("--work", nargs="*", choices=_WORK, default=_WORK)
     parser.add_argument("--split", action="store_true")
     parser.add_argument("--flash-attn", default="auto")
@@ -176,6 +189,7 @@ def main() -> None:
     given = parser.parse_args()
     config = ShardConfig(
         model=given.model,
+        model_draft=given.model_draft,
         ctx_size=32 * 1024,
         parallel=max(given.streams),
         kv_layout="split" if given.split else "unified",

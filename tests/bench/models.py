@@ -1,13 +1,11 @@
 """The models of the comparison, which are fetched or made once."""
 
-import ctypes
 import subprocess
 import sys
 from pathlib import Path
 
-import llama_cpp
-
 from bench.paths import DEMO_MODEL, ROOT, BenchError
+from caravan_testing.requantised import requantise
 
 _FETCHED = {
     "smollm2-q4_1": DEMO_MODEL,
@@ -38,15 +36,10 @@ def model(name: str) -> Path:
 
 def _requantised(source: Path) -> Path:
     if not _REQUANTISED.is_file():
-        parameters = llama_cpp.llama_model_quantize_default_params()
-        parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
-        parameters.allow_requantize = True
         unfinished = _REQUANTISED.with_suffix(".unfinished")
-        status = llama_cpp.llama_model_quantize(
-            str(source).encode(), str(unfinished).encode(), ctypes.byref(parameters)
-        )
-        if status != 0:
-            message = f"llama.cpp cannot requantise {source.name}: status {status}"
-            raise BenchError(message)
+        try:
+            requantise(source, unfinished)
+        except OSError as error:
+            raise BenchError(str(error)) from error
         unfinished.rename(_REQUANTISED)
     return _REQUANTISED

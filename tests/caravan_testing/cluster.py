@@ -31,6 +31,7 @@ from caravan_shard.kv_layout import KvLayout
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
 from caravan_testing.http_server import sample_of
+from caravan_testing.toy_draft import ToyDraftModel
 from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import eventually
 
@@ -39,6 +40,7 @@ from caravan_testing.waiting import eventually
 class ClusterConfig:
     """The configuration of all shards. ``hook`` runs before each step of any shard, on its worker thread.
 
+    ``wrong_every``: shards have a draft model that is wrong in every so many of its steps, never if 0; None for none.
     ``listed``: the router has the addresses from a file (see `Cluster.list_shards`), not from its flags.
     """
 
@@ -58,6 +60,7 @@ class ClusterConfig:
     adapters: tuple[str, ...] = ()
     chat_template: str | None = None
     hook: DecodeHook | None = None
+    wrong_every: int | None = None
     drain_timeout_s: float = 0.5
     expected: tuple[str, ...] = ()
     tracing: Tracing | None = None
@@ -151,6 +154,9 @@ class Cluster:
             backend.facts = replace(backend.facts, chat_template=config.chat_template)
         backend = self.backends[address]
         backend.facts = replace(backend.facts, name=model, fingerprint=file)
+        if config.wrong_every is not None:
+            backend.draft_model = ToyDraftModel(wrong_every=config.wrong_every, max_sequences=config.max_sequences)
+            backend.facts = replace(backend.facts, draft_model="toy-draft")
         if state_fingerprint is not None:
             backend.state_fingerprint = state_fingerprint
         self.servers[address] = ShardServer(

@@ -1,9 +1,10 @@
 """Writes a model that ranks, as Qwen3-Reranker does, with random weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter, PoolingType
+from gguf import GGUFWriter, PoolingType, TokenType
 from numpy.typing import NDArray
 
 from caravan_testing.shard_tiny_mamba import TOKENS, TYPES
@@ -20,8 +21,8 @@ def classifier() -> NDArray[np.float64]:
     return drawn
 
 
-def write_tiny_ranker(path: Path, *, template: str = TEMPLATE) -> Path:
-    """Write a GGUF of half a megabyte with a vocabulary of bytes; the same one every time."""
+def write_tiny_ranker(path: Path, *, template: str = TEMPLATE, tokens: Sequence[str] = TOKENS, end: int = 2) -> Path:
+    """Write a GGUF of half a megabyte with a vocabulary of bytes; the same one every time. ``end``: its EOS."""
     writer = GGUFWriter(path, "qwen3")
     writer.add_context_length(512)
     writer.add_embedding_length(EMBEDDING)
@@ -35,14 +36,15 @@ def write_tiny_ranker(path: Path, *, template: str = TEMPLATE) -> Path:
     writer.add_pooling_type(PoolingType.RANK)
     writer.add_classifier_output_labels(["yes", "no"])
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(TOKENS)
-    writer.add_token_scores([0.0] * len(TOKENS))
-    writer.add_token_types(TYPES)
+    writer.add_token_list(tokens)
+    writer.add_eos_token_id(end)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([*TYPES, *[TokenType.UNUSED] * (len(tokens) - len(TYPES))])
     writer.add_add_bos_token(False)
     writer.add_add_space_prefix(False)
     if template:
         writer.add_chat_template([{"name": "rerank", "template": template}])
-    for name, tensor in _tensors(np.random.default_rng(5)).items():
+    for name, tensor in _tensors(np.random.default_rng(5), len(tokens)).items():
         writer.add_tensor(name, tensor.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -51,13 +53,13 @@ def write_tiny_ranker(path: Path, *, template: str = TEMPLATE) -> Path:
     return path
 
 
-def _tensors(random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
+def _tensors(random: np.random.Generator, vocabulary_size: int) -> dict[str, NDArray[np.float64]]:
     def weights(*shape: int) -> NDArray[np.float64]:
         drawn: NDArray[np.float64] = random.standard_normal(shape) / np.sqrt(shape[-1])
         return drawn
 
     tensors = {
-        "token_embd.weight": weights(len(TOKENS), EMBEDDING) * np.sqrt(EMBEDDING),
+        "token_embd.weight": weights(vocabulary_size, EMBEDDING) * np.sqrt(EMBEDDING),
         "output_norm.weight": np.ones(EMBEDDING),
         "cls.output.weight": classifier(),
     }

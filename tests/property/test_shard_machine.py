@@ -53,6 +53,7 @@ from caravan_testing.shard_builders import (
     toy_grammar,
     with_parameters,
 )
+from caravan_testing.toy_draft import ToyDraftModel, check_draft_cells
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
 CELLS = 64
@@ -182,7 +183,10 @@ class ShardMachine(RuleBasedStateMachine):
         self.start_shard()
 
     def start_shard(self) -> None:
+        # It has room for some of the sequences.
+        self.draft_model = ToyDraftModel(cells=96, max_sequences=SEQUENCES, max_batch_tokens=16, wrong_every=3)
         self.backend = ToyBackend(
+            draft_model=self.draft_model,
             cells=CELLS,
             max_sequences=SEQUENCES,
             max_batch_tokens=24,
@@ -255,7 +259,7 @@ class ShardMachine(RuleBasedStateMachine):
         choosing=CHOOSING,
         wants_prompt_logprobs=st.sampled_from([False, False, True]),
         max_draft_tokens=st.sampled_from([0, 1, 4, 8]),
-        corrupted=st.sampled_from([0, 2, 3, 5]),
+        corrupted=st.sampled_from([0, 2, 3, 5, None]),
     )
     def start(
         self,
@@ -271,7 +275,7 @@ class ShardMachine(RuleBasedStateMachine):
         choosing: Choosing,
         wants_prompt_logprobs: bool,
         max_draft_tokens: int,
-        corrupted: int,
+        corrupted: int | None,
     ) -> None:
         copies = takes_over or data.draw(st.booleans())
         copy = self.some_prefix(data) if copies and (self.promises or not careful) else None
@@ -295,7 +299,8 @@ class ShardMachine(RuleBasedStateMachine):
         prefix = source.computed[:start] if source is not None else []
         before = self.promises.get(sequence_id)
         promise = self.promises[sequence_id] = Promise([*prefix, *tokens], total, choosing, max_new, adapter)
-        predicted = promise.predicted(held_back, corrupted) if max_draft_tokens else ()
+        predicts = max_draft_tokens > 0 and corrupted is not None
+        predicted = promise.predicted(held_back, corrupted or 0) if predicts else ()
         chunk = with_parameters(
             chunk,
             adapter=adapter,
@@ -655,6 +660,10 @@ class ShardMachine(RuleBasedStateMachine):
             assert self.backend.length(key) == len(promise.computed)
         unfinished = sum(promise.is_unfinished for promise in self.promises.values())
         assert self.driver.engine.unfinished_count == unfinished
+
+    @invariant()
+    def the_draft_model_holds_beginnings_of_sequences(self) -> None:
+        check_draft_cells(self.driver, self.draft_model)
 
     @invariant()
     def every_output_is_the_expected_one(self) -> None:

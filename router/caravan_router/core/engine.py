@@ -107,6 +107,7 @@ class ModelFacts:
     total_cells: int
     tool_template: str = ""
     adapters: tuple[str, ...] = ()
+    draft_model: str = ""
     eos_token_ids: frozenset[int] = frozenset()
     embedding_size: int = 0
     max_embed_tokens: int = 0

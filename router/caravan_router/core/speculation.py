@@ -13,6 +13,8 @@ class DraftSource(Enum):
     CONTEXT = "context"
     # Tokens that the constraint forces.
     CONSTRAINT = "constraint"
+    # A draft model.
+    MODEL = "model"
 
 
 class DraftCount(NamedTuple):

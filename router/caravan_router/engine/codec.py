@@ -45,6 +45,7 @@ _DRAFT_SOURCES = {
     types_pb2.DRAFT_SOURCE_PREDICTION: DraftSource.PREDICTION,
     types_pb2.DRAFT_SOURCE_CONTEXT: DraftSource.CONTEXT,
     types_pb2.DRAFT_SOURCE_CONSTRAINT: DraftSource.CONSTRAINT,
+    types_pb2.DRAFT_SOURCE_MODEL: DraftSource.MODEL,
 }
 _OUTCOME = {
     types_pb2.STEP_OUTCOME_OK: StepOutcome.OK,
@@ -411,6 +412,7 @@ def shard_info(message: shard_pb2.InfoResponse) -> ShardInfo:
             bos_text=model.bos_text,
             eos_text=model.eos_text,
             adapters=tuple(model.adapters),
+            draft_model=model.draft_model,
             eos_token_ids=frozenset(model.eog_token_ids),
             max_sequence_tokens=max(layout.cells_per_sequence for layout in limits.layouts),
             max_top_n_tokens=limits.max_top_n_tokens,

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 # The default of a shard's --cache-ram.
 _CACHE_RAM_MIB = 8192
+# What --speculate is with a draft model, if it is not given.
+_DRAFT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +86,18 @@ def check_models(models: Sequence[str], flags: Sequence[str]) -> None:
     names = [Path(model).name for model in models]
     if len(set(names)) < len(names):
         raise ServeError(f"each --model needs a file name of its own. Given: {', '.join(models)}")
-    if len(models) > 1 and any(flag.partition("=")[0] == "--lora" for flag in flags):
+    given = {flag.partition("=")[0] for flag in flags}
+    if len(models) > 1 and "--lora" in given:
         raise ServeError("an adapter belongs to one model: --lora needs a single --model")
+    if len(models) > 1 and {"-md", "--model-draft"} & given:
+        raise ServeError("a draft model belongs to one model: --model-draft needs a single --model")
+
+
+def draft_tokens(speculate: int, flags: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Return ``speculate``, the router's, or a default for shards with a draft model if it is 0."""
+    given = {flag.partition("=")[0] for flag in flags}
+    has_draft_model = {"-md", "--model-draft"} & given or environment.get("CARAVAN_MODEL_DRAFT")
+    return speculate or (_DRAFT_TOKENS if has_draft_model else 0)
 
 
 def check_rpc(shards: int, flags: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -159,6 +171,7 @@ async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str
         router,
         shard=(*(shard.address for shard in shards), *router.shard),
         expected_model=tuple(dict.fromkeys((*router.expected_model, *names))),
+        speculate=draft_tokens(router.speculate, shard_flags, os.environ),
     )
     async with asyncio.TaskGroup() as tasks:
         for shard in shards:

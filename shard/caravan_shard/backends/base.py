@@ -67,6 +67,7 @@ class FillTokens:
 class ModelFacts:
     """Facts about the model file that a router needs, and the names of the adapters loaded for it.
 
+    ``draft_model`` is the name of the draft model, "" without one.
     ``quantization`` is the type of most weights, "" if unknown. ``modified_s``: when the file was last changed, in
     seconds since 1970, 0 if unknown. ``device_bytes``: size of the weights in the memory of accelerators, None if
     unknown. ``metadata`` has GGUF keys. ``fill``: None if the vocabulary lacks a token that filling in needs.
@@ -82,6 +83,7 @@ class ModelFacts:
     eog_ids: frozenset[int]
     architecture: str
     adapters: tuple[str, ...] = ()
+    draft_model: str = ""
     parameter_count: int = 0
     weight_bytes: int = 0
     quantization: str = ""
@@ -213,6 +215,28 @@ class Vocabulary(Protocol):
         ...
 
 
+class DraftModel(Protocol):
+    """A second model with a KV cache, which guesses the next tokens of the main model's sequences.
+
+    Its sequence ids are those of the main model, and the methods are those of `Backend`. Tokens of the main model that
+    are below ``facts.vocabulary_size`` are the same here. A sequence can be cut back to any length.
+    """
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    def decode(self, batch: TokenBatch) -> DecodeOutcome: ...
+
+    def logits(self, rows: int) -> Floats: ...
+
+    def trim(self, sequence_id: int, length: int) -> bool: ...
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None: ...
+
+
 class Backend(Protocol):
     """A model with a KV cache. Only the thread that made it may call it."""
 
@@ -242,6 +266,11 @@ class Backend(Protocol):
 
     @property
     def candidate_filter(self) -> CandidateFilter: ...
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """The draft model, which is closed with the backend; None without one."""
+        ...
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Run one forward pass; return when its logits are there."""

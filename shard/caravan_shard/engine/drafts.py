@@ -5,12 +5,14 @@ from math import expm1, log
 from typing import NamedTuple
 
 from caravan_shard.backends.base import LayoutLimits
+from caravan_shard.engine.model_drafting import Draftable, ModelDrafting
 from caravan_shard.engine.step import Part
 from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.lengths import best_count, best_lengths, gains
+from caravan_shard.speculation.model_drafter import ModelDrafter
 from caravan_shard.speculation.step_costs import StepCosts
 
 # One step of so many has no draft tokens, or a few, whatever they are worth, so that the cost of both is known.
@@ -38,6 +40,11 @@ class Drafting:
         self._always = always
         self._costs = StepCosts()
         self._steps = 0
+        self._model: ModelDrafting | None = None
+
+    def use_model(self, drafter: ModelDrafter | None) -> None:
+        """Let ``drafter`` draft too where that is worth its time."""
+        self._model = None if drafter is None else ModelDrafting(drafter, self._costs, always=self._always)
 
     def choose(self, parts: list[Part], budget: DraftBudget, limits: LayoutLimits) -> list[Part]:
         """Return ``parts``, which decode a token each, with the drafts that fit ``budget`` and are worth their time.
@@ -46,6 +53,8 @@ class Drafting:
         and the others in a second ubatch, which reads the weights again. So there all drafts have one length.
         """
         self._steps += 1
+        if self._model is not None:
+            self._model.start_step()
         equal = limits.layout is KvLayout.SPLIT and len(parts) > 1
         least = self._least_probability(len(parts))
         explores = self._steps % _EXPLORES_EVERY == 0
@@ -55,28 +64,40 @@ class Drafting:
         drafts: list[Draft | None] = []
         for part in parts:
             drafts.append(self._draft_of(part, each, limits, 0.0 if explores else least))
-            if equal and drafts[-1] is None:
+            if equal and drafts[-1] is None and self._model is None:
                 return parts
+        if self._model is not None and not explores:
+            self._model.add(
+                drafts, [Draftable(part.sequence, _most(part, each, limits)) for part in parts], equal=equal
+            )
         survivals = [
             part.sequence.drafter.acceptance.survivals(draft) if draft is not None and part.sequence.drafter else ()
             for part, draft in zip(parts, drafts, strict=True)
         ]
         most = self._explored if explores else budget.total
-        if equal:
+        if equal and None in drafts:
+            lengths = [0] * len(parts)
+        elif equal:
             lengths = [self._equal_length(survivals, most, is_free=self._always or explores)] * len(parts)
         elif self._always or explores:
             lengths = _fill(survivals, most)
         else:
             lengths = best_lengths(survivals, most, self._costs)
-        return [
+        drafting = [
             part if draft is None or not length else part.with_draft(Draft(draft.tokens[:length], draft.kind))
             for part, draft, length in zip(parts, drafts, lengths, strict=True)
         ]
+        if self._model is not None:
+            self._model.forget_unused(drafting)
+        return drafting
 
     def learn(self, parts: Sequence[Part], result: StepResult) -> None:
         """Learn from a step over ``parts``."""
         drafted = 0 if result.drafts is None else sum(result.drafts.drafted)
-        self._costs.observe(len(parts) + drafted, result.timings.total_ns / 1e9)
+        seconds = result.timings.total_ns / 1e9
+        if self._model is not None:
+            seconds = self._model.end_step(seconds)
+        self._costs.observe(len(parts) + drafted, seconds)
         for part in parts:
             if part.sequence.drafter is not None:
                 part.sequence.drafter.acceptance.observe(part.sequence.tokens[part.start + 1 :])
@@ -110,18 +131,23 @@ class Drafting:
         acceptance = sequence.drafter.acceptance
         if acceptance.most_probable < least and (self._steps + sequence.sequence_id) % _ASKED_EVERY:
             return None
-        parameters = sequence.parameters
-        # The token after the last draft must not exceed the length either.
-        most = min(
-            most,
-            parameters.max_draft_tokens,
-            parameters.max_length - len(sequence.tokens) - 1,
-            limits.cells_per_sequence - sequence.computed - 1,
-        )
+        most = _most(part, most, limits)
         draft = _propose(sequence, most) if most > 0 else None
         if draft is not None:
             acceptance.watch(draft)
         return draft
+
+
+def _most(part: Part, most: int, limits: LayoutLimits) -> int:
+    """Return how many draft tokens a sequence may have; not above 0 if none."""
+    sequence, parameters = part.sequence, part.sequence.parameters
+    # The token after the last draft must not exceed the length either.
+    return min(
+        most,
+        parameters.max_draft_tokens,
+        parameters.max_length - len(sequence.tokens) - 1,
+        limits.cells_per_sequence - sequence.computed - 1,
+    )
 
 
 def _propose(sequence: ShardSequence, most: int) -> Draft | None:

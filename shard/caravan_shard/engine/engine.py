@@ -53,6 +53,7 @@ from caravan_shard.sequences.pool import SequencePool
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.trace_log import log_traced
+from caravan_shard.speculation.model_drafter import ModelDrafter
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +80,11 @@ class Engine:
         self._finder = Finder(sampling_threads)
         self._drafting = Drafting() if drafting is None else drafting
         self.runs = runs
-        self._pool = SequencePool(backend, runs)
+        drafter = None
+        if backend.draft_model is not None and backend.capacity.max_draft_tokens:
+            drafter = ModelDrafter(backend.draft_model, self._sampler, backend.facts.vocabulary_size)
+        self._drafting.use_model(drafter)
+        self._pool = SequencePool(backend, runs, drafter)
         self.step_count = 0
         self.failures_in_a_row = 0
         self.draining = False

@@ -19,6 +19,7 @@ from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
 from caravan_shard.sequences.trace_log import log_traced
 from caravan_shard.speculation.acceptance import KindAcceptance
 from caravan_shard.speculation.drafter import Drafter
+from caravan_shard.speculation.model_drafter import ModelDrafter
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,14 @@ _NO_LIMIT = 1 << 62
 class SequencePool:
     """The held sequences by id. Callers have checked every argument."""
 
-    def __init__(self, backend: Backend, runs: RunStore) -> None:
+    def __init__(self, backend: Backend, runs: RunStore, drafter: ModelDrafter | None = None) -> None:
+        """``drafter``: holds beginnings of the same sequences, and no others."""
         self.held: dict[int, Sequence] = {}
         self.runs = runs
         self._backend = backend
         self._births = count()
         self._kinds = KindAcceptance()
+        self._drafter = drafter
 
     @property
     def _limits(self) -> LayoutLimits:
@@ -57,6 +60,7 @@ class SequencePool:
         for sequence_id in sequence_ids:
             sequence = self.held.pop(sequence_id)
             self._backend.trim(sequence_id, 0)
+            self._keep_draft(sequence_id, 0)
             if sequence.phase is not Phase.ENDED:
                 log_traced(sequence, "sequence released", computed=sequence.computed)
 
@@ -122,6 +126,8 @@ class SequencePool:
         for sequence_id, copy in copies:
             if copy.source_id != sequence_id:
                 self._backend.copy(copy.source_id, sequence_id, copy.length)
+                if self._drafter is not None:
+                    self._drafter.copy(copy.source_id, sequence_id, copy.length)
                 self._expect(sequence_id, copy.length)
         for sequence_id, copy in copies:
             if copy.source_id == sequence_id and copy.length < self.held[sequence_id].computed:
@@ -129,6 +135,7 @@ class SequencePool:
 
     def cut_back(self, sequence_id: int, length: int) -> None:
         """Undo a failed step: cut the cache back to ``length`` tokens of this id."""
+        self._keep_draft(sequence_id, length if sequence_id in self.held else 0)
         if sequence_id not in self.held:
             self._backend.trim(sequence_id, 0)
         elif self._backend.length(sequence_id) != length and not (
@@ -228,6 +235,7 @@ class SequencePool:
                 lost.append(sequence.sequence_id)
                 log_traced(sequence, "sequence lost with the layout")
                 del self.held[sequence.sequence_id]
+                self._keep_draft(sequence.sequence_id, 0)
             else:
                 self._expect(sequence.sequence_id, length)
         if lost:
@@ -252,6 +260,10 @@ class SequencePool:
             log_traced(sequence, "sequence parked", kept=length)
         sequence.park(length)
         self.cut_back(sequence_id, length)
+
+    def _keep_draft(self, sequence_id: int, length: int) -> None:
+        if self._drafter is not None:
+            self._drafter.keep(sequence_id, length)
 
     def _expect(self, sequence_id: int, length: int) -> None:
         held = self._backend.length(sequence_id)

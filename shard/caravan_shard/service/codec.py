@@ -74,6 +74,7 @@ _DRAFT_SOURCES = {
     DraftSource.PREDICTION: types_pb2.DRAFT_SOURCE_PREDICTION,
     DraftSource.CONTEXT: types_pb2.DRAFT_SOURCE_CONTEXT,
     DraftSource.CONSTRAINT: types_pb2.DRAFT_SOURCE_CONSTRAINT,
+    DraftSource.MODEL: types_pb2.DRAFT_SOURCE_MODEL,
 }
 _LAYOUTS = {KvLayout.UNIFIED: shard_pb2.KV_LAYOUT_UNIFIED, KvLayout.SPLIT: shard_pb2.KV_LAYOUT_SPLIT}
 _SHARINGS = {
@@ -430,6 +431,7 @@ def model_info(facts: ModelFacts) -> shard_pb2.ModelInfo:
         eog_token_ids=sorted(facts.eog_ids),
         architecture=facts.architecture,
         adapters=facts.adapters,
+        draft_model=facts.draft_model,
         parameter_count=facts.parameter_count,
         weight_bytes=facts.weight_bytes,
         quantization=facts.quantization,

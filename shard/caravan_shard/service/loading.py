@@ -38,7 +38,9 @@ def _load_fake(config: ShardConfig) -> Backend:
         embedding_size=EMBEDDING_SIZE if config.embeddings else 0,
         step_s=config.fake_step_ms / 1000,
         token_s=config.fake_token_ms / 1000,
+        draft_model=ToyBackend(cells=cells, max_sequences=config.parallel) if config.model_draft else None,
     )
+    backend.facts = replace(backend.facts, draft_model=Path(config.model_draft).name)
     if config.model:
         backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=f"toy-{config.model}")
     return backend

@@ -1,1 +1,1 @@
-"""Proposes draft tokens, with which a sequence may continue. A step verifies them. Knows no model and no cache."""
+"""Proposes draft tokens, which a step verifies: out of the texts of sequences, or by a draft model."""

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from caravan_shard.speculation.draft import Draft, DraftKind
 
-# A draft token counts for so much of what is known of all drafts of its kind.
+# A draft token counts for so much of what is known of all drafts of its kind, the first ones for more: what is guessed
+# of a kind counts as so many.
 _NEWEST = 0.01
+_GUESS_WEIGHT = 20
 # What is known of a kind counts as so many draft tokens of a sequence, and these fade by this part with each new one.
 _KIND_WEIGHT = 4.0
 _KEPT = 0.9
@@ -32,60 +34,82 @@ class KindAcceptance:
 
     def __init__(self) -> None:
         self.shares = {kind: [kind.first_guess, kind.next_guess] for kind in DraftKind}
+        self._counts = {kind: [_GUESS_WEIGHT, _GUESS_WEIGHT] for kind in DraftKind}
 
     @property
     def most_probable(self) -> float:
-        """The probability of the first token of the most trusted kind."""
-        return max(first for first, _ in self.shares.values())
+        """The probability of the first token of the most trusted kind that takes no model."""
+        return max(first for kind, (first, _) in self.shares.items() if kind is not DraftKind.MODEL)
 
     def observe(self, kind: DraftKind, place: int, *, is_right: bool) -> None:
         """Learn from the token at ``place`` of a draft, before which all were right."""
-        shares = self.shares[kind]
-        shares[min(place, 1)] += _NEWEST * (is_right - shares[min(place, 1)])
+        shares, counts, part = self.shares[kind], self._counts[kind], min(place, 1)
+        counts[part] += 1
+        shares[part] += max(_NEWEST, 1 / counts[part]) * (is_right - shares[part])
+
+
+class _Watch:
+    """What drafts of one sequence have shown, and the draft that is compared with its output."""
+
+    __slots__ = ("draft", "place", "shares")
+
+    def __init__(self) -> None:
+        self.shares = (_Share(), _Share())
+        # It need not be computed. ``place`` is that of its next token.
+        self.draft: Draft | None = None
+        self.place = 0
+
+    def observe(self, tokens: Sequence[int], kinds: KindAcceptance) -> None:
+        for token in tokens:
+            if self.draft is None:
+                return
+            is_right = self.draft.tokens[self.place] == token
+            self.shares[min(self.place, 1)].observe(is_right=is_right)
+            kinds.observe(self.draft.kind, self.place, is_right=is_right)
+            self.place += 1
+            if not is_right or self.place == len(self.draft.tokens):
+                self.draft = None
 
 
 class SequenceAcceptance:
-    """What one sequence has shown, and what it is told by all."""
+    """What one sequence has shown, and what it is told by all.
 
-    __slots__ = ("_kinds", "_place", "_shares", "_watched")
+    A sequence may be hard to find in its own text and easy for a draft model, so drafts of the model count apart.
+    """
+
+    __slots__ = ("_kinds", "_of_model", "_others")
 
     def __init__(self, kinds: KindAcceptance) -> None:
         self._kinds = kinds
-        self._shares = (_Share(), _Share())
-        # A draft that is compared with the output without being computed, and the place of its next token.
-        self._watched: Draft | None = None
-        self._place = 0
+        self._of_model, self._others = _Watch(), _Watch()
 
     @property
     def most_probable(self) -> float:
-        """The probability of the first token of the most trusted kind of draft."""
-        return self._shares[0].probability(self._kinds.most_probable)
+        """The probability of the first token of the most trusted kind of draft that takes no model."""
+        return self._others.shares[0].probability(self._kinds.most_probable)
 
     def watch(self, draft: Draft) -> None:
-        """Compare ``draft`` with the next tokens, unless another draft is being compared."""
-        if self._watched is None:
-            self._watched, self._place = draft, 0
+        """Compare ``draft`` with the next tokens, unless another one from a model, or not from one, is compared."""
+        watch = self._watch_of(draft)
+        if watch.draft is None:
+            watch.draft, watch.place = draft, 0
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Learn from the next ``tokens`` of the output."""
-        for token in tokens:
-            if self._watched is None:
-                return
-            draft, place = self._watched, self._place
-            is_right = draft.tokens[place] == token
-            self._shares[min(place, 1)].observe(is_right=is_right)
-            self._kinds.observe(draft.kind, place, is_right=is_right)
-            self._place += 1
-            if not is_right or self._place == len(draft.tokens):
-                self._watched = None
+        self._of_model.observe(tokens, self._kinds)
+        self._others.observe(tokens, self._kinds)
 
     def survivals(self, draft: Draft) -> list[float]:
         """Return for each token of ``draft`` the probability that it is right and all before it are."""
         first, following = self._kinds.shares[draft.kind]
-        survival = self._shares[0].probability(first)
-        step = self._shares[1].probability(following)
+        shares = self._watch_of(draft).shares
+        survival = shares[0].probability(first)
+        step = shares[1].probability(following)
         found = []
         for _ in draft.tokens:
             found.append(survival)
             survival *= step
         return found
+
+    def _watch_of(self, draft: Draft) -> _Watch:
+        return self._of_model if draft.kind is DraftKind.MODEL else self._others

@@ -14,6 +14,8 @@ class DraftSource(Enum):
     CONTEXT = "context"
     # Tokens that the constraint forces.
     CONSTRAINT = "constraint"
+    # A second, smaller model.
+    MODEL = "model"
 
 
 class DraftKind(Enum):
@@ -32,6 +34,7 @@ class DraftKind(Enum):
     CONTEXT_8 = DraftSource.CONTEXT, 0.8, 0.9
     CONTEXT_16 = DraftSource.CONTEXT, 0.9, 0.95
     CONSTRAINT = DraftSource.CONSTRAINT, 0.95, 0.99
+    MODEL = DraftSource.MODEL, 0.7, 0.75
 
     def __init__(self, source: DraftSource, first_guess: float, next_guess: float) -> None:
         self.source = source

@@ -146,3 +146,20 @@ async def test_a_chat_with_a_prediction_is_answered_in_fewer_steps() -> None:
         details = quick["usage"]["completion_tokens_details"]
         assert details["accepted_prediction_tokens"] > 20
         assert await running.metric("tgi_request_skipped_tokens_sum") >= details["accepted_prediction_tokens"]
+
+
+@pytest.mark.parametrize("wrong_every", [0, 3])
+async def test_a_draft_model_changes_no_output(wrong_every: int) -> None:
+    """Its steps take far less time than those of the model, so that they pay on any host."""
+    config = ClusterConfig(cells=1024, shards=2, step_s=0.02, wrong_every=wrong_every)
+    async with cluster(config) as running, ClientSession(running.url) as client:
+        async with client.get("/info") as response:
+            assert (await response.json())["draft_model"] == "toy-draft"
+        wanted = [(replace(one, prediction=(), max_draft_tokens=8), output) for one, output in demand(40, seeded=True)]
+        streams = [running.engine.submit(one) for one, _ in wanted]
+        reading = [asyncio.create_task(read(stream)) for stream in streams]
+        await eventually(lambda: sum(task.done() for task in reading) >= 5, "some have ended")
+        await running.stop_shard(running.addresses[0])
+        assert await asyncio.gather(*reading) == [output for _, output in wanted]
+        await running.wait_until_at_rest()
+        assert await accepted(running, "model") > 0

@@ -3,7 +3,7 @@
 import pytest
 
 from caravan_proto.flags import load
-from caravan_router.serve.cli import ServeError, _parse, check_models, check_rpc, split_models
+from caravan_router.serve.cli import ServeError, _parse, check_models, check_rpc, draft_tokens, split_models
 from caravan_shard.config import ShardConfig
 
 
@@ -38,6 +38,17 @@ def test_models_that_cannot_be_told_apart_are_refused() -> None:
         check_models(["a/x.gguf", "b/x.gguf"], [])
     with pytest.raises(ServeError, match="--lora needs a single --model"):
         check_models(["x.gguf", "y.gguf"], ["--lora=z.gguf"])
+    check_models(["x.gguf"], ["-md", "z.gguf"])
+    with pytest.raises(ServeError, match="--model-draft needs a single --model"):
+        check_models(["x.gguf", "y.gguf"], ["--model-draft=z.gguf"])
+
+
+def test_a_draft_model_switches_speculation_on() -> None:
+    assert draft_tokens(0, ["-np", "4"], {}) == 0
+    assert draft_tokens(0, ["-md", "d.gguf"], {}) == 8
+    assert draft_tokens(0, ["--model-draft=d.gguf"], {}) == 8
+    assert draft_tokens(0, [], {"CARAVAN_MODEL_DRAFT": "d.gguf"}) == 8
+    assert draft_tokens(3, ["-md", "d.gguf"], {}) == 3
 
 
 def test_rpc_servers_are_for_a_single_shard() -> None:

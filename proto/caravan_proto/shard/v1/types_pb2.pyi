@@ -53,6 +53,8 @@ class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSour
     """The sequence's own prompt and output."""
     DRAFT_SOURCE_CONSTRAINT: _DraftSource.ValueType  # 3
     """Tokens that the constraint forces."""
+    DRAFT_SOURCE_MODEL: _DraftSource.ValueType  # 4
+    """A draft model."""
 
 class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper):
     """Where draft tokens come from."""
@@ -64,6 +66,8 @@ DRAFT_SOURCE_CONTEXT: DraftSource.ValueType  # 2
 """The sequence's own prompt and output."""
 DRAFT_SOURCE_CONSTRAINT: DraftSource.ValueType  # 3
 """Tokens that the constraint forces."""
+DRAFT_SOURCE_MODEL: DraftSource.ValueType  # 4
+"""A draft model."""
 Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
 
 class _StepOutcome:

@@ -125,6 +125,7 @@ async def info(request: web.Request) -> web.Response:
         max_batch_total_tokens=model.total_cells,
         max_batch_size=state.info.max_batch_size,
         models=[each.name for each in listed_models(state)],
+        draft_model=model.draft_model or None,
     )
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 

@@ -158,7 +158,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     """TGI's fields, then Caravan's. ``router`` has TGI's value: clients recognise the API by it.
 
     The model is the one that the header X-Model names, or the default. ``models`` has the names of all, the default
-    first.
+    first. ``draft_model``: the name of the model's draft model, if it has one.
     """
 
     model_id: str
@@ -182,3 +182,4 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_total_tokens: int
     max_batch_size: int | None
     models: list[str]
+    draft_model: str | None

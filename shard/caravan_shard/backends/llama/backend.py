@@ -19,7 +19,7 @@ from caravan_shard.backends.llama.attention import is_worth_leaving, step_second
 from caravan_shard.backends.llama.batch import LlamaBatch
 from caravan_shard.backends.llama.calls import split_calls
 from caravan_shard.backends.llama.context import Contexts, OpenContext
-from caravan_shard.backends.llama.devices import ModelPlacement, first_devices
+from caravan_shard.backends.llama.devices import ModelPlacement, find_devices, first_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.invariance import BatchInvariance
@@ -49,12 +49,14 @@ def _outcome(code: int) -> DecodeOutcome:
 class LlamaCppBackend:
     """A Backend. The thread that makes it must also use it: OpenMP keeps a thread pool per calling thread."""
 
-    def __init__(self, config: ShardConfig) -> None:
-        """Load and warm up; raises StartupError."""
+    def __init__(self, config: ShardConfig, *, drafts: bool = False) -> None:
+        """Load and warm up; raises StartupError. ``drafts``: it is a draft model."""
         path = Path(config.model)
         check_gguf_file(path, "model", "-m")
         for adapter in config.adapters:
             check_gguf_file(adapter.path, "adapter", "--lora")
+        if config.model_draft:
+            check_gguf_file(Path(config.model_draft), "draft model", "-md")
         started = monotonic()
         _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
         route_llama_log()
@@ -86,7 +88,11 @@ class LlamaCppBackend:
         if self._contexts.may_leave_flash_attention(opened.limits.layout):
             self._choose_attention(opened.limits.layout)
         self.state_fingerprint = self._fingerprint(config)
-        self.batch_invariant = self._find_batch_invariance()
+        # Nothing depends on how a draft model rounds.
+        self.batch_invariant = None if drafts else self._find_batch_invariance()
+        self.draft_model = self._load_draft_model(config) if config.model_draft else None
+        if self.draft_model is not None:
+            self.facts = replace(self.facts, draft_model=self.draft_model.facts.name)
         _log.info(
             "model ready",
             extra={
@@ -98,6 +104,28 @@ class LlamaCppBackend:
                 "threads_batch": config.batch_threads,
             },
         )
+
+    def _load_draft_model(self, config: ShardConfig) -> "LlamaCppBackend | None":
+        """Load the draft model; None where no draft could be verified. Raises StartupError."""
+        if not self.capacity.max_draft_tokens:
+            _log.warning("the draft model is not used: the memory of the model cannot be cut back to accepted tokens")
+            return None
+        devices = None
+        if config.rpc:
+            # Each token of a draft would be sent there and back.
+            chosen = config.device_names or [device.name for device in find_devices()]
+            devices = [name for name in chosen if not name.startswith("RPC")]
+        try:
+            draft_model = LlamaCppBackend(config.of_draft_model(self.capacity.current.cells, devices), drafts=True)
+        except StartupError as error:
+            raise StartupError(f"the draft model: {error}") from error
+        name = draft_model.facts.name
+        difference = self.vocabulary.difference(draft_model.vocabulary)
+        if difference is not None:
+            raise StartupError(f"{name} cannot draft for {self.facts.name}, as it has another vocabulary: {difference}")
+        if not draft_model.capacity.max_draft_tokens:
+            raise StartupError(f"{name} cannot draft: its memory cannot be cut back to accepted tokens")
+        return draft_model
 
     def _warm_up(self) -> None:
         """Run a forward pass over one token and one over two, to allocate memory and start threads."""
@@ -287,7 +315,9 @@ class LlamaCppBackend:
         return self._embedder.embed(tokens)
 
     def close(self) -> None:
-        """Free the contexts, then the model."""
+        """Free the draft model, the contexts, then the model."""
+        if self.draft_model is not None:
+            self.draft_model.close()
         if self._embedder is not None:
             self._embedder.close()
         if self._context is not None:

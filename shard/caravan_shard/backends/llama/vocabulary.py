@@ -10,6 +10,8 @@ from caravan_shard.backends.base import FillTokens, Piece
 
 # Bytes for a piece. A few pieces are longer.
 _ROOM = 64
+# As in llama.cpp.
+_MOST_PADDING = 128
 _CONTROL_TOKEN = re.compile(r"(<\|[^|<>]*\|>)")
 _PLACE = re.compile(r"\{query\}|\{document\}")
 
@@ -81,6 +83,29 @@ class LlamaVocabulary:
             *self.tokenize(document, add_special=False, parse_special=False),
             *end,
         ]
+
+    def difference(self, other: "LlamaVocabulary") -> str | None:
+        """Return in which the vocabularies differ first, "that one, this one"; None if their tokens are the same.
+
+        One may have a few tokens more at its end, with which files are padded.
+        """
+        ours, theirs = self._vocab, other._vocab
+        if abs(self.size - other.size) > _MOST_PADDING:
+            return f"it has {other.size} tokens, the model {self.size}"
+        kinds = llama_cpp.llama_vocab_type(theirs), llama_cpp.llama_vocab_type(ours)
+        if kinds[0] != kinds[1]:
+            return f"its tokenizer is of type {kinds[0]}, that of the model of type {kinds[1]}"
+        for name, get in (("begin", llama_cpp.llama_vocab_bos), ("end", llama_cpp.llama_vocab_eos)):
+            if get(ours) != get(theirs):
+                return f"its {name} token is {get(theirs)}, that of the model {get(ours)}"
+        for token in range(min(self.size, other.size)):
+            texts = llama_cpp.llama_vocab_get_text(theirs, token), llama_cpp.llama_vocab_get_text(ours, token)
+            if texts[0] != texts[1]:
+                mine, its = (text.decode(errors="replace") for text in texts)
+                return f"its token {token} is {mine!r}, that of the model {its!r}"
+            if (token in self.eog_ids) != (token in other.eog_ids):
+                return f"token {token}, {texts[0].decode(errors='replace')!r}, ends the text of one of them only"
+        return None
 
     def piece(self, token: int) -> Piece:
         """Return the piece of a token; made once."""

@@ -15,6 +15,7 @@ from caravan_shard.backends.base import (
     Capacity,
     CellSlice,
     DecodeOutcome,
+    DraftModel,
     LayoutLimits,
     PrefixSharing,
     RunSaving,
@@ -53,6 +54,7 @@ class ToyBackend:
         step_s: float = 0.0,
         token_s: float = 0.0,
         hook: DecodeHook | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """``other_layouts``: those that `set_layout` can give the cells."""
         layouts = (layout, *other_layouts)
@@ -72,6 +74,7 @@ class ToyBackend:
         self.state_fingerprint = "70" * 32
         self.batch_invariant = True
         self.hook = hook
+        self.draft_model = draft_model
         self.layout_works = True
         self._step_s = step_s
         self._token_s = token_s

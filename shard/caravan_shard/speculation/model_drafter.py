@@ -1,0 +1,186 @@
+"""Drafts tokens with a second model."""
+
+import logging
+from collections.abc import Collection, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import DecodeOutcome, DraftModel, TokenBatch
+from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sampling.penalties import Penalty
+from caravan_shard.sampling.sampler import Choice, Sampler
+from caravan_shard.speculation.step_costs import StepCosts
+
+_log = logging.getLogger(__name__)
+
+# Sequences that lack at most so many tokens read them in the step that drafts. Others read them before, in powers of 2.
+READ_AT_ONCE = 16
+# Steps of a token at the start, so that the cost of a step is known.
+_FIRST_STEPS = 3
+_MOST_FAILURES = 3
+# Larger steps are measured only if their number of tokens is a power of 2, so that the table stays small.
+_MEASURED = 64
+# Cells that each other sequence of a step may take before it is asked for the next time.
+_GROWTH = 2 * READ_AT_ONCE
+
+
+class Asked(NamedTuple):
+    """A sequence that gets a draft, all its tokens, and how the next one is chosen."""
+
+    sequence_id: int
+    tokens: Sequence[int]
+    sampling: SamplingParameters
+    penalties: Sequence[Penalty]
+
+
+class ModelDrafter:
+    """Drafts by a model whose cache holds beginnings of the main model's sequences.
+
+    The cache may lose any of them at any time: they are computed again where a draft needs them. Tokens that it holds
+    are always the first ones of the sequence, but for drafts while a step verifies them.
+
+    ``costs``: seconds of the model's steps by their tokens. ``seconds``: those of all steps together.
+    """
+
+    def __init__(self, model: DraftModel, sampler: Sampler, vocabulary_size: int) -> None:
+        """``vocabulary_size``: that of the main model."""
+        self._model = model
+        self._sampler = sampler
+        self._vocabulary_size = vocabulary_size
+        # Number of tokens held by sequence id. The ids that drafted last come last.
+        self._held: dict[int, int] = {}
+        self._failures = 0
+        self.costs = StepCosts()
+        self.seconds = 0.0
+        for count in (1, _FIRST_STEPS):
+            # The first step of all takes longer.
+            self.costs = StepCosts()
+            self.propose([Asked(0, [0], SamplingParameters(), ())], count)
+            self.keep(0, 0)
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a sequence with its draft; 0 once the model has failed too often."""
+        return self._model.capacity.current.cells_per_sequence if self._failures < _MOST_FAILURES else 0
+
+    def missing(self, sequence_id: int, tokens: Sequence[int]) -> int:
+        """Return how many of ``tokens`` the model has not read."""
+        return len(tokens) - self._held.get(sequence_id, 0)
+
+    def keep(self, sequence_id: int, length: int) -> None:
+        """Hold no more than ``length`` tokens of a sequence."""
+        if self._held.get(sequence_id, 0) <= length:
+            return
+        if length > 0 and self._model.trim(sequence_id, length):
+            self._held[sequence_id] = length
+        else:
+            self._model.trim(sequence_id, 0)
+            del self._held[sequence_id]
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None:
+        """Let a sequence of which nothing is held start with ``length`` tokens of another, or with those held."""
+        length = min(length, self._held.get(source_id, 0))
+        if length > 0:
+            self._model.copy(source_id, destination_id, length)
+            self._held[destination_id] = length
+
+    def has_room(self, sequence_id: int, length: int, kept: Collection[int]) -> bool:
+        """Whether ``length`` tokens of a sequence fit. Drops others for them, but for the ids ``kept``."""
+        others = {key: held for key, held in self._held.items() if key != sequence_id}
+        excess = length + sum(others.values()) + len(kept) * _GROWTH - self._model.capacity.current.cells
+        for key in [key for key in others if key not in kept]:
+            if excess <= 0:
+                break
+            excess -= others[key]
+            self.keep(key, 0)
+        return excess <= 0
+
+    def can_read(self, sequence_id: int, tokens: Sequence[int]) -> bool:
+        """Whether the model has the tokens that it is missing. The main model may have a few more."""
+        return max(tokens[self._held.get(sequence_id, 0) :], default=0) < self._model.facts.vocabulary_size
+
+    def read_up_to(self, sequence_id: int, tokens: Sequence[int], rest: int) -> bool:
+        """Read ``tokens`` but for at most ``rest`` of them, at least 1; False if a step fails."""
+        while (missing := self.missing(sequence_id, tokens)) > rest:
+            if not self.read(sequence_id, tokens, missing):
+                return False
+        return True
+
+    def read(self, sequence_id: int, tokens: Sequence[int], most: int) -> bool:
+        """Read the next ones of ``tokens``: at most ``most``, and not the last one, after which a draft begins.
+
+        False if the step fails.
+        """
+        began = perf_counter()
+        held = self._held.get(sequence_id, 0)
+        room = min(most, len(tokens) - held - 1, self._model.capacity.max_batch_tokens)
+        count = 1 << room.bit_length() - 1
+        if not self._decode([sequence_id], [tokens[held : held + count]], has_outputs=False):
+            return False
+        self._observe(count, began)
+        return True
+
+    def propose(self, asked: Sequence[Asked], count: int) -> list[list[int]]:
+        """Return ``count`` tokens for each sequence, none if a step fails. ``asked`` are in ascending order of id."""
+        ids = [one.sequence_id for one in asked]
+        most = self._model.capacity.max_batch_tokens // len(ids)
+        for one in asked:
+            # A draft begins behind a token that is computed.
+            self.keep(one.sequence_id, len(one.tokens) - 1)
+            if not self.read_up_to(one.sequence_id, one.tokens, most):
+                return [[] for _ in asked]
+        drafts: list[list[int]] = [[] for _ in asked]
+        new = [one.tokens[self._held.get(one.sequence_id, 0) :] for one in asked]
+        for place in range(count):
+            began = perf_counter()
+            if not self._decode(ids, new):
+                return [[] for _ in asked]
+            logits = self._logits(len(ids))
+            choices = [Choice(one.sampling, len(one.tokens) + place, one.penalties) for one in asked]
+            chosen = self._sampler.choose(logits, choices)
+            self._observe(sum(map(len, new)), began)
+            new = [[token] for token in chosen]
+            for draft, token in zip(drafts, chosen, strict=True):
+                draft.append(token)
+        return drafts
+
+    def _logits(self, rows: int) -> Floats:
+        """Return [rows, vocabulary] of the main model, which never chooses tokens that the draft model lacks."""
+        logits = self._model.logits(rows)[:, : self._vocabulary_size]
+        lacking = self._vocabulary_size - logits.shape[1]
+        return np.pad(logits, ((0, 0), (0, lacking)), constant_values=-np.inf) if lacking else logits
+
+    def _decode(self, ids: Sequence[int], new: Sequence[Sequence[int]], *, has_outputs: bool = True) -> bool:
+        """Compute ``new`` tokens of each sequence. If that fails, nothing is held of them."""
+        counts = [len(tokens) for tokens in new]
+        starts = [self._held.pop(sequence_id, 0) for sequence_id in ids]
+        outputs = np.zeros(sum(counts), np.int8)
+        outputs[np.cumsum(counts) - 1] = has_outputs
+        outcome = self._model.decode(
+            TokenBatch(
+                np.concatenate([np.array(tokens, np.int32) for tokens in new]),
+                np.concatenate(
+                    [np.arange(at, at + count, dtype=np.int32) for at, count in zip(starts, counts, strict=True)]
+                ),
+                np.repeat(np.array(ids, np.int32), counts),
+                outputs,
+            )
+        )
+        if outcome is DecodeOutcome.OK:
+            self._failures = 0
+            self._held |= {key: at + count for key, at, count in zip(ids, starts, counts, strict=True)}
+            return True
+        self._failures += 1
+        for sequence_id in ids:
+            self._model.trim(sequence_id, 0)
+        _log.error("a step of the draft model failed", extra={"outcome": outcome.value, "in_a_row": self._failures})
+        return False
+
+    def _observe(self, tokens: int, began: float) -> None:
+        seconds = perf_counter() - began
+        self.seconds += seconds
+        if tokens <= _MEASURED or tokens.bit_count() == 1:
+            self.costs.observe(tokens, seconds)
