@@ -11,6 +11,7 @@ from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.adapter_turn import AdapterTurn
+from caravan_router.scheduling.shard.beam_places import BeamPlaces
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.costs import ShardCosts
 from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
@@ -69,9 +70,7 @@ class ShardAccount:
         self._parked: dict[int, Resident] = {}
         self._releasing: dict[int, Resident] = {}
         self._in_flight: list[InFlight] = []
-        # The residents of beam searches, by index. Those that have yet to branch off have ids in reserve.
-        self._beam_groups: dict[BeamGroup, dict[int, Resident]] = {}
-        self._reserved_ids = 0
+        self._beams = BeamPlaces()
         # Whether the last step was of beam searches: they take turns with all others.
         self.evaluated_last = False
         # Cells of residents and leaving sequences that the tree does not know: it learns of outputs when they end.
@@ -130,7 +129,7 @@ class ShardAccount:
     @property
     def beam_groups(self) -> Mapping[BeamGroup, Mapping[int, Resident]]:
         """The residents of each beam search, by their index."""
-        return self._beam_groups
+        return self._beams.groups
 
     @property
     def prefilling(self) -> list[Resident]:
@@ -177,7 +176,7 @@ class ShardAccount:
     def free_sequences(self) -> int:
         """How many sequences could start with the next command if all parked ones were evicted."""
         ids = len(self._free_ids) + len(self._releasing) + len(self._parked)
-        return 0 if self.draining else min(ids, self._max_residents - len(self._residents)) - self._reserved_ids
+        return 0 if self.draining else min(ids, self._max_residents - len(self._residents)) - self._beams.reserved_ids
 
     def has_id_for(self, match: Match) -> bool:
         """Whether a sequence that starts from ``match`` can get an id without evicting what the next command copies."""
@@ -280,7 +279,8 @@ class ShardAccount:
     def promised_cells(self) -> int:
         """Cells that started prompts and commands under way will take."""
         prompts = sum(r.target - r.computed for r in self._residents.values() if r.computed < r.target)
-        beams = sum(group.cells_to_branch for group in self._beam_groups) if self._beam_groups else 0
+        groups = self._beams.groups
+        beams = sum(group.cells_to_branch for group in groups) if groups else 0
         return prompts + beams + sum(command.coming_cells for command in self._in_flight)
 
     @property

@@ -119,24 +119,9 @@ class ShardLedger(ShardAccount):
 
     def _enter(self, resident: Resident) -> Resident:
         self._residents[resident.sequence_id] = resident
-        self._note_beam(resident, is_here=True)
+        self._beams.add(resident)
         self.make_free(0)
         return resident
-
-    def _note_beam(self, resident: Resident, *, is_here: bool) -> None:
-        """Note that ``resident``, if it is a beam, has a place here or has none any more."""
-        if (group := resident.sequence.group) is None:
-            return
-        beams = self._beam_groups.setdefault(group, {})
-        self._reserved_ids -= group.width - len(beams) if beams else 0
-        if is_here:
-            beams[group.index_of(resident.sequence)] = resident
-        else:
-            del beams[group.index_of(resident.sequence)]
-        if beams:
-            self._reserved_ids += group.width - len(beams)
-        else:
-            del self._beam_groups[group]
 
     def branch(self, sequence: Sequence, source: Resident, length: int) -> Resident:
         """Start ``sequence``, a beam, from the first ``length`` tokens of ``source``. It needs a row of its own."""
@@ -507,7 +492,7 @@ class ShardLedger(ShardAccount):
         before, after = self._table_of[resident.status], self._table_of.get(status)
         if after is not before:
             if before is self._residents:
-                self._note_beam(resident, is_here=False)
+                self._beams.remove(resident)
             del before[resident.sequence_id]
             if after is not None:
                 after[resident.sequence_id] = resident
