@@ -35,7 +35,7 @@ class Grammars:
         """Compile a constraint, which must succeed."""
         matcher = make_matcher(constraint, self._tokenizer)
         assert not isinstance(matcher, Problem), matcher.sentence
-        return Grammar(matcher, len(self._table.tokens), tuple(self._table.eog_ids))
+        return Grammar(matcher, self._tokenizer, tuple(self._table.eog_ids))
 
 
 @dataclass(frozen=True, slots=True)

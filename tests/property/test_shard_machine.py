@@ -259,6 +259,7 @@ class ShardMachine(RuleBasedStateMachine):
         choosing=CHOOSING,
         wants_prompt_logprobs=st.sampled_from([False, False, True]),
         max_draft_tokens=st.sampled_from([0, 1, 4, 8]),
+        draft_pool=st.sampled_from([b"", b"a", b"b"]),
         corrupted=st.sampled_from([0, 2, 3, 5, None]),
     )
     def start(
@@ -275,6 +276,7 @@ class ShardMachine(RuleBasedStateMachine):
         choosing: Choosing,
         wants_prompt_logprobs: bool,
         max_draft_tokens: int,
+        draft_pool: bytes,
         corrupted: int | None,
     ) -> None:
         copies = takes_over or data.draw(st.booleans())
@@ -307,6 +309,7 @@ class ShardMachine(RuleBasedStateMachine):
             prompt_logprobs=wants_prompt_logprobs,
             max_draft_tokens=max_draft_tokens,
             predicted=predicted,
+            draft_pool=draft_pool,
         )
         # Those of the copied tokens and of the first one behind them are not computed.
         promise.prompt_logprobs = [np.nan] * start if wants_prompt_logprobs else None

@@ -15,6 +15,8 @@ class DraftSource(Enum):
     CONSTRAINT = "constraint"
     # A draft model.
     MODEL = "model"
+    # Ended outputs of the same API key and salt.
+    POOL = "pool"
 
 
 class DraftCount(NamedTuple):

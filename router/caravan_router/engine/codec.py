@@ -1,5 +1,6 @@
 """Encodes commands as protobuf messages and decodes replies. Only this module and the client import protobuf."""
 
+import hashlib
 import math
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
@@ -35,6 +36,7 @@ from caravan_router.scheduling.events import (
     Stepped,
 )
 
+_POOL_BYTES = 16
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,
     types_pb2.FINISH_REASON_EOS: FinishReason.EOS_TOKEN,
@@ -46,6 +48,7 @@ _DRAFT_SOURCES = {
     types_pb2.DRAFT_SOURCE_CONTEXT: DraftSource.CONTEXT,
     types_pb2.DRAFT_SOURCE_CONSTRAINT: DraftSource.CONSTRAINT,
     types_pb2.DRAFT_SOURCE_MODEL: DraftSource.MODEL,
+    types_pb2.DRAFT_SOURCE_POOL: DraftSource.POOL,
 }
 _OUTCOME = {
     types_pb2.STEP_OUTCOME_OK: StepOutcome.OK,
@@ -109,6 +112,7 @@ def _parameters(chunk: Chunk) -> types_pb2.SequenceParameters | None:
         max_draft_tokens=spec.max_draft_tokens,
         predicted_token_ids=spec.prediction if spec.max_draft_tokens else (),
         thought=None if spec.thought is None else _thought(spec.thought),
+        draft_pool=_draft_pool(spec.namespace) if spec.max_draft_tokens else b"",
     )
 
 
@@ -118,6 +122,10 @@ def _thought(thought: Thought) -> types_pb2.Thought:
         ending_token_ids=thought.ending,
         max_tokens=thought.max_tokens,
     )
+
+
+def _draft_pool(namespace: str) -> bytes:
+    return hashlib.blake2b(namespace.encode(), digest_size=_POOL_BYTES).digest()
 
 
 def _chunk(chunk: Chunk) -> types_pb2.PrefillChunk:

@@ -93,7 +93,13 @@ METRICS = (
     MetricSpec(
         "caravan_time_to_first_token_seconds", H, "Time from arrival to the first token", (), FIRST_TOKEN_SECONDS
     ),
-    MetricSpec("caravan_inter_token_latency_seconds", H, "Time between two tokens of a request", (), SHORT_SECONDS),
+    MetricSpec(
+        "caravan_inter_token_latency_seconds",
+        H,
+        "Time between two tokens of a request, of which tokens that come together have equal parts",
+        (),
+        SHORT_SECONDS,
+    ),
     MetricSpec("caravan_batch_size", H, "Sequences that got a token in a step", ("shard", "method"), SIZES),
     MetricSpec("caravan_kv_cells_used", G, "KV cells of running sequences", ("shard",)),
     MetricSpec("caravan_kv_cells_cached", G, "KV cells of ended sequences, kept for shared prefixes", ("shard",)),

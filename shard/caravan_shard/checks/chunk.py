@@ -17,6 +17,7 @@ from caravan_shard.sequences.sequence import Phase
 
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _SHOWN_CHARACTERS = 128
+_MOST_POOL_BYTES = 64
 
 
 class ChunkCheck:
@@ -58,7 +59,7 @@ class ChunkCheck:
             yield self._preview.check_prefix(chunk.copy, parameters.adapter)
         yield self._check_parameters(parameters)
         yield self._check_stopping(parameters)
-        yield self._check_predicted(parameters)
+        yield self._check_drafts(parameters)
         yield self._check_thought(parameters.thought)
         yield check_sampling(parameters.sampling, self._facts.vocabulary_size)
         yield self._check_place(chunk, start, parameters)
@@ -97,13 +98,15 @@ class ChunkCheck:
             )
         return None
 
-    def _check_predicted(self, parameters: SequenceParameters) -> Refusal | None:
+    def _check_drafts(self, parameters: SequenceParameters) -> Refusal | None:
         predicted = parameters.predicted
         most = max(limits.cells_per_sequence for limits in self._capacity.layouts)
         if len(predicted) > most:
             return bad_request(f"there must be <= {most} predicted_token_ids. Given: {len(predicted)}")
         if predicted and not 0 <= min(predicted) <= max(predicted) < self._facts.vocabulary_size:
             return bad_request(f"predicted_token_ids must be < {self._facts.vocabulary_size}. Given: {max(predicted)}")
+        if len(parameters.draft_pool) > _MOST_POOL_BYTES:
+            return bad_request(f"draft_pool must have <= {_MOST_POOL_BYTES} bytes. Given: {len(parameters.draft_pool)}")
         return None
 
     def _check_thought(self, thought: Thought | None) -> Refusal | None:

@@ -31,7 +31,6 @@ class ConstraintCompiler:
         """Make llguidance's tokenizer, which takes a second for 260,000 tokens."""
         self._checker = Checker(table)
         self._tokenizer = make_tokenizer(table)
-        self._vocabulary_size = len(table.tokens)
         self._eog_ids = tuple(table.eog_ids)
         self._outcomes: OrderedDict[Constraint, Grammar | Problem] = OrderedDict()
         self._compiling: dict[Constraint, asyncio.Lock] = {}
@@ -92,7 +91,7 @@ class ConstraintCompiler:
         matcher = await loop.run_in_executor(self._pool, make_matcher, constraint, self._tokenizer)
         if isinstance(matcher, Problem):
             return matcher
-        return Grammar(matcher, self._vocabulary_size, self._eog_ids)
+        return Grammar(matcher, self._tokenizer, self._eog_ids)
 
 
 def _yield_to_decoding() -> None:

@@ -21,17 +21,22 @@ _LIMITS = LLParserLimits(
 class Grammar:
     """A compiled constraint, shared by any number of sequences. Any thread may call `start`."""
 
-    __slots__ = ("_matcher", "eog_ids", "vocabulary_size")
+    __slots__ = ("_matcher", "_tokenizer", "eog_ids", "vocabulary_size")
 
-    def __init__(self, matcher: LLMatcher, vocabulary_size: int, eog_ids: tuple[int, ...]) -> None:
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, eog_ids: tuple[int, ...]) -> None:
         """``matcher``: at the start of an output, where it must stay."""
         self._matcher = matcher
-        self.vocabulary_size = vocabulary_size
+        self._tokenizer = tokenizer
+        self.vocabulary_size = tokenizer.vocab_size
         self.eog_ids = eog_ids
 
     def start(self) -> LLMatcher:
         """Return a new matcher at the start of an output."""
         return self._matcher.deep_copy()
+
+    def longest_tokens(self, text: str) -> list[int]:
+        """Return the tokens of ``text``, each as long as possible. A model often has the same, but not always."""
+        return self._tokenizer.greedy_tokenize(text)
 
 
 def check_size(constraint: Constraint) -> Problem | None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+# No more of a text that must come next is made into tokens, for each of them.
+_MOST_TOKEN_BYTES = 16
+
+
 class Matching:
     """Call `find`, then `advance` with a token of `allowed`, and so on.
 
@@ -61,10 +65,15 @@ class Matching:
         return False
 
     def forced(self, most: int) -> list[int]:
-        """Return up to ``most`` tokens that must come next, as llguidance writes them; none if there is a choice."""
+        """Return up to ``most`` tokens of the text that must come next; none if there is a choice.
+
+        The model may choose other tokens for the same text. The last token is left out, as it may be a part of a longer
+        one.
+        """
         if self._matcher is None or self._matcher.is_error() or self._matcher.is_stopped():
             return []
-        return self._matcher.compute_ff_tokens()[:most]
+        text = self._matcher.compute_ff_bytes()[: (most + 1) * _MOST_TOKEN_BYTES].decode(errors="ignore")
+        return self._grammar.longest_tokens(text)[:-1][:most] if text else []
 
     def count_matching(self, tokens: Sequence[int]) -> int:
         """Return how many of the first ``tokens`` may follow. The state stays as it is."""

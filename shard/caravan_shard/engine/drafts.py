@@ -152,16 +152,17 @@ def _most(part: Part, most: int, limits: LayoutLimits) -> int:
 
 def _propose(sequence: ShardSequence, most: int) -> Draft | None:
     assert sequence.drafter is not None
-    if sequence.matching is None:
-        return sequence.drafter.propose(sequence.tokens, sequence.parameters.prompt_length, most)
-    forced = sequence.matching.forced(most)
-    if forced:
-        return Draft(forced, DraftKind.CONSTRAINT)
     draft = sequence.drafter.propose(sequence.tokens, sequence.parameters.prompt_length, most)
-    if draft is None:
-        return None
-    matched = sequence.matching.count_matching(draft.tokens)
-    return Draft(draft.tokens[:matched], draft.kind) if matched else None
+    if sequence.matching is None:
+        return draft
+    matched = 0 if draft is None else sequence.matching.count_matching(draft.tokens)
+    copied = Draft(draft.tokens[:matched], draft.kind) if draft is not None and matched else None
+    tokens = sequence.matching.forced(most)
+    forced = Draft(tokens, DraftKind.CONSTRAINT) if tokens else None
+    if copied is None or forced is None:
+        return copied or forced
+    survivals = sequence.drafter.acceptance.survivals
+    return forced if sum(survivals(forced)) > sum(survivals(copied)) else copied
 
 
 def _fill(survivals: Sequence[Sequence[float]], most: int) -> list[int]:

@@ -22,7 +22,8 @@ class SequenceParameters:
     ``prompt_logprobs``: return the log probabilities of the prompt's tokens.
     ``grammar``: the output matches it, or the answer if the output begins with a ``thought``.
     ``max_draft_tokens``: most draft tokens of the sequence in a step. ``predicted``: what the client expects the output
-    to be, for drafts. Neither changes the output.
+    to be, for drafts. ``draft_pool``: sequences with an equal one may draft from each other's outputs; empty for none.
+    None of these changes the output.
     ``traceparent``: the span of the request as W3C Trace Context writes it; empty if the request is not traced.
     """
 
@@ -38,6 +39,7 @@ class SequenceParameters:
     thought: Thought | None = None
     max_draft_tokens: int = 0
     predicted: tuple[int, ...] = ()
+    draft_pool: bytes = b""
     traceparent: str = ""
 
     @property

@@ -19,6 +19,7 @@ from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
 from caravan_shard.sequences.trace_log import log_traced
 from caravan_shard.speculation.acceptance import KindAcceptance
 from caravan_shard.speculation.drafter import Drafter
+from caravan_shard.speculation.ended_texts import EndedTexts
 from caravan_shard.speculation.model_drafter import ModelDrafter
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class SequencePool:
         self._births = count()
         self._kinds = KindAcceptance()
         self._drafter = drafter
+        self._ended_texts = EndedTexts()
 
     @property
     def _limits(self) -> LayoutLimits:
@@ -80,12 +82,15 @@ class SequencePool:
             computed=chunk.start,
             penalties=make_penalties(chunk.parameters.sampling, lambda token: vocabulary.piece(token).data),
             matching=_make_matching(chunk.parameters, vocabulary),
-            drafter=Drafter(chunk.parameters.predicted, self._kinds) if chunk.parameters.max_draft_tokens else None,
+            drafter=self._make_drafter(chunk.parameters) if chunk.parameters.max_draft_tokens else None,
         )
         if chunk.copy is not None:
             sequence.extend(self.held[chunk.copy.source_id].tokens[: chunk.copy.length])
             self._inherit(sequence, chunk.copy)
         return sequence
+
+    def _make_drafter(self, parameters: SequenceParameters) -> Drafter:
+        return Drafter(parameters.predicted, self._kinds, self._ended_texts, parameters.draft_pool)
 
     def make_ended(self, row: Row) -> Sequence:
         """Make the new sequence of a row. The pool changes only with `share` and after the step."""

@@ -80,6 +80,8 @@ class Sequence:
     def end(self) -> None:
         """Note that it gets no more tokens."""
         self.phase = Phase.ENDED
+        if self.drafter is not None:
+            self.drafter.end(self.tokens, self.parameters.prompt_length)
         self.matching = self.drafter = None
 
     def runs(self) -> tuple[CellRun, ...]:

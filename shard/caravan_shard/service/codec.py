@@ -75,6 +75,7 @@ _DRAFT_SOURCES = {
     DraftSource.CONTEXT: types_pb2.DRAFT_SOURCE_CONTEXT,
     DraftSource.CONSTRAINT: types_pb2.DRAFT_SOURCE_CONSTRAINT,
     DraftSource.MODEL: types_pb2.DRAFT_SOURCE_MODEL,
+    DraftSource.POOL: types_pb2.DRAFT_SOURCE_POOL,
 }
 _LAYOUTS = {KvLayout.UNIFIED: shard_pb2.KV_LAYOUT_UNIFIED, KvLayout.SPLIT: shard_pb2.KV_LAYOUT_SPLIT}
 _SHARINGS = {
@@ -241,6 +242,7 @@ def _parameters(message: types_pb2.SequenceParameters, grammars: Mapping[Constra
         thought=_thought(message.thought) if message.HasField("thought") else None,
         max_draft_tokens=message.max_draft_tokens,
         predicted=tuple(message.predicted_token_ids),
+        draft_pool=message.draft_pool,
         traceparent=message.traceparent,
     )
 

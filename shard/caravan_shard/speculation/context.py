@@ -5,13 +5,8 @@ from collections.abc import Sequence
 from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.token_text import TokenText
 
-# How many last tokens are searched for. With more of them, what follows is likelier to follow again.
-_TAILS = {
-    3: DraftKind.CONTEXT_3,
-    5: DraftKind.CONTEXT_5,
-    8: DraftKind.CONTEXT_8,
-    16: DraftKind.CONTEXT_16,
-}
+# With more last tokens that occurred before, what followed them is likelier to follow again.
+_KINDS = (DraftKind.CONTEXT_3, DraftKind.CONTEXT_5, DraftKind.CONTEXT_8, DraftKind.CONTEXT_16)
 
 
 class Context:
@@ -32,13 +27,13 @@ class Context:
         text.extend(tokens[len(text) :])
         found = kind = None
         stop = len(text) - 1
-        for count, kind_of_count in _TAILS.items():
-            end = text.last_end(text.tail(count), stop) if count <= stop else None
+        for longer in _KINDS:
+            end = text.last_end(text.tail(longer.matched), stop) if longer.matched <= stop else None
             if end is None:
                 break
             # A longer tail cannot end later than the shorter one that is a part of it.
             found = stop = end
-            kind = kind_of_count
+            kind = longer
         if found is None or kind is None:
             return None
         proposed = text.tokens(found, found + most)

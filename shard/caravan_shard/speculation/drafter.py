@@ -5,25 +5,30 @@ from collections.abc import Sequence
 from caravan_shard.speculation.acceptance import KindAcceptance, SequenceAcceptance
 from caravan_shard.speculation.context import Context
 from caravan_shard.speculation.draft import Draft
+from caravan_shard.speculation.ended_texts import EndedTexts
 from caravan_shard.speculation.prediction import Prediction
 
 
 class Drafter:
-    """Asks the prediction first, if there is one, then the sequence's own prompt and output.
+    """Asks the prediction first, if there is one, then its own prompt and output, and the texts of its pool.
 
-    ``acceptance``: how often the drafts of the sequence were right.
+    Of these two, the one wins that has more of the last tokens. ``acceptance``: how often the drafts of the sequence
+    were right.
     """
 
-    __slots__ = ("_context", "_prediction", "acceptance")
+    __slots__ = ("_context", "_ended", "_pool", "_prediction", "acceptance")
 
-    def __init__(self, predicted: Sequence[int], kinds: KindAcceptance) -> None:
+    def __init__(self, predicted: Sequence[int], kinds: KindAcceptance, ended: EndedTexts, pool: bytes) -> None:
         """``predicted``: tokens of the output as the client expects it; empty if it expects nothing.
 
-        ``kinds``: what all sequences of the shard have shown.
+        ``kinds``: what all sequences of the shard have shown. ``ended``: the texts that the shard keeps, of which the
+        sequence may see those of ``pool``; with an empty name none.
         """
         self.acceptance = SequenceAcceptance(kinds)
         self._prediction = Prediction(predicted) if predicted else None
         self._context = Context()
+        self._ended = ended
+        self._pool = pool
 
     def propose(self, tokens: Sequence[int], output_start: int, most: int) -> Draft | None:
         """Return up to ``most`` tokens that may follow ``tokens``, whose output begins at ``output_start``."""
@@ -31,4 +36,12 @@ class Drafter:
             predicted = self._prediction.propose(tokens, output_start, most)
             if predicted is not None:
                 return predicted
-        return self._context.propose(tokens, most)
+        own = self._context.propose(tokens, most)
+        if not self._pool:
+            return own
+        return self._ended.propose(self._pool, tokens, most, own.kind.matched if own is not None else 0) or own
+
+    def end(self, tokens: Sequence[int], output_start: int) -> None:
+        """Keep the output of the sequence for others of its pool."""
+        if self._pool:
+            self._ended.keep(self._pool, tokens, output_start)

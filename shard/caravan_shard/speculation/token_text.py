@@ -26,6 +26,10 @@ class TokenText:
         """Append ``tokens``."""
         self._bytes += as_bytes(tokens)
 
+    def forget_first(self, count: int) -> None:
+        """Remove the first ``count`` tokens, if there are any to remove."""
+        del self._bytes[: max(0, _BYTES * count)]
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """Return the tokens at [start, stop), fewer where the text ends before."""
         return array("i", bytes(self._bytes[_BYTES * start : _BYTES * stop])).tolist()

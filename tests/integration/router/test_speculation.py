@@ -1,6 +1,7 @@
 """Speculation changes no output: in company, with scarce cells, lost shards and clients that leave. Toy model."""
 
 import asyncio
+import contextlib
 import random
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,9 @@ from aiohttp import ClientSession
 
 from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.sampling import StoppingParams
+from caravan_router.core.speculation import DraftSource
+from caravan_router.core.tokens import GeneratedToken
 from caravan_router.http.limits import Limits
 from caravan_shard.backends.base import PrefixSharing
 from caravan_shard.kv_layout import KvLayout
@@ -63,6 +67,11 @@ async def accepted(running: Cluster, source: str) -> float:
     return await running.metric(f'caravan_spec_decode_num_accepted_tokens_total{{source="{source}"}}')
 
 
+async def tokens_of(running: Cluster, wanted: GenerationSpec) -> list[GeneratedToken]:
+    with contextlib.closing(running.engine.submit(wanted)) as stream:
+        return [token async for tokens in stream for token in tokens]
+
+
 async def check(running: Cluster, wanted: list[tuple[GenerationSpec, list[int]]]) -> None:
     got = await asyncio.gather(*(run(running.engine, one) for one, _ in wanted))
     assert got == [output for _, output in wanted]
@@ -75,6 +84,45 @@ async def check(running: Cluster, wanted: list[tuple[GenerationSpec, list[int]]]
 async def test_two_hundred_requests_have_the_output_that_they_have_without(layout: KvLayout, *, seeded: bool) -> None:
     async with cluster(ClusterConfig(layout=layout, cells=2048, step_s=0.002)) as running:
         await check(running, demand(200, seeded=seeded))
+
+
+@pytest.mark.parametrize("cells", [300, 4096], ids=["scarce", "ample"])
+async def test_repeated_requests_without_predictions(cells: int) -> None:
+    async with cluster(ClusterConfig(cells=cells, step_s=0.002, token_s=0.0002)) as running:
+        wanted = [(replace(one, prediction=()), output) for one, output in demand(40, seeded=True)]
+        for _ in range(2):
+            got = await asyncio.gather(*(run(running.engine, one) for one, _ in wanted))
+            assert got == [output for _, output in wanted]
+        assert await accepted(running, "pool") > 0
+        await running.wait_until_at_rest()
+
+
+async def test_text_that_a_constraint_forces() -> None:
+    regex = "[a-f](ghijklmnopqrstuv){2}[.]"
+    async with cluster(ClusterConfig(step_s=0.002)) as running:
+        for seed in range(4):
+            wanted = replace(
+                spec([50, 60 + seed], 60, seed=seed),
+                constraint=Constraint(ConstraintKind.REGEX, regex),
+                stopping=StoppingParams(max_new_tokens=60),
+                max_draft_tokens=8,
+            )
+            output = expected_output([50, 60 + seed], 60, sampling=_parameters(wanted), grammar=toy_grammar(regex))
+            assert await run(running.engine, wanted) == output
+        assert await accepted(running, "constraint") > 40
+
+
+async def test_log_probabilities_are_those_without_drafts() -> None:
+    async with cluster(ClusterConfig(step_s=0.002)) as running:
+        wanted = [
+            replace(one, sampling=replace(one.sampling, logprobs=True, top_n_tokens=number % 3))
+            for number, (one, _) in enumerate(demand(40, seeded=True))
+        ]
+        plain = [replace(one, max_draft_tokens=0, prediction=()) for one in wanted]
+        expected = await asyncio.gather(*(tokens_of(running, one) for one in plain))
+        assert await asyncio.gather(*(tokens_of(running, one) for one in wanted)) == expected
+        assert all(token.logprob is not None for tokens in expected for token in tokens)
+        assert await accepted(running, "prediction") > 0
 
 
 async def test_scarce_cells() -> None:
@@ -122,6 +170,23 @@ async def test_where_memory_cannot_be_cut_back_drafts_are_wanted_and_there_are_n
     assert warning.message.endswith("the memory of its sequences cannot be cut back")
 
 
+async def test_a_repeated_prompt_drafts_from_outputs_of_its_own_key_and_salt_only() -> None:
+    async with cluster(ClusterConfig(step_s=0.005)) as running:
+        prompt = [32 + place * 7 % 90 for place in range(30)]
+
+        async def sources(namespace: str) -> set[DraftSource]:
+            wanted = replace(spec(prompt, 40, seed=3, namespace=namespace), max_draft_tokens=8)
+            stream = running.engine.submit(wanted)
+            assert await read(stream) == undisturbed(wanted)
+            return {count.source for count in stream.drafts if count.accepted}
+
+        for namespace in ("alice\0", "bob\0", "alice\0salt"):
+            assert DraftSource.POOL not in await sources(namespace)
+        for namespace in ("alice\0", "bob\0", "alice\0salt"):
+            assert DraftSource.POOL in await sources(namespace)
+        assert await running.metric('caravan_spec_decode_num_accepted_tokens_total{source="pool"}') > 50
+
+
 async def test_a_chat_with_a_prediction_is_answered_in_fewer_steps() -> None:
     config = ClusterConfig(step_s=0.005, limits=Limits(max_draft_tokens=8))
     async with cluster(config) as running, ClientSession(running.url) as client:
@@ -143,6 +208,12 @@ async def test_a_chat_with_a_prediction_is_answered_in_fewer_steps() -> None:
         quick = await reply(prediction={"type": "content", "content": text})
         assert quick["choices"] == plain["choices"]
         assert await steps() - without < 0.5 * without
+        stop = text[len(text) // 2 :][:3]
+        stopped = await reply(speculate=0, stop=stop)
+        assert len(stopped["choices"][0]["message"]["content"]) < len(text)
+        also = await reply(prediction={"type": "content", "content": text}, stop=stop)
+        assert also["choices"] == stopped["choices"]
+        assert also["usage"]["completion_tokens"] == stopped["usage"]["completion_tokens"]
         details = quick["usage"]["completion_tokens_details"]
         assert details["accepted_prediction_tokens"] > 20
         assert await running.metric("tgi_request_skipped_tokens_sum") >= details["accepted_prediction_tokens"]

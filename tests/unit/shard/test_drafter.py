@@ -6,6 +6,7 @@ from caravan_shard.speculation.acceptance import KindAcceptance
 from caravan_shard.speculation.context import Context
 from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.drafter import Drafter
+from caravan_shard.speculation.ended_texts import EndedTexts
 from caravan_shard.speculation.prediction import Prediction
 from caravan_shard.speculation.token_text import TokenText, as_bytes
 
@@ -102,10 +103,10 @@ def test_a_context_reads_only_what_is_new() -> None:
 
 def test_the_prediction_comes_before_the_context() -> None:
     kinds = KindAcceptance()
-    drafter = Drafter([8], kinds)
+    drafter = Drafter([8], kinds, EndedTexts(), b"")
     assert drafter.propose([1, 2, 3, 4, 1, 2, 3], 7, 2) == Draft([8], DraftKind.PREDICTION)
     assert drafter.propose([1, 2, 3, 4, 1, 2, 3, 8], 7, 2) is None
-    assert Drafter((), kinds).propose([1, 2, 3, 4, 1, 2, 3], 7, 1) == Draft([4], DraftKind.CONTEXT_3)
+    assert Drafter((), kinds, EndedTexts(), b"").propose([1, 2, 3, 4, 1, 2, 3], 7, 1) == Draft([4], DraftKind.CONTEXT_3)
 
 
 def test_a_prediction_that_was_left_is_another_kind() -> None:

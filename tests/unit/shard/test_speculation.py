@@ -73,6 +73,41 @@ def test_a_wrong_prediction_changes_nothing(sampling: SamplingParameters, every:
     assert driver.checked_free_cells() == 8192 - len(prompt) - len(expected) + 1
 
 
+def pooled(
+    driver: EngineDriver, sequence_id: int, prompt: Sequence[int], pool: bytes, **command: Any
+) -> list[StepResult]:
+    """Run a sequence of a pool to its end, and release it. ``command``: fields of its prefill."""
+    chunk = first_chunk(sequence_id, prompt, max_new=40, sampling=HISTORICAL, ignore_eos=True)
+    driver.prefill(with_parameters(chunk, max_draft_tokens=4, draft_pool=pool), **command)
+    results = driver.decode([sequence_id], max_draft_tokens=4)
+    assert driver.output[sequence_id] == expected_output(prompt, 40, sampling=HISTORICAL, ignore_eos=True)
+    driver.keep()
+    return results
+
+
+def test_a_repeated_prompt_of_the_same_pool_takes_fewer_steps() -> None:
+    prompt = toy_prompt("ask me twice, and once more")
+    driver = EngineDriver()
+    first, second = (pooled(driver, 0, prompt, b"mine") for _ in range(2))
+    assert (counts(first), len(first)) == ((0, 0), 39)
+    # The first of 40 tokens comes with the prefill, the last of each step's five is no draft.
+    assert (counts(second), len(second)) == ((31, 31), 8)
+    assert {source for result in second if result.drafts for source in result.drafts.sources} == {DraftSource.POOL}
+    for other in (b"theirs", b""):
+        assert counts(pooled(driver, 0, prompt, other)) == (0, 0)
+
+
+def test_a_sequence_that_the_router_ends_leaves_its_output_and_one_without_drafts_does_not() -> None:
+    prompt = toy_prompt("ended at a stop string of the client")
+    for most, drafted in ((4, True), (0, False)):
+        driver = EngineDriver()
+        chunk = first_chunk(0, prompt, max_new=40, sampling=HISTORICAL, ignore_eos=True)
+        driver.prefill(with_parameters(chunk, max_draft_tokens=most, draft_pool=b"mine"))
+        driver.decode([0], steps=20)
+        results = pooled(driver, 1, prompt, b"mine", park={0: len(prompt) + 20})
+        assert (counts(results) != (0, 0)) is drafted
+
+
 def test_a_wrong_draft_costs_its_own_cells_only_while_the_step_runs() -> None:
     seen: list[int] = []
     driver = EngineDriver()
@@ -94,6 +129,18 @@ def test_the_context_has_drafts_where_an_output_repeats_itself() -> None:
     assert driver.output[0] == expected
     sources = {source for result in results if result.drafts is not None for source in result.drafts.sources}
     assert sources <= {DraftSource.CONTEXT, DraftSource.CONSTRAINT}
+
+
+def test_text_that_a_constraint_forces_is_drafted() -> None:
+    prompt = toy_prompt("x")
+    grammar = toy_grammar("[a-f](ghijklmnop){2}[.]")
+    driver = EngineDriver()
+    driver.prefill(predicting(0, prompt, (), max_new=60, grammar=grammar))
+    results = driver.decode([0], max_draft_tokens=4)
+    assert driver.output[0] == expected_output(prompt, 60, grammar=grammar)
+    assert counts(results) == (16, 16)
+    sources = {source for result in results if result.drafts is not None for source in result.drafts.sources}
+    assert sources == {DraftSource.CONSTRAINT}
 
 
 @pytest.mark.parametrize("every", [1, 3, 99])

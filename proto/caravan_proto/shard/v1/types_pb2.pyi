@@ -55,6 +55,8 @@ class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSour
     """Tokens that the constraint forces."""
     DRAFT_SOURCE_MODEL: _DraftSource.ValueType  # 4
     """A draft model."""
+    DRAFT_SOURCE_POOL: _DraftSource.ValueType  # 5
+    """Outputs of ended sequences with the same SequenceParameters.draft_pool."""
 
 class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper):
     """Where draft tokens come from."""
@@ -68,6 +70,8 @@ DRAFT_SOURCE_CONSTRAINT: DraftSource.ValueType  # 3
 """Tokens that the constraint forces."""
 DRAFT_SOURCE_MODEL: DraftSource.ValueType  # 4
 """A draft model."""
+DRAFT_SOURCE_POOL: DraftSource.ValueType  # 5
+"""Outputs of ended sequences with the same SequenceParameters.draft_pool."""
 Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
 
 class _StepOutcome:
@@ -325,6 +329,7 @@ class SequenceParameters(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     THOUGHT_FIELD_NUMBER: _builtins.int
+    DRAFT_POOL_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens [0, prompt_length) are the client's prompt. Further tokens of a prefill are earlier output of a sequence
     that is computed again.
@@ -350,6 +355,10 @@ class SequenceParameters(_message.Message):
     """
     max_draft_tokens: _builtins.int
     """Most draft tokens of the sequence in a step; 0 for no speculation. The output does not depend on it."""
+    draft_pool: _builtins.bytes
+    """Sequences with the same value may draft from each other's outputs, once these have ended. Empty for none; at most 64
+    bytes.
+    """
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters: ...
     @_builtins.property
@@ -384,10 +393,11 @@ class SequenceParameters(_message.Message):
         max_draft_tokens: _builtins.int = ...,
         predicted_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         thought: Global___Thought | None = ...,
+        draft_pool: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "sampling", b"sampling", "thought", b"thought"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "min_tokens", b"min_tokens", "predicted_token_ids", b"predicted_token_ids", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "thought", b"thought", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "draft_pool", b"draft_pool", "ignore_eos", b"ignore_eos", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "min_tokens", b"min_tokens", "predicted_token_ids", b"predicted_token_ids", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "thought", b"thought", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -136,8 +136,11 @@ class Run:
 
     def _assemble(self, tokens: Sequence[GeneratedToken]) -> Iterator[list[Piece]]:
         """Yield the pieces that each token releases, never an empty list, until the run has ended."""
+        now = time.monotonic()
+        # Tokens of one step come together. Each counts an equal part of the time, since gaps of zero would say nothing.
+        gap = (now - self._last_token) / len(tokens) if self.tokens else 0.0
         for token in tokens:
-            self._count_token()
+            self._count_token(now, gap)
             pieces = self._assembler.push(token)
             if pieces:
                 if pieces[-1].finish is not None:
@@ -170,10 +173,9 @@ class Run:
         self.finish = finish
         self._stream.close()
 
-    def _count_token(self) -> None:
-        now = time.monotonic()
+    def _count_token(self, now: float, gap: float) -> None:
         if self.tokens and self.spec.beams is None:  # all tokens of a beam search come at once
-            self._model.metrics.observe_inter_token(now - self._last_token)
+            self._model.metrics.observe_inter_token(gap)
         elif not self.tokens:
             self._model.metrics.observe_first_token(now - self._arrived)
         self._last_token = now

@@ -132,8 +132,8 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     """Draft tokens from the request's ``prediction`` that the output has, and that were computed in vain.
 
     ``draft_tokens``: those of each source that had any: "prediction", "context" (the prompt and the output),
-    "constraint", "model" (a draft model). ``reasoning_tokens``: tokens of thoughts, without their markers; in chats
-    with a model that thinks.
+    "constraint", "model" (a draft model), "pool" (ended outputs of the same API key and salt). ``reasoning_tokens``:
+    tokens of thoughts, without their markers; in chats with a model that thinks.
     """
 
     accepted_prediction_tokens: int

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from caravan_router.core.sampling import FinishReason
 from caravan_router.core.speculation import DraftCount, DraftSource
 from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
+from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, word
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -124,6 +125,18 @@ async def test_the_usage_tells_how_many_drafts_were_right(drafting: Service) -> 
     drafting.engine.drafts = COUNTS[1:]
     only_context = (await drafting.reply(CHAT, HI))["usage"]["completion_tokens_details"]
     assert (only_context["accepted_prediction_tokens"], only_context["rejected_prediction_tokens"]) == (0, 0)
+
+
+async def test_tokens_that_come_together_share_the_time_since_the_token_before_them(engine: ScriptedEngine) -> None:
+    engine.script = lambda _spec: [word("a"), [word("b"), word("c"), word("d", finish=FinishReason.LENGTH)]]
+    engine.step_s = 0.2
+    async with serving(engine) as service:
+        await service.reply(CHAT, HI | {"max_tokens": 4})
+        exposed = (await (await service.client.get("/metrics")).text()).splitlines()
+    values = dict(line.removeprefix("caravan_inter_token_latency_seconds_").rsplit(" ", 1) for line in exposed)
+    assert values['bucket{model="scripted",le="0.05"}'] == "0"
+    assert values['count{model="scripted"}'] == "3"
+    assert float(values['sum{model="scripted"}']) >= 0.2
 
 
 def test_the_flag_sets_the_limit() -> None:
