@@ -110,6 +110,28 @@ def test_the_ollama_client_generates_chats_and_lists_models(served: Served) -> N
     assert got["error"] == [400, "Input validation error: `temperature` must be strictly positive. Given: -1.0"]
 
 
+def test_the_anthropic_package_creates_streams_calls_tools_and_counts(served: Served) -> None:
+    got = session("anthropic", served)
+    whole, streamed, called = got["whole"], got["streamed"], got["called"]
+    assert whole["text"].startswith(ANSWER)
+    assert (whole["reason"], whole["output_tokens"]) == ("max_tokens", 24)
+    assert whole["input_tokens"] == whole["counted"] > 0
+    assert whole["request_id"]
+    assert whole["stopped"] == ["The sea is", "stop_sequence", " a"]
+    assert streamed["text"] == whole["text"] == "".join(streamed["texts"])
+    assert streamed["tokens"] == 24
+    kinds = [kind for kind in streamed["kinds"] if kind != "content_block_delta"]
+    ends = ["content_block_stop", "message_delta", "message_stop"]
+    # The package hides pings.
+    assert [kind for kind in kinds if kind != "ping"] == ["message_start", "content_block_start", *ends]
+    assert (called["name"], called["reason"], set(called["input"])) == ("weather", "tool_use", {"city"})
+    assert called["streamed"] == called["input"]
+    assert called["answered"] == 1
+    assert "`temperature` must be strictly positive. Given: -1.0" in got["errors"][0]
+    assert "`messages` cannot be empty" in got["errors"][1]
+    assert got["asynchronous"].startswith(ANSWER)
+
+
 def test_the_llm_command_completes_chats_and_calls_tools(served: Served) -> None:
     got = session("llm", served)
     assert "OpenAI Completion: caravan-completions" in got["models"]

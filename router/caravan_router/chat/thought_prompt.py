@@ -18,7 +18,7 @@ from caravan_router.chat.thought_format import (
 Json = dict[str, Any]
 
 # Variables of templates that switch thoughts on or off.
-_SWITCH = re.compile(r"\benable_thinking\b|\bthinking is\b|\bif (not )?thinking\b")
+_SWITCH = re.compile(r"\benable_thinking\b|\bthinking is (not )?defined\b|\bif (not )?thinking\b")
 # gpt-oss knows three efforts.
 _HARMONY_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 

@@ -14,6 +14,10 @@ from caravan_router.http.generation.serving import PRIORITY_HEADER, SPECULATE_HE
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.route import EVENTS, Parameter, Route
 
+_ABOUT = (
+    "Text generation by GGUF models. TGI's routes, OpenAI's and Anthropic's under /v1, and Ollama's under /api. "
+    "Every route takes a key as `x-api-key`, too."
+)
 _DESCRIPTIONS = {
     400: "The body is not JSON; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
@@ -61,7 +65,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Caravan",
-            "description": "Text generation by GGUF models. TGI's routes, OpenAI's under /v1, and Ollama's under /api.",
+            "description": _ABOUT,
             "version": "1",
         },
         "paths": paths,

@@ -1,6 +1,8 @@
 """The table of all routes, for the application and the OpenAPI document. Each package defines its own part."""
 
 from caravan_router.http.admin import routes as admin
+from caravan_router.http.anthropic import routes as anthropic
+from caravan_router.http.anthropic.errors import ANTHROPIC
 from caravan_router.http.cloud import routes as cloud
 from caravan_router.http.llama_server import routes as llama_server
 from caravan_router.http.ollama import routes as ollama
@@ -32,6 +34,7 @@ ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *requests.ROUTES,
     *llama_server.ROUTES,
+    *anthropic.ROUTES,
     *ollama.ROUTES,
     *cloud.ROUTES,
     *ops.ROUTES,
@@ -41,6 +44,6 @@ ROUTES: tuple[Route, ...] = (
 # A path without a route gets the 404 of the dialect whose prefix it has.
 DIALECTS_OF_ROUTES = Dialects(
     by_path={route.path: route.dialect for route in ROUTES},
-    by_prefix={"/v1/": OPENAI, "/api/": OLLAMA},
+    by_prefix={"/v1/": OPENAI, "/v1/messages": ANTHROPIC, "/api/": OLLAMA},
     default=TGI,
 )

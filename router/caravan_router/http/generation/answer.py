@@ -61,7 +61,7 @@ class Reply(ABC):
 
     def error_messages(self, error: Exception) -> Sequence[bytes]:
         """Return the messages that end a stream with ``error``."""
-        return (self.dialect.body(error),)
+        return (self.dialect.body(error, ""),)
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
         """Return the JSON of the event after all runs have ended well; None if there is none."""

@@ -55,7 +55,7 @@ def openai_code(kind: ErrorKind) -> str:
     return "rate_limit_exceeded" if kind in _RATE_LIMITS else kind.error_type
 
 
-def _body(error: Exception) -> bytes:
+def _body(error: Exception, _request_id: str) -> bytes:
     kind = kind_of(error)
     param = (
         (error.field or None) if isinstance(error, ValidationError | UnknownModelError | ContextLengthError) else None

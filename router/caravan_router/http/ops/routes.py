@@ -68,6 +68,10 @@ _DOCUMENT = "Return the OpenAPI document of this API"
 
 ROUTES = (
     _get("/", health, _HEALTHY, errors=(503,), open=True, alias="root"),
+    # Claude Code's probe.
+    Route(
+        method="HEAD", path="/", handler=health, dialect=TGI, summary=_HEALTHY, errors=(503,), open=True, alias="head"
+    ),
     _get("/health", health, _HEALTHY, errors=(503,), open=True),
     _get("/ping", health, _HEALTHY, errors=(503,), open=True, alias="ping"),
     _get("/metrics", metrics, "Return metrics in Prometheus text format", replies=(("text/plain", str),), open=True),

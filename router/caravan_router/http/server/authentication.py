@@ -14,13 +14,14 @@ from caravan_router.http.server.middleware import Handler
 from caravan_router.http.server.route import Route
 from caravan_router.http.server.state import CLIENT
 
+_ANTHROPIC_HEADER = "x-api-key"
 _NOBODY = Client(NO_KEY, now=0.0)
 # Proxies add the first two, and browsers tell with the third which page asks.
 _SENT_FOR_OTHERS = ("Forwarded", "X-Forwarded-For", "Origin")
 
 
 class Authentication:
-    """Identifies clients by ``Authorization: Bearer KEY``.
+    """Identifies clients by ``Authorization: Bearer KEY``, or else by ``x-api-key: KEY``, as Anthropic's send it.
 
     Without a keyring there is one client, without limits, and only programs on this host may use operators' routes.
     """
@@ -38,7 +39,7 @@ class Authentication:
                 raise NotLocalError
             request[CLIENT] = _NOBODY
         elif route is None or not route.open:
-            request[CLIENT] = _find(self._keyring, request.headers.get("Authorization", ""))
+            request[CLIENT] = _find(self._keyring, _secret_of(request))
         if route is not None and route.operator and not request[CLIENT].key.operator:
             raise ForbiddenError
         return await handler(request)
@@ -54,11 +55,18 @@ def _is_local(request: web.Request) -> bool:
         return False
 
 
-def _find(keyring: Keyring, authorization: str) -> Client:
-    scheme, _, secret = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not secret.strip():
+def _secret_of(request: web.Request) -> str:
+    """Return the key that the request carries; "" for none."""
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and secret.strip():
+        return secret.strip()
+    return request.headers.get(_ANTHROPIC_HEADER, "").strip()
+
+
+def _find(keyring: Keyring, secret: str) -> Client:
+    if not secret:
         raise MissingKeyError
-    client = keyring.find(secret.strip())
+    client = keyring.find(secret)
     if client is None:
         raise InvalidKeyError
     return client

@@ -16,21 +16,24 @@ def path_of(request: web.Request) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One API family: TGI's, OpenAI's, Ollama's.
+    """One API family: TGI's, OpenAI's, Ollama's, Anthropic's.
 
-    ``status`` returns the HTTP status of an error, ``body`` its JSON body of type ``envelope``.
+    ``status`` returns the HTTP status of an error, ``body`` its JSON body of type ``envelope``; its second argument is
+    the id of the request, "" if it has none. ``id_header``: header in which clients look for that id, beside the one
+    that every reply has.
     """
 
     name: str
     envelope: type
     status: Callable[[ErrorKind], int]
-    body: Callable[[Exception], bytes]
+    body: Callable[[Exception, str], bytes]
+    id_header: str | None = None
 
-    def response(self, error: Exception) -> web.Response:
+    def response(self, error: Exception, request_id: str = "") -> web.Response:
         """Return ``error`` as a response."""
         response = web.Response(
             status=self.status(kind_of(error)),
-            body=self.body(error),
+            body=self.body(error, request_id),
             headers=headers_of(error),
             content_type="application/json",
         )

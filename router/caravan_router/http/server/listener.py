@@ -147,7 +147,7 @@ class _Refused(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
-        body = self._dialect.body(self._error)
+        body = self._dialect.body(self._error, "")
         headers = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),

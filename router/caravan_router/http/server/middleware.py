@@ -98,12 +98,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except (RequestError, EngineError) as error:
-        return dialect.response(error)
+        return dialect.response(error, request[REQUEST_ID])
     except web.HTTPNotFound:
-        return dialect.response(NotFoundError(request.path))
+        return dialect.response(NotFoundError(request.path), request[REQUEST_ID])
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        return dialect.response(MethodNotAllowedError(request.method, allowed))
+        return dialect.response(MethodNotAllowedError(request.method, allowed), request[REQUEST_ID])
     except (web.HTTPException, ConnectionResetError):
         raise
     except Exception as error:
@@ -111,7 +111,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         if request.get(STREAM_BEGUN, False):
             # Too late for a status: the server closes the connection, which the client sees as a broken stream.
             raise
-        return dialect.response(error)
+        return dialect.response(error, request[REQUEST_ID])
 
 
 async def expected(request: web.Request) -> web.Response | None:
@@ -160,6 +160,8 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
     """Add the request id just before headers are sent, on streams too."""
     if REQUEST_ID in request:
         response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+        if (name := request.app[DIALECTS].of(request).id_header) is not None:
+            response.headers[name] = request[REQUEST_ID]
 
 
 async def end_connection(request: web.Request, response: web.StreamResponse) -> None:

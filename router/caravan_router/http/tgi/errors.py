@@ -17,7 +17,7 @@ def _status(kind: ErrorKind) -> int:
     return kind.status
 
 
-def _body(error: Exception) -> bytes:
+def _body(error: Exception, _request_id: str) -> bytes:
     return msgspec.json.encode(ErrorBody(message_of(error), kind_of(error).error_type))
 
 

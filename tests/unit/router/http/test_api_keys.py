@@ -39,8 +39,24 @@ async def locked(engine: ScriptedEngine) -> AsyncIterator[Service]:
 async def test_only_health_and_metrics_need_no_key(locked: Service) -> None:
     for route in ROUTES:
         response = await locked.client.request(route.method, route.path)
-        is_open = (route.method, route.path) in {("GET", path) for path in ("/", "/health", "/ping", "/metrics")}
+        is_open = (route.method, route.path) in {
+            ("HEAD", "/"), *(("GET", path) for path in ("/", "/health", "/ping", "/metrics"))
+        }  # fmt: skip
         assert response.status == (200 if is_open else 401), route.path
+
+
+async def test_anthropics_clients_send_the_key_in_a_header_of_their_own(locked: Service) -> None:
+    for headers, status in (
+        ({"x-api-key": "a-key"}, 200),
+        ({"x-api-key": " "}, 401),
+        ({"x-api-key": "nope"}, 401),
+        ({"x-api-key": "a-key", "Authorization": "Basic YTpi"}, 200),
+        ({"x-api-key": "a-key", "Authorization": "Bearer nope"}, 401),
+        ({"x-api-key": "nope", "Authorization": AS_ALICE}, 200),
+    ):
+        assert (await locked.client.get("/v1/models", headers=headers)).status == status
+    response = await locked.client.post("/v1/messages", json={}, headers={"x-api-key": "nope"})
+    assert (response.status, (await response.json())["error"]["type"]) == (401, "authentication_error")
 
 
 async def test_an_unknown_route_is_404_only_with_a_key(locked: Service) -> None:

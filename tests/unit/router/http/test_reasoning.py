@@ -205,6 +205,7 @@ OFF: list[dict[str, Any]] = [
     {"reasoning_effort": "none"},
     {"chat_template_kwargs": {"enable_thinking": False}},
     {"chat_template_kwargs": {"thinking": False}},
+    {"chat_template_kwargs": {"reasoning_effort": "none"}},
     {"reasoning_budget_tokens": 0},
     {"reasoning_effort": "none", "response_format": {"type": "json_object"}},
 ]

@@ -30,24 +30,25 @@ def thought_plan_of(
             raise NoThoughtsError("reasoning_budget_tokens", budget)
         return None
     given: dict[str, Any] = msgspec.to_builtins(body.chat_template_kwargs or {})
-    thinking = _thinking(body, given, budget)
+    effort = body.reasoning_effort or given.get("reasoning_effort")
+    thinking = _thinking(effort, given, budget)
     if thinking is Thinking.FREE and constrained and thought_format is HARMONY:
         # gpt-oss thinks whatever it is asked.
         thinking = Thinking.ON
     return ThoughtPlan(
         thought_format=thought_format,
         thinking=thinking,
-        options=template_options(thinking, body.reasoning_effort, thought_format),
+        options=template_options(thinking, effort, thought_format),
         max_tokens=None if thinking is Thinking.OFF else budget,
         opened=constrained or budget is not None,
     )
 
 
-def _thinking(body: ChatRequest, given: dict[str, Any], budget: int | None) -> Thinking:
+def _thinking(effort: str | None, given: dict[str, Any], budget: int | None) -> Thinking:
     switches = [given.get("enable_thinking"), given.get("thinking")]
-    if body.reasoning_effort == "none" or budget == 0 or False in switches:
+    if effort == "none" or budget == 0 or False in switches:
         return Thinking.OFF
-    return Thinking.ON if body.reasoning_effort or budget or True in switches else Thinking.FREE
+    return Thinking.ON if effort or budget or True in switches else Thinking.FREE
 
 
 def _budget(body: ChatRequest) -> int | None:

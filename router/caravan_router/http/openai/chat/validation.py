@@ -43,8 +43,8 @@ from caravan_router.text.assembler import TextOptions
 class ValidChat:
     """``model``: the name that the reply shows.
 
-    ``beginning``: what the output begins with. ``answer_text``: how the answer ends, if the request's text does not end
-    it, because stop strings do not count in thoughts.
+    ``beginning``: what the output begins with. ``answer_text``: how the answer ends where `output` looks for stop
+    strings: they do not count in thoughts, and some replies name the one that was found.
     """
 
     request: ValidRequest
@@ -74,6 +74,7 @@ class ChatSource:
     ``raw`` and this text; the model must have tokens for that. ``earlier``: tokens before those of the messages.
     ``exact``: tokens that the prompt begins with as far as they stand for its text. ``names``: what the client calls
     messages and new tokens. ``clamps``: a number of new tokens that does not fit counts as all that fit.
+    ``tells_stop``: the reply names the stop string that ended it.
     """
 
     body: ChatRequest
@@ -83,6 +84,7 @@ class ChatSource:
     exact: Sequence[int] = ()
     names: tuple[str, str] = ("messages", "max_tokens")
     clamps: bool = False
+    tells_stop: bool = False
 
 
 async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidChat:
@@ -110,10 +112,10 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
     extras = Extras(constraint=constraint, adapter=context.adapter, prediction=prediction, thought=thought)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     samplings = samplings_of(body, n, model, alternatives=alternatives, biases=biases)
-    in_answer_only = plan.reads_thoughts
+    in_output = plan.reads_thoughts or source.tells_stop
     request = ValidRequest(
         specs=with_beams([serving.spec(prompt, sampling, stopping, extras) for sampling in samplings], body, model),
-        text=replace(text, stops=()) if in_answer_only else text,
+        text=replace(text, stops=()) if in_output else text,
         characters=_characters(source, plan),
     )
     return ValidChat(
@@ -122,7 +124,7 @@ async def validate_chat(context: Context, source: ChatSource, n: int) -> ValidCh
         model=context.adapter or model.name,
         logprobs=alternatives is not None,
         beginning=beginning,
-        answer_text=text if in_answer_only else NO_OPTIONS,
+        answer_text=text if in_output else NO_OPTIONS,
     )
 
 

@@ -1,0 +1,101 @@
+"""Runs in its own environment and prints as JSON what the anthropic package got."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import anthropic
+
+QUESTION: Any = [{"role": "user", "content": "Describe the sea."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"name": "weather", "description": "Of a city", "input_schema": SCHEMA}
+# The package has no argument for the temperature any more.
+COMMON: Any = {"model": "any", "max_tokens": 24, "messages": QUESTION, "extra_body": {"temperature": 0}}
+
+
+def text_of(message: anthropic.types.Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def whole(client: anthropic.Anthropic) -> dict[str, object]:
+    message = client.messages.create(**COMMON, system=[{"type": "text", "text": "Be brief."}])
+    stopped = client.messages.create(**COMMON, stop_sequences=[" a"])
+    counted = client.messages.count_tokens(model="any", messages=QUESTION, system="Be brief.")
+    usage = message.usage
+    return {
+        "text": text_of(message),
+        "reason": message.stop_reason,
+        "output_tokens": usage.output_tokens,
+        "input_tokens": usage.input_tokens + (usage.cache_read_input_tokens or 0),
+        "counted": counted.input_tokens,
+        "request_id": message._request_id,
+        "stopped": [text_of(stopped), stopped.stop_reason, stopped.stop_sequence],
+    }
+
+
+def streamed(client: anthropic.Anthropic) -> dict[str, object]:
+    with client.messages.stream(**COMMON, system="Be brief.") as stream:
+        texts = list(stream.text_stream)
+        final = stream.get_final_message()
+    kinds = [event.type for event in client.messages.create(**COMMON, stream=True)]
+    return {"texts": texts, "text": text_of(final), "tokens": final.usage.output_tokens, "kinds": kinds}
+
+
+def called(client: anthropic.Anthropic) -> dict[str, object]:
+    common = COMMON | {"max_tokens": 100, "tools": [TOOL], "tool_choice": {"type": "any"}}
+    message = client.messages.create(**common)
+    (call,) = [block for block in message.content if block.type == "tool_use"]
+    with client.messages.stream(**common) as stream:
+        final = stream.get_final_message()
+    (again,) = [block for block in final.content if block.type == "tool_use"]
+    turns = [
+        *QUESTION,
+        {"role": "assistant", "content": message.content},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "Sunny."}]},
+    ]
+    answer = client.messages.create(**COMMON | {"messages": turns, "tools": [TOOL]})
+    return {
+        "name": call.name,
+        "input": call.input,
+        "streamed": again.input,
+        "reason": message.stop_reason,
+        "answered": len(answer.content),
+    }
+
+
+def errors(client: anthropic.Anthropic) -> list[str]:
+    got = []
+    wrong: list[dict[str, Any]] = [{"extra_body": {"temperature": -1}}, {"messages": []}]
+    for fields in wrong:
+        try:
+            client.messages.create(**COMMON | fields)
+        except anthropic.BadRequestError as error:
+            got.append(str(error.body))
+    return got
+
+
+async def asynchronous(url: str) -> str:
+    async with anthropic.AsyncAnthropic(base_url=url, auth_token="any") as client:
+        return text_of(await client.messages.create(**COMMON))
+
+
+def main(url: str) -> None:
+    with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as client:
+        got = {
+            "whole": whole(client),
+            "streamed": streamed(client),
+            "called": called(client),
+            "errors": errors(client),
+            "asynchronous": asyncio.run(asynchronous(url)),
+        }
+    print(json.dumps(got))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

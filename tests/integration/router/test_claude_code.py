@@ -1,0 +1,145 @@
+"""Requests in the form in which Claude Code sends them, replayed in order against the toy model."""
+
+import json
+from typing import Any
+
+from aiohttp import ClientSession
+
+from caravan_router.http.limits import Limits
+from caravan_testing.cluster import ClusterConfig, cluster
+
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}<tool_call>{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# </think> #}"
+)
+EPHEMERAL = {"type": "ephemeral"}
+HEADERS = {
+    "x-api-key": "any",
+    "anthropic-version": "2023-06-01",
+    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
+    "anthropic-dangerous-direct-browser-access": "true",
+    "user-agent": "claude-cli/2.1.160 (external, cli)",
+    "x-app": "cli",
+    "x-stainless-lang": "js",
+    "x-stainless-retry-count": "0",
+}
+TOOLS = [
+    {
+        "name": name,
+        "description": description,
+        "input_schema": {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {field: {"type": "string", "description": f"The {field}"}},
+            "required": [field],
+            "additionalProperties": False,
+        },
+    }
+    for name, description, field in (
+        ("Bash", "Executes a given bash command.", "command"),
+        ("Read", "Reads a file from the local filesystem.", "file_path"),
+        ("mcp__files__search", "Searches files.", "pattern"),
+    )
+]
+
+
+def system(number: int) -> list[dict[str, Any]]:
+    """Return the system prompt of request ``number``: the first block changes each time."""
+    billing = f"x-anthropic-billing-header: cc_version=2.1.160.b2f; cc_entrypoint=cli; cch={number:05x};"
+    return [
+        {"type": "text", "text": billing},
+        {"type": "text", "text": "You are Claude Code, a CLI.", "cache_control": EPHEMERAL},
+        {"type": "text", "text": "You help with software.\n\n# Tone\nBe brief.", "cache_control": EPHEMERAL},
+    ]
+
+
+def turn(number: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the body of the main loop's request ``number``."""
+    return {
+        "model": "claude-sonnet-4-5-20250929",
+        "messages": messages,
+        "system": system(number),
+        "tools": TOOLS,
+        "metadata": {"user_id": "user_0_account__session_1"},
+        "max_tokens": 32000,
+        "thinking": {"type": "enabled", "budget_tokens": 40},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+        "temperature": 1,
+        "stream": True,
+    }
+
+
+REMINDER = "<system-reminder>\nAs you answer, you can use the following context.\n</system-reminder>"
+FIRST: dict[str, Any] = {
+    "role": "user",
+    "content": [
+        {"type": "text", "text": REMINDER},
+        {"type": "text", "text": "List the files.", "cache_control": EPHEMERAL},
+    ],
+}
+SECOND: list[dict[str, Any]] = [
+    FIRST,
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "I list them.", "signature": "0123"},
+            {"type": "text", "text": "I will look."},
+            {"type": "tool_use", "id": "toolu_01", "name": "Bash", "input": {"command": "ls"}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "tool_result",
+                "tool_use_id": "toolu_01",
+                "content": "README.md",
+                "is_error": False,
+                "cache_control": EPHEMERAL,
+            }
+        ],
+    },
+    {"role": "system", "content": "The user has opened README.md."},
+]
+
+
+async def test_a_session_of_claude_code() -> None:
+    config = ClusterConfig(chat_template=TEMPLATE, cells=16384, limits=Limits(max_total_tokens=4096))
+    async with cluster(config) as running, ClientSession(running.url, headers=HEADERS) as client:
+        assert (await client.head("/")).status == 200
+        # It asks whether the key has a quota left.
+        quota = {"model": "claude-haiku-4-5", "max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]}
+        async with client.post("/v1/messages?beta=true", json=quota) as response:
+            assert response.status == 200, await response.text()
+            assert (await response.json())["usage"]["output_tokens"] == 1
+        count = {"model": "claude-sonnet-4-5", "messages": [FIRST], "tools": TOOLS}
+        async with client.post("/v1/messages/count_tokens?beta=true", json=count) as response:
+            assert response.status == 200, await response.text()
+            assert (await response.json())["input_tokens"] > 100
+        first = await events_of(client, turn(1, [FIRST]))
+        prompt_tokens = first[0]["message"]["usage"]["input_tokens"]
+        second = await events_of(client, turn(2, SECOND))
+        usage = second[-2]["usage"]
+        # All but the end of the first prompt is found again, although the billing line has changed.
+        assert usage["cache_read_input_tokens"] > prompt_tokens - 30
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] > prompt_tokens
+
+
+async def events_of(client: ClientSession, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events of a stream, which must be in order."""
+    async with client.post("/v1/messages?beta=true", json=body) as response:
+        assert response.status == 200, await response.text()
+        text = await response.text()
+    events: list[dict[str, Any]] = [
+        json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")
+    ]
+    kinds = [event["type"] for event in events if event["type"] != "ping"]
+    assert kinds[0] == "message_start"
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") >= 1
+    thinking = next(event for event in events if event["type"] == "content_block_start")["content_block"]
+    assert thinking["type"] == "thinking"
+    return events
