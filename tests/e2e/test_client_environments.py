@@ -155,3 +155,16 @@ def test_lm_evaluation_harness_scores_a_task(served: Served, tmp_path: Path) -> 
         columns = json.load(response)["choices"][0]["logprobs"]
     assert columns["tokens"][-1] == " Paris"
     assert got["logprobs"][0][0] == pytest.approx(columns["token_logprobs"][-1], abs=0.1)
+
+
+def test_openai_agents_loops_over_a_tool_streams_and_keeps_sessions(served: Served) -> None:
+    got = session("openai-agents", served)
+    assert len(got["called"]) == 1
+    assert got["kinds"] == ["tool_call_item", "tool_call_output_item", "message_output_item"]
+    assert got["final"]
+    assert got["streamed"] == got["whole"]
+    assert "Paris" in got["whole"]
+    assert got["session"] == ["user", "assistant", "user", "assistant"]
+    assert (got["popped"], got["left"]) == ("assistant", 3)
+    assert got["cached"] > 0
+    assert got["requests"] == 1

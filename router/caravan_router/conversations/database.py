@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from caravan_router.conversations.nodes import START, Chain, Change, ExactTokens, Head, Json, Node, Position
-from caravan_router.conversations.schema import CHAIN, STATEMENTS, VERSION
+from caravan_router.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
+from caravan_router.conversations.tables import CHAIN, STATEMENTS, VERSION
 
 # What a row takes beside its contents, roughly.
 _ROW_BYTES = 400
@@ -103,12 +103,12 @@ class Database:
         head = Head(id=head_id, created=created, position=position, metadata=_METADATA.decode(metadata))
         return head, self._chain(owner, position)
 
-    def commit(self, owner: str, change: Change, now: float) -> bool:
-        """Write all of ``change``, or nothing: then return False, because the head or the parent is not there."""
+    def commit(self, owner: str, transaction: Transaction, now: float) -> bool:
+        """Write all of ``transaction``, or nothing: then return False, because the head or the parent is not there."""
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             # The node comes first: the head may point at it.
-            if not (self._add_node(owner, change.node, now) and self._write_head(owner, change, now)):
+            if not (self._add_node(owner, transaction.node, now) and self._write_head(owner, transaction, now)):
                 self._connection.rollback()
                 return False
             self._remove_abandoned()
@@ -186,8 +186,8 @@ class Database:
         )
         return True
 
-    def _write_head(self, owner: str, change: Change, now: float) -> bool:
-        head, expected = change.head, change.expected
+    def _write_head(self, owner: str, transaction: Transaction, now: float) -> bool:
+        head, expected = transaction.head, transaction.expected
         if head is None:
             return True
         if not self._has(owner, head.position):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from caravan_router.conversations.database import Bounds, Database
-from caravan_router.conversations.nodes import Chain, Change, Head
+from caravan_router.conversations.nodes import Chain, Head, Transaction
 
 T = TypeVar("T")
 
@@ -66,9 +66,9 @@ class Store:
         """Return a conversation and its chain; None if the owner has none of this id."""
         return await self._call(lambda database: database.head(owner, conversation_id, time.time()))
 
-    async def commit(self, owner: str, change: Change) -> bool:
-        """Write all of ``change``; return False, and write nothing, if its head has moved or its parent is gone."""
-        return await self._call(lambda database: database.commit(owner, change, time.time()))
+    async def commit(self, owner: str, transaction: Transaction) -> bool:
+        """Write all of ``transaction``; return False and write nothing if its head has moved or its parent is gone."""
+        return await self._call(lambda database: database.commit(owner, transaction, time.time()))
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         """Return whether there was one. What continues it stays."""

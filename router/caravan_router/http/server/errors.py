@@ -194,7 +194,7 @@ class UnknownRequestError(RequestError):
 
 
 class UnknownEntryError(RequestError):
-    """The API key has no response or conversation of this id."""
+    """The API key has no response or conversation of this id, or the conversation no such item."""
 
     def __init__(self, kind: str, entry_id: str) -> None:
         super().__init__(f"There is no {kind} of this id. Given: {entry_id[:128]}")
@@ -212,6 +212,13 @@ class HeadMovedError(RequestError):
 
     def __init__(self) -> None:
         super().__init__("The head of the conversation has moved: read it again, and repeat what still fits")
+
+
+class NotStoredError(RequestError):
+    """A response was generated and could not be stored."""
+
+    def __init__(self) -> None:
+        super().__init__("The response could not be stored, so that it cannot be continued")
 
 
 class ContextLengthError(RequestError):
@@ -320,20 +327,16 @@ TABLE: dict[type[Exception], ErrorKind] = {
     UnknownModelError: ErrorKind(
         404, "model_not_found", _CLIENT, "No model or adapter of this name is served", Failure.VALIDATION
     ),
-    UnknownEntryError: ErrorKind(
-        404, "not_found", _CLIENT, "The API key has no response or conversation of this id", Failure.VALIDATION
-    ),
+    UnknownEntryError: ErrorKind(404, "not_found", _CLIENT, "The API key has no such response, conversation or item"),
     ConversationBusyError: ErrorKind(
         409,
         "conversation_busy",
         _CLIENT,
         "A response or a change of the conversation is under way",
-        Failure.VALIDATION,
-        RETRY_AFTER_S,
+        retry_after_s=RETRY_AFTER_S,
     ),
-    HeadMovedError: ErrorKind(
-        409, "head_moved", _CLIENT, "The head of the conversation is not where it was expected", Failure.VALIDATION
-    ),
+    HeadMovedError: ErrorKind(409, "head_moved", _CLIENT, "The head of the conversation is not where it was expected"),
+    NotStoredError: ErrorKind(500, "not_stored", _SERVER, "A response was generated and could not be stored"),
     UnknownShardError: ErrorKind(404, "not_found", _CLIENT, "No shard of this name is up"),
     # Many clients retry a 409.
     AbortedError: ErrorKind(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caravan_router.conversations.database import Bounds, Database, StateFileError
-from caravan_router.conversations.nodes import START, Change, ExactTokens, Head, Node, Position
+from caravan_router.conversations.nodes import START, ExactTokens, Head, Node, Position, Transaction
 
 NOW = 1_000_000.0
 LARGE = Bounds(max_bytes=1 << 30, life_s=3600)
@@ -40,12 +40,12 @@ def ids(database: Database, owner: str, node: str) -> list[str] | None:
 
 def test_a_chain_has_the_items_and_the_tokens_of_all_its_nodes() -> None:
     database = memory()
-    assert database.commit("a", Change(node=turn("r1", tokens=(1, 2, 3))), NOW)
-    assert database.commit("a", Change(node=turn("r2", at("r1"), (1, 2, 3, 4, 5))), NOW)
+    assert database.commit("a", Transaction(node=turn("r1", tokens=(1, 2, 3))), NOW)
+    assert database.commit("a", Transaction(node=turn("r2", at("r1"), (1, 2, 3, 4, 5))), NOW)
     # Its prompt differs from that of its parent after two tokens.
-    assert database.commit("a", Change(node=turn("r3", at("r2"), (1, 2, 9, 9))), NOW)
+    assert database.commit("a", Transaction(node=turn("r3", at("r2"), (1, 2, 9, 9))), NOW)
     # Another file of the model has tokens of its own.
-    assert database.commit("a", Change(node=turn("r4", at("r3"), (1, 2), "g")), NOW)
+    assert database.commit("a", Transaction(node=turn("r4", at("r3"), (1, 2), "g")), NOW)
     for name, tokens in (("r1", (1, 2, 3)), ("r2", (1, 2, 3, 4, 5)), ("r3", (1, 2, 9, 9)), ("r4", (1, 2))):
         chain = database.node("a", name, NOW)
         assert chain is not None
@@ -57,22 +57,22 @@ def test_a_chain_has_the_items_and_the_tokens_of_all_its_nodes() -> None:
 
 def test_a_child_may_continue_any_item_of_its_parent() -> None:
     database = memory()
-    database.commit("a", Change(node=turn("r1")), NOW)
-    assert database.commit("a", Change(node=turn("r2", at("r1", 1))), NOW)
+    database.commit("a", Transaction(node=turn("r1")), NOW)
+    assert database.commit("a", Transaction(node=turn("r2", at("r1", 1))), NOW)
     assert ids(database, "a", "r2") == ["r1-in", "r2-in", "r2-out"]
     for missing in (at("r1", 3), at("r9"), at("r1", 0)):
-        assert not database.commit("a", Change(node=turn("r3", missing)), NOW)
+        assert not database.commit("a", Transaction(node=turn("r3", missing)), NOW)
     assert ids(database, "a", "r3") is None
 
 
 def test_an_owner_sees_and_changes_only_its_own() -> None:
     database = memory()
-    database.commit("a", Change(node=turn("r1"), head=head("c1", at("r1"))), NOW)
+    database.commit("a", Transaction(node=turn("r1"), head=head("c1", at("r1"))), NOW)
     assert database.node("b", "r1", NOW) is None
     assert database.head("b", "c1", NOW) is None
-    assert not database.commit("b", Change(node=turn("r2", at("r1"))), NOW)
-    assert not database.commit("b", Change(head=head("c2", at("r1"))), NOW)
-    assert not database.commit("b", Change(head=head("c1"), expected=at("r1")), NOW)
+    assert not database.commit("b", Transaction(node=turn("r2", at("r1"))), NOW)
+    assert not database.commit("b", Transaction(head=head("c2", at("r1"))), NOW)
+    assert not database.commit("b", Transaction(head=head("c1"), expected=at("r1")), NOW)
     assert not database.delete_node("b", "r1")
     assert not database.delete_head("b", "c1")
     assert ids(database, "a", "r1") == ["r1-in", "r1-out"]
@@ -81,9 +81,11 @@ def test_an_owner_sees_and_changes_only_its_own() -> None:
 
 def test_a_head_moves_only_from_where_it_is_expected() -> None:
     database = memory()
-    database.commit("a", Change(node=turn("r1"), head=head("c", at("r1"))), NOW)
-    assert database.commit("a", Change(node=turn("r2", at("r1")), head=head("c", at("r2")), expected=at("r1")), NOW)
-    lost = Change(node=turn("r3", at("r1")), head=head("c", at("r3")), expected=at("r1"))
+    database.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    assert database.commit(
+        "a", Transaction(node=turn("r2", at("r1")), head=head("c", at("r2")), expected=at("r1")), NOW
+    )
+    lost = Transaction(node=turn("r3", at("r1")), head=head("c", at("r3")), expected=at("r1"))
     assert not database.commit("a", lost, NOW)
     assert ids(database, "a", "r3") is None, "nothing of a change that lost is written"
     found = database.head("a", "c", NOW)
@@ -93,8 +95,8 @@ def test_a_head_moves_only_from_where_it_is_expected() -> None:
 
 def test_a_deleted_response_stays_while_others_continue_it() -> None:
     database = memory()
-    database.commit("a", Change(node=turn("r1")), NOW)
-    database.commit("a", Change(node=turn("r2", at("r1"))), NOW)
+    database.commit("a", Transaction(node=turn("r1")), NOW)
+    database.commit("a", Transaction(node=turn("r2", at("r1"))), NOW)
     assert database.delete_node("a", "r1")
     assert not database.delete_node("a", "r1")
     assert ids(database, "a", "r1") is None
@@ -106,10 +108,10 @@ def test_a_deleted_response_stays_while_others_continue_it() -> None:
 def test_items_of_a_conversation_go_with_the_last_head_that_has_them() -> None:
     database = memory()
     added = Node(id="n", items=({"id": "i"},))
-    database.commit("a", Change(node=added, head=head("c1", at("n", 1))), NOW)
-    database.commit("a", Change(head=head("c2", at("n", 1))), NOW)
+    database.commit("a", Transaction(node=added, head=head("c1", at("n", 1))), NOW)
+    database.commit("a", Transaction(head=head("c2", at("n", 1))), NOW)
     assert ids(database, "a", "n") is None, "it is no response"
-    assert database.commit("a", Change(head=head("c1"), expected=at("n", 1)), NOW)
+    assert database.commit("a", Transaction(head=head("c1"), expected=at("n", 1)), NOW)
     found = database.head("a", "c2", NOW)
     assert found is not None
     assert [item["id"] for item in found[1].items] == ["i"]
@@ -120,8 +122,8 @@ def test_items_of_a_conversation_go_with_the_last_head_that_has_them() -> None:
 
 def test_entries_expire_after_their_last_use() -> None:
     database = memory(Bounds(max_bytes=1 << 30, life_s=100))
-    database.commit("a", Change(node=turn("r1"), head=head("c", at("r1"))), NOW)
-    database.commit("a", Change(node=turn("r2")), NOW)
+    database.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    database.commit("a", Transaction(node=turn("r2")), NOW)
     assert database.head("a", "c", NOW + 90) is not None
     assert database.node("a", "r2", NOW + 110) is None
     assert database.head("a", "c", NOW + 180) is not None, "it was used at 90 s"
@@ -134,7 +136,9 @@ def test_ten_thousand_conversations_stay_within_the_bound() -> None:
     database = memory(Bounds(max_bytes=limit, life_s=3600))
     for number in range(10_000):
         node = Node(id=f"n{number}", items=({"text": "x" * 200},))
-        assert database.commit("a", Change(node=node, head=head(f"c{number}", at(node.id, 1))), NOW + number * 1e-6)
+        assert database.commit(
+            "a", Transaction(node=node, head=head(f"c{number}", at(node.id, 1))), NOW + number * 1e-6
+        )
     assert limit / 2 < sum(database.used_bytes().values()) <= limit
     assert database.head("a", "c0", NOW) is None
     assert database.head("a", "c9999", NOW) is not None
@@ -142,19 +146,19 @@ def test_ten_thousand_conversations_stay_within_the_bound() -> None:
 
 def test_who_holds_most_makes_room() -> None:
     database = memory(Bounds(max_bytes=200_000, life_s=3600))
-    database.commit("small", Change(node=turn("old")), NOW)
+    database.commit("small", Transaction(node=turn("old")), NOW)
     for number in range(1000):
-        database.commit("large", Change(node=turn(f"r{number}")), NOW + 1 + number * 1e-6)
+        database.commit("large", Transaction(node=turn(f"r{number}")), NOW + 1 + number * 1e-6)
     assert ids(database, "small", "old") == ["old-in", "old-out"]
 
 
 def test_nodes_in_use_or_with_children_are_never_removed() -> None:
     pinned = ["r1"]
     database = memory(Bounds(max_bytes=20_000, life_s=100), pinned)
-    database.commit("a", Change(node=turn("r0")), NOW)
-    database.commit("a", Change(node=turn("r1", at("r0"))), NOW)
+    database.commit("a", Transaction(node=turn("r0")), NOW)
+    database.commit("a", Transaction(node=turn("r1", at("r0"))), NOW)
     for number in range(100):
-        database.commit("a", Change(node=turn(f"x{number}")), NOW + 1)
+        database.commit("a", Transaction(node=turn(f"x{number}")), NOW + 1)
     assert ids(database, "a", "r1") == ["r0-in", "r0-out", "r1-in", "r1-out"]
     assert database.node("a", "r1", NOW + 1000) is not None
     pinned.clear()
@@ -164,7 +168,7 @@ def test_nodes_in_use_or_with_children_are_never_removed() -> None:
 def test_a_file_is_read_again_and_is_for_its_owner_only(tmp_path: Path) -> None:
     file = tmp_path / "state"
     database = Database(file, LARGE)
-    database.commit("a", Change(node=turn("r1", tokens=(7, 8)), head=head("c", at("r1"))), NOW)
+    database.commit("a", Transaction(node=turn("r1", tokens=(7, 8)), head=head("c", at("r1"))), NOW)
     database.close()
     assert file.stat().st_mode & 0o077 == 0
     again = Database(file, LARGE)
@@ -176,10 +180,10 @@ def test_a_file_is_read_again_and_is_for_its_owner_only(tmp_path: Path) -> None:
 
 def test_two_routers_may_have_the_file_open(tmp_path: Path) -> None:
     first, second = Database(tmp_path / "state", LARGE), Database(tmp_path / "state", LARGE)
-    first.commit("a", Change(node=turn("r1"), head=head("c", at("r1"))), NOW)
-    move = Change(node=turn("r2", at("r1")), head=head("c", at("r2")), expected=at("r1"))
+    first.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    move = Transaction(node=turn("r2", at("r1")), head=head("c", at("r2")), expected=at("r1"))
     assert second.commit("a", move, NOW)
-    assert not first.commit("a", Change(head=head("c"), expected=at("r1")), NOW)
+    assert not first.commit("a", Transaction(head=head("c"), expected=at("r1")), NOW)
     first.close()
     second.close()
 
@@ -197,18 +201,18 @@ CRASHES = """
 import os, random, signal, sys, time
 from pathlib import Path
 from caravan_router.conversations.database import Bounds, Database
-from caravan_router.conversations.nodes import START, Change, Head, Node, Position
+from caravan_router.conversations.nodes import START, Transaction, Head, Node, Position
 
 file, bounds, draw = Path(sys.argv[1]), Bounds(max_bytes=1 << 24, life_s=1e9), random.Random(1)
 
 def write(report, number):
     database = Database(file, bounds)
     position, turns = START, 0
-    assert database.commit("a", Change(head=Head(id=f"c{number}", created=1.0)), 1.0)
+    assert database.commit("a", Transaction(head=Head(id=f"c{number}", created=1.0)), 1.0)
     while True:
         node = Node(id=f"{number}-{turns}", parent=position, items=({"text": "x" * 3000},), response=b"{}")
         moved = Head(id=f"c{number}", created=1.0, position=Position(node=node.id, items=1))
-        assert database.commit("a", Change(node=node, head=moved, expected=position), 1.0)
+        assert database.commit("a", Transaction(node=node, head=moved, expected=position), 1.0)
         position, turns = moved.position, turns + 1
         os.write(report, b".")
 

@@ -75,7 +75,9 @@ async def test_a_conversation_is_created_read_changed_and_deleted(service: Servi
     async with service.client.delete(f"{PATH}/{path}/items/{third['id']}") as deleted:
         assert (await deleted.json())["id"] == path
     assert await texts(service, path) == ["a", "b"]
-    await get(service, f"{path}/items/{third['id']}", 400)
+    await get(service, f"{path}/items/{third['id']}", 404)
+    async with service.client.delete(f"{PATH}/{path}/items/{third['id']}") as missing:
+        assert missing.status == 404
     async with service.client.delete(f"{PATH}/{path}") as deleted:
         assert await deleted.json() == {"id": path, "object": "conversation.deleted", "deleted": True}
     await get(service, path, 404)

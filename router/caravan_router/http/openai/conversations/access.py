@@ -8,10 +8,9 @@ from dataclasses import replace
 from aiohttp import web
 
 from caravan_router.conversations.ids import new_id
-from caravan_router.conversations.nodes import START, Chain, Head, Json, Node, Position
-from caravan_router.conversations.nodes import Change as Transaction
+from caravan_router.conversations.nodes import START, Chain, Head, Json, Node, Position, Transaction
 from caravan_router.http.openai.conversations.edits import Change, placed
-from caravan_router.http.openai.conversations.schema import Conversation
+from caravan_router.http.openai.conversations.schema import ConversationObject
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.openai.responses.schema import Metadata
 from caravan_router.http.server.errors import HeadMovedError, UnknownEntryError
@@ -74,9 +73,11 @@ async def delete(request: web.Request) -> None:
         await request.app[STATE].store.delete_conversation(owner_of(request), head.id)
 
 
-def shown(head: Head) -> Conversation:
+def shown(head: Head) -> ConversationObject:
     """Return a conversation as clients see it."""
-    return Conversation(id=head.id, created_at=int(head.created), metadata=head.metadata, head=head.position.version)
+    return ConversationObject(
+        id=head.id, created_at=int(head.created), metadata=head.metadata, head=head.position.version
+    )
 
 
 def _held(request: web.Request) -> ExitStack:

@@ -17,7 +17,7 @@ from caravan_router.http.openai.conversations.replies import (
     conversation_reply,
     json_reply,
 )
-from caravan_router.http.openai.conversations.schema import Conversation, Edit, Export, Fork, Rewind, Shift
+from caravan_router.http.openai.conversations.schema import ConversationObject, Edit, Export, Fork, Rewind, Shift
 from caravan_router.http.openai.conversations.transfer import exported
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.responses.running import RUNNING
@@ -88,7 +88,7 @@ BRANCH_ROUTES = (
         summary="Begin a new conversation with the items of this one, all or up to one of them",
         parameters=(NAMED,),
         body=(Fork,),
-        replies=((JSON, Conversation),),
+        replies=((JSON, ConversationObject),),
         errors=CHANGE_ERRORS,
     ),
     Route(
@@ -99,7 +99,7 @@ BRANCH_ROUTES = (
         summary="Take back the last items or turns of a conversation",
         parameters=(NAMED, IF_MATCH),
         body=(Rewind,),
-        replies=((JSON, Conversation),),
+        replies=((JSON, ConversationObject),),
         errors=CHANGE_ERRORS,
     ),
     Route(
@@ -110,7 +110,7 @@ BRANCH_ROUTES = (
         summary="Drop items after the first ones of a conversation",
         parameters=(NAMED, IF_MATCH),
         body=(Shift,),
-        replies=((JSON, Conversation),),
+        replies=((JSON, ConversationObject),),
         errors=CHANGE_ERRORS,
     ),
     Route(
@@ -121,7 +121,7 @@ BRANCH_ROUTES = (
         summary="Insert, replace and delete items of a conversation",
         parameters=(NAMED, IF_MATCH),
         body=(Edit,),
-        replies=((JSON, Conversation),),
+        replies=((JSON, ConversationObject),),
         errors=CHANGE_ERRORS,
     ),
     Route(

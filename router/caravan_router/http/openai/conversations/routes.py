@@ -1,12 +1,14 @@
 """``/v1/conversations`` as OpenAI has it."""
 
+from collections.abc import Sequence
+
 import msgspec
 from aiohttp import web
 
-from caravan_router.conversations.nodes import Chain
+from caravan_router.conversations.nodes import Chain, Json
 from caravan_router.http.openai.conversations import access
 from caravan_router.http.openai.conversations.branches import BRANCH_ROUTES
-from caravan_router.http.openai.conversations.edits import appended, edited, index_of, placed
+from caravan_router.http.openai.conversations.edits import appended, placed
 from caravan_router.http.openai.conversations.replies import (
     CHANGE_ERRORS,
     IF_MATCH,
@@ -18,12 +20,10 @@ from caravan_router.http.openai.conversations.replies import (
     json_reply,
 )
 from caravan_router.http.openai.conversations.schema import (
-    Conversation,
+    ConversationObject,
     CreateConversation,
     CreateItems,
-    Delete,
     DeletedConversation,
-    Edit,
     StoredItem,
     UpdateConversation,
 )
@@ -34,6 +34,7 @@ from caravan_router.http.openai.responses.pages import PAGE_PARAMETERS, item_lis
 from caravan_router.http.openai.responses.rules import OneOfFieldsError
 from caravan_router.http.openai.responses.schema import ItemList
 from caravan_router.http.openai.responses.validation import check_metadata
+from caravan_router.http.server.errors import UnknownEntryError
 from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
 from caravan_router.http.server.tolerant_body import read_tolerant_body
 
@@ -91,15 +92,24 @@ async def create_items(request: web.Request) -> web.Response:
 async def get_item(request: web.Request) -> web.Response:
     """Handle ``GET /v1/conversations/{conversation_id}/items/{item_id}``."""
     _, chain = await access.conversation_of(request)
-    items, item_id = chain.items, request.match_info["item_id"]
-    item = items[index_of("item_id", items, item_id)]
+    item_id = request.match_info["item_id"]
+    item = next((item for item in chain.items if item["id"] == item_id), None)
+    if item is None:
+        raise UnknownEntryError("item", item_id)
     return web.Response(body=msgspec.json.encode(item), content_type="application/json")
 
 
 async def delete_item(request: web.Request) -> web.Response:
     """Handle ``DELETE /v1/conversations/{conversation_id}/items/{item_id}``."""
-    deletion = Edit(operations=[Delete(item=request.match_info["item_id"])])
-    return conversation_reply((await access.change_items(request, edited(deletion)))[0])
+    item_id = request.match_info["item_id"]
+
+    def without(items: Sequence[Json]) -> Sequence[Json]:
+        left = [item for item in items if item["id"] != item_id]
+        if len(left) == len(items):
+            raise UnknownEntryError("item", item_id)
+        return left
+
+    return conversation_reply((await access.change_items(request, without))[0])
 
 
 ROUTES = (
@@ -110,7 +120,7 @@ ROUTES = (
         dialect=OPENAI,
         summary="Create a conversation, with items or from an export",
         body=(CreateConversation,),
-        replies=((JSON, Conversation),),
+        replies=((JSON, ConversationObject),),
         errors=BODY_ERRORS,
     ),
     Route(
@@ -120,7 +130,7 @@ ROUTES = (
         dialect=OPENAI,
         summary="Return a conversation and its head",
         parameters=(NAMED,),
-        replies=((JSON, Conversation),),
+        replies=((JSON, ConversationObject),),
         errors=(404,),
     ),
     Route(
@@ -131,7 +141,7 @@ ROUTES = (
         summary="Set the metadata of a conversation",
         parameters=(NAMED, IF_MATCH),
         body=(UpdateConversation,),
-        replies=((JSON, Conversation),),
+        replies=((JSON, ConversationObject),),
         errors=CHANGE_ERRORS,
     ),
     Route(
@@ -173,7 +183,7 @@ ROUTES = (
         summary="Return an item of a conversation",
         parameters=(NAMED, ITEM_NAMED),
         replies=((JSON, StoredItem),),
-        errors=(400, 404),
+        errors=(404,),
     ),
     Route(
         method="DELETE",
@@ -182,8 +192,8 @@ ROUTES = (
         dialect=OPENAI,
         summary="Delete an item of a conversation",
         parameters=(NAMED, ITEM_NAMED, IF_MATCH),
-        replies=((JSON, Conversation),),
-        errors=(400, 404, 409),
+        replies=((JSON, ConversationObject),),
+        errors=(404, 409),
     ),
     *BRANCH_ROUTES,
 )

@@ -10,7 +10,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+class ConversationObject(msgspec.Struct, frozen=True, kw_only=True):
     """``head``: names the place where the conversation ends. A change with it in ``If-Match`` fails if it has moved."""
 
     id: str

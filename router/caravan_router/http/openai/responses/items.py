@@ -81,11 +81,11 @@ def _item(field: str, item: Json, earlier: Mapping[str, Json]) -> Json:
         if not isinstance(named := item.get("id"), str) or named not in earlier:
             raise UnknownItemError(f"{field}.id", named)
         return earlier[named] | {"id": new_id(earlier[named]["id"].partition("_")[0])}
-    if not isinstance(kind, str) or (reader := _READERS.get(kind)) is None:
-        if kind in HOSTED:
-            return item | {"id": new_id("item")}
-        raise UnsupportedItemError(f"{field}.type", kind)
-    return reader(field, item)
+    if isinstance(kind, str) and kind in _READERS:
+        return _READERS[kind](field, item)
+    if isinstance(kind, str) and kind in HOSTED:
+        return item | {"id": new_id("item")}
+    raise UnsupportedItemError(f"{field}.type", kind)
 
 
 def _message(field: str, item: Json) -> Json:
@@ -182,11 +182,11 @@ def _texts(field: str, content: Content, *, images: bool) -> list[str]:
         return [content]
     texts = []
     for number, part in enumerate(content):
-        kind, text = part.get("type"), part.get("text", part.get("refusal"))
+        kind, text = str(part.get("type")), part.get("text", part.get("refusal"))
         if images and kind in {"input_image", "input_file"}:
             texts.append("[image]" if kind == "input_image" else "[file]")
         elif kind not in {"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"}:
-            raise NotTextError(f"{field}[{number}]", str(kind))
+            raise NotTextError(f"{field}[{number}]", kind)
         elif not isinstance(text, str):
             raise MissingFieldError(f"{field}[{number}].text")
         else:

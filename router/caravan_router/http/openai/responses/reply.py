@@ -160,6 +160,7 @@ class ResponseReply(Reply):
         response.usage = self._usage()
         if response.store:
             await self._turn.commit(self.node())
+        self.running.ended.set()
 
     def _usage(self) -> ResponseUsage:
         prompt, output = len(self._chat.request.prompt), self._run.tokens

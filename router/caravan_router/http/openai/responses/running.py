@@ -30,7 +30,7 @@ class RunningResponse:
     """A response under way.
 
     ``owner``: name of its API key. ``conversation``: id of the one it extends, or "". ``started``: whether its request
-    is valid, so that there is something to see.
+    is valid, so that there is something to see. ``ended``: set when it has all that it gets, and is stored.
     """
 
     id: str

@@ -1,19 +1,23 @@
 """What a response continues: a response or conversation of the store, or nothing."""
 
+import logging
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.conversations.nodes import Chain, Change, Head, Json, Node, Position
+from caravan_router.conversations.nodes import Chain, Head, Json, Node, Position, Transaction
 from caravan_router.conversations.store import Store
 from caravan_router.http.openai.responses.items import read_items
 from caravan_router.http.openai.responses.rules import TwoContextsError
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.openai.responses.schema import ConversationName, InputFields
-from caravan_router.http.server.errors import HeadMovedError, UnknownEntryError
+from caravan_router.http.server.errors import HeadMovedError, NotStoredError, UnknownEntryError
 from caravan_router.http.server.state import CLIENT, STATE
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +35,19 @@ class Turn:
     held: ExitStack
 
     async def commit(self, node: Node) -> None:
-        """Store the turn as ``node`` and let others continue it. Raises HeadMovedError."""
+        """Store the turn as ``node`` and let others continue it. Raises HeadMovedError, NotStoredError."""
         head = self.head
         moved = None
         if head is not None:
             position = Position(node=node.id, items=len(node.items))
             moved = Head(id=head.id, created=head.created, position=position, metadata=head.metadata)
-        change = Change(node=node, head=moved, expected=None if head is None else head.position)
-        if not await self.store.commit(self.owner, change):
+        transaction = Transaction(node=node, head=moved, expected=None if head is None else head.position)
+        try:
+            committed = await self.store.commit(self.owner, transaction)
+        except sqlite3.Error as error:
+            log.exception("a response could not be stored")
+            raise NotStoredError from error
+        if not committed:
             raise HeadMovedError
         self.held.close()
 

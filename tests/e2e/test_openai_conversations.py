@@ -1,0 +1,146 @@
+"""openai-python's conversations against a real server, forks, restarts, and an agent that sends its whole history."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import NotFoundError, OpenAI
+
+from caravan_testing.serve_process import Served, serve
+
+pytestmark = pytest.mark.e2e
+
+TOY = ("--backend", "fake", "-np", "4", "-c", "8192")
+DEMO = ("-np", "4", "-c", "8192", "-t", "1", "-fa", "off")
+
+
+@pytest.fixture(scope="module")
+def toy() -> Iterator[Served]:
+    with serve(*TOY) as running:
+        yield running
+
+
+@pytest.fixture(params=["demo model", "toy model"])
+def server(request: pytest.FixtureRequest) -> Served:
+    found: Served = request.getfixturevalue("served" if request.param == "demo model" else "toy")
+    return found
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as made:
+        yield made
+
+
+def respond(client: OpenAI, conversation: str, text: str) -> tuple[int, int]:
+    """Generate a few tokens. Return the number of cached tokens and of all tokens."""
+    response = client.responses.create(model="any", input=text, conversation=conversation, max_output_tokens=10)
+    assert response.usage is not None
+    return response.usage.input_tokens_details.cached_tokens, response.usage.total_tokens
+
+
+def test_a_conversation_is_what_openai_python_expects(client: OpenAI) -> None:
+    items: Any = [{"type": "message", "role": "user", "content": "Hello"}]
+    conversation = client.conversations.create(items=items, metadata={"topic": "sea"})
+    assert conversation.metadata == {"topic": "sea"}
+    assert client.conversations.retrieve(conversation.id) == conversation
+    updated = client.conversations.update(conversation.id, metadata={"topic": "land"})
+    assert updated.metadata == {"topic": "land"}
+    added = client.conversations.items.create(conversation.id, items=items * 2)
+    assert len(added.data) == 2
+    listed = list(client.conversations.items.list(conversation.id, limit=2, order="asc"))
+    assert len(listed) == 3, "both pages"
+    first = client.conversations.items.retrieve(listed[0].id or "", conversation_id=conversation.id)
+    assert first == listed[0]
+    left = client.conversations.items.delete(listed[0].id or "", conversation_id=conversation.id)
+    assert left.id == conversation.id
+    assert len(list(client.conversations.items.list(conversation.id))) == 2
+    assert client.conversations.delete(conversation.id).deleted
+    with pytest.raises(NotFoundError):
+        client.conversations.retrieve(conversation.id)
+
+
+def test_both_branches_of_a_fork_compute_new_tokens_only(client: OpenAI, server: Served) -> None:
+    """The last token of an output is never computed, so that it counts as new."""
+    conversation = client.conversations.create().id
+    known = 0
+    for number in range(3):
+        cached, total = respond(client, conversation, f"Tell me about the number {number}.")
+        assert cached >= known - 1
+        known = total
+    fork = post(server, f"/v1/conversations/{conversation}/fork", {})["id"]
+    for branch in (conversation, fork):
+        cached, _ = respond(client, branch, f"And about {branch[5:9]}?")
+        assert cached >= known - 1
+
+
+@pytest.mark.parametrize("flags", [TOY, pytest.param(DEMO, marks=pytest.mark.clients)], ids=["toy model", "demo model"])
+def test_turns_continue_where_they_were_after_a_restart(flags: tuple[str, ...], tmp_path: Path) -> None:
+    # In this layout, prefixes are saved when their sequence ends, and go to files when the shard ends.
+    cache = ("--cache-dir", str(tmp_path / "cache"), "--kv-layout", "unified")
+    kept = ("--state-file", str(tmp_path / "state"), *cache)
+    with serve(*flags, *kept) as served, OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        conversation = client.conversations.create().id
+        respond(client, conversation, "Tell me about the sea, which is large and blue and full of fish.")
+        _, known = respond(client, conversation, "And about the land.")
+        wait_until_saved(served)
+    with serve(*flags, *kept) as served, OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        assert len(list(client.conversations.items.list(conversation))) == 4
+        cached, _ = respond(client, conversation, "And about the sky.")
+        assert cached >= known - 1
+
+
+@pytest.mark.parametrize("server", ["toy model", pytest.param("demo model", marks=pytest.mark.clients)], indirect=True)
+def test_codex_is_understood_turn_by_turn(server: Served) -> None:
+    """Its requests have the whole history. It reads whole items, and the id and usage at the end."""
+    requests = json.loads((Path(__file__).parent / "codex_requests.json").read_text())
+    prompt_before = 0
+    for body in requests:
+        events = stream(server, body | {"max_output_tokens": 12})
+        kinds = [event["type"] for event in events]
+        assert kinds[:2] == ["response.created", "response.in_progress"]
+        assert kinds[-1] in {"response.completed", "response.incomplete"}
+        response = events[-1]["response"]
+        done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert done == response["output"]
+        assert done
+        usage = response["usage"]
+        # What came before the assistant's turn is the same as in the request before.
+        assert usage["input_tokens_details"]["cached_tokens"] >= prompt_before - 30
+        prompt_before = usage["input_tokens"]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{server.url}/v1/responses/{response['id']}", timeout=60)
+
+
+def wait_until_saved(server: Served) -> None:
+    """Wait until all prefixes are saved, so that no cells are held for them."""
+    deadline = time.monotonic() + 60
+    while True:
+        with urllib.request.urlopen(f"{server.url}/admin/prefixes", timeout=60) as response:
+            [shard] = json.load(response)["shards"]
+        if shard["memory_bytes"] and not shard["cells"]:
+            return
+        assert time.monotonic() < deadline, shard
+        time.sleep(0.05)
+
+
+def post(server: Served, path: str, body: Any) -> Any:
+    request = urllib.request.Request(
+        f"{server.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
+def stream(server: Served, body: Any) -> list[Any]:
+    request = urllib.request.Request(
+        f"{server.url}/v1/responses", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        lines = response.read().decode().splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]

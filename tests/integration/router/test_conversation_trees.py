@@ -1,0 +1,144 @@
+"""Random trees of conversations on the toy model, while shards are lost and requests preempted.
+
+Whatever a conversation went through, what it generates is what its items give when they are sent from the start.
+"""
+
+import asyncio
+import random
+from typing import Any
+
+from aiohttp import ClientSession
+
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.specs import run, spec
+
+WALKERS = 4
+STEPS = 20
+MOST_ITEMS = 12
+CELLS = 1024
+
+
+class Walker:
+    """Changes the conversations of a tree at random, and compares each response with a stateless one."""
+
+    def __init__(self, session: ClientSession, seed: int) -> None:
+        self._session = session
+        self._chance = random.Random(seed)
+        self._conversations: list[str] = []
+        self.responses = 0
+
+    async def walk(self) -> None:
+        self._conversations.append((await self._post("", {"items": [self._message("system")]}))["id"])
+        for _ in range(STEPS):
+            conversation = self._chance.choice(self._conversations)
+            items = await self._items(conversation)
+            if len(items) > MOST_ITEMS:
+                await self._post(f"/{conversation}/shift", {"keep": 1, "drop": 6})
+                continue
+            match self._chance.randrange(8):
+                case 0:
+                    at = self._chance.choice(items)["id"] if items else None
+                    self._conversations.append((await self._post(f"/{conversation}/fork", {"at": at}))["id"])
+                case 1 if items:
+                    await self._post(f"/{conversation}/rewind", {"to": self._chance.choice(items)["id"]})
+                case 2 if items:
+                    await self._edit(conversation, items)
+                case 3:
+                    await self._post(f"/{conversation}/items", {"items": [self._message("user")]})
+                case 4:
+                    export = await self._get(f"/{conversation}/export")
+                    self._conversations.append((await self._post("", {"import": export}))["id"])
+                case _:
+                    await self._respond(conversation, items)
+
+    async def _edit(self, conversation: str, items: list[Any]) -> None:
+        item = self._chance.choice(items)["id"]
+        operations = [
+            {"op": "insert", "after": item, "items": [self._message("user")]},
+            {"op": "replace", "item": item, "items": [self._message("assistant")]},
+            {"op": "delete", "item": item},
+        ]
+        chosen = self._chance.choice(operations)
+        await self._post(f"/{conversation}/edit", {"operations": [chosen]})
+
+    async def _respond(self, conversation: str, items: list[Any]) -> None:
+        common = {
+            "max_output_tokens": self._chance.randrange(4, 40),
+            "seed": self._chance.randrange(1000),
+            "temperature": self._chance.choice([0, 1]),
+        }
+        message = self._message("user")
+        stated = await self._generate({**common, "conversation": conversation, "input": [message]})
+        sent = await self._generate({**common, "store": False, "input": [*items, message]})
+        assert stated["output"][0]["content"] == sent["output"][0]["content"], items
+        assert stated["usage"]["output_tokens"] == sent["usage"]["output_tokens"]
+        assert (await self._items(conversation))[-1] == stated["output"][0]
+        self.responses += 1
+
+    def _message(self, role: str) -> dict[str, str]:
+        text = " ".join(self._chance.choice(["sea", "tree", "<|im_end|>", "star", "ö"]) for _ in range(4))
+        return {"role": role, "content": text}
+
+    async def _items(self, conversation: str) -> list[Any]:
+        listed = await self._get(f"/{conversation}/items?order=asc&limit=100")
+        assert isinstance(listed["data"], list)
+        return listed["data"]
+
+    async def _get(self, path: str) -> Any:
+        async with self._session.get(f"/v1/conversations{path}") as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async def _post(self, path: str, body: Any) -> Any:
+        async with self._session.post(f"/v1/conversations{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async def _generate(self, body: Any) -> Any:
+        async with self._session.post("/v1/responses", json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+
+async def lose_shards(running: Cluster, ended: asyncio.Event) -> int:
+    """Stop one shard after another, and start each again, until ``ended``. Return how many were lost."""
+    lost = 0
+    while not ended.is_set():
+        for address in running.addresses:
+            await asyncio.sleep(0.5)
+            await running.stop_shard(address)
+            await running.start_shard(address)
+            lost += 1
+    return lost
+
+
+async def compete(running: Cluster, ended: asyncio.Event) -> None:
+    """Run long outputs of a higher priority, which take the cells of others, until ``ended``."""
+    number = 0
+    while not ended.is_set():
+        number += 1
+        await run(running.engine, spec([number % 256] * 200, 100, seed=number, priority=1))
+
+
+async def test_a_tree_of_conversations_generates_what_its_items_do() -> None:
+    config = ClusterConfig(
+        shards=2,
+        cells=CELLS,
+        max_sequences=8,
+        token_s=0.00005,
+        drain_timeout_s=0.0,
+        scheduler=SchedulerConfig(max_fatal_losses=1000, max_losses=1000, no_shard_grace_s=60.0),
+    )
+    async with cluster(config) as running, ClientSession(running.url) as session:
+        ended = asyncio.Event()
+        walkers = [Walker(session, number) for number in range(WALKERS)]
+        disturbing = asyncio.gather(lose_shards(running, ended), compete(running, ended), compete(running, ended))
+        try:
+            await asyncio.gather(*(walker.walk() for walker in walkers))
+        finally:
+            ended.set()
+            lost, *_ = await disturbing
+        await running.wait_until_at_rest()
+        assert all(walker.responses for walker in walkers)
+        assert lost > 0
