@@ -14,6 +14,7 @@ from caravan_router.http.generation.schema import (
     TextFormat,
     Timeout,
 )
+from caravan_router.http.openai.chat.schema import Effort
 from caravan_router.http.openai.schema import SamplingFields
 
 Item = Annotated[
@@ -44,9 +45,9 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """``effort`` is passed to the chat template. A ``summary`` is never made."""
+    """``effort``: how much the model thinks; a model that does not ignores it. A ``summary`` is never made."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
     summary: str | None = None
 
 
@@ -59,7 +60,7 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``instructions`` count for this response alone. ``previous_response_id`` continues a response and ``conversation``
     a conversation. ``truncation``: "auto" leaves out the oldest turns if not all fit. Function tools and custom tools
-    are offered to the model; others are left out.
+    are offered to the model; others are left out. ``reasoning_budget_tokens``: most tokens of a thought, as in chat.
     """
 
     model: ModelName = None
@@ -73,6 +74,7 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    reasoning_budget_tokens: int | None = None
     prompt: Any = None
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.conversations.nodes import Json
 from caravan_router.core.errors import TextTooLongError
 from caravan_router.http.generation.checks import check_positive
@@ -16,7 +17,7 @@ from caravan_router.http.generation.rules import (
     UnsupportedFieldError,
 )
 from caravan_router.http.generation.schema import Format, JsonSchemaFormat, NamedSchema
-from caravan_router.http.openai.chat.schema import ChatRequest, TemplateOptions
+from caravan_router.http.openai.chat.schema import ChatRequest
 from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
 from caravan_router.http.openai.responses.item_messages import count_system, messages_of, turns_of
 from caravan_router.http.openai.responses.rules import MetadataError
@@ -97,8 +98,11 @@ class _Attempts:
         self._items = items
         self._system = count_system(items)
         self._starts = turns_of(items)
+        model = context.model
+        template = (model.tool_template if offered.tools else "") or model.chat_template
+        self._thinks = thought_format_of(template) is not None
         tokens = turn.chain.tokens
-        self._known = () if tokens is None or tokens.fingerprint != context.model.fingerprint else tokens.token_ids
+        self._known = () if tokens is None or tokens.fingerprint != model.fingerprint else tokens.token_ids
 
     def dropped(self, turns: int) -> Sequence[Json]:
         """Return the items of the first ``turns`` turns."""
@@ -107,7 +111,7 @@ class _Attempts:
     async def whole(self, turns: int) -> ValidChat:
         """Validate without the first ``turns`` turns. Raises ContextLengthError if that is too long."""
         kept = [*self._items[: self._system], *self._items[self._system + len(self.dropped(turns)) :]]
-        body = chat_request(self._body, kept, self._offered)
+        body = chat_request(self._body, kept, self._offered, thinks=self._thinks)
         source = ChatSource(body=body, names=("input", "max_output_tokens"), exact=self._known, clamps=True)
         try:
             return await validate_chat(self._context, source, 1)
@@ -147,8 +151,8 @@ class _Attempts:
         return chat if len(chat.request.prompt) <= tokens else None
 
 
-def chat_request(body: InputFields, items: Sequence[Json], offered: OfferedTools) -> ChatRequest:
-    """Return the chat request with the same meaning. Raises ValidationError."""
+def chat_request(body: InputFields, items: Sequence[Json], offered: OfferedTools, *, thinks: bool) -> ChatRequest:
+    """Return the chat request with the same meaning, for a model that ``thinks`` or not. Raises ValidationError."""
     tools, choice = chosen_tools(offered.tools, body.tool_choice)
     sampling = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
     serving = ("max_output_tokens", "priority", "timeout", "cache_salt", "speculate")
@@ -160,7 +164,9 @@ def chat_request(body: InputFields, items: Sequence[Json], offered: OfferedTools
         parallel_tool_calls=body.parallel_tool_calls,
         max_tokens=limit,
         response_format=_format(body),
-        chat_template_kwargs=_template_options(body),
+        # Agents send it to every model.
+        reasoning_effort=body.reasoning.effort if thinks and body.reasoning is not None else None,
+        reasoning_budget_tokens=body.reasoning_budget_tokens,
         continue_final_message=False,
         model=body.model,
         priority=priority,
@@ -176,12 +182,3 @@ def _format(body: InputFields) -> Format | None:
     if isinstance(asked, NamedSchemaFormat):
         return JsonSchemaFormat(json_schema=NamedSchema(schema=asked.schema, name=asked.name))
     return asked
-
-
-def _template_options(body: InputFields) -> TemplateOptions | None:
-    effort = None if body.reasoning is None else body.reasoning.effort
-    if effort is None:
-        return None
-    return TemplateOptions(
-        reasoning_effort="high" if effort == "xhigh" else effort, enable_thinking=False if effort == "none" else None
-    )
