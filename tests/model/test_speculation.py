@@ -69,6 +69,16 @@ def test_without_flash_attention_drafts_change_tokens_only_at_ties() -> None:
     driver.engine.close()
 
 
+@pytest.mark.parametrize(("flash_attn", "invariant"), [("on", True), ("off", False)])
+def test_the_backend_knows_whether_drafts_can_change_tokens(flash_attn: str, *, invariant: bool) -> None:
+    """Sequences have 256 cells: more are not looked at."""
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=1024, kv_layout="split", flash_attn=flash_attn)
+    assert driver.backend.batch_invariant is invariant
+    assert driver.engine.free_cells == 1024
+    assert driver.first_position(0) == -1
+    driver.engine.close()
+
+
 @pytest.mark.parametrize("layout", ["unified", "split"])
 def test_drafts_across_the_border_of_a_window(layout: str) -> None:
     """What is cut off may have been guarded, and a sequence keeps all its cells."""
