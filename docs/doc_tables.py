@@ -31,7 +31,7 @@ from caravan_shard.config import ShardConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SIMULATE = ROOT / "tests" / "bench" / "simulate"
-_PACKAGES = ("proto/caravan_proto", "router/caravan_router", "shard/caravan_shard")
+_PACKAGES = ("caravan", "proto/caravan_proto", "router/caravan_router", "shard/caravan_shard")
 _TABLE = re.compile(r"(<!-- table: ([a-z -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 # A higher bound only catches slips of the keyboard; the reader has no use for it.
 _LARGEST_SHOWN_BOUND = 1e5

@@ -55,16 +55,24 @@ def _parser_of(kind: Any, meta: _Flag) -> Any:
             value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"must be {_KIND_NAMES[kind]}. Given: {text!r}") from None
-        if meta.choices and value not in meta.choices:
-            raise argparse.ArgumentTypeError(f"must be one of {', '.join(meta.choices)}. Given: {text!r}")
-        if kind is not str and not meta.low <= value <= meta.high:
-            raise argparse.ArgumentTypeError(f"must be >= {meta.low:g} and <= {meta.high:g}. Given: {text}")
+        try:
+            _check(value, meta)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
         return value
 
     return parse
 
 
-_KIND_NAMES = {int: "a whole number", float: "a number", str: "text"}
+def _check(value: Any, meta: _Flag) -> None:
+    """Raise ValueError if the value of a flag that is no switch is not allowed."""
+    if meta.choices and value not in meta.choices:
+        raise ValueError(f"must be one of {', '.join(meta.choices)}. Given: {value!r}")
+    if not isinstance(value, str) and not meta.low <= value <= meta.high:
+        raise ValueError(f"must be >= {meta.low:g} and <= {meta.high:g}. Given: {value}")
+
+
+_KIND_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def _kind_of(annotation: Any) -> tuple[Any, bool]:
@@ -124,6 +132,33 @@ def resolve(
         return config(**values)
     except ValueError as error:
         parser.error(str(error))
+
+
+def from_values(config: type[Config], values: Mapping[str, Any]) -> Config:
+    """Return the config with ``values`` of a Python program, by field, and defaults.
+
+    Raises ValueError if a value is not allowed, and TypeError if it has the wrong type.
+    """
+    hints = typing.get_type_hints(config)
+    checked: dict[str, Any] = {}
+    for field in dataclasses.fields(typing.cast("Any", config)):
+        if field.name not in values:
+            continue
+        value, (kind, repeats) = values[field.name], _kind_of(hints[field.name])
+        entries = value = tuple(value) if repeats else value
+        for entry in entries if repeats else [value]:
+            if entry is None and field.default is None:
+                continue
+            if isinstance(entry, bool) != (kind is bool) or not isinstance(
+                entry, (int, float) if kind is float else kind
+            ):
+                raise TypeError(f"{field.name} must be {_KIND_NAMES[kind]}. Given: {entry!r}")
+            try:
+                _check(entry, field.metadata["flag"])
+            except ValueError as error:
+                raise ValueError(f"{field.name} {error}") from None
+        checked[field.name] = value
+    return config(**checked)
 
 
 def load(config: type[Config], *, prog: str, description: str, argv: Sequence[str] | None = None) -> Config:

@@ -167,7 +167,7 @@ class Cluster:
             ),
             lambda: self.backends[address],
         )
-        self.servers[address]._worker._make_runs = lambda _: RunStore(config.saved_bytes)
+        self.servers[address]._shard.worker._make_runs = lambda _: RunStore(config.saved_bytes)
         await self.servers[address].start()
 
     async def stop_shard(self, address: str) -> None:
@@ -175,12 +175,11 @@ class Cluster:
 
     def saved_runs(self, address: str) -> set[bytes]:
         """Return the keys of the runs that the shard has saved."""
-        engine = self.servers[address]._engine
-        return set() if engine is None else {run.key for run, _ in engine.runs.list_runs()}
+        return {run.key for run, _ in self.servers[address]._shard.engine.runs.list_runs()}
 
     def queued_commands(self, address: str) -> int:
         """Return the number of commands that the shard has received and not started."""
-        return len(self.servers[address]._worker._queue)
+        return len(self.servers[address]._shard.worker._queue)
 
     async def metric(self, name: str) -> float:
         """Return the value of a metric; ``name`` includes its labels."""

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import grpc.aio
+
 from caravan_proto.channel import is_tcp
 from caravan_proto.errors import ShardError
 from caravan_router.core.shards import ShardStanding, ShardState
@@ -60,6 +62,7 @@ class LinkConfig:
     A decode step that follows the last reply within ``stream_interval_ms`` is reported with the next step. Names and
     files of addresses are looked up every ``address_refresh_s`` seconds. Without ``tls``, nothing is encrypted.
     ``wants_drafts``: requests may have draft tokens, which is no reason to refuse a shard that cannot have any.
+    ``open_channel`` makes the channel to an address in place of one over the network, for a shard in this process.
     """
 
     router_id: str
@@ -71,6 +74,7 @@ class LinkConfig:
     address_refresh_s: float = 2.0
     tls: ShardTls | None = None
     wants_drafts: bool = False
+    open_channel: Callable[[str], grpc.aio.Channel] | None = None
 
 
 class _SessionError(Exception):
@@ -290,8 +294,11 @@ class ShardLink:
         return Session(address=self.address, client=client, epoch=epoch, home=self._home, hostname=hostname)
 
     async def _make_client(self) -> ShardClient:
-        config = self._config
-        channel = None if config.tls is None else await config.tls.open_channel(self.address)
+        config, channel = self._config, None
+        if config.open_channel is not None:
+            channel = config.open_channel(self.address)
+        elif config.tls is not None:
+            channel = await config.tls.open_channel(self.address)
         return ShardClient(self.address, config.step_timeout_s, config.stream_interval_ms, channel)
 
     async def _ask(self, client: ShardClient) -> ShardInfo:

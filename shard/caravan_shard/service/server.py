@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import secrets
 import signal
 from collections.abc import Callable
 from time import monotonic
@@ -13,26 +12,14 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-import caravan_proto
 from caravan_proto.channel import server_options
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_proto.tls import MutualTls, TlsFileError
 from caravan_shard.backends.base import Backend, StartupError
-from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
 from caravan_shard.config import ShardConfig
-from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.tokenizer import make_token_table
-from caravan_shard.engine.engine import Engine
-from caravan_shard.engine.worker import Worker
-from caravan_shard.sequences.runs import CLOSE_S
-from caravan_shard.service import codec
 from caravan_shard.service.health import HealthMonitor
-from caravan_shard.service.lease_guard import LeaseGuard
-from caravan_shard.service.loading import backend_loader, make_run_store
-from caravan_shard.service.phase import Phase, PhaseSignal
-from caravan_shard.service.run_exchange import RunExchange, run_fingerprint
-from caravan_shard.service.servicer import ShardParts, ShardServicer
-from caravan_shard.service.text import TextService
+from caravan_shard.service.loaded_shard import LoadedShard
+from caravan_shard.service.phase import Phase
 
 _log = logging.getLogger(__name__)
 
@@ -48,17 +35,12 @@ class ShardServer:
     def __init__(self, config: ShardConfig, load: Callable[[], Backend] | None = None) -> None:
         """``load`` makes the backend on the worker's thread; by default the one that the flags name."""
         self._config = config
-        self._worker = Worker(
-            load or backend_loader(config), config.sampling_threads, lambda backend: make_run_store(config, backend)
-        )
+        self._shard = LoadedShard(config, load)
         self._server = grpc.aio.server(options=server_options())
         self._health_server = grpc.aio.server()
-        self._phase = PhaseSignal()
-        self._engine: Engine | None = None
         self._health: HealthMonitor | None = None
-        self._lease: LeaseGuard | None = None
         # A router wants the shard to drain.
-        self.drain_asked = asyncio.Event()
+        self.drain_asked = self._shard.drain_asked
         # Releases what `start` acquired, the last first.
         self._acquired = contextlib.AsyncExitStack()
         self.address = config.address
@@ -67,35 +49,18 @@ class ShardServer:
         """Load the model and serve. Raises StartupError."""
         # Before the model, whose loading takes long.
         tls = await asyncio.to_thread(self._read_certificates)
-        self._engine = await self._worker.start()
-        backend = self._engine.backend
-        text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
-        self._acquired.callback(text.close)
-        # Made before anybody waits for the shard, since this holds the GIL for up to a second.
-        compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
-        self._acquired.push_async_callback(compiler.close)
-        self._lease = lease = LeaseGuard(self._worker)
-        self._health = HealthMonitor(self._worker, self._engine, lease, [_SERVICE], self._config.stall_timeout_s)
-        parts = ShardParts(
-            worker=self._worker,
-            engine=self._engine,
-            lease=lease,
-            phase=self._phase,
-            text=text,
-            compiler=compiler,
-            exchange=RunExchange(self._worker, self._engine.runs, run_fingerprint(backend), tls),
-            ask_drain=self.drain_asked.set,
-        )
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(
-            ShardServicer(self._make_info(self._engine), parts), self._server
-        )
+        shard = self._shard
+        await shard.start(tls)
+        self._acquired.push_async_callback(shard.close)
+        self._health = HealthMonitor(shard.worker, shard.engine, shard.lease, [_SERVICE], self._config.stall_timeout_s)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(shard.servicer, self._server)
         for server in (self._server, self._health_server):
             health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = (_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         self._acquired.push_async_callback(self._health_server.stop, None)
         self._acquired.push_async_callback(self._server.stop, _STOP_GRACE_S)
-        self._acquired.push_async_callback(self._worker.stop, _STOP_GRACE_S + CLOSE_S)
+        self._acquired.push_async_callback(shard.stop_worker)
         try:
             self._bind(tls)
         except StartupError:
@@ -107,30 +72,6 @@ class ShardServer:
         checking = asyncio.create_task(self._health.run())
         self._acquired.callback(checking.cancel)
         _log.info("listening", extra={"address": self.address, "shard": self._config.shard_id})
-
-    def _make_info(self, engine: Engine) -> Callable[[], shard_pb2.InfoResponse]:
-        incarnation = secrets.token_hex(8)
-        model = codec.model_info(engine.backend.facts)
-
-        def info() -> shard_pb2.InfoResponse:
-            # The layout may change.
-            limits = codec.limits(
-                engine.backend.capacity,
-                max_top_n_tokens=MAX_TOP_N_TOKENS,
-                max_tokenize_bytes=self._config.max_tokenize_bytes,
-                saved_capacity=engine.runs.capacity,
-                run_fingerprint=run_fingerprint(engine.backend),
-            )
-            return shard_pb2.InfoResponse(
-                shard_id=self._config.shard_id,
-                incarnation=incarnation,
-                model=model,
-                limits=limits,
-                version=caravan_proto.__version__,
-                batch_invariant=engine.backend.batch_invariant,
-            )
-
-        return info
 
     def _read_certificates(self) -> MutualTls | None:
         try:
@@ -165,28 +106,26 @@ class ShardServer:
         New sequences are refused only after ``_NOTICE_S``. A refusal ends the router's session, in which all sequences
         lose their cells, so commands that were sent before the router knew are still carried out.
         """
-        assert self._engine is not None
         assert self._health is not None
-        assert self._lease is not None
-        began = monotonic()
-        self._phase.advance(Phase.DRAINING)
+        shard, began = self._shard, monotonic()
+        shard.phase.advance(Phase.DRAINING)
         await self._health.drain()
-        _log.info("draining", extra={"sequences": self._engine.unfinished_count})
+        _log.info("draining", extra={"sequences": shard.engine.unfinished_count})
         # Polled, because the counters belong to the worker's thread.
-        while self._lease.is_held or self._worker.is_busy:
+        while shard.lease.is_held or shard.worker.is_busy:
             waited_s = monotonic() - began
             if waited_s >= self._config.drain_timeout_s:
                 return
-            self._engine.draining = waited_s >= _NOTICE_S
+            shard.engine.draining = waited_s >= _NOTICE_S
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def failed(self) -> None:
         """Wait until the worker fails, and raise its exception."""
-        await asyncio.shield(self._worker.ended)
+        await self._shard.failed()
 
     async def stop(self) -> None:
         """End everything that runs and remove the socket file."""
-        self._phase.advance(Phase.ENDED)
+        self._shard.phase.advance(Phase.ENDED)
         await self._acquired.aclose()
 
 

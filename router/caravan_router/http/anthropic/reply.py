@@ -29,7 +29,6 @@ from caravan_router.http.generation.run import Run, read_all
 from caravan_router.http.openai.chat.output import ChatOutput
 from caravan_router.http.openai.chat.validation import ValidChat, validate_chat
 from caravan_router.http.server.event_stream import NAMED_EVENTS, EventStream, named
-from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.text.assembler import Piece
 
 _ENCODER = msgspec.json.Encoder()
@@ -51,16 +50,15 @@ class MessagesReply(Reply):
     framing = _EVENTS
     operation = "chat"
     _chat: ValidChat
-    _request_id: str
 
-    def __init__(self, body: MessagesRequest) -> None:
+    def __init__(self, body: MessagesRequest, request_id: str) -> None:
         self._body = body
+        self._request_id = request_id
         self.model = body.model
         self.streamed = bool(body.stream)
         self._id = f"msg_{secrets.token_hex(12)}"
 
     async def validate(self, context: Context) -> Sequence[ValidRequest]:
-        self._request_id = context.request[REQUEST_ID]
         self._chat = await validate_chat(context, source_of(self._body, context.model), 1)
         return (self._chat.request,)
 

@@ -18,6 +18,7 @@ from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.generation.permits import check_rate
 from caravan_router.http.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, Route
 from caravan_router.http.server.state import CLIENT
 from caravan_router.http.server.tolerant_body import read_tolerant_body
@@ -28,7 +29,8 @@ _COUNT = msgspec.json.Decoder(CountTokensRequest)
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """Handle ``/v1/messages``."""
-    return await answer(request, MessagesReply(await read_tolerant_body(request, _MESSAGES, MessagesRequest)))
+    body = await read_tolerant_body(request, _MESSAGES, MessagesRequest)
+    return await answer(request, MessagesReply(body, request[REQUEST_ID]))
 
 
 async def count_tokens(request: web.Request) -> web.Response:

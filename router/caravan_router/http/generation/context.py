@@ -1,16 +1,28 @@
 """The context in which a body is validated: the model, its limits, the client."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_router.auth.key import ApiKey
+from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import Engine, ModelFacts
 from caravan_router.http.generation.bounds import Bounds, bounds_of
 from caravan_router.http.generation.models import ServedModel, awaited_model
 from caravan_router.http.generation.schema import ServingFields
 from caravan_router.http.generation.serving import Serving, serving_of
 from caravan_router.http.limits import Limits
-from caravan_router.http.server.state import CLIENT, STATE, TRACE, AppState
+from caravan_router.http.server.state import CLIENT, STATE, TRACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """The client of a request. ``headers`` stand in for fields that it left out; ``traceparent``: see `Serving`."""
+
+    key: ApiKey
+    headers: Mapping[str, str]
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +33,9 @@ class Context:
     model, "" for none.
     """
 
-    request: web.Request
-    state: AppState
+    sender: Sender
+    limits: Limits
+    templates: TemplateRenderer
     served: ServedModel
     model: ModelFacts
     adapter: str
@@ -32,14 +45,10 @@ class Context:
     def engine(self) -> Engine:
         return self.served.engine
 
-    @property
-    def limits(self) -> Limits:
-        return self.state.limits
-
     def serving(self, fields: ServingFields) -> Serving:
         """Return how a body with ``fields`` is served. Raises ValidationError."""
-        request = self.request
-        return serving_of(fields, request.headers, request[CLIENT].key, self.limits, request[TRACE].traceparent)
+        sender = self.sender
+        return serving_of(fields, sender.headers, sender.key, self.limits, sender.traceparent)
 
 
 async def context_of(request: web.Request, asked: str) -> Context:
@@ -51,8 +60,9 @@ async def context_of(request: web.Request, asked: str) -> Context:
     served = await awaited_model(state, asked)
     facts = served.engine.model
     return Context(
-        request=request,
-        state=state,
+        sender=Sender(key=request[CLIENT].key, headers=request.headers, traceparent=request[TRACE].traceparent),
+        limits=state.limits,
+        templates=state.templates,
         served=served,
         model=facts,
         adapter=asked if asked in facts.adapters else "",

@@ -111,7 +111,7 @@ async def chat_prompt_of(context: Context, plan: ChatPlan) -> ChatPrompt:
     if size > limit:
         raise TooManyBytesError("messages", limit, size)
     try:
-        return await prompt_of(context.engine, context.state.templates, context.model, plan.conversation, limit)
+        return await prompt_of(context.engine, context.templates, context.model, plan.conversation, limit)
     except TemplateOutputError as error:
         raise TooManyBytesError("messages", error.limit_bytes, error.given_bytes) from error
     except TemplateError as error:

@@ -29,12 +29,12 @@ class Vectors:
     ranks: bool = False
 
 
+# Returns the token ids of the texts to embed. Raises RequestError, EngineError.
+TextsOf = Callable[[Context], Awaitable[Sequence[tuple[int, ...]]]]
+
+
 async def vectors_of(
-    request: web.Request,
-    model: str | None,
-    texts_of: Callable[[Context], Awaitable[Sequence[tuple[int, ...]]]],
-    *,
-    for_scores: bool = False,
+    request: web.Request, model: str | None, texts_of: TextsOf, *, for_scores: bool = False
 ) -> Vectors:
     """Embed the texts whose token ids ``texts_of`` returns. ``model`` is the field of the request body.
 
@@ -44,16 +44,25 @@ async def vectors_of(
     Raises RequestError, EngineError.
     """
     asked, state = asked_model(request, model), request.app[STATE]
-    with holding_permits(request, model_name(state.fleet, asked), 1), metrics_of(state, asked).validating(1):
-        context = await context_of(request, asked)
-        _check_model(context.model, for_scores=for_scores)
-        if context.adapter:
-            raise AdapterVectorsError(context.adapter)
+
+    async def traced_texts_of(context: Context) -> Sequence[tuple[int, ...]]:
         texts = await texts_of(context)
-        model = context.model.name
-        request[TRACE].serves(ServedRequest(asked=asked, model=model, operation="embeddings", streamed=False))
-        vectors = await context.engine.queries.embed(texts)
-        return Vectors(model, vectors, sum(map(len, texts)), context.model.ranks)
+        name = context.model.name
+        request[TRACE].serves(ServedRequest(asked=asked, model=name, operation="embeddings", streamed=False))
+        return texts
+
+    with holding_permits(request, model_name(state.fleet, asked), 1), metrics_of(state, asked).validating(1):
+        return await vectors_in(await context_of(request, asked), traced_texts_of, for_scores=for_scores)
+
+
+async def vectors_in(context: Context, texts_of: TextsOf, *, for_scores: bool = False) -> Vectors:
+    """Embed as `vectors_of` does, in a context that is known. Raises RequestError, EngineError."""
+    _check_model(context.model, for_scores=for_scores)
+    if context.adapter:
+        raise AdapterVectorsError(context.adapter)
+    texts = await texts_of(context)
+    vectors = await context.engine.queries.embed(texts)
+    return Vectors(context.model.name, vectors, sum(map(len, texts)), context.model.ranks)
 
 
 def _check_model(model: ModelFacts, *, for_scores: bool) -> None:

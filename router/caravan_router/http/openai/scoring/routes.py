@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.http.generation.checks import check_range
+from caravan_router.http.openai.embeddings.vectors import vectors_of
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.rules import MissingFieldError, PairsError, TwoNamesError
 from caravan_router.http.openai.scoring.schema import (
@@ -34,7 +35,7 @@ async def score(request: web.Request) -> web.Response:
     counts = len(first.texts), len(second.texts)
     if 1 not in counts and counts[0] != counts[1]:
         raise PairsError(second.field, *counts)
-    made = await scores_of(request, body.model, first, second)
+    made = await _scores(request, body.model, first, second)
     reply = ScoreList(
         id=f"score-{time.time_ns():x}",
         object="list",
@@ -62,7 +63,7 @@ async def rerank(request: web.Request) -> web.Response:
     body = await read_body(request, _RERANK)
     documents = [one.text if isinstance(one, Document) else one for one in body.documents]
     check_range("top_n", body.top_n, 0, 2**31 - 1)
-    made = await scores_of(request, body.model, Texts("query", [body.query]), Texts("documents", documents))
+    made = await _scores(request, body.model, Texts("query", [body.query]), Texts("documents", documents))
     order = sorted(range(len(documents)), key=lambda index: -made.values[index])
     shown = body.return_documents is not False
     reply = RankedList(
@@ -75,6 +76,10 @@ async def rerank(request: web.Request) -> web.Response:
         usage=_usage(made),
     )
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+async def _scores(request: web.Request, model: str | None, first: Texts, second: Texts) -> Scores:
+    return await scores_of(lambda texts_of: vectors_of(request, model, texts_of, for_scores=True), first, second)
 
 
 def _usage(made: Scores) -> ScoreUsage:

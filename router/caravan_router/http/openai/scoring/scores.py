@@ -2,15 +2,13 @@
 
 import asyncio
 import operator
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-
-from aiohttp import web
 
 from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import check_token_ids, tokenize_pair, tokenize_prompt
 from caravan_router.http.generation.rules import EmptyPromptError, TooManyPromptsError
-from caravan_router.http.openai.embeddings.vectors import vectors_of
+from caravan_router.http.openai.embeddings.vectors import TextsOf, Vectors
 
 # The event loop serves others after so many products of vectors, which take about 10 ms.
 _PAIRS_PER_TURN = 64
@@ -33,10 +31,14 @@ class Scores:
     tokens: int
 
 
-async def scores_of(request: web.Request, model: str | None, first: Texts, second: Texts) -> Scores:
+# Embeds the texts, or for a model that ranks the pairs, whose token ids the function returns.
+Embed = Callable[[TextsOf], Awaitable[Vectors]]
+
+
+async def scores_of(embed: Embed, first: Texts, second: Texts) -> Scores:
     """Score the n-th text of ``first`` with the n-th of ``second``; a side of one text is paired with all of the other.
 
-    ``model`` is the field of the request body. Raises RequestError, EngineError.
+    Raises RequestError, EngineError.
     """
     count = max(len(first.texts), len(second.texts))
     pairs = [_pair(first, second, index) for index in range(count)] if first.texts and second.texts else []
@@ -52,7 +54,7 @@ async def scores_of(request: web.Request, model: str | None, first: Texts, secon
             return [await _token_ids(context, second.field, pair[1], first=pair[0]) for pair in pairs]
         return [await _token_ids(context, field, text) for text, field in sides.items()]
 
-    made = await vectors_of(request, model, texts_of, for_scores=True)
+    made = await embed(texts_of)
     if made.ranks:
         return Scores(made.model, [relevance for (relevance,) in made.vectors], made.tokens)
     vectors = dict(zip(sides, made.vectors, strict=True))

@@ -1,0 +1,73 @@
+"""The errors that users of the package must expect."""
+
+
+class CaravanError(Exception):
+    """Base of the errors of this package.
+
+    CaravanError
+     +-- ModelError          the model cannot be opened as asked
+     +-- RequestError        a prompt or a parameter breaks a rule: nothing was computed (also a ValueError)
+     +-- GenerationError     a generation that had started could not continue
+     |    +-- DeadlineError  it did not end within its timeout (also a TimeoutError)
+     +-- ClosedError         the model or the executor is closed
+     +-- WrongThreadError    a thread uses an executor that another one made
+     +-- ConversationError   a call does not fit the state of a conversation: nothing has changed
+     |    +-- AlreadyPrompted    it waits for `Executor.infer` with earlier tokens
+     |    +-- NeedsInfer         it has tokens that `Executor.infer` has not computed yet
+     |    +-- NeedsPrompt        it has no logits: it is new, or was cut back
+     |    +-- ConversationEnded  it was closed
+     |    +-- TooLong            it would have more tokens than a sequence can hold
+     +-- StateError          a saved state is damaged, or belongs to another model
+    """
+
+
+class ModelError(CaravanError):
+    """The model cannot be opened as asked; the message says what to do."""
+
+
+class RequestError(CaravanError, ValueError):
+    """A prompt or a parameter breaks a rule. Nothing was computed."""
+
+
+class GenerationError(CaravanError, RuntimeError):
+    """A generation that had started could not continue."""
+
+
+class DeadlineError(GenerationError, TimeoutError):
+    """The generation did not end within its ``timeout``."""
+
+
+class ClosedError(CaravanError, RuntimeError):
+    """The model or the executor is closed."""
+
+
+class WrongThreadError(CaravanError, RuntimeError):
+    """An executor belongs to the thread that made it."""
+
+
+class ConversationError(CaravanError, RuntimeError):
+    """A call does not fit the state of a conversation. Nothing has changed."""
+
+
+class AlreadyPrompted(ConversationError):
+    """The conversation waits for `Executor.infer` with the tokens of an earlier prompt."""
+
+
+class NeedsInfer(ConversationError):
+    """The conversation has tokens that `Executor.infer` has not computed yet."""
+
+
+class NeedsPrompt(ConversationError):
+    """The conversation has no logits: it is new, or was cut back. Prompt it, then call `Executor.infer`."""
+
+
+class ConversationEnded(ConversationError):
+    """The conversation was closed."""
+
+
+class TooLong(ConversationError):
+    """The conversation would have more tokens than a sequence can hold."""
+
+
+class StateError(CaravanError, ValueError):
+    """A saved state is damaged, or belongs to another model."""

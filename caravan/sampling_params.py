@@ -1,0 +1,73 @@
+"""How a generation samples and stops: vLLM's ``SamplingParams``, with Caravan's additions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """A constraint on the output, in vLLM's form; exactly one field is set.
+
+    ``json``: a JSON schema, as an object or as JSON text. ``json_object``: any JSON object. ``regex``: a regular
+    expression in Rust's syntax. ``choice``: the output is one of these texts. ``grammar``: GBNF if a line has ``::=``,
+    else llguidance's dialect of Lark.
+    """
+
+    json: Mapping[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when an output ends. Names, defaults and meaning are vLLM's.
+
+    ``max_tokens``: None for all that fit in the context. ``seed``: equal seeds draw equal tokens; None draws a new one.
+    ``logprobs``, ``prompt_logprobs``: how many alternatives each token has beside its own log probability; None for no
+    log probabilities. ``n``: outputs for each prompt, which share the computation of the prompt. ``top_k``: 0 or -1 for
+    all tokens.
+
+    The fields from ``typical_p`` on are Caravan's, as in its HTTP API: llama-server's samplers, ``use_beam_search``
+    with ``n`` as the width of the search, ``priority`` (-100 to 100, higher goes first), ``timeout`` in seconds from
+    submission to the last token, ``speculate`` (most draft tokens in a step, at most those of the model), and
+    ``cache_salt``: generations share computed prefixes only with the same salt.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: Mapping[int, float] | None = field(default=None)
+    typical_p: float | None = None
+    repeat_last_n: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    priority: int | None = None
+    timeout: float | None = None
+    speculate: int | None = None
+    cache_salt: str | None = None

@@ -1,0 +1,112 @@
+"""A loaded shard without a port: what answers the calls, whether gRPC brings them or a caller in this process."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+
+import caravan_proto
+from caravan_proto.shard.v1 import shard_pb2
+from caravan_proto.tls import MutualTls
+from caravan_shard.backends.base import Backend
+from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
+from caravan_shard.config import ShardConfig
+from caravan_shard.constraints.compiler import ConstraintCompiler
+from caravan_shard.constraints.tokenizer import make_token_table
+from caravan_shard.engine.engine import Engine
+from caravan_shard.engine.worker import Worker
+from caravan_shard.sequences.runs import CLOSE_S
+from caravan_shard.service import codec
+from caravan_shard.service.lease_guard import LeaseGuard
+from caravan_shard.service.loading import backend_loader, make_run_store
+from caravan_shard.service.phase import Phase, PhaseSignal
+from caravan_shard.service.run_exchange import RunExchange, run_fingerprint
+from caravan_shard.service.servicer import ShardParts, ShardServicer
+from caravan_shard.service.text import TextService
+
+_STOP_GRACE_S = 1.0
+
+
+class LoadedShard:
+    """Create it, `start` it and finally `stop` it, all on one event loop. Calls go to ``servicer``."""
+
+    # Set by `start`.
+    engine: Engine
+    lease: LeaseGuard
+    servicer: ShardServicer
+
+    def __init__(self, config: ShardConfig, load: Callable[[], Backend] | None = None) -> None:
+        """``load`` makes the backend on the worker's thread; by default the one that the flags name."""
+        self._config = config
+        self.worker = Worker(
+            load or backend_loader(config), config.sampling_threads, lambda backend: make_run_store(config, backend)
+        )
+        self.phase = PhaseSignal()
+        # A router wants the shard to drain.
+        self.drain_asked = asyncio.Event()
+        # Releases what `start` acquired apart from the worker, the last first.
+        self._acquired = contextlib.AsyncExitStack()
+
+    async def start(self, tls: MutualTls | None = None) -> None:
+        """Load the model. Raises StartupError. ``tls``: for fetching saved runs from other shards on TCP."""
+        self.engine = await self.worker.start()
+        backend = self.engine.backend
+        text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
+        self._acquired.callback(text.close)
+        # Made before anybody waits for the shard, since this holds the GIL for up to a second.
+        compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
+        self._acquired.push_async_callback(compiler.close)
+        self.lease = LeaseGuard(self.worker)
+        parts = ShardParts(
+            worker=self.worker,
+            engine=self.engine,
+            lease=self.lease,
+            phase=self.phase,
+            text=text,
+            compiler=compiler,
+            exchange=RunExchange(self.worker, self.engine.runs, run_fingerprint(backend), tls),
+            ask_drain=self.drain_asked.set,
+        )
+        self.servicer = ShardServicer(self._make_info(self.engine), parts)
+
+    def _make_info(self, engine: Engine) -> Callable[[], shard_pb2.InfoResponse]:
+        incarnation = secrets.token_hex(8)
+        model = codec.model_info(engine.backend.facts)
+
+        def info() -> shard_pb2.InfoResponse:
+            # The layout may change.
+            limits = codec.limits(
+                engine.backend.capacity,
+                max_top_n_tokens=MAX_TOP_N_TOKENS,
+                max_tokenize_bytes=self._config.max_tokenize_bytes,
+                saved_capacity=engine.runs.capacity,
+                run_fingerprint=run_fingerprint(engine.backend),
+            )
+            return shard_pb2.InfoResponse(
+                shard_id=self._config.shard_id,
+                incarnation=incarnation,
+                model=model,
+                limits=limits,
+                version=caravan_proto.__version__,
+                batch_invariant=engine.backend.batch_invariant,
+            )
+
+        return info
+
+    async def failed(self) -> None:
+        """Wait until the worker fails, and raise its exception."""
+        await asyncio.shield(self.worker.ended)
+
+    async def stop(self) -> None:
+        """End the worker's thread, then everything that answered calls."""
+        self.phase.advance(Phase.ENDED)
+        await self.stop_worker()
+        await self.close()
+
+    async def stop_worker(self) -> None:
+        """End the worker's thread at the next step boundary."""
+        await self.worker.stop(_STOP_GRACE_S + CLOSE_S)
+
+    async def close(self) -> None:
+        """End what answers calls, once none comes any more."""
+        await self._acquired.aclose()

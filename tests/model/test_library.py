@@ -1,0 +1,75 @@
+"""`import caravan` on a real model: what docs/python.md prints runs, and outputs equal those of the shard alone."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caravan import LLM, SamplingParams
+from caravan_testing.shard_builders import first_chunk
+from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+EXPECTED = (
+    (" Paris",),
+    ("0 '", "1 '", "stop", "Paris"),
+    ("weather {'city': ", "{'capital': 'Paris"),
+    (" ",),
+    ("[", ", ", "]\n"),
+    ("576\n", "The Loire 0.", "A hammer 0."),
+)
+
+
+def _run(program: str, folder: Path) -> str:
+    """Run a program in a process of its own, in a folder that has a model, and return what it prints."""
+    (folder / "model.gguf").symlink_to(fetched(DEMO_MODEL))
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
+def test_the_programs_of_the_documentation_run_as_printed(tmp_path: Path) -> None:
+    """One process runs them one after another, since importing takes longer than most of them."""
+    program = f"for program in {PROGRAMS[1:]!r}:\n    print('<program>')\n    exec(program, {{'__name__': 'program'}})"
+    printed = _run(program, tmp_path).split("<program>\n")[1:]
+    for number, (text, expected) in enumerate(zip(printed, EXPECTED, strict=True), 1):
+        for part in expected:
+            assert part in text, number
+
+
+def test_the_quick_start_of_vllm_runs_and_ends_by_itself(tmp_path: Path) -> None:
+    """It closes nothing, so the model ends with the program."""
+    lines = _run(PROGRAMS[0], tmp_path).splitlines()
+    prompts = (
+        "Hello, my name is",
+        "The president of the United States is",
+        "The capital of France is",
+        "The future of AI is",
+    )
+    for line, prompt in zip(lines, prompts, strict=True):
+        assert re.fullmatch(f"Prompt: '{prompt}', Generated text: ['\"].{{8,}}['\"]", line)
+
+
+def test_a_batch_equals_each_prompt_alone_on_the_shard() -> None:
+    """Without flash attention greedy texts do not depend on the batch."""
+    options = {"ctx_size": 2048, "flash_attn": "off", "kv_layout": "split", "parallel": 4, "threads": 1}
+    prompts = ["The capital of France is", "def fibonacci(n):\n", "Once upon a time there was", "Water is made of"]
+    driver = ModelDriver(fetched(DEMO_MODEL), **options)
+    alone = []
+    for prompt in prompts:
+        tokens = driver.backend.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
+        driver.prefill(first_chunk(0, tokens, max_new=20, ignore_eos=True))
+        driver.decode([0])
+        alone.append(driver.output[0])
+        driver.keep()
+    driver.engine.close()
+    with LLM(fetched(DEMO_MODEL), **options) as llm:  # type: ignore[arg-type]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    assert [output.outputs[0].token_ids for output in outputs] == alone

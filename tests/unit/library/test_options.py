@@ -1,0 +1,66 @@
+"""The options of a model are flags of the programs, with their limits."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
+from caravan_proto.flags import from_values
+from caravan_router.config import RouterConfig
+from caravan_shard.config import ShardConfig
+
+
+def test_every_option_is_a_flag_of_the_same_type() -> None:
+    hints = typing.get_type_hints(ModelOptions)
+    of_shard, of_router = typing.get_type_hints(ShardConfig), typing.get_type_hints(RouterConfig)
+    fields = {field.name for config in (ShardConfig, RouterConfig) for field in dataclasses.fields(config)}
+    for name, hint in hints.items():
+        assert name in fields
+        flag = (of_router if name in ENGINE_OPTIONS else of_shard)[name]
+        assert flag in (hint, hint | None) or name == "lora"
+
+
+def test_options_go_to_the_model_or_to_the_engine() -> None:
+    assert split_options("a.gguf", {"parallel": 2, "speculate": 4}) == (
+        {"model": "a.gguf", "parallel": 2},
+        {"speculate": 4},
+    )
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="unknown options: context, thread"):
+        split_options("a.gguf", {"thread": 2, "context": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"parallel": 0}, r"parallel must be >= 1 and <= 256\. Given: 0"),
+        ({"flash_attn": "maybe"}, r"flash_attn must be one of on, off, auto\. Given: 'maybe'"),
+        ({"batch_size": 4, "parallel": 8}, "batch-size must be >= parallel"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_values(ShardConfig, {"backend": "fake"} | values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"parallel": "8"}, r"parallel must be a whole number\. Given: '8'"),
+        ({"parallel": True}, r"parallel must be a whole number\. Given: True"),
+        ({"parallel": None}, r"parallel must be a whole number\. Given: None"),
+        ({"embeddings": 1}, r"embeddings must be true or false\. Given: 1"),
+        ({"lora": [1]}, r"lora must be text\. Given: 1"),
+    ],
+)
+def test_a_value_of_another_type_is_named(values: dict[str, object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        from_values(ShardConfig, {"backend": "fake"} | values)
+
+
+def test_a_flag_without_a_default_may_be_none() -> None:
+    config = from_values(ShardConfig, {"backend": "fake", "threads": None, "lora": ["a=b.gguf"], "cache_dir_space": 1})
+    assert (config.threads, config.lora, config.cache_dir_space) == (None, ("a=b.gguf",), 1)
