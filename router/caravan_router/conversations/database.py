@@ -2,10 +2,12 @@
 
 import sqlite3
 from array import array
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -62,6 +64,8 @@ class Database:
     def _prepare(self) -> None:
         run = self._connection.execute
         run("PRAGMA journal_mode = WAL")
+        # Nothing stays in the file of what was deleted.
+        run("PRAGMA secure_delete = ON")
         # A lost transaction is a lost turn; the file stays whole.
         run("PRAGMA synchronous = NORMAL")
         with self._connection:
@@ -140,27 +144,23 @@ class Database:
     def _chain(self, owner: str, position: Position) -> Chain:
         if position == START:
             return Chain()
-        nodes: list[Node] = []
-        tokens: ExactTokens | None = None
-        rows = self._connection.execute(
-            CHAIN, {"node": position.node, "items": position.items, "owner": owner}
-        ).fetchall()
-        for node_id, parent, parent_items, upto, items, inputs, response, fingerprint, shared, added in rows:
-            if fingerprint:
-                before = () if tokens is None else tokens.token_ids[:shared]
-                tokens = ExactTokens(fingerprint=fingerprint, token_ids=(*before, *_unpacked(added)))
-            nodes.append(
-                Node(
-                    id=node_id,
-                    parent=Position(node=parent or "", items=parent_items),
-                    items=_ITEMS.decode(items)[:upto],
-                    inputs=inputs,
-                    response=response,
-                )
+        rows = self._rows(owner, position)
+        nodes = [
+            Node(
+                id=node_id,
+                parent=Position(node=parent or "", items=parent_items),
+                items=_ITEMS.decode(items)[:upto],
+                inputs=inputs,
+                response=response,
             )
-        if nodes:
-            nodes[-1] = replace(nodes[-1], tokens=tokens)
-        return Chain(position=position, nodes=nodes, tokens=tokens)
+            for node_id, parent, parent_items, upto, items, inputs, response, *_ in rows
+        ]
+        return Chain(position=position, nodes=nodes, tokens=_tokens_of(rows))
+
+    def _rows(self, owner: str, position: Position) -> list[tuple[Any, ...]]:
+        """Return the rows of `CHAIN`, the first node first."""
+        place = {"node": position.node, "items": position.items, "owner": owner}
+        return self._connection.execute(CHAIN, place).fetchall()
 
     def _add_node(self, owner: str, node: Node | None, now: float) -> bool:
         if node is None:
@@ -170,7 +170,7 @@ class Database:
         fingerprint, shared, added = "", 0, b""
         if node.tokens is not None:
             fingerprint = node.tokens.fingerprint
-            before = self._chain(owner, node.parent).tokens
+            before = _tokens_of(self._rows(owner, node.parent))
             if before is not None and before.fingerprint == fingerprint:
                 shared = _common_length(before.token_ids, node.tokens.token_ids)
             added = _packed(node.tokens.token_ids[shared:])
@@ -273,12 +273,29 @@ class Database:
             self._connection.executemany("DELETE FROM nodes WHERE id = ?", [(node,) for node in ids])
 
 
+def _tokens_of(rows: Sequence[tuple[Any, ...]]) -> ExactTokens | None:
+    """Return the tokens of the last node of a chain that has some, from the rows of `CHAIN`."""
+    parts: list[array[int]] = []
+    # The tokens of a node that its successors share; None for all.
+    wanted = None
+    fingerprint = ""
+    for *_, name, shared, added in reversed(rows):
+        if not name:
+            continue
+        own = array("I", added)
+        if wanted is None:
+            fingerprint, wanted = name, shared + len(own)
+        parts.append(own[: max(0, wanted - shared)])
+        wanted = min(wanted, shared)
+        if not wanted:
+            break
+    if not fingerprint:
+        return None
+    return ExactTokens(fingerprint=fingerprint, token_ids=tuple(chain.from_iterable(reversed(parts))))
+
+
 def _packed(token_ids: Sequence[int]) -> bytes:
     return array("I", token_ids).tobytes()
-
-
-def _unpacked(data: bytes) -> Iterable[int]:
-    return array("I", data)
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

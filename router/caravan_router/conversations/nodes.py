@@ -40,7 +40,8 @@ class Node:
     """One turn, or items that a client added.
 
     ``response``: JSON of the response that the node is; empty for items that a client added. The first ``inputs`` of
-    its items are the response's input. ``tokens``: those of the whole chain up to here; None if they are not known.
+    its items are the response's input. ``tokens``: those of the whole chain up to here, for a node that is written;
+    None if they are not known.
     """
 
     id: str
@@ -53,7 +54,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """All nodes from the first one to that of ``position``, whose items after the position are left out."""
+    """All nodes from the first one to that of ``position``, whose items after the position are left out.
+
+    Only the last node has its ``response``. ``tokens``: those of the last node that has some.
+    """
 
     position: Position = START
     nodes: Sequence[Node] = ()

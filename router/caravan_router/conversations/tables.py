@@ -26,7 +26,7 @@ STATEMENTS = (
         refs INTEGER NOT NULL DEFAULT 0,
         size INTEGER NOT NULL,
         used REAL NOT NULL
-    ) WITHOUT ROWID
+    )
     """,
     "CREATE INDEX unreferenced ON nodes (owner, used) WHERE refs = 0",
     "CREATE INDEX abandoned ON nodes (id) WHERE refs = 0 AND named = 0",
@@ -77,7 +77,8 @@ STATEMENTS = (
     """,
 )
 
-# The nodes from one to the first of its chain, with the number of items that count of each.
+# The nodes of a chain, the first one first, with the number of items that count of each. Responses are large, and only
+# that of the last node is wanted.
 CHAIN = """
 WITH RECURSIVE chain (id, upto, depth) AS (
     SELECT :node, :items, 0
@@ -85,6 +86,6 @@ WITH RECURSIVE chain (id, upto, depth) AS (
     SELECT nodes.parent, nodes.parent_items, depth + 1
     FROM chain JOIN nodes ON nodes.id = chain.id WHERE nodes.parent IS NOT NULL
 )
-SELECT nodes.id, parent, parent_items, upto, items, inputs, response, fingerprint, shared, tokens
+SELECT nodes.id, parent, parent_items, upto, items, inputs, iif(depth = 0, response, x''), fingerprint, shared, tokens
 FROM chain JOIN nodes ON nodes.id = chain.id WHERE owner = :owner ORDER BY depth DESC
 """

@@ -46,7 +46,7 @@ def _forked(request: web.Request, chain: Chain, at: str | None) -> tuple[Positio
     if at is None:
         return chain.position, None
     for node in chain.nodes:
-        if node.id == at and node.response:
+        if node.id == at:
             return Position(node=node.id, items=len(node.items)), None
     running = request.app[RUNNING].find(access.owner_of(request), at)
     if running is not None and running.conversation == request.match_info[access.ID]:
