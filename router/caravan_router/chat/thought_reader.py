@@ -75,7 +75,7 @@ class ThoughtReader:
         """Return what was held back, at the end of the output."""
         if self._mode is _Mode.THOUGHT or (self._mode is _Mode.BEFORE and self._opened):
             self._add_thought(self._partial)
-            self._settle(self._position + 1, counts=True)
+            self._settle(self._position, counts=True)
         else:
             space = "".join(self._space) if self._keeps_space else ""
             self._add_answer(space + self._partial)

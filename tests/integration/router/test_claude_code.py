@@ -20,7 +20,7 @@ HEADERS = {
     "anthropic-version": "2023-06-01",
     "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
     "anthropic-dangerous-direct-browser-access": "true",
-    "user-agent": "claude-cli/2.1.160 (external, cli)",
+    "user-agent": "claude-cli/2.1.197 (external, cli)",
     "x-app": "cli",
     "x-stainless-lang": "js",
     "x-stainless-retry-count": "0",
@@ -47,7 +47,7 @@ TOOLS = [
 
 def system(number: int) -> list[dict[str, Any]]:
     """Return the system prompt of request ``number``: the first block changes each time."""
-    billing = f"x-anthropic-billing-header: cc_version=2.1.160.b2f; cc_entrypoint=cli; cch={number:05x};"
+    billing = f"x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli; cch={number:05x};"
     return [
         {"type": "text", "text": billing},
         {"type": "text", "text": "You are Claude Code, a CLI.", "cache_control": EPHEMERAL},
@@ -66,8 +66,7 @@ def turn(number: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
         "max_tokens": 32000,
         "thinking": {"type": "enabled", "budget_tokens": 40},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "medium"},
-        "temperature": 1,
+        "output_config": {"effort": "high"},
         "stream": True,
     }
 
@@ -80,8 +79,10 @@ FIRST: dict[str, Any] = {
         {"type": "text", "text": "List the files.", "cache_control": EPHEMERAL},
     ],
 }
+AGENTS: dict[str, Any] = {"role": "system", "content": "Available agent types for the Agent tool:\n- claude: Any task."}
 SECOND: list[dict[str, Any]] = [
     FIRST,
+    AGENTS,
     {
         "role": "assistant",
         "content": [
@@ -119,7 +120,7 @@ async def test_a_session_of_claude_code() -> None:
         async with client.post("/v1/messages/count_tokens?beta=true", json=count) as response:
             assert response.status == 200, await response.text()
             assert (await response.json())["input_tokens"] > 100
-        first = await events_of(client, turn(1, [FIRST]))
+        first = await events_of(client, turn(1, [FIRST, AGENTS]))
         prompt_tokens = first[0]["message"]["usage"]["input_tokens"]
         second = await events_of(client, turn(2, SECOND))
         usage = second[-2]["usage"]

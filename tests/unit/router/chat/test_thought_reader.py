@@ -146,6 +146,8 @@ def test_no_text_is_held_longer_than_it_may_begin_a_marker() -> None:
         (THOUGHT, ["\n", "a", "</think>", "c"], 2),
         (THOUGHT, ["</think>", "c"], 0),
         (THOUGHT, ["a", "b"], 2),
+        # The end token has no text.
+        (THOUGHT, ["a", "b", ""], 2),
         (ANSWER, ["a", "b"], 0),
     ],
 )
