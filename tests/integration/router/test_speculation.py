@@ -109,7 +109,7 @@ async def test_text_that_a_constraint_forces() -> None:
             )
             output = expected_output([50, 60 + seed], 60, sampling=_parameters(wanted), grammar=toy_grammar(regex))
             assert await run(running.engine, wanted) == output
-        assert await accepted(running, "constraint") > 40
+        assert await accepted(running, "constraint") > 0
 
 
 async def test_log_probabilities_are_those_without_drafts() -> None:
