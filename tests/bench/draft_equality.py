@@ -1,6 +1,6 @@
 """Counts texts that drafts change: `PYTHONPATH=tests python -m bench.draft_equality MODEL`.
 
-Each prompt is continued without drafts, and with that output as the prediction, of which a share of the tokens is wrong.
+Continues each prompt without drafts, and with that output as the prediction, of which some tokens are wrong.
 For texts that differ, prints how far apart the two best logits were at the first difference.
 """
 

@@ -140,6 +140,18 @@ async def test_a_lost_shard() -> None:
         assert await asyncio.gather(*reading) == [output for _, output in wanted]
 
 
+async def test_a_lost_shard_while_repeated_requests_draft_from_ended_outputs() -> None:
+    async with cluster(ClusterConfig(shards=2, step_s=0.002)) as running:
+        wanted = [(replace(one, prediction=()), output) for one, output in demand(30, seeded=True)]
+        await asyncio.gather(*(run(running.engine, one) for one, _ in wanted))
+        streams = [running.engine.submit(one) for one, _ in wanted]
+        reading = [asyncio.create_task(read(stream)) for stream in streams]
+        await eventually(lambda: sum(task.done() for task in reading) >= 3, "some have ended")
+        await running.stop_shard(running.addresses[0])
+        assert await asyncio.gather(*reading) == [output for _, output in wanted]
+        assert await accepted(running, "pool") > 0
+
+
 async def test_clients_that_leave() -> None:
     async with cluster(ClusterConfig(step_s=0.002)) as running:
         wanted = demand(24, seeded=True)
