@@ -193,14 +193,15 @@ def _choice_fields(body: PromptFields) -> dict[str, Any]:
 
 def _thinking_fields(body: PromptFields, model: ModelFacts) -> dict[str, Any]:
     """Return the fields that switch thoughts on or off. A model that does not think ignores what it is asked."""
+    thinking = body.thinking
+    if thinking is not None:
+        check_positive("thinking.budget_tokens", thinking.budget_tokens)
     if thought_format_of((model.tool_template if body.tools else "") or model.chat_template) is None:
         return {}
     fields: dict[str, Any] = {}
     if body.output_config is not None and body.output_config.effort is not None:
         fields["reasoning_effort"] = body.output_config.effort
-    thinking = body.thinking
     if thinking is not None:
-        check_positive("thinking.budget_tokens", thinking.budget_tokens)
         switched_on = thinking.type != "disabled"
         fields["chat_template_kwargs"] = TemplateOptions(enable_thinking=switched_on)
         if switched_on and thinking.budget_tokens is not None:
