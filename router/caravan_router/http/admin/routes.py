@@ -67,7 +67,10 @@ def _speculation(room: ShardRoom, batch_invariant: bool | None, speculate: int) 
     elif room.draft_tokens == 0:
         reason = "the memory of its sequences cannot be cut back"
     return ShardSpeculation(
-        max_draft_tokens=0 if reason else room.draft_tokens, off_because=reason, batch_invariant=batch_invariant
+        max_draft_tokens=0 if reason else room.draft_tokens,
+        off_because=reason,
+        equal_lengths=not room.unified,
+        batch_invariant=batch_invariant,
     )
 
 

@@ -54,12 +54,15 @@ class ShardSpeculation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests may have draft tokens on a shard.
 
     ``max_draft_tokens``: most of a step, 0 for none. ``off_because``: why there are none, null if there may be some.
+    ``equal_lengths``: all sequences of a step have drafts of one length or none has, since llama.cpp would read the
+    weights again for longer ones; so in the split layout.
     ``batch_invariant``: the shard computes the same logits, bit by bit, for a token alone and with others of its
     sequence, so drafts change no text; null if it was not measured. Where it is false, they may at near ties.
     """
 
     max_draft_tokens: int
     off_because: str | None
+    equal_lengths: bool
     batch_invariant: bool | None
 
 

@@ -150,6 +150,7 @@ async def test_shards_are_listed(service: Service) -> None:
         "speculation": {
             "max_draft_tokens": 0,
             "off_because": "the router has --speculate 0",
+            "equal_lengths": True,
             "batch_invariant": None,
         },
         "sequences": 2,
@@ -176,7 +177,8 @@ async def test_operators_see_whether_drafts_are_possible(draft_tokens: int, most
     async with serving(engine, Limits(max_draft_tokens=8)) as service:
         response = await service.client.get("/admin/shards")
         (shard,) = (await response.json())["shards"]
-    assert shard["speculation"] == {"max_draft_tokens": most, "off_because": reason, "batch_invariant": True}
+    expected = {"max_draft_tokens": most, "off_because": reason, "equal_lengths": False, "batch_invariant": True}
+    assert shard["speculation"] == expected
 
 
 def standing(state: ShardState) -> ShardStanding:
