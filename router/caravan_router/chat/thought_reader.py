@@ -9,6 +9,7 @@ from caravan_router.chat.thought_format import Beginning, ThoughtFormat
 from caravan_router.chat.tool_parser import TextPart, overlap
 
 _SPACE = " \n\r\t"
+_BLANK_LINE = "\n\n"
 
 
 @dataclass(slots=True)
@@ -30,7 +31,8 @@ class ThoughtReader:
     """Reads the output in parts of any size; the result does not depend on how it was split.
 
     Text that may begin a marker is held back until that is decided. White space at both ends of a thought is dropped,
-    and so is white space between a thought and the answer.
+    and so is white space between a thought and the answer. Where the format has several thoughts, or several parts of
+    an answer, a blank line separates them.
     """
 
     def __init__(self, thought_format: ThoughtFormat, beginning: Beginning = Beginning.UNDECIDED) -> None:
@@ -45,8 +47,10 @@ class ThoughtReader:
         self._may_open = True
         # Whether white space in mode BEFORE belongs to the answer that follows.
         self._keeps_space = True
-        # Whether a part of the thought has been returned.
+        # Whether a part of the current thought has been returned.
         self._begun = False
+        # Precede the next text of a thought and of the answer.
+        self._before_thought = self._before_answer = ""
         # Text that may begin a marker, and white space before it that may be dropped.
         self._partial = ""
         self._space: list[str] = []
@@ -141,6 +145,10 @@ class ThoughtReader:
     def _pass(self, marker: str, rest: str) -> None:
         """Change the mode behind a marker that ``rest`` follows."""
         self._settle(self._position - len(rest), counts=False)
+        if self._mode is _Mode.ANSWER:
+            self._before_answer = _BLANK_LINE
+        elif self._mode is _Mode.THOUGHT and self._begun:
+            self._before_thought = _BLANK_LINE
         self._space = []
         self._opened = self._keeps_space = False
         if marker == self._format.opening:
@@ -162,18 +170,19 @@ class ThoughtReader:
 
     def _add_thought(self, text: str) -> None:
         """Add ``text`` to the parts without the white space at its end, which is dropped if the thought ends there."""
-        shown = text.rstrip(_SPACE)
-        if shown:
-            shown_from_here = "".join(self._space) + shown
-            self._add(ThoughtPart(shown_from_here if self._begun else shown_from_here.lstrip(_SPACE)))
+        kept = text.rstrip(_SPACE)
+        if kept:
+            shown = "".join(self._space) + kept
+            self._add(ThoughtPart(shown if self._begun else self._before_thought + shown.lstrip(_SPACE)))
             self._begun = True
             self._space = []
-        if len(shown) < len(text):
-            self._space.append(text[len(shown) :])
+        if len(kept) < len(text):
+            self._space.append(text[len(kept) :])
 
     def _add_answer(self, text: str) -> None:
         if text:
-            self._add(TextPart(text))
+            self._add(TextPart(self._before_answer + text))
+            self._before_answer = ""
 
     def _add(self, part: ReadPart) -> None:
         last = self._parts[-1] if self._parts else None

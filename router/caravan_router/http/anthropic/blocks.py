@@ -49,10 +49,13 @@ class Blocks:
                 case ThoughtPart(text=text):
                     if not isinstance(self._open, ThinkingBlock):
                         yield from self._begin(ThinkingBlock("", ""))
+                        # A later thought begins with a blank line, which blocks do not need.
+                        text = text.lstrip("\n")
                     yield self._delta(text, ThinkingDelta(text))
                 case TextPart(text=text):
                     if not isinstance(self._open, TextBlock):
                         yield from self._begin(TextBlock(""))
+                        text = text.lstrip("\n") if self._index else text
                     yield self._delta(text, TextDelta(text))
                 case CallPart(name=name, arguments=arguments):
                     if name is not None:

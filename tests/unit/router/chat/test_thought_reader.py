@@ -85,12 +85,13 @@ CASES: list[tuple[ThoughtFormat, Beginning, str, str, str]] = [
     (HARMONY, UNDECIDED, f"{ANALYSIS}a{NEXT}{FINAL}b < c", "a", "b < c"),
     (HARMONY, UNDECIDED, f"{FINAL}b", "", "b"),
     (HARMONY, UNDECIDED, "b", "", "b"),
+    (HARMONY, UNDECIDED, " to=functions.f<|channel|>commentary json<|message|>{}", "", " to=functions.f\n\njson\n\n{}"),
     (
         HARMONY,
         UNDECIDED,
         f"{ANALYSIS}a{NEXT}{COMMENTARY}b{NEXT}{ANALYSIS} c {NEXT}{FINAL}d",
-        "ac",
-        "bd",
+        "a\n\nc",
+        "b\n\nd",
     ),
 ]  # fmt: skip
 

@@ -153,8 +153,14 @@ async def test_calls_in_thoughts_are_no_calls(service: Service, engine: Scripted
     assert "'name': 'f'" in joined["tool_calls"]
 
 
-async def test_the_calls_of_gpt_oss_follow_its_thoughts() -> None:
-    call = [CHANNEL, word("commentary"), word(" to"), word("=functions.f "), control("<|constrain|>"), word("json")]
+@pytest.mark.parametrize(
+    "call",
+    [
+        [CHANNEL, word("commentary"), word(" to"), word("=functions.f "), control("<|constrain|>"), word("json")],
+        [word(" to=functions"), word(".f"), CHANNEL, word("commentary"), word(" json")],
+    ],
+)
+async def test_the_calls_of_gpt_oss_follow_its_thoughts(call: Sequence[Step]) -> None:
     output = [*HARMONY_THOUGHT, *call, MESSAGE, *letters('{"a": 1}')]
     async with serving(engine_of(GPT_OSS, output)) as service:
         [choice] = (await chat(service, tools=[TOOL]))["choices"]
