@@ -34,6 +34,8 @@ from caravan_router.http.openai.rules import MissingFieldError, NotTextError
 # from being found in the cache.
 _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _BREAK = "\n\n"
+# Parts of results that the model does not see.
+_UNSEEN = frozenset({"image", "document"})
 
 
 def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
@@ -149,11 +151,16 @@ def _user(field: str, blocks: Sequence[_Named]) -> list[Message]:
     results, texts = [], []
     for name, block in blocks:
         if block.type == "tool_result":
-            content = _joined(_text_of(*inner) for inner in _blocks(f"{name}.content", block.content))
+            content = _joined(_result_text(*inner) for inner in _blocks(f"{name}.content", block.content))
             results.append(Message(role="tool", content=content, tool_call_id=block.tool_use_id))
         else:
             texts.append(_text_of(name, block))
     return results if results and not texts else [*results, Message(role="user", content=_joined(texts))]
+
+
+def _result_text(field: str, block: Block) -> str:
+    """Return the text of a part of a result. Refusing a picture would end the session: it stays in the conversation."""
+    return f"[{block.type}]" if block.type in _UNSEEN else _text_of(field, block)
 
 
 def _text_of(field: str, block: Block) -> str:

@@ -259,6 +259,13 @@ async def test_calls_and_results_become_turns(service: Service, engine: Scripted
     assert text_of(engine).endswith("[tool]Rain<toolu_1>[assistant]")
 
 
+async def test_pictures_in_results_are_shown_as_words(service: Service, engine: ScriptedEngine) -> None:
+    parts = [{"type": "text", "text": "See:"}, {"type": "image", "source": {}}, {"type": "document", "source": {}}]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": parts}
+    await create(service, [*HI, {"role": "assistant", "content": "A"}, {"role": "user", "content": [result]}])
+    assert "See:\n\n[image]\n\n[document]" in text_of(engine)
+
+
 async def test_system_messages_join_their_neighbours(service: Service, engine: ScriptedEngine) -> None:
     turns = [
         {"role": "system", "content": "S1"},
@@ -367,7 +374,7 @@ async def test_what_changes_the_meaning_is_refused_by_name(
         ({"type": "image", "source": {"type": "base64", "data": "AAAA"}}, "type 'image'"),
         ({"type": "document", "source": {}}, "type 'document'"),
         ({"type": "text"}, "`messages[0].content[0].text` is missing"),
-        ({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}, "content[0].content[0]` is not"),
+        ({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "x"}]}, "content[0].content[0]` is not"),
         ({"type": "thinking", "thinking": "x"}, "type 'thinking'"),
     ],
 )
