@@ -13,6 +13,7 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
+from caravan_router.http.openai.responses.running import RUNNING
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Step, word
 from caravan_testing.waiting import eventually
@@ -232,6 +233,28 @@ async def test_a_running_response_keeps_its_conversation_and_can_be_forked() -> 
         # The fork goes on from the token that the response had reached.
         assert prompt_text(engine) == "[user]Hi</s>[user]One</s>[assistant]<900></s>[user]Two</s>[assistant]"
         await eventually(service.is_idle, "everything released")
+
+
+async def test_a_client_that_leaves_frees_its_conversation() -> None:
+    engine = WordEngine(words=("Hel", "lo"))
+    engine.script = paused
+    async with serving(engine) as service:
+        conversation = await create(service, "Hi")
+        for stream in (True, False):
+            body = {"input": "One", "conversation": conversation, "stream": stream}
+            asking = asyncio.create_task(service.post("/v1/responses", body))
+            await eventually(lambda: any(stream.sent for stream in engine.streams), "it generates")
+            if stream:
+                (await asking).close()
+            else:
+                asking.cancel()
+            await eventually(service.is_idle, "the generation is released")
+            engine.streams.clear()
+        engine.resume.set()
+        await eventually(lambda: not service.app[RUNNING].is_busy, "nothing is under way")
+        assert await texts(service, conversation) == ["Hi"], "what the client does not know is not stored"
+        await service.reply("/v1/responses", {"input": "Two", "conversation": conversation})
+        assert await texts(service, conversation) == ["Hi", "Two", "Hello"]
 
 
 async def test_an_export_is_imported_with_its_items_and_tokens(service: Service) -> None:

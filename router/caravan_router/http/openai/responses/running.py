@@ -71,6 +71,11 @@ class RunningResponses:
         self._responses: dict[str, RunningResponse] = {}
         self._busy: set[tuple[str, str]] = set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether any response or change of a conversation is under way."""
+        return bool(self._responses or self._busy)
+
     @contextmanager
     def extending(self, owner: str, conversation: str) -> Iterator[None]:
         """Keep others from extending or changing a conversation. Raises ConversationBusyError."""
