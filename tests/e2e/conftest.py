@@ -17,6 +17,13 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def toy() -> Iterator[Served]:
+    """One server with the toy model, which takes no time."""
+    with serve("--backend", "fake", "-np", "4", "-c", "8192") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def oracle() -> Iterator[Oracle]:
     """The demo model without a server."""
     result = Oracle()

@@ -19,12 +19,6 @@ TOY = ("--backend", "fake", "-np", "4", "-c", "8192")
 DEMO = ("-np", "4", "-c", "8192", "-t", "1", "-fa", "off")
 
 
-@pytest.fixture(scope="module")
-def toy() -> Iterator[Served]:
-    with serve(*TOY) as running:
-        yield running
-
-
 @pytest.fixture(params=["demo model", "toy model"])
 def server(request: pytest.FixtureRequest) -> Served:
     found: Served = request.getfixturevalue("served" if request.param == "demo model" else "toy")
@@ -38,8 +32,10 @@ def client(server: Served) -> Iterator[OpenAI]:
 
 
 def respond(client: OpenAI, conversation: str, text: str) -> tuple[int, int]:
-    """Generate a few tokens. Return the number of cached tokens and of all tokens."""
-    response = client.responses.create(model="any", input=text, conversation=conversation, max_output_tokens=10)
+    """Generate a few tokens, always the same ones. Return the number of cached tokens and of all tokens."""
+    response = client.responses.create(
+        model="any", input=text, conversation=conversation, max_output_tokens=10, temperature=0
+    )
     assert response.usage is not None
     return response.usage.input_tokens_details.cached_tokens, response.usage.total_tokens
 
