@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 
-from caravan_testing.serve_process import Served
+if TYPE_CHECKING:
+    from caravan_testing.serve_process import Served
 
 pytestmark = pytest.mark.e2e
 
