@@ -1,0 +1,157 @@
+"""Writes a llama with random weights, and records what Hugging Face's ``generate`` finds with the same weights.
+
+The record needs torch and transformers, which the tests do not. To make it again:
+
+    PYTHONPATH=tests python tests/caravan_testing/shard_tiny_llama.py > tests/e2e/beams_of_tiny_llama.json
+"""
+
+import itertools
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+from numpy.typing import NDArray
+
+from caravan_testing.shard_tiny_mamba import TOKENS, TYPES
+
+EMBEDDING, LAYERS, HEADS, INNER = 64, 2, 4, 128
+CONTEXT, EPSILON = 512, 1e-5
+# Among the likely tokens, so that some outputs end early.
+END_TOKEN_IDS = (2, *range(60, 84))
+
+
+def write_tiny_llama(path: Path) -> Path:
+    """Write a GGUF of half a megabyte with a vocabulary of bytes; the same one every time."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(EMBEDDING)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_block_count(LAYERS)
+    writer.add_rope_dimension_count(EMBEDDING // HEADS)
+    writer.add_layer_norm_rms_eps(EPSILON)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(TOKENS)
+    writer.add_token_scores([0.0] * len(TOKENS))
+    writer.add_token_types(TYPES)
+    for name, tensor in _tensors().items():
+        # llama.cpp rotates neighbours; transformers rotates the halves of a head.
+        is_rotated = name.endswith(("attn_q.weight", "attn_k.weight"))
+        writer.add_tensor(name, _interleaved(tensor) if is_rotated else tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _interleaved(tensor: NDArray[np.float32]) -> NDArray[np.float32]:
+    rows = tensor.reshape(HEADS, 2, EMBEDDING // HEADS // 2, EMBEDDING)
+    return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(tensor.shape))
+
+
+def _tensors() -> dict[str, NDArray[np.float32]]:
+    """Return the weights by their names in GGUF, as transformers has them."""
+    random = np.random.default_rng(7)
+
+    def weights(*shape: int, scale: float = 1.0) -> NDArray[np.float32]:
+        drawn: NDArray[np.float64] = scale * random.standard_normal(shape) / np.sqrt(shape[-1])
+        return drawn.astype(np.float32)
+
+    tensors = {
+        "token_embd.weight": weights(len(TOKENS), EMBEDDING, scale=8.0),
+        "output_norm.weight": np.ones(EMBEDDING, np.float32),
+        "output.weight": weights(len(TOKENS), EMBEDDING, scale=2.0),
+    }
+    for layer in range(LAYERS):
+        block = {
+            "attn_norm.weight": np.ones(EMBEDDING, np.float32),
+            "attn_q.weight": weights(EMBEDDING, EMBEDDING),
+            "attn_k.weight": weights(EMBEDDING, EMBEDDING),
+            "attn_v.weight": weights(EMBEDDING, EMBEDDING, scale=2.0),
+            "attn_output.weight": weights(EMBEDDING, EMBEDDING, scale=2.0),
+            "ffn_norm.weight": np.ones(EMBEDDING, np.float32),
+            "ffn_gate.weight": weights(INNER, EMBEDDING),
+            "ffn_up.weight": weights(INNER, EMBEDDING),
+            "ffn_down.weight": weights(EMBEDDING, INNER),
+        }
+        tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in block.items()}
+    return tensors
+
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def _model() -> Any:
+    """Return the model of transformers."""
+    torch, transformers = import_module("torch"), import_module("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=len(TOKENS),
+        hidden_size=EMBEDDING,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=EPSILON,
+        tie_word_embeddings=False,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    state = {}
+    for name, tensor in _tensors().items():
+        parts = name.removesuffix(".weight").split(".")
+        layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
+        state[f"{layer}{_NAMES[parts[-1]]}.weight"] = torch.from_numpy(tensor)
+    model.load_state_dict(state)
+    return model
+
+
+def main() -> None:
+    """Write the record as JSON."""
+    torch, model = import_module("torch"), _model()
+    cases = []
+    for prompt, width, penalty, early in itertools.product(
+        ((1, 72, 80), (1, 90, 100, 110, 120)), (2, 4), (0.0, 1.0, 2.0), (False, True, "never")
+    ):
+        output = model.generate(
+            torch.tensor([prompt]),
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=12,
+            length_penalty=penalty,
+            early_stopping=early,
+            do_sample=False,
+            eos_token_id=list(END_TOKEN_IDS),
+            pad_token_id=0,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        outputs = []
+        for row in output.sequences[:, len(prompt) :].tolist():
+            ends = [place for place, token in enumerate(row) if token in END_TOKEN_IDS]
+            outputs.append(row[: ends[0] + 1] if ends else row)
+        scores = [round(score, 4) for score in output.sequences_scores.tolist()]
+        case = {"prompt": prompt, "width": width, "length_penalty": penalty, "early_stopping": early}
+        cases.append(case | {"outputs": outputs, "scores": scores})
+    json.dump({"transformers": import_module("transformers").__version__, "cases": cases}, sys.stdout)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()
