@@ -17,6 +17,7 @@ class CaravanError(Exception):
      |    +-- NeedsPrompt        it has no logits: it is new, or was cut back
      |    +-- ConversationEnded  it was closed
      |    +-- TooLong            it would have more tokens than a sequence can hold
+     |    +-- CacheFull          there is no room for the next token of `Conversation.generate`
      +-- StateError          a saved state is damaged, or belongs to another model
     """
 
@@ -67,6 +68,10 @@ class ConversationEnded(ConversationError):
 
 class TooLong(ConversationError):
     """The conversation would have more tokens than a sequence can hold."""
+
+
+class CacheFull(ConversationError):
+    """There is no room in the cache for the next token of `Conversation.generate`."""
 
 
 class StateError(CaravanError, ValueError):

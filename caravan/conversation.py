@@ -1,0 +1,335 @@
+"""One growing list of tokens, stepped by hand."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from operator import index
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caravan.errors import (
+    AlreadyPrompted,
+    CacheFull,
+    ConversationEnded,
+    NeedsInfer,
+    NeedsPrompt,
+    RequestError,
+    TooLong,
+)
+from caravan.executor_sampling import choose
+from caravan.sampling_params import SamplingParams
+from caravan.saved_state import SavedConversation
+from caravan.token import Token
+from caravan_shard.sampling.logprobs import token_logprobs
+
+if TYPE_CHECKING:
+    from caravan.executor import Executor
+
+# Chooses a token id by the logits [vocabulary], an array of its own that it may change.
+CustomSampler = Callable[[NDArray[np.float32]], int]
+Sampler = SamplingParams | CustomSampler
+
+Promptable = str | int | Token | Sequence[int | Token]
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class State(Enum):
+    """The stage of a conversation.
+
+    ``IDLE``: it has no logits, since it is new or was cut back; prompt it. ``PENDING``: it waits for `Executor.infer`.
+    ``READY``: it has logits. ``ENDED``: it was closed.
+    """
+
+    IDLE = "idle"
+    PENDING = "pending"
+    READY = "ready"
+    ENDED = "ended"
+
+
+class Conversation:
+    """A list of tokens, and the logits after its last ones. `Executor.create` makes it.
+
+    Every call that does not fit the state raises a ConversationError and changes nothing. Whatever is done to the
+    tokens, logits are those of the tokens computed from the start: cells are never moved, they are computed again.
+    """
+
+    def __init__(self, executor: "Executor") -> None:
+        """Use `Executor.create`."""
+        self._executor = executor
+        self._tokens: list[int] = []
+        # Which tokens were sampled: penalties of outputs count these.
+        self._outputs: list[bool] = []
+        self._waits = False
+        self._ended = False
+        # Tokens from this one on get logits when they are computed.
+        self._first_output = 0
+        self._logits: NDArray[np.float32] | None = None
+        # The sequence of the backend that holds the first ``held`` tokens; None if none does.
+        self.sequence_id: int | None = None
+        self.held = 0
+
+    @property
+    def state(self) -> State:
+        """The stage of the conversation."""
+        if self._ended:
+            return State.ENDED
+        if self._waits:
+            return State.PENDING
+        return State.IDLE if self._logits is None else State.READY
+
+    @property
+    def tokens(self) -> list[int]:
+        """All token ids, those that wait included."""
+        return list(self._tokens)
+
+    @property
+    def token_count(self) -> int:
+        """Number of tokens, those that wait included."""
+        return len(self._tokens)
+
+    @property
+    def text(self) -> str:
+        """The text of all tokens, without control tokens."""
+        self._check()
+        pieces = map(self._executor.backend.vocabulary.piece, self._tokens)
+        return b"".join(piece.data for piece in pieces if not piece.special).decode("utf-8", "replace")
+
+    def prompt(self, prompt: Promptable, *, all_logits: bool = False) -> None:
+        """Append a text, a token or token ids, which the next `Executor.infer` computes.
+
+        Before a first text comes what the model puts before every text. ``all_logits``: keep the logits after each of
+        these tokens, not after the last one only. An empty list asks for the logits of a conversation that was cut
+        back. Raises AlreadyPrompted, TooLong, RequestError.
+        """
+        self._check()
+        if self._waits:
+            raise AlreadyPrompted("call Executor.infer before the next prompt")
+        if isinstance(prompt, str):
+            tokenize = self._executor.backend.vocabulary.tokenize
+            tokens = tokenize(prompt, add_special=not self._tokens, parse_special=True)
+            outputs = [False] * len(tokens)
+        else:
+            items: Iterable[int | Token] = [prompt] if isinstance(prompt, int | np.integer | Token) else prompt
+            pairs = [(item.id, True) if isinstance(item, Token) else (index(item), False) for item in items]
+            tokens, outputs = [token for token, _ in pairs], [sampled for _, sampled in pairs]
+        self._check_ids(tokens)
+        if not tokens and (self._logits is not None or not self._tokens):
+            raise RequestError("the prompt has no token")
+        self._check_length(len(self._tokens) + len(tokens))
+        self._first_output = len(self._tokens) if all_logits else len(self._tokens) + len(tokens) - 1
+        self._tokens += tokens
+        self._outputs += outputs
+        self._wait()
+
+    def logits(self, offset: int = 0) -> NDArray[np.float32]:
+        """Return the logits [vocabulary] after the last token but ``offset``, in an array of its own.
+
+        Raises NeedsInfer, NeedsPrompt, and IndexError if the logits after that token were not kept.
+        """
+        rows = self._rows()
+        if not 0 <= offset < len(rows):
+            raise IndexError(f"logits were kept after the last {len(rows)} tokens. Given: {offset}")
+        row: NDArray[np.float32] = rows[len(rows) - 1 - offset].copy()
+        return row
+
+    def sample(self, sampler: Sampler = GREEDY, *, offset: int = 0) -> Token:
+        """Choose the token that follows, by parameters or by a function of the logits; append nothing.
+
+        Of `SamplingParams`, those count that choose a token: the draw depends on ``seed`` and the number of tokens, as
+        in the server. Raises NeedsInfer, NeedsPrompt, RequestError.
+        """
+        logits, backend = self.logits(offset), self._executor.backend
+        if isinstance(sampler, SamplingParams):
+            end = len(self._tokens) - offset
+            token = choose(backend, logits, sampler, self._tokens[:end], self._outputs[:end])
+        else:
+            token = int(sampler(logits.copy()))
+            self._check_ids([token])
+        piece = backend.vocabulary.piece(token)
+        logprob = token_logprobs(logits, token, 0).chosen
+        ends = token in backend.facts.eog_ids
+        return Token(id=token, piece=piece.data, special=piece.special, ends=ends, logprob=logprob)
+
+    def generate(
+        self, max_tokens: int, sampler: Sampler = GREEDY, stop: Callable[[Token], bool] | None = None
+    ) -> Iterator[Token]:
+        """Sample and append up to ``max_tokens`` tokens, and yield each before it is appended.
+
+        Ends after a token that ends an output, or for which ``stop`` returns true; that one is not appended. Raises
+        CacheFull if there is no room; the last token waits then, and `Executor.infer` continues.
+        """
+        for _ in range(max_tokens):
+            if self._waits:
+                self._infer()
+            token = self.sample(sampler)
+            yield token
+            if token.ends or (stop is not None and stop(token)):
+                return
+            self.prompt(token)
+        if self._waits:
+            self._infer()
+
+    def _infer(self) -> None:
+        while self._waits:
+            if self in self._executor.infer().starved:
+                raise CacheFull("the cache has no room: close or unload another conversation")
+
+    def fork(self) -> "Conversation":
+        """Return a conversation with the same tokens, those that wait included, and the same logits.
+
+        In the unified layout both share the cells of what is computed.
+        """
+        self._check()
+        other = self._executor.create()
+        other._copy(self)
+        return other
+
+    def _copy(self, source: "Conversation") -> None:
+        self._tokens, self._outputs = list(source._tokens), list(source._outputs)
+        self._waits, self._first_output, self._logits = source._waits, source._first_output, source._logits
+        self._executor.share(source, self)
+
+    def rewind(self, count: int) -> None:
+        """Remove the last ``count`` tokens. Raises NeedsInfer, and ValueError if there are fewer."""
+        self._check_computed()
+        if not 0 <= count <= len(self._tokens):
+            raise ValueError(f"there are {len(self._tokens)} tokens. Given: {count}")
+        if count:
+            length = len(self._tokens) - count
+            del self._tokens[length:], self._outputs[length:]
+            self._executor.trim(self, length)
+            self._logits = None
+
+    def shift_left(self, count: int, keep: int = 0) -> None:
+        """Remove ``count`` tokens behind the first ``keep``; all behind them are computed again by `Executor.infer`.
+
+        Raises NeedsInfer, and ValueError if there are fewer tokens.
+        """
+        self._check_computed()
+        if count < 0 or keep < 0 or keep + count > len(self._tokens):
+            raise ValueError(f"there are {len(self._tokens)} tokens. Given: {count} behind {keep}")
+        self.modify(lambda tokens: tokens[:keep] + tokens[keep + count :])
+
+    def modify(self, edit: Callable[[list[int]], Sequence[int]]) -> None:
+        """Replace the tokens by what ``edit`` makes of them. What follows their common prefix is computed again.
+
+        Raises NeedsInfer, TooLong, RequestError.
+        """
+        self._check_computed()
+        tokens = list(map(index, edit(list(self._tokens))))
+        self._check_ids(tokens)
+        self._check_length(len(tokens))
+        if tokens == self._tokens:
+            return
+        pairs = enumerate(zip(tokens, self._tokens, strict=False))
+        common = next((at for at, (new, old) in pairs if new != old), min(len(tokens), len(self._tokens)))
+        self._executor.trim(self, common)
+        self._outputs = self._outputs[:common] + [False] * (len(tokens) - common)
+        self._tokens, self._logits = tokens, None
+        if tokens:
+            self._first_output = len(tokens) - 1
+            self._wait()
+
+    def unload(self) -> None:
+        """Free the cells; tokens and logits stay. The tokens are computed again when it is prompted next."""
+        self._check()
+        self._executor.trim(self, 0)
+
+    def save(self, path: str | Path | None = None) -> bytes:
+        """Return the conversation as bytes, and write them to ``path`` if it is given."""
+        self._check()
+        return self._executor.save_all([self], path)
+
+    def close(self) -> None:
+        """End it, and free its cells. Closing it again does nothing."""
+        if not self._ended:
+            self._executor.end(self)
+            self._ended, self._waits, self._logits = True, False, None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # For the executor.
+
+    @property
+    def waiting(self) -> list[int]:
+        """The tokens that are not held, if it waits for them."""
+        return self._tokens[self.held :] if self._waits else []
+
+    @property
+    def first_output(self) -> int:
+        """The first token after which logits are wanted."""
+        return self._first_output
+
+    def advance(self, count: int, rows: NDArray[np.float32]) -> None:
+        """Note that ``count`` more tokens are held, with ``rows`` of logits [outputs, vocabulary]."""
+        self.held += count
+        kept = rows.copy()
+        self._logits = kept if self._logits is None else np.concatenate([self._logits, kept])
+        self._waits = self.held < len(self._tokens)
+
+    def note_held(self, length: int) -> None:
+        """Note that only ``length`` tokens are held. The others are computed again if it waits, with their logits."""
+        self.held = length
+        if self._waits and self._logits is not None:
+            self._logits = self._logits[: max(0, length - self._first_output)]
+
+    def saved(self, cells: NDArray[np.uint8], held: int) -> SavedConversation:
+        """Return what is saved of it, with the ``cells`` of its first ``held`` tokens."""
+        size = self._executor.vocabulary_size
+        return SavedConversation(
+            tokens=self._tokens,
+            outputs=self._outputs,
+            waits=self._waits,
+            first_output=self._first_output,
+            logits=np.empty((0, size), np.float32) if self._logits is None else self._logits,
+            held=held,
+            cells=cells,
+        )
+
+    def restore(self, saved: SavedConversation) -> None:
+        """Become what was saved, but for the cells."""
+        self._tokens, self._outputs = list(saved.tokens), list(saved.outputs)
+        self._waits, self._first_output = saved.waits, saved.first_output
+        self._logits = saved.logits if len(saved.logits) else None
+
+    def _wait(self) -> None:
+        self._waits, self._logits = True, None
+        # At least the last token is computed, for its logits.
+        self._executor.trim(self, min(self.held, self._first_output, len(self._tokens) - 1))
+
+    def _rows(self) -> NDArray[np.float32]:
+        self._check_computed()
+        if self._logits is None:
+            raise NeedsPrompt("it has no logits: prompt it, and call Executor.infer")
+        return self._logits
+
+    def _check_computed(self) -> None:
+        self._check()
+        if self._waits:
+            raise NeedsInfer("it has tokens that are not computed: call Executor.infer")
+
+    def _check(self) -> None:
+        self._executor.check()
+        if self._ended:
+            raise ConversationEnded("the conversation was closed")
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
+        size = self._executor.backend.facts.vocabulary_size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise RequestError(f"token ids must be >= 0 and < {size}. Given: {token}")
+
+    def _check_length(self, length: int) -> None:
+        most = self._executor.backend.capacity.current.cells_per_sequence
+        if length > most:
+            raise TooLong(f"a sequence has at most {most} tokens. Given: {length}")

@@ -1,0 +1,310 @@
+"""A model whose conversations are stepped by hand, on the shard's backend."""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack
+
+import numpy as np
+
+from caravan.conversation import Conversation
+from caravan.errors import ClosedError, GenerationError, ModelError, StateError, WrongThreadError
+from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
+from caravan.saved_state import SavedBatch, SavedConversation, decode, encode
+from caravan_proto.flags import from_values
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import Backend, CellSlice, DecodeOutcome, RunSaving, StartupError, TokenBatch
+from caravan_shard.config import ShardConfig
+from caravan_shard.service.loading import backend_loader
+
+_ANY_SIZE = 1 << 62
+_NO_CELLS = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What one step did.
+
+    ``done``: conversations that are ready. ``waiting``: those with more tokens than the step had room for; call again.
+    ``starved``: those for which the cache has no room, or no sequence; they are as they were.
+    """
+
+    done: tuple[Conversation, ...]
+    waiting: tuple[Conversation, ...]
+    starved: tuple[Conversation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The share of a conversation in a step: its next ``count`` tokens, of which the last ``outputs`` get logits."""
+
+    conversation: Conversation
+    count: int
+    outputs: int
+
+
+class Executor:
+    """A GGUF model in this process, whose conversations wait until `infer` is called. For the thread that makes it.
+
+    Use it as a context manager, or `close` it. There may be more conversations than sequences: those that hold no cells
+    cost memory for their tokens and logits alone.
+    """
+
+    def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
+        """Load ``model``. By default all sequences share one pool of cells (``kv_layout="unified"``).
+
+        Raises ModelError, and TypeError or ValueError if an option is wrong.
+        """
+        if wrong := sorted(ENGINE_OPTIONS.intersection(options)):
+            raise TypeError(f"an executor has no engine with the options: {', '.join(wrong)}")
+        of_model, _ = split_options(model, {"kv_layout": "unified"} | options)
+        self._model = str(model)
+        self._thread = threading.get_ident()
+        try:
+            self.backend: Backend = backend_loader(from_values(ShardConfig, of_model))()
+        except StartupError as error:
+            raise ModelError(str(error)) from None
+        self._close = weakref.finalize(self, self.backend.close)
+        # In the order in which they were made.
+        self._conversations: dict[Conversation, None] = {}
+        self._free_ids = list(range(self.backend.capacity.max_sequences))
+
+    @classmethod
+    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ModelOptions]) -> "Executor":
+        """Open a model with the conversations of a file that `save` wrote, in their order.
+
+        ``model``: by default the file that the executor had. Raises StateError, ModelError, OSError.
+        """
+        batch = decode(Path(path).read_bytes())
+        executor = cls(batch.model if model is None else model, **options)
+        try:
+            executor._load_all(batch)
+        except BaseException:
+            executor.close()
+            raise
+        return executor
+
+    def close(self) -> None:
+        """End all conversations, and free the model. Closing it again does nothing."""
+        if self._close.alive:
+            self.check()
+            for conversation in self.conversations:
+                conversation.close()
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def conversations(self) -> tuple[Conversation, ...]:
+        """All conversations that are not closed, in the order in which they were made."""
+        return tuple(self._conversations)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens of the vocabulary, the length of a row of logits."""
+        return self.backend.facts.vocabulary_size
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Return the token ids of ``text``, with what the model puts around a prompt if ``add_special``."""
+        self.check()
+        return self.backend.vocabulary.tokenize(text, add_special=add_special, parse_special=True)
+
+    def create(self) -> Conversation:
+        """Return a new conversation, without tokens."""
+        self.check()
+        conversation = Conversation(self)
+        self._conversations[conversation] = None
+        return conversation
+
+    def infer(self) -> Inference:
+        """Run one step over the conversations that wait, at most ``batch_size`` tokens, the oldest first.
+
+        Raises GenerationError if the step fails for another reason than room; every conversation is as it was then.
+        """
+        self.check()
+        parts, starved, others = self._plan()
+        logits, dropped = None, list[_Part]()
+        while parts and (logits := self._compute(parts)) is None:
+            # Without the youngest one, the others may fit; without one that does not fit alone, the rest may.
+            last = parts.pop()
+            if parts:
+                dropped.insert(0, last)
+            else:
+                starved.append(last.conversation)
+                parts, dropped = dropped, []
+        starved += [part.conversation for part in dropped]
+        if logits is None:
+            return Inference((), tuple(others), tuple(starved))
+        row = 0
+        for part in sorted(parts, key=_sequence_id):
+            part.conversation.advance(part.count, logits[row : row + part.outputs])
+            row += part.outputs
+        computed = [part.conversation for part in parts]
+        return Inference(
+            tuple(conversation for conversation in computed if not conversation.waiting),
+            tuple(conversation for conversation in (*computed, *others) if conversation.waiting),
+            tuple(starved),
+        )
+
+    def _plan(self) -> tuple[list[_Part], list[Conversation], list[Conversation]]:
+        """Return the parts of the next step, the conversations without a sequence, and those that have to wait."""
+        capacity = self.backend.capacity
+        room, more_outputs = capacity.max_batch_tokens, capacity.max_prompt_logprob_tokens
+        parts, starved, others = list[_Part](), list[Conversation](), list[Conversation]()
+        new = 0
+        for conversation in self.conversations:
+            tokens = conversation.waiting
+            if not tokens:
+                continue
+            if conversation.sequence_id is None and new == len(self._free_ids):
+                starved.append(conversation)
+                continue
+            silent = max(0, conversation.first_output - conversation.held)
+            count = min(len(tokens), room, silent + 1 + more_outputs)
+            if count == 0:
+                others.append(conversation)
+                continue
+            new += conversation.sequence_id is None
+            outputs = max(0, count - silent)
+            parts.append(_Part(conversation, count, outputs))
+            room -= count
+            more_outputs -= max(0, outputs - 1)
+        return parts, starved, others
+
+    def _compute(self, parts: Sequence[_Part]) -> Floats | None:
+        """Compute ``parts`` in one step; return the logits [outputs, vocabulary], or None if there is no room."""
+        for part in parts:
+            if part.conversation.sequence_id is None:
+                part.conversation.sequence_id = self._free_ids.pop(0)
+        ordered = sorted(parts, key=_sequence_id)
+        flags = [np.arange(part.count) >= part.count - part.outputs for part in ordered]
+        batch = TokenBatch(
+            np.concatenate([np.array(part.conversation.waiting[: part.count], np.int32) for part in ordered]),
+            np.concatenate([_positions(part) for part in ordered]),
+            np.concatenate([np.full(part.count, part.conversation.sequence_id, np.int32) for part in ordered]),
+            np.concatenate(flags).astype(np.int8),
+        )
+        outcome = self.backend.decode(batch)
+        if outcome is DecodeOutcome.OK:
+            count = batch.output_count
+            return self.backend.logits(count) if count else np.empty((0, self.vocabulary_size), np.float32)
+        for part in parts:
+            # The cache may hold a part of the batch.
+            self.trim(part.conversation, part.conversation.held)
+        if outcome is DecodeOutcome.NO_KV:
+            return None
+        raise GenerationError(f"the step failed ({outcome.value})")
+
+    def save(self, path: str | Path) -> None:
+        """Write all conversations to ``path``, for `open`."""
+        self.check()
+        self.save_all(self.conversations, path)
+
+    def load(self, saved: str | Path | bytes) -> Conversation:
+        """Return a new conversation, equal to one that `Conversation.save` saved, from its bytes or file.
+
+        Where its cells do not fit, its tokens are computed again when it is prompted. Raises StateError, OSError.
+        """
+        self.check()
+        batch = decode(saved if isinstance(saved, bytes) else Path(saved).read_bytes())
+        if len(batch.conversations) != 1:
+            raise StateError(f"this is a batch of {len(batch.conversations)} conversations: use Executor.open")
+        (conversation,) = self._load_all(batch)
+        return conversation
+
+    def _load_all(self, batch: SavedBatch) -> list[Conversation]:
+        if batch.model_fingerprint != self.backend.facts.fingerprint:
+            raise StateError("the saved conversation belongs to another model")
+        longest = self.backend.capacity.current.cells_per_sequence
+        for saved in batch.conversations:
+            if len(saved.tokens) > longest:
+                raise StateError(f"a sequence has at most {longest} tokens. Saved: {len(saved.tokens)}")
+        return [self._restore(saved, batch.cells_fingerprint) for saved in batch.conversations]
+
+    def _restore(self, saved: SavedConversation, cells_fingerprint: str) -> Conversation:
+        conversation = self.create()
+        conversation.restore(saved)
+        if not saved.held or cells_fingerprint != self.backend.state_fingerprint or not self._free_ids:
+            return conversation
+        if self._saving is RunSaving.NOTHING:
+            return conversation
+        sequence_id = self._free_ids[0]
+        if self.backend.restore(sequence_id, [CellSlice(state=saved.cells, first=0, start=0, end=saved.held)]):
+            conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
+        return conversation
+
+    @property
+    def _saving(self) -> RunSaving:
+        return self.backend.capacity.current.saving
+
+    # For conversations.
+
+    def check(self) -> None:
+        """Raise ClosedError or WrongThreadError if this thread may not use the executor."""
+        if not self._close.alive:
+            raise ClosedError("the executor is closed")
+        if threading.get_ident() != self._thread:
+            raise WrongThreadError("an executor belongs to the thread that made it")
+
+    def share(self, source: Conversation, target: Conversation) -> None:
+        """Let ``target``, which holds nothing, hold what ``source`` holds, if there is a sequence for it."""
+        if source.sequence_id is not None and source.held and self._free_ids:
+            target.sequence_id, target.held = self._free_ids.pop(0), source.held
+            self.backend.copy(source.sequence_id, target.sequence_id, source.held)
+
+    def trim(self, conversation: Conversation, length: int) -> None:
+        """Let the conversation hold its first ``length`` tokens at most; fewer if the cache cannot be cut there."""
+        sequence_id = conversation.sequence_id
+        if sequence_id is None:
+            return
+        length = min(length, conversation.held)
+        if self.backend.length(sequence_id) > length and not self.backend.trim(sequence_id, length):
+            self.backend.trim(sequence_id, 0)
+            length = 0
+        conversation.note_held(length)
+        if not length:
+            self._free_ids.append(sequence_id)
+            conversation.sequence_id = None
+
+    def end(self, conversation: Conversation) -> None:
+        """Free what the conversation holds, and forget it."""
+        self.check()
+        self.trim(conversation, 0)
+        del self._conversations[conversation]
+
+    def save_all(self, conversations: Sequence[Conversation], path: str | Path | None) -> bytes:
+        """Return the bytes of ``conversations``, and write them to ``path`` if it is given."""
+        batch = SavedBatch(
+            model=self._model,
+            model_fingerprint=self.backend.facts.fingerprint,
+            cells_fingerprint=self.backend.state_fingerprint,
+            conversations=[self._saved(conversation) for conversation in conversations],
+        )
+        data = encode(batch)
+        if path is not None:
+            Path(path).write_bytes(data)
+        return data
+
+    def _saved(self, conversation: Conversation) -> SavedConversation:
+        cells, held, sequence_id = None, conversation.held, conversation.sequence_id
+        if sequence_id is not None and held and self._saving is not RunSaving.NOTHING:
+            cells = self.backend.save(sequence_id, 0, held, _ANY_SIZE, releasing=False)
+        return conversation.saved(_NO_CELLS if cells is None else cells, 0 if cells is None else held)
+
+
+def _sequence_id(part: _Part) -> int:
+    assert part.conversation.sequence_id is not None
+    return part.conversation.sequence_id
+
+
+def _positions(part: _Part) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    return np.arange(part.conversation.held, part.conversation.held + part.count, dtype=np.int32)

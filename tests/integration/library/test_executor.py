@@ -1,0 +1,294 @@
+"""`Executor` over the toy model: room, misuse, saved files, samplers. Any order of calls: tests/property."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import caravan
+from caravan import LLM, Conversation, Executor, SamplingParams, State
+
+_SMALL = {"backend": "fake", "ctx_size": 64, "parallel": 4, "batch_size": 16, "cache_ram": 0}
+
+
+def _executor(**options: object) -> Executor:
+    return Executor("toy.gguf", **(_SMALL | options))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with _executor() as made:
+        yield made
+
+
+def _infer_all(executor: Executor) -> None:
+    while executor.infer().waiting:
+        pass
+
+
+def _written(conversation: Conversation, count: int, sampler: SamplingParams | None = None) -> list[int]:
+    return [token.id for token in conversation.generate(count, sampler or SamplingParams(temperature=0))]
+
+
+def test_a_step_computes_what_fits_and_says_so(executor: Executor) -> None:
+    first, second = executor.create(), executor.create()
+    first.prompt("a prompt of 21 bytes")
+    second.prompt("short")
+    did = executor.infer()
+    assert (did.done, did.waiting, did.starved) == ((), (first, second), ())
+    did = executor.infer()
+    assert (did.done, did.waiting, did.starved) == ((first, second), (), ())
+    assert executor.infer() == caravan.Inference((), (), ())
+
+
+def test_a_full_cache_is_a_value_and_loses_nothing(executor: Executor) -> None:
+    first, second, third = executor.create(), executor.create(), executor.create()
+    first.prompt(list(range(50)))
+    _infer_all(executor)
+    second.prompt(list(range(30)))
+    third.prompt([1, 2])
+    executor.infer()
+    did = executor.infer()
+    assert (did.done, did.starved) == ((), (second,))
+    assert (second.state, second.tokens) == (State.PENDING, list(range(30)))
+    first.close()
+    _infer_all(executor)
+    assert (second.state, third.state) == (State.READY, State.READY)
+
+
+def test_the_rest_goes_on_when_the_oldest_has_no_room(executor: Executor) -> None:
+    big, small = executor.create(), executor.create()
+    filler = executor.create()
+    filler.prompt(list(range(60)))
+    _infer_all(executor)
+    big.prompt(list(range(10)))
+    small.prompt([7])
+    did = executor.infer()
+    assert (did.done, did.starved) == ((small,), (big,))
+
+
+def test_there_may_be_more_conversations_than_sequences(executor: Executor) -> None:
+    many = [executor.create() for _ in range(6)]
+    for number, conversation in enumerate(many):
+        conversation.prompt([number, number])
+    did = executor.infer()
+    assert (did.done, did.starved) == (tuple(many[:4]), tuple(many[4:]))
+    for conversation in many[:4]:
+        conversation.unload()
+    assert executor.infer().done == tuple(many[4:])
+    assert all(conversation.state is State.READY for conversation in many)
+
+
+def test_unloading_in_the_middle_of_a_prompt_keeps_each_row_once(executor: Executor) -> None:
+    conversation, other = executor.create(), executor.create()
+    tokens = list(range(24))
+    for one in (conversation, other):
+        one.prompt(tokens, all_logits=True)
+        executor.infer()
+    conversation.unload()
+    _infer_all(executor)
+    other.unload()
+    _infer_all(executor)
+    with pytest.raises(IndexError):
+        conversation.logits(24)
+    for offset in range(24):
+        assert np.array_equal(conversation.logits(offset), other.logits(offset))
+
+
+def test_misuse_has_a_name_and_changes_nothing(executor: Executor) -> None:
+    conversation = executor.create()
+    calls: list[Callable[[], object]] = [conversation.logits, conversation.sample]
+    for call in calls:
+        with pytest.raises(caravan.NeedsPrompt):
+            call()
+    conversation.prompt("a")
+    calls += [lambda: conversation.rewind(1), lambda: conversation.shift_left(1)]
+    for call in calls:
+        with pytest.raises(caravan.NeedsInfer):
+            call()
+    with pytest.raises(caravan.AlreadyPrompted):
+        conversation.prompt("b")
+    with pytest.raises(caravan.TooLong):
+        executor.create().prompt("x" * 80)
+    executor.infer()
+    for refused in ([999], [-1], []):
+        with pytest.raises(caravan.RequestError):
+            conversation.prompt(refused)
+    for wrong in (SamplingParams(temperature=-1), SamplingParams(min_tokens=1), lambda _logits: 999):
+        with pytest.raises(caravan.RequestError):
+            conversation.sample(wrong)
+    assert (conversation.text, conversation.state) == ("a", State.READY)
+    conversation.close()
+    calls += [conversation.fork, conversation.save, conversation.unload, lambda: conversation.text]
+    for call in calls:
+        with pytest.raises(caravan.ConversationEnded):
+            call()
+
+
+def test_another_thread_is_refused(executor: Executor) -> None:
+    conversation, errors = executor.create(), list[Exception]()
+
+    def misuse() -> None:
+        for call in (executor.create, executor.infer, executor.close, lambda: conversation.prompt("a")):
+            try:
+                call()
+            except caravan.WrongThreadError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=misuse)
+    thread.start()
+    thread.join()
+    assert len(errors) == 4
+    assert conversation.state is State.IDLE
+
+
+def test_a_closed_executor_says_so() -> None:
+    executor = _executor()
+    conversation = executor.create()
+    executor.close()
+    executor.close()
+    conversation.close()
+    assert conversation.state is State.ENDED
+    with pytest.raises(caravan.ClosedError):
+        executor.create()
+
+
+def test_options_of_an_engine_are_refused() -> None:
+    with pytest.raises(TypeError, match="no engine with the options: speculate"):
+        _executor(speculate=4)
+    with pytest.raises(caravan.ModelError):
+        Executor("nowhere.gguf")
+
+
+def test_a_fork_that_waits_keeps_its_tokens(executor: Executor) -> None:
+    conversation = executor.create()
+    conversation.prompt("pending")
+    other = conversation.fork()
+    conversation.close()
+    assert (other.state, other.text) == (State.PENDING, "pending")
+    executor.infer()
+    assert other.sample().id == int(other.logits().argmax())
+
+
+def test_tokens_are_those_of_the_engine(executor: Executor) -> None:
+    """The same parameters draw the same tokens, penalties of the output included."""
+    params = SamplingParams(
+        seed=7, max_tokens=20, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.5, top_k=40, top_p=0.9,
+        logit_bias={65: 2.0}, dry_multiplier=0.8,
+    )  # fmt: skip
+    with LLM("toy.gguf", backend="fake", ctx_size=64) as llm:
+        expected = llm.generate("Penalties", params)[0].outputs[0].token_ids
+    conversation = executor.create()
+    conversation.prompt("Penalties")
+    tokens = []
+    for _ in range(20):
+        executor.infer()
+        token = conversation.sample(params)
+        conversation.prompt(token)
+        tokens.append(token.id)
+    assert tokens == expected
+
+
+def test_a_sampler_and_a_criterion_of_ones_own(executor: Executor) -> None:
+    conversation = executor.create()
+    conversation.prompt("custom")
+    seen: list[NDArray[np.float32]] = []
+
+    def second_best(logits: NDArray[np.float32]) -> int:
+        seen.append(logits.copy())
+        logits[logits.argmax()] = -np.inf
+        return int(logits.argmax())
+
+    tokens = list(conversation.generate(30, second_best, stop=lambda token: len(seen) == 5))
+    assert len(tokens) == 5
+    assert {(logits.shape, logits.dtype) for logits in seen} == {((executor.vocabulary_size,), np.dtype(np.float32))}
+    assert [token.id for token in tokens] == [int(np.argsort(logits)[-2]) for logits in seen]
+    assert conversation.token_count == len(executor.tokenize("custom")) + 4
+
+
+def test_generating_into_a_full_cache_can_go_on(executor: Executor) -> None:
+    filler, conversation = executor.create(), executor.create()
+    filler.prompt(list(range(50)))
+    conversation.prompt([1] * 10)
+    _infer_all(executor)
+    with pytest.raises(caravan.CacheFull):
+        for _token in conversation.generate(10, SamplingParams(temperature=0, logit_bias={257: -100.0})):
+            pass
+    assert (conversation.state, conversation.token_count) == (State.PENDING, 15)
+    filler.close()
+    executor.infer()
+    assert conversation.state is State.READY
+
+
+def test_a_batch_is_saved_and_opened_whole(executor: Executor, tmp_path: Path) -> None:
+    ready, waiting, cut, loaded = (executor.create() for _ in range(4))
+    ready.prompt("ready", all_logits=True)
+    cut.prompt("cut back")
+    executor.infer()
+    cut.rewind(3)
+    waiting.prompt("waiting")
+    executor.save(tmp_path / "batch")
+    with Executor.open(tmp_path / "batch", **_SMALL) as other:  # type: ignore[arg-type]
+        copies = other.conversations
+        assert [one.state for one in copies] == [State.READY, State.PENDING, State.IDLE, State.IDLE]
+        assert [one.text for one in copies] == ["ready", "waiting", "cut b", ""]
+        assert [one.held for one in copies] == [ready.held, 0, cut.held, 0]
+        assert np.array_equal(copies[0].logits(3), ready.logits(3))
+        assert _written(copies[0], 8) == _written(ready, 8)
+        assert _written(copies[1], 8) == _written(waiting, 8)
+    with pytest.raises(caravan.StateError, match="a batch of 4 conversations"):
+        executor.load(tmp_path / "batch")
+    assert loaded.token_count == 0
+
+
+def test_where_the_cells_do_not_fit_tokens_are_computed_again(executor: Executor) -> None:
+    conversation = executor.create()
+    conversation.prompt("computed once")
+    executor.infer()
+    saved = conversation.save()
+    with _executor() as other:
+        other.backend.state_fingerprint = "another"  # type: ignore[misc]
+        copy = other.load(saved)
+        assert (copy.state, copy.held) == (State.READY, 0)
+        assert np.array_equal(copy.logits(), conversation.logits())
+        assert _written(copy, 8) == _written(conversation, 8)
+
+
+def test_a_damaged_or_foreign_file_is_refused(executor: Executor, tmp_path: Path) -> None:
+    conversation = executor.create()
+    conversation.prompt("saved")
+    executor.infer()
+    saved = conversation.save(tmp_path / "one")
+    assert (tmp_path / "one").read_bytes() == saved
+    assert executor.load(tmp_path / "one").text == "saved"
+    before = len(executor.conversations)
+    for at in (*range(0, len(saved), 37), len(saved) - 1):
+        flipped = bytearray(saved)
+        flipped[at] ^= 1
+        for damaged in (bytes(flipped), saved[:at]):
+            with pytest.raises(caravan.StateError):
+                executor.load(damaged)
+    for data in (b"", b"GGUF" * 100, saved + b"x"):
+        with pytest.raises(caravan.StateError):
+            executor.load(data)
+    other = Executor("other.gguf", backend="fake", ctx_size=64)
+    with other, pytest.raises(caravan.StateError, match="belongs to another model"):
+        other.load(saved)
+    with _executor(ctx_size=4) as smaller, pytest.raises(caravan.StateError, match="at most 4 tokens"):
+        smaller.load(saved)
+    assert len(executor.conversations) == before
+
+
+def test_a_thousand_conversations_leave_nothing(executor: Executor) -> None:
+    for number in range(1000):
+        with executor.create() as conversation:
+            conversation.prompt([number % 200, 1, 2])
+            executor.infer()
+            with conversation.fork() as other:
+                other.prompt(other.sample())
+                executor.infer()
+    assert executor.conversations == ()
+    assert [executor.backend.length(number) for number in range(4)] == [0] * 4

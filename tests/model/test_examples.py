@@ -1,0 +1,130 @@
+"""The programs in examples/ run on the demo model, and print what they say they print."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caravan_testing.shard_models import DEMO_MODEL, fetched
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+# One process runs all of them, since importing takes longer than most of them.
+_RUN_ALL = """
+import runpy, sys
+for program in sys.argv[4:]:
+    print(f"<program {program}>", flush=True)
+    sys.path[0] = sys.argv[1]
+    more = {"save_and_load": [sys.argv[3]], "batch_file": [f"{sys.argv[3]}/in.txt", f"{sys.argv[3]}/out.jsonl"]}
+    runpy.run_path(f"{sys.argv[1]}/{program}.py")["main"](sys.argv[2], *more.get(program, ()))
+"""
+QUESTIONS = ["What is the capital of France?", "Name a colour."]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> dict[str, list[str]]:
+    """Return the lines that each program prints."""
+    (folder / "in.txt").write_text("\n".join([QUESTIONS[0], "", *QUESTIONS[1:]]) + "\n")
+    programs = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+    command = [sys.executable, "-c", _RUN_ALL, str(EXAMPLES), str(fetched(DEMO_MODEL)), str(folder), *programs]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    parts = re.split(r"<program (\w+)>\n", ran.stdout)[1:]
+    return dict(zip(parts[::2], [part.splitlines() for part in parts[1::2]], strict=True))
+
+
+def test_every_program_is_in_the_documentation(printed: dict[str, list[str]]) -> None:
+    page = (EXAMPLES.parent / "docs/python.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)\.py` \|", page, re.MULTILINE)) == set(printed)
+
+
+def test_quick_start(printed: dict[str, list[str]]) -> None:
+    first, second, third = printed["quick_start"]
+    assert first.startswith("The capital of France is|' Paris")
+    assert second.startswith("The capital of Italy is|' Rome")
+    assert len(third) > len("Once upon a time|") + 20
+
+
+def test_batch_file(printed: dict[str, list[str]], folder: Path) -> None:
+    assert printed["batch_file"] == []
+    rows = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert [row["question"] for row in rows] == QUESTIONS
+    assert all(len(row["answer"]) > 20 and 5 < row["tokens"] <= 24 for row in rows)
+
+
+def test_chat_tool(printed: dict[str, list[str]]) -> None:
+    call, answer = printed["chat_tool"][:2]
+    assert call == "call: price(pear)"
+    assert len(answer) > len("answer: ") + 5
+
+
+def test_json_schema(printed: dict[str, list[str]]) -> None:
+    countries = [json.loads(line) for line in printed["json_schema"]]
+    assert [(one["country"].lower(), one["continent"]) for one in countries] == [
+        ("france", "Europe"),
+        ("japan", "Asia"),
+    ]
+    assert {type(one["islands"]) for one in countries} == {bool}
+
+
+def test_fork_tones(printed: dict[str, list[str]]) -> None:
+    head, *letters = printed["fork_tones"]
+    shared, whole = map(int, re.findall(r"(\d+) of (\d+) tokens", head)[0])
+    assert 3 * shared < whole
+    for letter, tone in zip(letters, (" very angry", " not angry at all", " a great fan of yours"), strict=True):
+        assert letter.startswith(tone)
+        assert len(letter) > len(tone) + 20
+
+
+def test_retry(printed: dict[str, list[str]]) -> None:
+    first, second, third = printed["retry"]
+    assert first == third
+    assert first.removeprefix("seed 1: ") != second.removeprefix("seed 2: ")
+
+
+def test_guidance(printed: dict[str, list[str]]) -> None:
+    plain, guided = (line.partition(": ")[2] for line in printed["guidance"])
+    assert plain != guided
+    assert "sea" in guided
+
+
+def test_beams(printed: dict[str, list[str]]) -> None:
+    scores = [float(line.partition(" ")[0]) for line in printed["beams"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len({line.partition(" ")[2] for line in printed["beams"]}) == 3
+
+
+def test_save_and_load(printed: dict[str, list[str]]) -> None:
+    sizes, *written, same = printed["save_and_load"]
+    one, batch = map(int, re.findall(r"\d+", sizes))
+    assert 100_000 < one < batch / 2
+    # The conversation that was saved alone is one of the batch, too.
+    assert written[0] == written[3]
+    assert len(set(written)) == 3
+    assert same == "True"
+
+
+def test_custom_sampler(printed: dict[str, list[str]]) -> None:
+    text = "\n".join(printed["custom_sampler"])
+    assert len(text) > 20
+    assert "e" not in text.lower()
+    assert text.rstrip().endswith((".", "!", "?"))
+
+
+def test_yes_or_no(printed: dict[str, list[str]]) -> None:
+    *answers, summary = printed["yes_or_no"]
+    right = sum(f"? {word} (" in answer for answer, word in zip(answers, ("yes",) * 3 + ("no",) * 2, strict=True))
+    assert summary == f"{right} of 5 are right"
+    # The demo model is too small to be right often; what it says of each question still depends on the question.
+    margins = [float(re.findall(r"\(([-+][\d.]+)\)$", answer)[0]) for answer in answers]
+    assert [margin > 0 for margin in margins] == ["? yes (" in answer for answer in answers]
+    assert len(set(margins)) == 5

@@ -1,0 +1,144 @@
+"""`Executor` on llama.cpp: whatever is done to a conversation, it writes on as its tokens from the start would."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caravan import Conversation, Executor, SamplingParams
+from caravan_testing.shard_models import DEMO_MODEL, TIE_LOGITS, fetched
+from caravan_testing.shard_tiny_mamba import write_tiny_mamba
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+# One thread: see ModelDriver.
+_OPTIONS = {"ctx_size": 2048, "parallel": 8, "flash_attn": "off", "threads": 1}
+_NEW = 12
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[Executor]:
+    with Executor(fetched(DEMO_MODEL), **_OPTIONS) as made:  # type: ignore[arg-type]
+        yield made
+
+
+def _written(conversation: Conversation, count: int = _NEW) -> list[int]:
+    return [token.id for token in conversation.generate(count)]
+
+
+def _from_the_start(executor: Executor, tokens: list[int]) -> list[int]:
+    with executor.create() as conversation:
+        conversation.prompt(tokens)
+        return _written(conversation)
+
+
+def _check_same(executor: Executor, tokens: list[int], got: list[int]) -> None:
+    """Check that ``got`` is what ``tokens`` from the start give, or first differs at a tie."""
+    expected = _from_the_start(executor, tokens)
+    for place, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        if ours != theirs:
+            with executor.create() as conversation:
+                conversation.prompt(tokens + got[:place])
+                executor.infer()
+                logits = conversation.logits()
+            assert abs(logits[ours] - logits[theirs]) < TIE_LOGITS[DEMO_MODEL]
+            return
+
+
+def test_a_fork_writes_on_as_its_tokens_would(executor: Executor) -> None:
+    with executor.create() as root:
+        root.prompt("The three most famous cities of France are")
+        executor.infer()
+        texts = {}
+        for tone in (" surely", " sadly", ""):
+            with root.fork() as branch:
+                if tone:
+                    branch.prompt(executor.tokenize(tone, add_special=False))
+                tokens = branch.tokens
+                texts[tone] = _written(branch)
+                _check_same(executor, tokens, texts[tone])
+        tokens = root.tokens
+        _check_same(executor, tokens, _written(root))
+        assert len(set(map(tuple, texts.values()))) == 3
+
+
+def test_rewinding_and_shifting_equal_the_tokens_from_the_start(executor: Executor) -> None:
+    with executor.create() as conversation:
+        conversation.prompt("Once upon a time there was a small dragon that lived on a hill and liked to read.")
+        written = _written(conversation)
+        conversation.rewind(len(written) - 1)
+        conversation.prompt([])
+        tokens = conversation.tokens
+        _check_same(executor, tokens, _written(conversation))
+        conversation.shift_left(6, keep=3)
+        tokens = conversation.tokens
+        _check_same(executor, tokens, _written(conversation))
+
+
+def test_logits_are_those_of_the_tokens_from_the_start(executor: Executor) -> None:
+    with executor.create() as conversation, executor.create() as other:
+        conversation.prompt("Logits of a text", all_logits=True)
+        executor.infer()
+        other.prompt(conversation.tokens[:-2])
+        executor.infer()
+        assert conversation.logits(2).dtype == np.float32
+        assert np.abs(conversation.logits(2) - other.logits()).max() < TIE_LOGITS[DEMO_MODEL]
+        conversation.modify(lambda tokens: tokens[:-2])
+        executor.infer()
+        assert np.abs(conversation.logits() - other.logits()).max() < TIE_LOGITS[DEMO_MODEL]
+
+
+_CONTINUE = """
+import sys
+from caravan import Executor
+with Executor.open(sys.argv[1], ctx_size=2048, parallel=8, flash_attn="off", threads=1) as executor:
+    print(all(one.held == one.token_count for one in executor.conversations))
+    for conversation in executor.conversations:
+        print(*(token.id for token in conversation.generate(12)))
+"""
+
+
+def test_a_batch_of_eight_continues_in_a_new_process(executor: Executor, tmp_path: Path) -> None:
+    batch = [executor.create() for _ in range(8)]
+    for number, conversation in enumerate(batch):
+        conversation.prompt(f"Chapter {number}. It was")
+    while executor.infer().waiting:
+        pass
+    executor.save(tmp_path / "batch")
+    expected = [_written(conversation) for conversation in batch]
+    for conversation in batch:
+        conversation.close()
+    printed = subprocess.run(
+        [sys.executable, "-c", _CONTINUE, str(tmp_path / "batch")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    ).stdout.splitlines()
+    assert printed[0] == "True"
+    assert [list(map(int, line.split())) for line in printed[1:]] == expected
+
+
+def test_a_recurrent_model_computes_again_what_it_cannot_cut(tmp_path: Path) -> None:
+    path = tmp_path / "mamba.gguf"
+    write_tiny_mamba(path)
+    executor = Executor(path, ctx_size=512, parallel=4, threads=1)
+    with executor, executor.create() as conversation, executor.create() as other:
+        tokens = [5, 6, 7, 8, 9, 10]
+        conversation.prompt(tokens)
+        executor.infer()
+        with conversation.fork() as branch:
+            branch.prompt([11])
+            executor.infer()
+            branch.rewind(2)
+            branch.prompt([])
+            other.prompt(tokens[:5])
+            executor.infer()
+            assert np.allclose(branch.logits(), other.logits(), atol=1e-4)
+        copy = executor.load(conversation.save())
+        assert copy.held == len(tokens)
+        params = SamplingParams(seed=1)
+        assert [one.id for one in copy.generate(5, params)] == [one.id for one in conversation.generate(5, params)]
