@@ -10,7 +10,8 @@ class ModelOptions(TypedDict, total=False):
 
     ``parallel``: most sequences held at a time. ``ctx_size``: KV cells of all sequences together, 0 for the context
     that the model was trained with. ``embeddings``: make `LLM.embed` and `LLM.score` possible. ``speculate``: most
-    draft tokens of a sequence in one step. ``lora``: adapters, each [NAME=]PATH[:SCALE].
+    draft tokens of a sequence in one step; ``model_draft`` is of no use without. ``lora``: adapters, each
+    [NAME=]PATH[:SCALE].
     """
 
     model_draft: str
