@@ -107,7 +107,7 @@ class RouterConfig:
 
     speculate: int = flag(
         0,
-        "most draft tokens of a sequence in one step, which never change its text: they are taken from the request's "
+        "most draft tokens of a sequence in one step, which change its text by rounding at most: from the request's "
         "prediction, its own prompt and output, its constraint, outputs of the same API key and salt, and the shard's "
         "draft model; 0 = no speculation, but caravan serve takes 8 with a draft model",
         low=0,

@@ -54,7 +54,7 @@ class ShardReport:
     """One shard. ``epoch`` numbers the last lease that the router held, 0 before the first.
 
     ``shard_id``, ``version``, ``model``, ``room`` and ``batch_invariant`` are what the shard said of itself, "" and
-    None until it has answered. ``batch_invariant``: drafts change no text, not even at near ties; None if the shard
+    None until it has answered. ``batch_invariant``: drafts change no text, not even by rounding; None if the shard
     has not measured it. ``sequences`` run there and use ``used_cells``.
     """
 

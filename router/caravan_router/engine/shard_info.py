@@ -12,7 +12,7 @@ class ShardInfo:
 
     ``shard_id`` is its name, ``version`` that of its program. ``incarnation`` is new with every start of its process.
     ``epoch`` numbers its last lease; ``leased`` says whether a router still holds that one.
-    ``batch_invariant``: drafts change no text there, not even at near ties; None if it was not measured.
+    ``batch_invariant``: drafts change no text there, not even by rounding; None if it was not measured.
     """
 
     shard_id: str

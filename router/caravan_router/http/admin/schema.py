@@ -57,7 +57,7 @@ class ShardSpeculation(msgspec.Struct, frozen=True, kw_only=True):
     ``equal_lengths``: all sequences of a step have drafts of one length or none has, since llama.cpp would read the
     weights again for longer ones; so in the split layout.
     ``batch_invariant``: the shard computes the same logits, bit by bit, for a token alone and with others of its
-    sequence, so drafts change no text; null if it was not measured. Where it is false, they may at near ties.
+    sequence, so drafts change no text; null if it was not measured. Where it is false, they can, by rounding.
     """
 
     max_draft_tokens: int

@@ -185,7 +185,7 @@ class LlamaCppBackend:
             return None
         if not self._has_flash_attention:
             # See `split_calls`. A few tokens may be equal by chance: numbers are rounded again after they were added.
-            _log.info("drafts can change texts at near ties: without flash attention, one row is added otherwise")
+            _log.info("drafts can change texts by rounding: without flash attention, one row is added otherwise")
             return False
         started = monotonic()
         measured = BatchInvariance(self.decode, self.logits, self._memory).measure(
@@ -198,7 +198,7 @@ class LlamaCppBackend:
             _log.info("drafts change no text: tokens have equal logits alone and together", extra={"seconds": seconds})
             return True
         _log.info(
-            "drafts can change texts at near ties: tokens have other logits together than alone",
+            "drafts can change texts by rounding: tokens have other logits together than alone",
             extra={"cells": min(cells for cells, equal in measured.items() if not equal), "seconds": seconds},
         )
         return False

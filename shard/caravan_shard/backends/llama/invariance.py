@@ -1,6 +1,6 @@
 """Finds out whether the logits after a token depend on how many tokens of its sequence are computed with it.
 
-Kernels for one row and for several may add in another order. Where they do, drafts change texts at near ties.
+Kernels for one row and for several may add in another order. Where they do, drafts can change texts.
 """
 
 from collections.abc import Callable
