@@ -126,22 +126,22 @@ class AsyncLLM:
         """Run ``work`` on the model's thread. Cancelling it cancels ``work``, and waits for its end."""
         here = asyncio.get_running_loop()
         ended = asyncio.Event()
-        results: list[asyncio.Task[_T]] = []
+        tasks: list[asyncio.Task[_T]] = []
 
-        def on_end(task: "asyncio.Task[_T]") -> None:
-            results.append(task)
+        def on_end(_task: object = None) -> None:
             if not here.is_closed():
                 here.call_soon_threadsafe(ended.set)
 
-        cancel = self._use().loop.start(work, on_end)
+        loop = self._use().loop
+        loop.start(work, tasks, on_end)
         try:
             await ended.wait()
         except asyncio.CancelledError:
-            cancel()
-            await ended.wait()
+            if loop.cancel(tasks, on_end):
+                await ended.wait()
             raise
         try:
-            return results[0].result()
+            return tasks[0].result()
         except asyncio.CancelledError:
             raise ClosedError("the model was closed before the call had ended") from None
 

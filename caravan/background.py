@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -35,12 +35,13 @@ class BackgroundLoop:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
-    def start(self, work: Coroutine[Any, Any, T], on_end: "Callable[[asyncio.Task[T]], None]") -> Callable[[], None]:
-        """Start ``work``; ``on_end`` is called on the loop's thread when it has ended. Return what cancels it.
+    def start(
+        self, work: Coroutine[Any, Any, T], tasks: "list[asyncio.Task[T]]", on_end: "Callable[[asyncio.Task[T]], None]"
+    ) -> None:
+        """Start ``work`` and put its task into ``tasks``; ``on_end`` is called on the loop's thread when it has ended.
 
         Raises ClosedError.
         """
-        tasks: list[asyncio.Task[T]] = []
 
         def begin() -> None:
             task = self._loop.create_task(work)
@@ -54,27 +55,38 @@ class BackgroundLoop:
                 work.close()
                 raise ClosedError("the model is closed")
             self._loop.call_soon_threadsafe(begin)
-        return lambda: self._call_soon(lambda: tasks[0].cancel())
+
+    def cancel(self, tasks: "Sequence[asyncio.Task[Any]]", on_nothing: Callable[[], None]) -> bool:
+        """Cancel what `start` put into ``tasks``, or call ``on_nothing``; False if the thread ends anyway."""
+
+        def stop() -> None:
+            for task in tasks:
+                task.cancel()
+            if not tasks:
+                on_nothing()
+
+        with self._lock:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(stop)
+            return not self._closed
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` to its end and return its result. An interrupt, such as Ctrl-C, cancels it first."""
         ended = threading.Event()
-        results: list[asyncio.Task[T]] = []
-
-        def on_end(task: "asyncio.Task[T]") -> None:
-            results.append(task)
-            ended.set()
-
-        cancel = self.start(work, on_end)
+        tasks: list[asyncio.Task[T]] = []
         try:
+            self.start(work, tasks, lambda _task: ended.set())
             while not ended.wait(_POLL_S):
                 pass
+        except ClosedError:
+            raise
         except BaseException:
-            cancel()
-            ended.wait()
+            # The interrupt may have come before the task was made.
+            if self.cancel(tasks, ended.set):
+                ended.wait()
             raise
         try:
-            return results[0].result()
+            return tasks[0].result()
         except asyncio.CancelledError:
             raise ClosedError("the model was closed before the call had ended") from None
 
@@ -91,11 +103,6 @@ class BackgroundLoop:
         finally:
             with suppress(ClosedError):
                 self.run(_end(items))
-
-    def _call_soon(self, call: Callable[[], object]) -> None:
-        with self._lock:
-            if not self._closed:
-                self._loop.call_soon_threadsafe(call)
 
     def close(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Cancel the calls, run ``finish``, and end the thread. Closing it again does nothing."""

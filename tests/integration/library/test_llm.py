@@ -262,11 +262,17 @@ def test_threads_share_a_model(llm: LLM) -> None:
 
 def test_an_interrupt_ends_the_call_and_no_other(llm: LLM) -> None:
     with LLM("slow.gguf", backend="fake", parallel=2, ctx_size=20_000, fake_step_ms=5.0) as slow:
-        alarm = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
-        alarm.start()
+
+        def interrupt() -> None:
+            while not slow._opened.loop._calls:
+                time.sleep(0.01)
+            signal.raise_signal(signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
         with pytest.raises(KeyboardInterrupt):
             slow.generate("endless", SamplingParams(max_tokens=9000, ignore_eos=True))
-        alarm.join()
+        thread.join()
         began = time.monotonic()
         assert len(slow.generate(["after"] * 2, _GREEDY)) == 2
         assert time.monotonic() - began < 20
