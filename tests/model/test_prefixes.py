@@ -265,7 +265,7 @@ def test_the_faster_attention_is_chosen_and_states_move_between_both(
     monkeypatch.setattr("caravan_shard.backends.llama.backend.is_worth_leaving", lambda _with_s, _without_s: is_left)
     with caplog.at_level("INFO"):
         driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, flash_attn="auto")
-    (said,) = [record for record in caplog.records if "flash attention" in record.message]
+    (said,) = [record for record in caplog.records if record.message.startswith("flash attention is")]
     assert ("off" in said.message) is is_left
     assert 0 < said.__dict__["ms_with"] < 60_000
     assert 0 < said.__dict__["ms_without"] < 60_000

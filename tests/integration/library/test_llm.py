@@ -260,6 +260,15 @@ def test_threads_share_a_model(llm: LLM) -> None:
     assert len(texts) == 6
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Let SIGINT interrupt the program. A shell that starts it in the background has the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_the_call_and_no_other(llm: LLM) -> None:
     with LLM("slow.gguf", backend="fake", parallel=2, ctx_size=20_000, fake_step_ms=5.0) as slow:
 
