@@ -132,6 +132,18 @@ def test_the_anthropic_package_creates_streams_calls_tools_and_counts(served: Se
     assert got["asynchronous"].startswith(ANSWER)
 
 
+def test_the_anthropic_package_with_the_toy_model(toy: Served) -> None:
+    got = session("anthropic", toy)
+    whole, streamed, called = got["whole"], got["streamed"], got["called"]
+    assert 0 < whole["output_tokens"] <= 24
+    assert whole["input_tokens"] == whole["counted"] > 0
+    assert streamed["text"] == whole["text"] == "".join(streamed["texts"])
+    assert streamed["tokens"] == whole["output_tokens"]
+    assert (called["name"], called["reason"], set(called["input"])) == ("weather", "tool_use", {"city"})
+    assert called["streamed"] == called["input"]
+    assert len(got["errors"]) == 2
+
+
 def test_the_llm_command_completes_chats_and_calls_tools(served: Served) -> None:
     got = session("llm", served)
     assert "OpenAI Completion: caravan-completions" in got["models"]
