@@ -8,11 +8,11 @@ from typing import Any
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import SamplingParams, StoppingParams
-from caravan_router.engine.codec import prefill_request
+from caravan_router.engine.command_codec import prefill_request
 from caravan_router.scheduling.actions import Chunk, Header, Prefill
 from caravan_shard.protocol.sequence_parameters import SequenceParameters
 from caravan_shard.sampling.parameters import Biases
-from caravan_shard.service.codec import prefill_command
+from caravan_shard.service.command_codec import prefill_command
 
 
 def other_than(default: Any) -> Any:

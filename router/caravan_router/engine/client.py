@@ -13,7 +13,7 @@ from caravan_proto.errors import ShardError, parse_error
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_router.core.constraint import Constraint
 from caravan_router.core.engine import TokenizedText
-from caravan_router.engine import codec
+from caravan_router.engine import command_codec, info_codec, reply_codec
 from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
 from caravan_router.scheduling.actions import (
     Command,
@@ -124,7 +124,7 @@ class ShardClient:
 
     async def info(self) -> ShardInfo:
         """Return identity and limits; wait for the connection as long as the deadline allows."""
-        return codec.shard_info(await _checked(self._stub.Info(shard_pb2.InfoRequest()), _CONTROL_TIMEOUT_S))
+        return info_codec.shard_info(await _checked(self._stub.Info(shard_pb2.InfoRequest()), _CONTROL_TIMEOUT_S))
 
     async def lease(self, router_id: str, epoch: int, ttl_s: float, wish: ShardWish | None = None) -> None:
         """Take the shard with a new epoch, or keep it with the same one.
@@ -172,7 +172,7 @@ class ShardClient:
         call = self._stub.ListRuns(shard_pb2.ListRunsRequest())
         runs: list[SavedRun] = []
         while isinstance(message := await _checked(call.read(), _CONTROL_TIMEOUT_S), shard_pb2.ListRunsResponse):
-            runs += codec.saved_runs(message)
+            runs += info_codec.saved_runs(message)
         return tuple(runs)
 
     async def watch(self, interval_s: float, silence_s: float, epoch: int = 0) -> AsyncGenerator[ShardStatus, None]:
@@ -184,7 +184,7 @@ class ShardClient:
         """
         call = self._stub.Watch(shard_pb2.WatchRequest(interval_ms=int(interval_s * 1000), epoch=epoch))
         while isinstance(message := await _heard(call.read(), silence_s), shard_pb2.WatchResponse):
-            yield codec.shard_status(message)
+            yield info_codec.shard_status(message)
 
     async def start(self, command: Command, epoch: int) -> AsyncIterator[Sequence[Reply]]:
         """Send ``command`` and return its replies, one for each step, or one; those of a message together.
@@ -194,21 +194,27 @@ class ShardClient:
         stub = self._stub
         match command:
             case Decode():
-                steps = stub.Decode(codec.decode_request(command, epoch, self._stream_interval_ms))
+                steps = stub.Decode(command_codec.decode_request(command, epoch, self._stream_interval_ms))
                 await _checked(steps.initial_metadata(), self._step_timeout_s)
                 return self._step_replies(command, steps)
             case Prefill():
-                return self._reply(command, stub.Prefill(codec.prefill_request(command, epoch)), codec.stepped)
+                return self._reply(
+                    command, stub.Prefill(command_codec.prefill_request(command, epoch)), reply_codec.stepped
+                )
             case Evaluate():
-                return self._reply(command, stub.Evaluate(codec.evaluate_request(command, epoch)), codec.evaluated)
+                return self._reply(
+                    command, stub.Evaluate(command_codec.evaluate_request(command, epoch)), reply_codec.evaluated
+                )
             case Save():
-                return self._reply(command, stub.Save(codec.save_request(command, epoch)), codec.saved)
+                return self._reply(command, stub.Save(command_codec.save_request(command, epoch)), reply_codec.saved)
             case Load():
-                return self._reply(command, stub.Load(codec.load_request(command, epoch)), codec.loaded)
+                return self._reply(command, stub.Load(command_codec.load_request(command, epoch)), reply_codec.loaded)
             case SetLayout():
-                return self._reply(command, stub.SetLayout(codec.set_layout_request(command, epoch)), codec.layout_set)
+                return self._reply(
+                    command, stub.SetLayout(command_codec.set_layout_request(command, epoch)), reply_codec.layout_set
+                )
             case FilterBatch():
-                return self._reply(command, stub.FilterBatch(codec.filter_batch_request(command, epoch)), None)
+                return self._reply(command, stub.FilterBatch(command_codec.filter_batch_request(command, epoch)), None)
             case _:
                 assert_never(command)
 
@@ -225,7 +231,7 @@ class ShardClient:
         # Without a deadline, which would cost a timer per step: the link watches whether steps complete.
         try:
             while isinstance(message := await call.read(), shard_pb2.DecodeResponse):
-                yield [codec.stepped(self._address, command.command_id, step) for step in message.steps]
+                yield [reply_codec.stepped(self._address, command.command_id, step) for step in message.steps]
         except grpc.aio.AioRpcError as rpc_error:
             raise _shard_error(rpc_error) from None
 
@@ -251,7 +257,7 @@ class ShardClient:
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint``; return what is wrong with it, or None."""
-        request = shard_pb2.CompileConstraintRequest(constraint=codec.constraint_message(constraint))
+        request = shard_pb2.CompileConstraintRequest(constraint=command_codec.constraint_message(constraint))
         message = await _checked(self._stub.CompileConstraint(request), _COMPILE_TIMEOUT_S)
         return message.problem or None
 

@@ -139,7 +139,7 @@ Where a new rule goes
     what is saved, and when                 planning.saving; shard.saved_runs
     which layout the cells have             planning.layout
     which cells and ids are given up        shard.ledger
-    what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, then engine.codec
+    what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, engine's codecs
 
 `invariants.check` says what holds between any two calls; the property tests check it after every event.
 """

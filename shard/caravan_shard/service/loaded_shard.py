@@ -16,7 +16,7 @@ from caravan_shard.constraints.tokenizer import make_token_table
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
 from caravan_shard.sequences.runs import CLOSE_S
-from caravan_shard.service import codec
+from caravan_shard.service import info_codec
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.loading import backend_loader, make_run_store
 from caravan_shard.service.phase import Phase, PhaseSignal
@@ -71,11 +71,11 @@ class LoadedShard:
 
     def _make_info(self, engine: Engine) -> Callable[[], shard_pb2.InfoResponse]:
         incarnation = secrets.token_hex(8)
-        model = codec.model_info(engine.backend.facts)
+        model = info_codec.model_info(engine.backend.facts)
 
         def info() -> shard_pb2.InfoResponse:
             # The layout may change.
-            limits = codec.limits(
+            limits = info_codec.limits(
                 engine.backend.capacity,
                 max_top_n_tokens=MAX_TOP_N_TOKENS,
                 max_tokenize_bytes=self._config.max_tokenize_bytes,

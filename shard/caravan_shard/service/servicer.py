@@ -29,7 +29,7 @@ from caravan_shard.protocol.results import (
     StepResult,
     bad_request,
 )
-from caravan_shard.service import codec
+from caravan_shard.service import command_codec, info_codec, reply_codec
 from caravan_shard.service.lease import LeaseWish
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.phase import Phase, PhaseSignal
@@ -127,51 +127,53 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def Prefill(self, request: shard_pb2.PrefillRequest, context: Context) -> shard_pb2.PrefillResponse:
         async with self._turn:
             # A running Decode continues meanwhile. Commands that arrive later wait.
-            grammars = await self._compiler.compile_all(codec.constraints(request))
+            grammars = await self._compiler.compile_all(command_codec.constraints(request))
             if isinstance(grammars, Problem):
                 await _abort(context, bad_request(grammars.sentence))
-            replies = await self._submit_next(codec.prefill_command(request, grammars), request.header.epoch, context)
-        return codec.prefill_response(await _result(replies, StepResult, context))
+            replies = await self._submit_next(
+                command_codec.prefill_command(request, grammars), request.header.epoch, context
+            )
+        return reply_codec.prefill_response(await _result(replies, StepResult, context))
 
     async def Decode(
         self, request: shard_pb2.DecodeRequest, context: Context
     ) -> AsyncIterator[shard_pb2.DecodeResponse]:
-        replies = await self._submit(codec.decode_command(request), request.header.epoch, context)
+        replies = await self._submit(command_codec.decode_command(request), request.header.epoch, context)
         await context.send_initial_metadata(())
         while (results := await replies.next()) is not None:
             steps = [result for result in results if isinstance(result, StepResult)]
             if steps:
-                yield codec.decode_response(steps)
+                yield reply_codec.decode_response(steps)
             if len(steps) < len(results):
                 await _abort_with(context, results[-1])
 
     async def Evaluate(self, request: shard_pb2.EvaluateRequest, context: Context) -> shard_pb2.EvaluateResponse:
-        replies = await self._submit(codec.evaluate_command(request), request.header.epoch, context)
-        return codec.evaluate_response(await _result(replies, StepResult, context))
+        replies = await self._submit(command_codec.evaluate_command(request), request.header.epoch, context)
+        return reply_codec.evaluate_response(await _result(replies, StepResult, context))
 
     async def FilterBatch(
         self, request: shard_pb2.FilterBatchRequest, context: Context
     ) -> shard_pb2.FilterBatchResponse:
-        replies = await self._submit(codec.filter_command(request), request.header.epoch, context)
-        return codec.filter_response(await _result(replies, Holdings, context))
+        replies = await self._submit(command_codec.filter_command(request), request.header.epoch, context)
+        return reply_codec.filter_response(await _result(replies, Holdings, context))
 
     async def Save(self, request: shard_pb2.SaveRequest, context: Context) -> shard_pb2.SaveResponse:
-        replies = await self._submit(codec.save_command(request), request.header.epoch, context)
-        return codec.save_response(await _result(replies, Saved, context))
+        replies = await self._submit(command_codec.save_command(request), request.header.epoch, context)
+        return reply_codec.save_response(await _result(replies, Saved, context))
 
     async def Load(self, request: shard_pb2.LoadRequest, context: Context) -> shard_pb2.LoadResponse:
-        command = codec.load_command(request)
+        command = command_codec.load_command(request)
         keys = [piece.key for entry in command.entries for piece in entry.slices]
         async with self._turn:
             # A running Decode continues meanwhile. Commands that arrive later wait.
             await asyncio.get_running_loop().run_in_executor(None, self._engine.runs.fetch, keys)
             replies = await self._submit_next(command, request.header.epoch, context)
-        return codec.load_response(await _result(replies, Loaded, context))
+        return reply_codec.load_response(await _result(replies, Loaded, context))
 
     async def ListRuns(
         self, request: shard_pb2.ListRunsRequest, context: Context
     ) -> AsyncIterator[shard_pb2.ListRunsResponse]:
-        for response in codec.runs_responses(self._engine.runs.list_runs()):
+        for response in info_codec.runs_responses(self._engine.runs.list_runs()):
             yield response
 
     async def FetchRuns(self, request: shard_pb2.FetchRunsRequest, context: Context) -> shard_pb2.FetchRunsResponse:
@@ -201,8 +203,8 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return shard_pb2.DrainResponse()
 
     async def SetLayout(self, request: shard_pb2.SetLayoutRequest, context: Context) -> shard_pb2.SetLayoutResponse:
-        replies = await self._submit(codec.layout_command(request), request.header.epoch, context)
-        return codec.layout_response(await _result(replies, LayoutSet, context))
+        replies = await self._submit(command_codec.layout_command(request), request.header.epoch, context)
+        return reply_codec.layout_response(await _result(replies, LayoutSet, context))
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
         if request.HasField("document"):
@@ -213,18 +215,18 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             )
         if isinstance(tokens, Refusal):
             await _abort(context, tokens)
-        return codec.tokenize_response(tokens.token_ids, tokens.pieces)
+        return reply_codec.tokenize_response(tokens.token_ids, tokens.pieces)
 
     async def Detokenize(self, request: shard_pb2.DetokenizeRequest, context: Context) -> shard_pb2.DetokenizeResponse:
         pieces = await self._text.detokenize(list(request.token_ids), skip_special=request.skip_special)
         if isinstance(pieces, Refusal):
             await _abort(context, pieces)
-        return codec.detokenize_response(pieces)
+        return reply_codec.detokenize_response(pieces)
 
     async def CompileConstraint(
         self, request: shard_pb2.CompileConstraintRequest, context: Context
     ) -> shard_pb2.CompileConstraintResponse:
-        constraint = codec.constraint(request.constraint)
+        constraint = command_codec.constraint(request.constraint)
         if constraint is None:
             await _abort(context, bad_request("there is no constraint"))
         outcome = await self._compiler.compile(constraint)

@@ -1,0 +1,190 @@
+"""Encodes the results of commands as protobuf messages."""
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_shard.backends.base import (
+    Piece,
+)
+from caravan_shard.protocol.results import (
+    DraftRows,
+    Evaluations,
+    FinishReason,
+    Holdings,
+    LayoutSet,
+    Loaded,
+    PromptLogprobs,
+    Saved,
+    StepOutcome,
+    StepResult,
+    Timings,
+)
+from caravan_shard.service import info_codec
+from caravan_shard.speculation.draft import DraftSource
+
+_FINISH = {
+    None: types_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
+}
+_DRAFT_SOURCES = {
+    DraftSource.PREDICTION: types_pb2.DRAFT_SOURCE_PREDICTION,
+    DraftSource.CONTEXT: types_pb2.DRAFT_SOURCE_CONTEXT,
+    DraftSource.CONSTRAINT: types_pb2.DRAFT_SOURCE_CONSTRAINT,
+    DraftSource.MODEL: types_pb2.DRAFT_SOURCE_MODEL,
+    DraftSource.POOL: types_pb2.DRAFT_SOURCE_POOL,
+}
+
+
+def _outcome(outcome: StepOutcome) -> types_pb2.StepOutcome.ValueType:
+    match outcome:
+        case StepOutcome.OK:
+            return types_pb2.STEP_OUTCOME_OK
+        case StepOutcome.NO_KV:
+            return types_pb2.STEP_OUTCOME_NO_KV
+        case StepOutcome.ABORTED:
+            return types_pb2.STEP_OUTCOME_ABORTED
+        case _:
+            assert_never(outcome)
+
+
+def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, result: StepResult) -> None:
+    """Write the parts that all replies to steps have. In place, since protobuf copies messages that it is given."""
+    rows, columns = result.rows, message.tokens
+    columns.sequence_ids.extend(rows.sequence_ids)
+    columns.token_ids.extend(rows.token_ids)
+    columns.pieces.extend(rows.pieces)
+    columns.specials.extend(rows.specials)
+    columns.finish_reasons.extend([_FINISH[reason] for reason in rows.finish_reasons])
+    if rows.logprobs:
+        columns.logprobs.extend(rows.logprobs)
+        columns.top_counts.extend(rows.top_counts)
+        columns.top_token_ids.extend(rows.top_token_ids)
+        columns.top_logprobs.extend(rows.top_logprobs)
+        columns.top_pieces.extend(rows.top_pieces)
+        columns.top_specials.extend(rows.top_specials)
+    _fill_timings(message.timings, result.timings)
+
+
+def _fill_timings(message: types_pb2.StepTimings, timings: Timings) -> None:
+    message.forward_ns = timings.forward_ns
+    message.sample_ns = timings.sample_ns
+    message.total_ns = timings.total_ns
+
+
+def _draft_columns(rows: DraftRows) -> types_pb2.DraftColumns:
+    return types_pb2.DraftColumns(
+        sequence_ids=rows.sequence_ids,
+        sources=[_DRAFT_SOURCES[source] for source in rows.sources],
+        drafted=rows.drafted,
+        accepted=rows.accepted,
+    )
+
+
+def _prompt_columns(rows: PromptLogprobs) -> types_pb2.PromptColumns:
+    return types_pb2.PromptColumns(
+        sequence_ids=rows.sequence_ids,
+        counts=rows.counts,
+        logprobs=rows.logprobs,
+        top_counts=rows.top_counts,
+        top_token_ids=rows.top_token_ids,
+        top_logprobs=rows.top_logprobs,
+        top_pieces=rows.top_pieces,
+        top_specials=rows.top_specials,
+    )
+
+
+def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
+    """Encode the reply to Prefill."""
+    message = shard_pb2.PrefillResponse(
+        outcome=_outcome(result.outcome),
+        prompt=_prompt_columns(result.prompt_logprobs) if result.prompt_logprobs is not None else None,
+    )
+    _fill_step(message, result)
+    return message
+
+
+def evaluate_response(result: StepResult) -> shard_pb2.EvaluateResponse:
+    """Encode the reply to Evaluate."""
+    message = shard_pb2.EvaluateResponse(
+        outcome=_outcome(result.outcome),
+        evaluations=_evaluation_columns(result.evaluations) if result.evaluations is not None else None,
+    )
+    _fill_timings(message.timings, result.timings)
+    return message
+
+
+def _evaluation_columns(rows: Evaluations) -> types_pb2.EvaluationColumns:
+    return types_pb2.EvaluationColumns(
+        sequence_ids=rows.sequence_ids,
+        counts=rows.counts,
+        logprobs=rows.logprobs,
+        top_counts=rows.top_counts,
+        top_token_ids=rows.top_token_ids,
+        top_logprobs=rows.top_logprobs,
+        top_pieces=rows.top_pieces,
+        top_specials=rows.top_specials,
+        score_logprobs=rows.score_logprobs,
+    )
+
+
+def decode_response(results: Iterable[StepResult]) -> shard_pb2.DecodeResponse:
+    """Encode one reply to Decode."""
+    message = shard_pb2.DecodeResponse()
+    for result in results:
+        step = message.steps.add()
+        step.outcome = _outcome(result.outcome)
+        _fill_step(step, result)
+        if result.drafts is not None:
+            step.drafts.CopyFrom(_draft_columns(result.drafts))
+    return message
+
+
+def filter_response(holdings: Holdings) -> shard_pb2.FilterBatchResponse:
+    """Encode the reply to FilterBatch."""
+    return shard_pb2.FilterBatchResponse(free_cells=holdings.free_cells, sequence_ids=holdings.sequence_ids)
+
+
+def save_response(result: Saved) -> shard_pb2.SaveResponse:
+    """Encode the reply to Save."""
+    return shard_pb2.SaveResponse(
+        saved=[size is not None for size in result.sizes],
+        bytes=[size or 0 for size in result.sizes],
+        total_ns=result.total_ns,
+    )
+
+
+def load_response(result: Loaded) -> shard_pb2.LoadResponse:
+    """Encode the reply to Load."""
+    return shard_pb2.LoadResponse(
+        loaded=result.loaded,
+        bad_runs=result.bad_runs,
+        total_ns=result.total_ns,
+    )
+
+
+def layout_response(result: LayoutSet) -> shard_pb2.SetLayoutResponse:
+    """Encode the reply to SetLayout."""
+    return shard_pb2.SetLayoutResponse(
+        limits=info_codec.layout_limits(result.limits), lost_sequence_ids=result.lost_ids, total_ns=result.total_ns
+    )
+
+
+def detokenize_response(pieces: Sequence[Piece]) -> shard_pb2.DetokenizeResponse:
+    """Encode the reply to Detokenize."""
+    return shard_pb2.DetokenizeResponse(
+        text=b"".join(piece.data for piece in pieces),
+        pieces=[piece.data for piece in pieces],
+        specials=[piece.special for piece in pieces],
+    )
+
+
+def tokenize_response(token_ids: Sequence[int], pieces: Sequence[Piece]) -> shard_pb2.TokenizeResponse:
+    """Encode the reply to Tokenize."""
+    return shard_pb2.TokenizeResponse(
+        token_ids=token_ids,
+        pieces=[piece.data for piece in pieces],
+        specials=[piece.special for piece in pieces],
+    )
