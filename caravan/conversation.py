@@ -192,6 +192,7 @@ class Conversation:
         self._tokens, self._outputs = list(source._tokens), list(source._outputs)
         self._waits, self._first_output, self._logits = source._waits, source._first_output, source._logits
         self._executor.share(source, self)
+        self.note_held(self.held)
 
     def rewind(self, count: int) -> None:
         """Remove the last ``count`` tokens. Raises NeedsInfer, and ValueError if there are fewer."""

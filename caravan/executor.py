@@ -233,13 +233,12 @@ class Executor:
     def _restore(self, saved: SavedConversation, cells_fingerprint: str) -> Conversation:
         conversation = self.create()
         conversation.restore(saved)
-        if not saved.held or cells_fingerprint != self.backend.state_fingerprint or not self._free_ids:
-            return conversation
-        if self._saving is RunSaving.NOTHING:
-            return conversation
-        sequence_id = self._free_ids[0]
-        if self.backend.restore(sequence_id, [CellSlice(state=saved.cells, first=0, start=0, end=saved.held)]):
-            conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
+        is_usable = cells_fingerprint == self.backend.state_fingerprint and self._saving is not RunSaving.NOTHING
+        if saved.held and is_usable and self._free_ids:
+            cells = [CellSlice(state=saved.cells, first=0, start=0, end=saved.held)]
+            if self.backend.restore(self._free_ids[0], cells):
+                conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
+        conversation.note_held(conversation.held)
         return conversation
 
     @property

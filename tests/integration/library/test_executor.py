@@ -70,6 +70,24 @@ def test_the_rest_goes_on_when_the_oldest_has_no_room(executor: Executor) -> Non
     assert (did.done, did.starved) == ((small,), (big,))
 
 
+@pytest.mark.parametrize("how", ["fork", "load"])
+def test_a_copy_without_cells_drops_the_logits_that_it_will_compute_again(how: str) -> None:
+    tokens = list(range(30))
+    with _executor(parallel=1) as executor:
+        first = executor.create()
+        first.prompt(tokens, all_logits=True)
+        assert executor.infer().waiting == (first,)
+        copy = first.fork() if how == "fork" else executor.load(first.save())
+        assert copy.held == 0 < first.held < len(tokens)
+        _infer_all(executor)
+        expected = [first.logits(offset) for offset in range(len(tokens))]
+        first.close()
+        _infer_all(executor)
+        assert all(np.array_equal(copy.logits(offset), row) for offset, row in enumerate(expected))
+        with pytest.raises(IndexError):
+            copy.logits(len(tokens))
+
+
 def test_there_may_be_more_conversations_than_sequences(executor: Executor) -> None:
     many = [executor.create() for _ in range(6)]
     for number, conversation in enumerate(many):
