@@ -96,7 +96,12 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer bytes that cannot be read as HTTP. The client erred, so the log has it at debug level only."""
+        """Answer bytes that cannot be read as HTTP. The client erred, so the log has it at debug level only.
+
+        Raises the ConnectionError of a handler whose client disconnected: aiohttp then ends the connection.
+        """
+        if isinstance(exc, ConnectionError):
+            raise exc
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         _log.debug("not HTTP, from %s: %s", request.remote, exc)

@@ -97,15 +97,15 @@ class EventStream:
             if error is None:
                 self._blocked_since = time.monotonic()
                 await self.response.write_eof(self._framing.end)
-        except ConnectionResetError as reset:
-            error = reset
+        except ConnectionError as lost:
+            error = lost
         finally:
             self._pulse.cancel()
         # The client has disconnected: nothing failed.
-        return isinstance(error, ConnectionResetError)
+        return isinstance(error, ConnectionError)
 
     async def send(self, *messages: bytes) -> None:
-        """Write JSON ``messages``, if any. Raises ConnectionResetError when the client has disconnected or was cut."""
+        """Write JSON ``messages``, if any. Raises ConnectionError when the client has disconnected or was cut."""
         if not messages:
             return
         frame = self._framing.frame

@@ -44,7 +44,7 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
     try:
         response = await handler(request)
         status = response.status
-    except (asyncio.CancelledError, ConnectionResetError):
+    except (asyncio.CancelledError, ConnectionError):
         status = CLIENT_CLOSED
         raise
     finally:
@@ -104,7 +104,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         return dialect.response(MethodNotAllowedError(request.method, allowed), request[REQUEST_ID])
-    except (web.HTTPException, ConnectionResetError):
+    except (web.HTTPException, ConnectionError):
         raise
     except Exception as error:
         log.exception("request %s failed", request[REQUEST_ID], extra=_trace_field(request[TRACE]))
