@@ -3,12 +3,7 @@
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_router.core.engine import FillTokens, ModelFacts
 from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
-from caravan_router.scheduling.events import (
-    LayoutLimits,
-    SavedRun,
-    Saving,
-    ShardLimits,
-)
+from caravan_router.scheduling.events import LayoutLimits, SavedRun, Saving, ShardLimits
 
 _SAVING = {
     shard_pb2.RUN_SAVING_ANY: Saving.ANY,

@@ -7,13 +7,7 @@ from caravan_router.core.sampling import FinishReason
 from caravan_router.core.speculation import DraftCount, DraftSource
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.engine import info_codec
-from caravan_router.scheduling.events import (
-    LayoutSet,
-    Loaded,
-    Saved,
-    StepOutcome,
-    Stepped,
-)
+from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, StepOutcome, Stepped
 
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import (
-    Prefix,
-)
+from caravan_shard.backends.base import Prefix
 from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.thought import Thought

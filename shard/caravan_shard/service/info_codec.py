@@ -14,9 +14,7 @@ from caravan_shard.backends.base import (
     RunSaving,
 )
 from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.results import (
-    SavedBytes,
-)
+from caravan_shard.protocol.results import SavedBytes
 from caravan_shard.protocol.run import Run
 
 # A cut takes about 20 bytes: a message stays far below the limit of 4 MiB.

@@ -1,14 +1,10 @@
 """Encodes the results of commands as protobuf messages."""
 
 from collections.abc import Iterable, Sequence
-from typing import assert_never
 
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import (
-    Piece,
-)
+from caravan_shard.backends.base import Piece
 from caravan_shard.protocol.results import (
-    DraftRows,
     Evaluations,
     FinishReason,
     Holdings,
@@ -19,6 +15,7 @@ from caravan_shard.protocol.results import (
     StepOutcome,
     StepResult,
     Timings,
+    TokenRows,
 )
 from caravan_shard.service import info_codec
 from caravan_shard.speculation.draft import DraftSource
@@ -36,18 +33,11 @@ _DRAFT_SOURCES = {
     DraftSource.MODEL: types_pb2.DRAFT_SOURCE_MODEL,
     DraftSource.POOL: types_pb2.DRAFT_SOURCE_POOL,
 }
-
-
-def _outcome(outcome: StepOutcome) -> types_pb2.StepOutcome.ValueType:
-    match outcome:
-        case StepOutcome.OK:
-            return types_pb2.STEP_OUTCOME_OK
-        case StepOutcome.NO_KV:
-            return types_pb2.STEP_OUTCOME_NO_KV
-        case StepOutcome.ABORTED:
-            return types_pb2.STEP_OUTCOME_ABORTED
-        case _:
-            assert_never(outcome)
+_OUTCOMES = {
+    StepOutcome.OK: types_pb2.STEP_OUTCOME_OK,
+    StepOutcome.NO_KV: types_pb2.STEP_OUTCOME_NO_KV,
+    StepOutcome.ABORTED: types_pb2.STEP_OUTCOME_ABORTED,
+}
 
 
 def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, result: StepResult) -> None:
@@ -59,13 +49,20 @@ def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, result
     columns.specials.extend(rows.specials)
     columns.finish_reasons.extend([_FINISH[reason] for reason in rows.finish_reasons])
     if rows.logprobs:
-        columns.logprobs.extend(rows.logprobs)
-        columns.top_counts.extend(rows.top_counts)
-        columns.top_token_ids.extend(rows.top_token_ids)
-        columns.top_logprobs.extend(rows.top_logprobs)
-        columns.top_pieces.extend(rows.top_pieces)
-        columns.top_specials.extend(rows.top_specials)
+        _fill_logprobs(columns, rows)
     _fill_timings(message.timings, result.timings)
+
+
+def _fill_logprobs(
+    columns: types_pb2.TokenColumns | types_pb2.PromptColumns | types_pb2.EvaluationColumns,
+    rows: TokenRows | PromptLogprobs | Evaluations,
+) -> None:
+    columns.logprobs.extend(rows.logprobs)
+    columns.top_counts.extend(rows.top_counts)
+    columns.top_token_ids.extend(rows.top_token_ids)
+    columns.top_logprobs.extend(rows.top_logprobs)
+    columns.top_pieces.extend(rows.top_pieces)
+    columns.top_specials.extend(rows.top_specials)
 
 
 def _fill_timings(message: types_pb2.StepTimings, timings: Timings) -> None:
@@ -74,60 +71,27 @@ def _fill_timings(message: types_pb2.StepTimings, timings: Timings) -> None:
     message.total_ns = timings.total_ns
 
 
-def _draft_columns(rows: DraftRows) -> types_pb2.DraftColumns:
-    return types_pb2.DraftColumns(
-        sequence_ids=rows.sequence_ids,
-        sources=[_DRAFT_SOURCES[source] for source in rows.sources],
-        drafted=rows.drafted,
-        accepted=rows.accepted,
-    )
-
-
-def _prompt_columns(rows: PromptLogprobs) -> types_pb2.PromptColumns:
-    return types_pb2.PromptColumns(
-        sequence_ids=rows.sequence_ids,
-        counts=rows.counts,
-        logprobs=rows.logprobs,
-        top_counts=rows.top_counts,
-        top_token_ids=rows.top_token_ids,
-        top_logprobs=rows.top_logprobs,
-        top_pieces=rows.top_pieces,
-        top_specials=rows.top_specials,
-    )
-
-
 def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
     """Encode the reply to Prefill."""
-    message = shard_pb2.PrefillResponse(
-        outcome=_outcome(result.outcome),
-        prompt=_prompt_columns(result.prompt_logprobs) if result.prompt_logprobs is not None else None,
-    )
+    message = shard_pb2.PrefillResponse(outcome=_OUTCOMES[result.outcome])
+    if (rows := result.prompt_logprobs) is not None:
+        message.prompt.sequence_ids.extend(rows.sequence_ids)
+        message.prompt.counts.extend(rows.counts)
+        _fill_logprobs(message.prompt, rows)
     _fill_step(message, result)
     return message
 
 
 def evaluate_response(result: StepResult) -> shard_pb2.EvaluateResponse:
     """Encode the reply to Evaluate."""
-    message = shard_pb2.EvaluateResponse(
-        outcome=_outcome(result.outcome),
-        evaluations=_evaluation_columns(result.evaluations) if result.evaluations is not None else None,
-    )
+    message = shard_pb2.EvaluateResponse(outcome=_OUTCOMES[result.outcome])
+    if (rows := result.evaluations) is not None:
+        message.evaluations.sequence_ids.extend(rows.sequence_ids)
+        message.evaluations.counts.extend(rows.counts)
+        message.evaluations.score_logprobs.extend(rows.score_logprobs)
+        _fill_logprobs(message.evaluations, rows)
     _fill_timings(message.timings, result.timings)
     return message
-
-
-def _evaluation_columns(rows: Evaluations) -> types_pb2.EvaluationColumns:
-    return types_pb2.EvaluationColumns(
-        sequence_ids=rows.sequence_ids,
-        counts=rows.counts,
-        logprobs=rows.logprobs,
-        top_counts=rows.top_counts,
-        top_token_ids=rows.top_token_ids,
-        top_logprobs=rows.top_logprobs,
-        top_pieces=rows.top_pieces,
-        top_specials=rows.top_specials,
-        score_logprobs=rows.score_logprobs,
-    )
 
 
 def decode_response(results: Iterable[StepResult]) -> shard_pb2.DecodeResponse:
@@ -135,10 +99,13 @@ def decode_response(results: Iterable[StepResult]) -> shard_pb2.DecodeResponse:
     message = shard_pb2.DecodeResponse()
     for result in results:
         step = message.steps.add()
-        step.outcome = _outcome(result.outcome)
+        step.outcome = _OUTCOMES[result.outcome]
         _fill_step(step, result)
-        if result.drafts is not None:
-            step.drafts.CopyFrom(_draft_columns(result.drafts))
+        if (drafts := result.drafts) is not None:
+            step.drafts.sequence_ids.extend(drafts.sequence_ids)
+            step.drafts.sources.extend([_DRAFT_SOURCES[source] for source in drafts.sources])
+            step.drafts.drafted.extend(drafts.drafted)
+            step.drafts.accepted.extend(drafts.accepted)
     return message
 
 
