@@ -1,8 +1,9 @@
 """A second model that drafts on llama.cpp: the same tokens in fewer steps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import llama_cpp
 import pytest
 
 from caravan_shard.backends.base import StartupError
@@ -91,6 +92,26 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     ended = write_tiny_ranker(tmp_path / "ended.gguf", end=50)
     with pytest.raises(StartupError, match="its end token is 50, that of the model 2"):
         ModelDriver(model, model_draft=str(ended), ctx_size=512)
+
+
+def test_a_start_that_fails_frees_both_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+
+    def noting(name: str) -> Callable[[object], None]:
+        free = getattr(llama_cpp, name)
+
+        def note(handle: object) -> None:
+            freed.append(name)
+            free(handle)
+
+        return note
+
+    for name in ("llama_free", "llama_model_free"):
+        monkeypatch.setattr(llama_cpp, name, noting(name))
+    model = write_tiny_ranker(tmp_path / "model.gguf")
+    with pytest.raises(StartupError, match="cannot draft"):
+        ModelDriver(model, model_draft=str(write_tiny_mamba(tmp_path / "mamba.gguf")), ctx_size=512)
+    assert freed[-4:] == ["llama_free", "llama_model_free"] * 2
 
 
 def test_a_draft_model_may_have_a_few_tokens_less(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from typing import Any, TypeVar, assert_never
@@ -126,8 +127,7 @@ class Worker:
 
     def _main(self) -> None:
         try:
-            backend = self._load()
-            engine = Engine(backend, self._sampling_threads, self._make_runs(backend))
+            engine = self._make_engine()
         except Exception as error:  # noqa: BLE001  raised by `start`
             # `ended` first: the caller of `start` may close the loop as soon as it fails.
             self._loop.call_soon_threadsafe(_succeed, self.ended, None)
@@ -150,6 +150,17 @@ class Worker:
             self._loop.call_soon_threadsafe(_fail, self.ended, error)
         else:
             self._loop.call_soon_threadsafe(_succeed, self.ended, None)
+
+    def _make_engine(self) -> Engine:
+        """Load the backend. If anything fails, nothing of it is left."""
+        with ExitStack() as acquired:
+            backend = self._load()
+            acquired.callback(backend.close)
+            runs = self._make_runs(backend)
+            acquired.callback(runs.close)
+            engine = Engine(backend, self._sampling_threads, runs)
+            acquired.pop_all()  # now they are the engine's
+        return engine
 
     def _refuse_all(self) -> None:
         with self._changed:

@@ -48,7 +48,18 @@ class LoadedShard:
         self._acquired = contextlib.AsyncExitStack()
 
     async def start(self, tls: MutualTls | None = None) -> None:
-        """Load the model. Raises StartupError. ``tls``: for fetching saved runs from other shards on TCP."""
+        """Load the model. Raises StartupError. ``tls``: for fetching saved runs from other shards on TCP.
+
+        If it fails or is cancelled, it ends what it began. Loading cannot be interrupted: its thread ends afterwards.
+        """
+        try:
+            await self._start(tls)
+        except BaseException:
+            await self.worker.stop(0.0)
+            await self.close()
+            raise
+
+    async def _start(self, tls: MutualTls | None) -> None:
         self.engine = await self.worker.start()
         backend = self.engine.backend
         text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)

@@ -10,8 +10,9 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Backend, DecodeOutcome, TokenBatch
+from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
 from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import RUN_AHEAD, Replies
 from caravan_shard.engine.worker import ENDING, Worker
@@ -37,6 +38,7 @@ from caravan_shard.protocol.results import (
     StepResult,
 )
 from caravan_shard.sequences.runs import RunStore
+from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, toy_prompt
 
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")
@@ -259,6 +261,48 @@ async def test_start_raises_the_error_of_loading() -> None:
 
     with pytest.raises(OSError, match="no such model"):
         await Worker(load, 1, make_runs).start()
+
+
+class ClosableBackend(ToyBackend):
+    """Notes that it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_model_whose_store_cannot_be_opened_is_freed() -> None:
+    backend = ClosableBackend()
+
+    def fail(_backend: Backend) -> RunStore:
+        raise StartupError("cannot use --cache-dir")
+
+    with pytest.raises(StartupError, match="--cache-dir"):
+        await Worker(lambda: backend, 1, fail).start()
+    assert backend.is_closed
+
+
+async def test_a_shard_whose_start_is_cancelled_frees_its_model() -> None:
+    backend = ClosableBackend()
+    loading, may_end = threading.Event(), threading.Event()
+
+    def load() -> Backend:
+        loading.set()
+        assert may_end.wait(60)
+        return backend
+
+    shard = LoadedShard(ShardConfig(backend="fake"), load)
+    starting = asyncio.create_task(shard.start())
+    assert await asyncio.to_thread(loading.wait, 60)
+    starting.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await shard.worker.ended
+    assert backend.is_closed
 
 
 async def test_an_exception_ends_the_worker_and_answers_every_command() -> None:

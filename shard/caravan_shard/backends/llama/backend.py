@@ -61,6 +61,29 @@ class LlamaCppBackend:
         _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
         route_llama_log()
         self._model = load_model(path, ModelPlacement(config, first_devices(config.rpc_servers)))
+        self._context: Any = None
+        self._embedder: LlamaEmbedder | None = None
+        self.draft_model: LlamaCppBackend | None = None
+        try:
+            self._set_up(config, path, is_draft_model=drafts)
+        except BaseException:
+            self.close()
+            raise
+        limits = self.capacity.current
+        _log.info(
+            "model ready",
+            extra={
+                "seconds": round(monotonic() - started, 1),
+                "cells": limits.cells,
+                "cells_per_sequence": limits.cells_per_sequence,
+                "layout": limits.layout.value,
+                "threads": config.decode_threads,
+                "threads_batch": config.batch_threads,
+            },
+        )
+
+    def _set_up(self, config: ShardConfig, path: Path, *, is_draft_model: bool) -> None:
+        """Make the context, measure what depends on the host, and load the draft model. Raises StartupError."""
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(self._model, b"rerank") or b"")
         self._adapters = LlamaAdapters(self._model, config.adapters)
@@ -89,27 +112,15 @@ class LlamaCppBackend:
             self._choose_attention(opened.limits.layout)
         self.state_fingerprint = self._fingerprint(config)
         # Nothing depends on how a draft model rounds.
-        self.batch_invariant = None if drafts else self._find_batch_invariance()
-        self.draft_model = self._load_draft_model(config) if config.model_draft else None
-        if self.draft_model is not None:
-            self.facts = replace(self.facts, draft_model=self.draft_model.facts.name)
-        _log.info(
-            "model ready",
-            extra={
-                "seconds": round(monotonic() - started, 1),
-                "cells": opened.limits.cells,
-                "cells_per_sequence": opened.limits.cells_per_sequence,
-                "layout": opened.limits.layout.value,
-                "threads": config.decode_threads,
-                "threads_batch": config.batch_threads,
-            },
-        )
+        self.batch_invariant = None if is_draft_model else self._find_batch_invariance()
+        if config.model_draft:
+            self._load_draft_model(config)
 
-    def _load_draft_model(self, config: ShardConfig) -> "LlamaCppBackend | None":
-        """Load the draft model; None where no draft could be verified. Raises StartupError."""
+    def _load_draft_model(self, config: ShardConfig) -> None:
+        """Load the draft model, unless no draft could be verified. Raises StartupError."""
         if not self.capacity.max_draft_tokens:
             _log.warning("the draft model is not used: the memory of the model cannot be cut back to accepted tokens")
-            return None
+            return
         devices = None
         if config.rpc:
             # Each token of a draft would be sent there and back.
@@ -119,13 +130,14 @@ class LlamaCppBackend:
             draft_model = LlamaCppBackend(config.of_draft_model(self.capacity.current.cells, devices), drafts=True)
         except StartupError as error:
             raise StartupError(f"the draft model: {error}") from error
+        self.draft_model = draft_model
         name = draft_model.facts.name
         difference = self.vocabulary.difference(draft_model.vocabulary)
         if difference is not None:
             raise StartupError(f"{name} cannot draft for {self.facts.name}, as it has another vocabulary: {difference}")
         if not draft_model.capacity.max_draft_tokens:
             raise StartupError(f"{name} cannot draft: its memory cannot be cut back to accepted tokens")
-        return draft_model
+        self.facts = replace(self.facts, draft_model=name)
 
     def _warm_up(self) -> None:
         """Run a forward pass over one token and one over two, to allocate memory and start threads."""
@@ -141,7 +153,7 @@ class LlamaCppBackend:
                 raise StartupError(f"the first forward pass failed ({outcome.value}); see --log-level debug")
 
     def _use(self, opened: OpenContext) -> None:
-        self._context: Any = opened.context
+        self._context = opened.context
         self._memory = opened.memory
         self._splits_calls = opened.splits_calls
         self._has_flash_attention = opened.has_flash_attention

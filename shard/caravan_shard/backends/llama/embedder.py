@@ -51,6 +51,7 @@ class LlamaEmbedder:
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = LlamaBatch(self.max_tokens)
         if self.embed([0]) is None:
+            self.close()
             raise StartupError("the first forward pass for --embeddings failed; see --log-level debug")
 
     def _parameters(self, config: ShardConfig, pooling: int) -> Any:
