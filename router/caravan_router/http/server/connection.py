@@ -69,6 +69,15 @@ class Connection(web.RequestHandler):
         """Seconds since the last request was answered; 0.0 while one is handled."""
         return 0.0 if self._serving else time.monotonic() - self._idle_since
 
+    def close_idle(self) -> None:
+        """Close the connection, on which no request is handled, once its client has what was sent.
+
+        aiohttp's `close` ends the wait for the next request and leaves the transport open until the client closes it.
+        """
+        self.close()
+        if self.transport is not None:
+            self.transport.close()
+
     def check(self, limits: Limits, now: float) -> None:
         """Close the connection if its client sends no request head, or reads no reply, in time. Call once a second."""
         if self._serving or self.transport is None:

@@ -77,7 +77,7 @@ class Port:
                     for connection in connections:
                         assert isinstance(connection, Connection)
                         if connection.idle_s >= _LAST_REQUESTS_S:
-                            connection.close()
+                            connection.close_idle()
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             self.abort()

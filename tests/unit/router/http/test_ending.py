@@ -49,6 +49,23 @@ async def test_after_a_stream_that_began_before_the_end_its_connection_takes_one
         assert time.monotonic() - began < 15.0  # half of what it may take at most
 
 
+async def test_connections_without_a_request_are_closed_although_their_clients_keep_them() -> None:
+    engine, metrics = engine_with_metrics()
+    limits = Limits()
+    async with listening(build_app(engine, limits, metrics), limits, Listen()) as port:
+        host, _, number = port.url.removeprefix("http://").partition(":")
+        used, unused = [await asyncio.open_connection(host, int(number)) for _ in range(2)]
+        used[1].write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await used[0].readline() == b"HTTP/1.1 200 OK\r\n"
+        began = time.monotonic()
+        await port.stop_accepting()
+        await port.finish(60.0)
+        assert time.monotonic() - began < 30.0
+        for reader, writer in (used, unused):
+            assert not (await reader.read()).startswith(b"HTTP")
+            writer.close()
+
+
 async def test_requests_that_do_not_end_are_cut_off_at_the_timeout() -> None:
     engine, metrics = engine_with_metrics()
     limits = Limits()
