@@ -38,12 +38,15 @@ from caravan.sampling_params import SamplingParams, StructuredOutputsParams
 from caravan.token import Token
 
 if TYPE_CHECKING:
+    from caravan.async_executor import AsyncConversation, AsyncExecutor
     from caravan.conversation import Conversation, State
     from caravan.executor import Executor, Inference
 
 __all__ = [
     "LLM",
     "AlreadyPrompted",
+    "AsyncConversation",
+    "AsyncExecutor",
     "AsyncLLM",
     "CacheFull",
     "CaravanError",
@@ -81,6 +84,8 @@ __all__ = [
 
 # They need numpy and the shard, which importing the package does not load.
 _LATER = {
+    "AsyncConversation": "caravan.async_executor",
+    "AsyncExecutor": "caravan.async_executor",
     "Conversation": "caravan.conversation",
     "Executor": "caravan.executor",
     "Inference": "caravan.executor",

@@ -162,21 +162,8 @@ class Conversation:
         Ends after a token that ends an output, or for which ``stop`` returns true; that one is not appended. Raises
         CacheFull if there is no room; the last token waits then, and `Executor.infer` continues.
         """
-        for _ in range(max_tokens):
-            if self._waits:
-                self._infer()
-            token = self.sample(sampler)
-            yield token
-            if token.ends or (stop is not None and stop(token)):
-                return
-            self.prompt(token)
-        if self._waits:
-            self._infer()
-
-    def _infer(self) -> None:
-        while self._waits:
-            if self in self._executor.infer().starved:
-                raise CacheFull("the cache has no room: close or unload another conversation")
+        moves = self.generation(max_tokens, sampler, stop)
+        return (move for move in moves if move is not None)
 
     def fork(self) -> "Conversation":
         """Return a conversation with the same tokens, those that wait included, and the same logits.
@@ -258,6 +245,27 @@ class Conversation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # For `AsyncConversation`.
+
+    def generation(
+        self, max_tokens: int, sampler: Sampler, stop: Callable[[Token], bool] | None
+    ) -> Iterator[Token | None]:
+        """Yield what `generate` does, and None before each step, so that other conversations may join the step."""
+        for _ in range(max_tokens):
+            yield from self._steps()
+            token = self.sample(sampler)
+            yield token
+            if token.ends or (stop is not None and stop(token)):
+                return
+            self.prompt(token)
+        yield from self._steps()
+
+    def _steps(self) -> Iterator[None]:
+        while self._waits:
+            yield None
+            if self.waiting and self in self._executor.infer().starved:
+                raise CacheFull("the cache has no room: close or unload another conversation")
 
     # For the executor.
 

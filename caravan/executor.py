@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Generic, Self, TypeVar, Unpack
 
 import numpy as np
 
@@ -20,21 +20,22 @@ from caravan_shard.backends.base import Backend, CellSlice, DecodeOutcome, RunSa
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 
+_C = TypeVar("_C")
 _ANY_SIZE = 1 << 62
 _NO_CELLS = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Inference:
-    """What one step did.
+class Inference(Generic[_C]):
+    """What one step did with conversations.
 
     ``done``: conversations that are ready. ``waiting``: those with more tokens than the step had room for; call again.
     ``starved``: those for which the cache has no room, or no sequence; they are as they were.
     """
 
-    done: tuple[Conversation, ...]
-    waiting: tuple[Conversation, ...]
-    starved: tuple[Conversation, ...]
+    done: tuple[_C, ...]
+    waiting: tuple[_C, ...]
+    starved: tuple[_C, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Executor:
         self._conversations[conversation] = None
         return conversation
 
-    def infer(self) -> Inference:
+    def infer(self) -> Inference[Conversation]:
         """Run one step over the conversations that wait, at most ``batch_size`` tokens, the oldest first.
 
         Raises GenerationError if the step fails for another reason than room; every conversation is as it was then.

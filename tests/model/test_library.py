@@ -23,6 +23,7 @@ EXPECTED = (
     ("[", ", ", "]\n"),
     ("576\n", "The Loire 0.", "A hammer 0."),
     ("(49152,)  Paris\n", "2 of 2\n", "The capital of France is Paris | The capital of France is"),
+    ("True READY  Paris\n", "The capital of France is | ", " | "),
     ("Paris is the capital of [' ", "Rome is the capital of [' "),
 )
 
