@@ -1,17 +1,20 @@
-"""Random trees of conversations on the toy model, while shards are lost and requests preempted.
+"""Random trees of conversations on the toy model, while shards are lost and others want the cells.
 
 Whatever a conversation went through, what it generates is what its items give when they are sent from the start.
 """
 
 import asyncio
 import random
+import threading
 from typing import Any
 
 from aiohttp import ClientSession
 
 from caravan_router.scheduling.config import SchedulerConfig
+from caravan_shard.backends.base import TokenBatch
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
-from caravan_testing.specs import run, spec
+from caravan_testing.specs import read, run, spec, undisturbed
+from caravan_testing.waiting import eventually
 
 WALKERS = 4
 STEPS = 20
@@ -142,3 +145,51 @@ async def test_a_tree_of_conversations_generates_what_its_items_do() -> None:
         await running.wait_until_at_rest()
         assert all(walker.responses for walker in walkers)
         assert lost > 0
+
+
+class Pause:
+    """The hook of a shard: after `arm`, the first step over a single token waits until `release`."""
+
+    def __init__(self) -> None:
+        self._armed, self._released = threading.Event(), threading.Event()
+        self.has_begun = threading.Event()
+
+    def __call__(self, batch: TokenBatch) -> None:
+        if self._armed.is_set() and len(batch.tokens) == 1:
+            self.has_begun.set()
+            assert self._released.wait(60)
+
+    def arm(self) -> None:
+        self._armed.set()
+
+    def release(self) -> None:
+        self._armed.clear()
+        self._released.set()
+
+
+async def test_a_preempted_response_is_what_its_items_give() -> None:
+    """A request of a higher priority needs the cells of a response that has just begun."""
+    pause, cells = Pause(), 256
+    async with cluster(ClusterConfig(cells=cells, hook=pause)) as running, ClientSession(running.url) as session:
+        walker = Walker(session, 1)
+        items = [{"role": "user", "content": "the sea"}]
+        fields = {"max_output_tokens": 60, "temperature": 0}
+        sent = await walker._generate({**fields, "store": False, "input": items})
+        used, output = sent["usage"]["total_tokens"], sent["usage"]["output_tokens"]
+        assert output > 20
+        rival = spec([7] * (cells - used), 40, priority=1)
+
+        pause.arm()
+        conversation = (await walker._post("", {}))["id"]
+        stated = asyncio.create_task(walker._generate({**fields, "conversation": conversation, "input": items}))
+        await eventually(pause.has_begun.is_set, "the response decodes")
+        stream = running.engine.submit(rival)
+        # The running Decode yields to it after the step that waits.
+        await eventually(lambda: running.queued_commands(running.addresses[0]) > 0, "a command for the rival")
+        pause.release()
+
+        assert await read(stream) == undisturbed(rival)
+        assert (await stated)["output"][0]["content"] == sent["output"][0]["content"]
+        preempted = [await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")]
+        assert sum(preempted) == 1
+        await running.wait_until_at_rest()
