@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import ClientResponse, ClientSession, web
 
+from caravan_router.conversations.store import Store
 from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
@@ -60,13 +61,17 @@ class Service:
 
 @asynccontextmanager
 async def serving(
-    engine: ScriptedEngine, limits: Limits | None = None, access: Access = OPEN_TO_ALL
+    engine: ScriptedEngine,
+    limits: Limits | None = None,
+    access: Access = OPEN_TO_ALL,
+    *,
+    store: Store | None = None,
 ) -> AsyncIterator[Service]:
     limits = limits or Limits()
     metrics = Metrics()
     for each in engine.engines:
         metrics.of(each.model.name)
-    app = build_app(engine, limits, metrics, access=access)
+    app = build_app(engine, limits, metrics, access=access, store=store)
     async with listening(app, limits, Listen()) as port, ClientSession(port.url) as client:
         yield Service(engine, limits, metrics, port.url, client, app)
 

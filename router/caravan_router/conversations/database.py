@@ -1,9 +1,10 @@
 """Keeps nodes and heads in SQLite. Calls block, and all of them come from one thread."""
 
+import logging
 import sqlite3
 from array import array
-from collections.abc import Container, Sequence
-from contextlib import closing
+from collections.abc import Container, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -25,6 +26,8 @@ _BUSY_S = 10.0
 _ITEMS = msgspec.json.Decoder(tuple[Json, ...])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _encode = msgspec.json.encode
+
+log = logging.getLogger(__name__)
 
 
 class StateFileError(Exception):
@@ -116,7 +119,8 @@ class Database:
                 self._connection.rollback()
                 return False
             self._remove_abandoned()
-        self._make_room()
+        with _tolerating():
+            self._make_room()
         return True
 
     def delete_node(self, owner: str, node_id: str) -> bool:
@@ -217,7 +221,9 @@ class Database:
         return row is not None and 0 < position.items <= row[0]
 
     def _touch(self, table: str, entry: str, used: float, now: float) -> None:
-        if now - used >= min(_TOUCH_S, self._bounds.life_s / 2):
+        if now - used < min(_TOUCH_S, self._bounds.life_s / 2):
+            return
+        with _tolerating():
             self._connection.execute(f"UPDATE {table} SET used = ? WHERE id = ?", (now, entry))  # noqa: S608
 
     def _sweep(self, now: float) -> None:
@@ -226,11 +232,10 @@ class Database:
             return
         self._swept = now
         oldest = now - self._bounds.life_s
-        while True:
-            expired = self._oldest("heads", "used < ?", oldest) + self._oldest("nodes", "refs = 0 AND used < ?", oldest)
-            if not expired:
-                return
-            self._remove(expired)
+        heads, nodes = "used < ?", "refs = 0 AND used < ?"
+        with _tolerating():
+            while expired := self._oldest("heads", heads, oldest) + self._oldest("nodes", nodes, oldest):
+                self._remove(expired)
 
     def _make_room(self) -> None:
         """Remove entries until all together fit, from the owner of most bytes first."""
@@ -271,6 +276,15 @@ class Database:
             if not ids:
                 return
             self._connection.executemany("DELETE FROM nodes WHERE id = ?", [(node,) for node in ids])
+
+
+@contextmanager
+def _tolerating() -> Iterator[None]:
+    """Log an error of a block that only tidies up: a file that cannot be written can still be read."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        log.warning("entries cannot be removed, or marked as used: %s", error)
 
 
 def _tokens_of(rows: Sequence[tuple[Any, ...]]) -> ExactTokens | None:

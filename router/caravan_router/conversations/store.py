@@ -1,6 +1,8 @@
 """The store of conversations, for asyncio: SQLite runs in a thread of its own."""
 
 import asyncio
+import logging
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +17,12 @@ from caravan_router.conversations.nodes import Chain, Head, Transaction
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+
+class StoreError(Exception):
+    """The store cannot be read or written, for example because its disk is full."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
@@ -26,7 +34,10 @@ class StoreSettings:
 
 
 class Store:
-    """Responses and conversations by owner, the name of an API key. Another owner's entries are not there."""
+    """Responses and conversations by owner, the name of an API key. Another owner's entries are not there.
+
+    The methods that read or write an entry raise StoreError.
+    """
 
     def __init__(self, settings: StoreSettings) -> None:
         self._settings = settings
@@ -79,7 +90,11 @@ class Store:
         return await self._call(lambda database: database.delete_head(owner, conversation_id))
 
     async def _call(self, work: Callable[[Database], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
+        except sqlite3.Error as error:
+            log.error("responses and conversations cannot be read or written: %s", error)
+            raise StoreError from error
 
     def _opened(self) -> Database:
         if self._database is None:

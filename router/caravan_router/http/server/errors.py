@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import (
     DeadlineError,
     GenerationError,
@@ -336,6 +337,13 @@ TABLE: dict[type[Exception], ErrorKind] = {
         retry_after_s=RETRY_AFTER_S,
     ),
     HeadMovedError: ErrorKind(409, "head_moved", _CLIENT, "The head of the conversation is not where it was expected"),
+    StoreError: ErrorKind(
+        503,
+        "store_unavailable",
+        _SERVER,
+        "Responses and conversations cannot be read or written, for example because the disk is full",
+        retry_after_s=RETRY_AFTER_S,
+    ),
     NotStoredError: ErrorKind(500, "not_stored", _SERVER, "A response was generated and could not be stored"),
     UnknownShardError: ErrorKind(404, "not_found", _CLIENT, "No shard of this name is up"),
     # Many clients retry a 409.
@@ -371,6 +379,8 @@ def message_of(error: Exception) -> str:
             return str(error)
         case TextTooLongError():
             return f"Input validation error: {error}"
+        case StoreError():
+            return "Responses and conversations cannot be read or written now"
         case NoShardError():
             return "No shard is up"
         case QueueTimeoutError():

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
+from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import EngineError
 from caravan_router.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
 from caravan_router.http.server.dialect import DIALECTS
@@ -97,7 +98,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     dialect = request.app[DIALECTS].of(request)
     try:
         return await handler(request)
-    except (RequestError, EngineError) as error:
+    except (RequestError, EngineError, StoreError) as error:
         return dialect.response(error, request[REQUEST_ID])
     except web.HTTPNotFound:
         return dialect.response(NotFoundError(request.path), request[REQUEST_ID])

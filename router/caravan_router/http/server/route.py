@@ -13,6 +13,7 @@ LINES = "application/x-ndjson"
 
 BODY_ERRORS = (400, 408, 413, 415)
 GENERATION_ERRORS = (*BODY_ERRORS, 404, 410, 424, 429, 503, 504)
+STORE_ERRORS = (404, 503)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,11 @@
 """Nodes, heads, owners, bounds and crashes of the store."""
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -194,6 +197,25 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         Database(tmp_path / "text", LARGE)
     with pytest.raises(StateFileError):
         Database(tmp_path / "missing" / "state", LARGE)
+
+
+def test_what_cannot_be_written_can_still_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Reading marks entries as used and removes expired ones. Neither is possible on a full disk."""
+    file = tmp_path / "state"
+    database = Database(file, Bounds(max_bytes=1 << 30, life_s=100))
+    database.commit("a", Transaction(node=turn("old")), NOW - 50)
+    database.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    with closing(sqlite3.connect(file)) as other:
+        for table, change in product(("heads", "nodes"), ("UPDATE", "DELETE")):
+            full = "BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+            other.execute(f"CREATE TRIGGER full_{table}_{change} BEFORE {change} ON {table} {full}")
+    assert database.node("a", "r1", NOW + 60) is not None
+    assert database.head("a", "c", NOW + 60) is not None
+    found = database.node("a", "old", NOW + 60)
+    assert found is not None, "it has expired and could not be removed"
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["entries cannot be removed, or marked as used: the disk is full"] * 4
+    database.close()
 
 
 # Forks a writer, kills it, and checks that every turn that it reported is whole; a hundred times on one file.

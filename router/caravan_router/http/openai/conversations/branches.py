@@ -22,7 +22,7 @@ from caravan_router.http.openai.conversations.transfer import exported
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.openai.responses.validation import check_metadata
-from caravan_router.http.server.route import JSON, Route
+from caravan_router.http.server.route import JSON, STORE_ERRORS, Route
 from caravan_router.http.server.tolerant_body import read_tolerant_body
 
 _FORK = msgspec.json.Decoder(Fork)
@@ -132,6 +132,6 @@ BRANCH_ROUTES = (
         summary="Return a conversation with its exact tokens, to be imported here or elsewhere",
         parameters=(NAMED,),
         replies=((JSON, Export),),
-        errors=(404,),
+        errors=STORE_ERRORS,
     ),
 )

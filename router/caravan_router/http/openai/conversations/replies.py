@@ -5,7 +5,7 @@ from aiohttp import web
 
 from caravan_router.conversations.nodes import Head
 from caravan_router.http.openai.conversations.access import ID, shown
-from caravan_router.http.server.route import BODY_ERRORS, Parameter
+from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter
 
 PATH = "/v1/conversations"
 ONE = f"{PATH}/{{{ID}}}"
@@ -15,7 +15,7 @@ ITEM_NAMED = Parameter(name="item_id", place="path", description="Id of an item"
 IF_MATCH = Parameter(
     name="If-Match", place="header", description="`head` of the conversation, without which nothing is changed"
 )
-CHANGE_ERRORS = (*BODY_ERRORS, 404, 409)
+CHANGE_ERRORS = (*BODY_ERRORS, *STORE_ERRORS, 409)
 
 
 def conversation_reply(head: Head) -> web.Response:

@@ -35,7 +35,7 @@ from caravan_router.http.openai.responses.rules import OneOfFieldsError
 from caravan_router.http.openai.responses.schema import ItemList
 from caravan_router.http.openai.responses.validation import check_metadata
 from caravan_router.http.server.errors import UnknownEntryError
-from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
+from caravan_router.http.server.route import BODY_ERRORS, JSON, STORE_ERRORS, Route
 from caravan_router.http.server.tolerant_body import read_tolerant_body
 
 _CREATE = msgspec.json.Decoder(CreateConversation)
@@ -121,7 +121,7 @@ ROUTES = (
         summary="Create a conversation, with items or from an export",
         body=(CreateConversation,),
         replies=((JSON, ConversationObject),),
-        errors=BODY_ERRORS,
+        errors=(*BODY_ERRORS, 503),
     ),
     Route(
         method="GET",
@@ -131,7 +131,7 @@ ROUTES = (
         summary="Return a conversation and its head",
         parameters=(NAMED,),
         replies=((JSON, ConversationObject),),
-        errors=(404,),
+        errors=STORE_ERRORS,
     ),
     Route(
         method="POST",
@@ -152,7 +152,7 @@ ROUTES = (
         summary="Forget a conversation; its responses stay",
         parameters=(NAMED, IF_MATCH),
         replies=((JSON, DeletedConversation),),
-        errors=(404, 409),
+        errors=(*STORE_ERRORS, 409),
     ),
     Route(
         method="GET",
@@ -162,7 +162,7 @@ ROUTES = (
         summary="List the items of a conversation, the newest first",
         parameters=(NAMED, *PAGE_PARAMETERS),
         replies=((JSON, ItemList),),
-        errors=(400, 404),
+        errors=(400, *STORE_ERRORS),
     ),
     Route(
         method="POST",
@@ -183,7 +183,7 @@ ROUTES = (
         summary="Return an item of a conversation",
         parameters=(NAMED, ITEM_NAMED),
         replies=((JSON, StoredItem),),
-        errors=(404,),
+        errors=STORE_ERRORS,
     ),
     Route(
         method="DELETE",
@@ -193,7 +193,7 @@ ROUTES = (
         summary="Delete an item of a conversation",
         parameters=(NAMED, ITEM_NAMED, IF_MATCH),
         replies=((JSON, ConversationObject),),
-        errors=(404, 409),
+        errors=(*STORE_ERRORS, 409),
     ),
     *BRANCH_ROUTES,
 )

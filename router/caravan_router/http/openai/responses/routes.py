@@ -25,7 +25,7 @@ from caravan_router.http.openai.responses.tools import offered_tools
 from caravan_router.http.openai.responses.turn import begun_turn
 from caravan_router.http.openai.responses.validation import check_request, validate_turn
 from caravan_router.http.server.errors import UnknownEntryError
-from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, Route
+from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, STORE_ERRORS, Parameter, Route
 from caravan_router.http.server.state import CLIENT, STATE
 from caravan_router.http.server.tolerant_body import IGNORED, read_tolerant_body
 
@@ -136,7 +136,7 @@ ROUTES = (
         summary="Return a response",
         parameters=(_ID, Parameter(name="stream", place="query", description="Must not be `true`")),
         replies=((JSON, ResponseObject),),
-        errors=(400, 404),
+        errors=(400, *STORE_ERRORS),
     ),
     Route(
         method="DELETE",
@@ -146,7 +146,7 @@ ROUTES = (
         summary="Forget a response; what continues it stays",
         parameters=(_ID,),
         replies=((JSON, DeletedResponse),),
-        errors=(404,),
+        errors=STORE_ERRORS,
     ),
     Route(
         method="POST",
@@ -156,7 +156,7 @@ ROUTES = (
         summary="End a response that is under way, with what it has",
         parameters=(_ID,),
         replies=((JSON, ResponseObject),),
-        errors=(400, 404),
+        errors=(400, *STORE_ERRORS),
     ),
     Route(
         method="GET",
@@ -166,6 +166,6 @@ ROUTES = (
         summary="List the items that a response answers, the newest first",
         parameters=(_ID, *PAGE_PARAMETERS),
         replies=((JSON, ItemList),),
-        errors=(400, 404),
+        errors=(400, *STORE_ERRORS),
     ),
 )

@@ -1,7 +1,5 @@
 """What a response continues: a response or conversation of the store, or nothing."""
 
-import logging
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -9,15 +7,13 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from caravan_router.conversations.nodes import Chain, Head, Json, Node, Position, Transaction
-from caravan_router.conversations.store import Store
+from caravan_router.conversations.store import Store, StoreError
 from caravan_router.http.openai.responses.items import read_items
 from caravan_router.http.openai.responses.rules import TwoContextsError
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.openai.responses.schema import ConversationName, InputFields
 from caravan_router.http.server.errors import HeadMovedError, NotStoredError, UnknownEntryError
 from caravan_router.http.server.state import CLIENT, STATE
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +40,7 @@ class Turn:
         transaction = Transaction(node=node, head=moved, expected=None if head is None else head.position)
         try:
             committed = await self.store.commit(self.owner, transaction)
-        except sqlite3.Error as error:
-            log.exception("a response could not be stored")
+        except StoreError as error:
             raise NotStoredError from error
         if not committed:
             raise HeadMovedError
@@ -61,7 +56,7 @@ def conversation_id(body: InputFields) -> str | None:
 async def begun_turn(request: web.Request, body: InputFields, *, extends: bool) -> AsyncIterator[Turn]:
     """Read what ``body`` continues. ``extends``: the block extends the conversation, if the body names one.
 
-    Raises UnknownEntryError, ConversationBusyError, ValidationError.
+    Raises UnknownEntryError, ConversationBusyError, ValidationError, StoreError.
     """
     store, owner = request.app[STATE].store, request[CLIENT].key.tenant.name
     previous, conversation = body.previous_response_id, conversation_id(body)
