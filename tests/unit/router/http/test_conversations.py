@@ -10,6 +10,8 @@ import pytest
 
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
+from caravan_router.conversations.nodes import Chain, Head
+from caravan_router.conversations.store import Store
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
@@ -233,6 +235,30 @@ async def test_a_running_response_keeps_its_conversation_and_can_be_forked() -> 
         # The fork goes on from the token that the response had reached.
         assert prompt_text(engine) == "[user]Hi</s>[user]One</s>[assistant]<900></s>[user]Two</s>[assistant]"
         await eventually(service.is_idle, "everything released")
+
+
+async def test_a_response_can_be_forked_while_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = WordEngine(words=("Hel", "lo"))
+    engine.script = paused
+    async with serving(engine) as service:
+        conversation = await create(service, "Hi")
+        response = await service.post("/v1/responses", {"input": "One", "conversation": conversation, "stream": True})
+        await response.content.readline()
+        created = msgspec.json.decode((await response.content.readline()).removeprefix(b"data: "))["response"]["id"]
+        read = Store.conversation
+
+        async def slowly(store: Store, owner: str, conversation_id: str) -> tuple[Head, Chain] | None:
+            """Read the conversation just before the response ends, and return it after that."""
+            found = await read(store, owner, conversation_id)
+            engine.resume.set()
+            await eventually(lambda: not service.app[RUNNING].is_busy)
+            return found
+
+        monkeypatch.setattr(Store, "conversation", slowly)
+        fork = (await change(service, f"{conversation}/fork", {"at": created}))["id"]
+        monkeypatch.undo()
+        assert "event: response.completed" in await response.text()
+        assert await texts(service, fork) == ["Hi", "One", "Hello"]
 
 
 async def test_a_client_that_leaves_frees_its_conversation() -> None:

@@ -20,7 +20,7 @@ from caravan_router.http.openai.conversations.replies import (
 from caravan_router.http.openai.conversations.schema import ConversationObject, Edit, Export, Fork, Rewind, Shift
 from caravan_router.http.openai.conversations.transfer import exported
 from caravan_router.http.openai.errors import OPENAI
-from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.openai.responses.running import RUNNING, RunningResponse
 from caravan_router.http.openai.responses.validation import check_metadata
 from caravan_router.http.server.route import JSON, STORE_ERRORS, Route
 from caravan_router.http.server.tolerant_body import read_tolerant_body
@@ -35,21 +35,30 @@ async def fork_conversation(request: web.Request) -> web.Response:
     """Handle ``POST .../fork``. It does not change the conversation, so that a response may be under way."""
     body = await read_tolerant_body(request, _FORK, Fork)
     check_metadata(body.metadata)
+    # Found before the chain is read: a response that ends meanwhile is in neither if the chain comes first.
+    running = _running(request, body.at)
     head, chain = await access.conversation_of(request)
-    position, node = _forked(request, chain, body.at)
+    position, node = _forked(chain, body.at, running)
     metadata = head.metadata if body.metadata is None else body.metadata
     return conversation_reply(await access.create(request, metadata, position, node))
 
 
-def _forked(request: web.Request, chain: Chain, at: str | None) -> tuple[Position, Node | None]:
-    """Return where a fork ends, and the node to add for it if it forks a response under way."""
+def _running(request: web.Request, response_id: str | None) -> RunningResponse | None:
+    """Return the response of this id if it is under way and extends the conversation that the path names."""
+    if response_id is None:
+        return None
+    found = request.app[RUNNING].find(access.owner_of(request), response_id)
+    return found if found is not None and found.conversation == request.match_info[access.ID] else None
+
+
+def _forked(chain: Chain, at: str | None, running: RunningResponse | None) -> tuple[Position, Node | None]:
+    """Return where a fork ends, and the node to add for it if it forks a response that is ``running``."""
     if at is None:
         return chain.position, None
     for node in chain.nodes:
         if node.id == at:
             return Position(node=node.id, items=len(node.items)), None
-    running = request.app[RUNNING].find(access.owner_of(request), at)
-    if running is not None and running.conversation == request.match_info[access.ID]:
+    if running is not None:
         node = replace(running.progress.node(), id=new_id("node"), response=b"")
         return (Position(node=node.id, items=len(node.items)), node) if node.items else (node.parent, None)
     return chain.after(index_of("at", chain.items, at) + 1), None
