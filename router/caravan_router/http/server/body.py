@@ -55,15 +55,20 @@ def decode(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], inside: 
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        # The message quotes the client's own field names, which may have any length.
-        reason = _placed(str(error)[:_REASON_CHARACTERS], inside)
-        raise BodyMismatchError(_field_of(reason), reason) from error
+        raise mismatch(error, inside) from error
     except msgspec.DecodeError as error:
         raise MalformedBodyError(str(error)) from error
     except UnicodeDecodeError as error:
         raise MalformedBodyError("a string is not valid UTF-8") from error
     except RecursionError as error:
         raise MalformedBodyError("it is nested too deeply") from error
+
+
+def mismatch(error: msgspec.ValidationError, inside: str) -> BodyMismatchError:
+    """Return the error of a body that has not its type, or of the part of it that is ``inside`` a field."""
+    # The message quotes the client's own names and values, which may have any length.
+    reason = _placed(str(error)[:_REASON_CHARACTERS], inside)
+    return BodyMismatchError(_field_of(reason), reason)
 
 
 def _is_json(content_type: str) -> bool:

@@ -180,7 +180,8 @@ async def test_thoughts_are_items_of_their_own() -> None:
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": 5}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": [{"role": "x" * 100_000, "content": "Hi"}]}, "input[0]"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
         ({"temperature": -1}, "temperature"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
@@ -191,6 +192,7 @@ async def test_what_is_not_supported_is_refused_by_name(body: Any, field: str) -
     async with serving(engine()) as service:
         found = await error(service, {"input": "Hi"} | body)
         assert (found["param"], found["type"]) == (field, "invalid_request_error"), found
+        assert len(found["message"]) < 500
         assert not service.engine.streams
 
 

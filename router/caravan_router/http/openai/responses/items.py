@@ -11,7 +11,7 @@ from caravan_router.conversations.nodes import Json
 from caravan_router.http.generation.rules import UnsupportedFieldError
 from caravan_router.http.openai.responses.rules import TooManyItemsError, UnknownItemError, UnsupportedItemError
 from caravan_router.http.openai.rules import MissingFieldError, NotTextError
-from caravan_router.http.server.errors import BodyMismatchError
+from caravan_router.http.server.body import mismatch
 
 MAX_ITEMS = 10_000
 """Items of a request with those that it continues, and of a conversation."""
@@ -198,9 +198,7 @@ def _convert(field: str, item: Json, kind: type[T]) -> T:
     try:
         return msgspec.convert(item, kind)
     except msgspec.ValidationError as error:
-        reason = str(error)
-        placed = reason.replace("`$.", f"`$.{field}.", 1) if "`$." in reason else f"{reason} - at `$.{field}`"
-        raise BodyMismatchError(field, placed) from error
+        raise mismatch(error, field) from error
 
 
 def read_exported_item(field: str, item: Json) -> Json:
