@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable
 
-import msgspec
 from aiohttp import web
 
 from caravan_router.core import prefixes as core
@@ -19,6 +18,7 @@ from caravan_router.http.admin.schema import (
     ShardSpeculation,
 )
 from caravan_router.http.server.errors import UnknownShardError
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import JSON, Parameter, Route
 from caravan_router.http.server.state import STATE
 from caravan_router.http.tgi.errors import TGI
@@ -29,7 +29,7 @@ async def shards(request: web.Request) -> web.Response:
     now = time.monotonic()
     state = request.app[STATE]
     found = [_shard(report, now, state.limits.max_draft_tokens) for report in state.fleet.shards()]
-    return web.Response(body=msgspec.json.encode(Shards(found)), content_type="application/json")
+    return json_reply(Shards(found))
 
 
 def _shard(report: ShardReport, now: float, speculate: int) -> Shard:
@@ -120,7 +120,7 @@ def _reply(found: Iterable[core.ShardPrefixes]) -> web.Response:
         )
         for one in found
     ]
-    return web.Response(body=msgspec.json.encode(CachedPrefixes(shards)), content_type="application/json")
+    return json_reply(CachedPrefixes(shards))
 
 
 def _cached_prefix(prefix: core.CachedPrefix, now: float) -> CachedPrefix:

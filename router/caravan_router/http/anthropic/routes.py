@@ -18,6 +18,7 @@ from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.generation.permits import check_rate
 from caravan_router.http.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, Route
 from caravan_router.http.server.state import CLIENT
@@ -41,7 +42,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     plan = chat_plan_of(context, chat_request_of(body, context.model), constrained=False)
     prompt = await chat_prompt_of(context, plan)
     reply = TokenCount(len(prompt.tokens.token_ids))
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(reply)
 
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)

@@ -14,7 +14,7 @@ from caravan_router.http.generation.run import Run, started
 from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.errors import AbortedError
 from caravan_router.http.server.middleware import REQUEST_ID
-from caravan_router.http.server.state import ARRIVED, CLIENT, TRACE
+from caravan_router.http.server.state import ARRIVED, TRACE, owner_of
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,7 +82,7 @@ class RequestsInProgress:
         """List ``request`` until the end of the block."""
         entry = RequestInProgress(
             request_id=request[REQUEST_ID],
-            owner=request[CLIENT].key.tenant.name,
+            owner=owner_of(request),
             route=path_of(request),
             arrived=request[ARRIVED],
             trace=request[TRACE],

@@ -11,10 +11,11 @@ from caravan_router.http.generation.context import Context
 from caravan_router.http.generation.prompt import Truncation, check_token_ids, tokenize_prompt, tokenize_truncated
 from caravan_router.http.generation.rules import TooManyPromptsError
 from caravan_router.http.ollama import schema as ollama
-from caravan_router.http.ollama.reply import NANOSECONDS, json_response
+from caravan_router.http.ollama.reply import NANOSECONDS
 from caravan_router.http.ollama.validation import bare_name, check_num_ctx
 from caravan_router.http.openai.embeddings.vectors import Vector, vectors_of
 from caravan_router.http.server.body import read_body
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.state import ARRIVED
 
 _EMBED = msgspec.json.Decoder(ollama.OllamaEmbedRequest)
@@ -44,7 +45,7 @@ async def ollama_embed(request: web.Request) -> web.Response:
         load_duration=0,
         prompt_eval_count=made.tokens,
     )
-    return json_response(reply)
+    return json_reply(reply)
 
 
 async def ollama_embeddings(request: web.Request) -> web.Response:
@@ -57,7 +58,7 @@ async def ollama_embeddings(request: web.Request) -> web.Response:
 
     made = await vectors_of(request, bare_name(body.model), texts_of)
     reply = ollama.OllamaEmbeddingsReply([number for vector in made.vectors for number in vector])
-    return json_response(reply)
+    return json_reply(reply)
 
 
 def _limit(options: ollama.OllamaOptions | None, context: Context) -> int:

@@ -9,9 +9,10 @@ from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.core.engine import ModelFacts
 from caravan_router.http.generation.models import asked_model, listed_models, served_model
 from caravan_router.http.ollama import schema as ollama
-from caravan_router.http.ollama.reply import json_response, time_text
+from caravan_router.http.ollama.reply import time_text
 from caravan_router.http.ollama.validation import bare_name
 from caravan_router.http.server.body import read_body
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.state import STATE
 
 _SHOW = msgspec.json.Decoder(ollama.OllamaShowRequest)
@@ -34,7 +35,7 @@ async def ollama_tags(request: web.Request) -> web.Response:
         for model in listed_models(request.app[STATE])
         for name in _names(model)
     ]
-    return json_response(ollama.OllamaTagList(tags))
+    return json_reply(ollama.OllamaTagList(tags))
 
 
 async def ollama_ps(request: web.Request) -> web.Response:
@@ -53,7 +54,7 @@ async def ollama_ps(request: web.Request) -> web.Response:
         for model in listed_models(request.app[STATE])
         for name in _names(model)
     ]
-    return json_response(ollama.OllamaRunningList(running))
+    return json_reply(ollama.OllamaRunningList(running))
 
 
 async def ollama_show(request: web.Request) -> web.Response:
@@ -68,7 +69,7 @@ async def ollama_show(request: web.Request) -> web.Response:
         capabilities.append("thinking")
     if model.embedding_size:
         capabilities.append("embedding")
-    return json_response(
+    return json_reply(
         ollama.OllamaShowReply(
             modified_at=_modified_at(model),
             template=model.chat_template,

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
-from aiohttp import web
 
 from caravan_router.chat.thought_reader import ThoughtPart
 from caravan_router.chat.tool_parser import CallPart, TextPart
@@ -206,8 +205,3 @@ def _now() -> str:
 def time_text(time: datetime) -> str:
     """Return a time of the zone UTC as Ollama's clients read it."""
     return time.isoformat().replace("+00:00", "Z")
-
-
-def json_response(reply: object) -> web.Response:
-    """Return a whole reply of a route that generates nothing."""
-    return web.Response(body=_ENCODER.encode(reply), content_type="application/json")

@@ -9,9 +9,10 @@ from caravan_router.http.ollama import schema as ollama
 from caravan_router.http.ollama.embeddings import ollama_embed, ollama_embeddings
 from caravan_router.http.ollama.errors import OLLAMA
 from caravan_router.http.ollama.models import ollama_ps, ollama_show, ollama_tags
-from caravan_router.http.ollama.reply import NOTHING, AnswerReply, Shape, chat_reply, generate_reply, json_response
+from caravan_router.http.ollama.reply import NOTHING, AnswerReply, Shape, chat_reply, generate_reply
 from caravan_router.http.ollama.validation import bare_name, source_of_chat, source_of_generate
 from caravan_router.http.server.body import read_body
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, JSON, LINES, Route
 from caravan_router.http.server.state import STATE
 
@@ -41,12 +42,12 @@ def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -> web.
     reply = shape(served.engine.model.name, NOTHING)
     reply.done = True
     reply.done_reason = "unload" if body.keep_alive in {0, "0"} else "load"
-    return json_response(reply)
+    return json_reply(reply)
 
 
 async def ollama_version(request: web.Request) -> web.Response:
     """Handle ``/api/version``."""
-    return json_response(ollama.OllamaVersion(request.app[STATE].info.version))
+    return json_reply(ollama.OllamaVersion(request.app[STATE].info.version))
 
 
 _EMBED_ERRORS = (*BODY_ERRORS, 404, 424, 429, 503)

@@ -1,6 +1,5 @@
 """``/v1/models``."""
 
-import msgspec
 from aiohttp import web
 
 from caravan_router.core.engine import ModelFacts
@@ -8,6 +7,7 @@ from caravan_router.http.generation.models import listed_models
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.schema import Model, ModelList
 from caravan_router.http.server.errors import UnknownModelError
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import JSON, Parameter, Route
 from caravan_router.http.server.state import STATE
 
@@ -15,7 +15,7 @@ from caravan_router.http.server.state import STATE
 async def models(request: web.Request) -> web.Response:
     """Handle ``/v1/models``."""
     reply = ModelList("list", [entry for facts in listed_models(request.app[STATE]) for entry in _entries(facts)])
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(reply)
 
 
 async def model(request: web.Request) -> web.Response:
@@ -24,7 +24,7 @@ async def model(request: web.Request) -> web.Response:
     for facts in listed_models(request.app[STATE]):
         for entry in _entries(facts):
             if entry.id == name:
-                return web.Response(body=msgspec.json.encode(entry), content_type="application/json")
+                return json_reply(entry)
     raise UnknownModelError(name)
 
 

@@ -9,8 +9,9 @@ from caravan_router.core.generation import GenerationState
 from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestInProgress
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.server.errors import UnknownRequestError
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import JSON, Parameter, Route
-from caravan_router.http.server.state import CLIENT
+from caravan_router.http.server.state import owner_of
 
 # A request has the first of these states that any of its generations has.
 _ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
@@ -53,7 +54,7 @@ class RequestList(msgspec.Struct, frozen=True):
 
 async def requests(request: web.Request) -> web.Response:
     """Handle ``GET /v1/requests``."""
-    return _reply(_own(request))
+    return _reply(request.app[IN_PROGRESS].of(owner_of(request)))
 
 
 async def abort_request(request: web.Request) -> web.Response:
@@ -62,7 +63,7 @@ async def abort_request(request: web.Request) -> web.Response:
     A request of another key is unknown here.
     """
     request_id = request.match_info["id"]
-    found = [entry for entry in _own(request) if entry.request_id == request_id]
+    found = [entry for entry in request.app[IN_PROGRESS].of(owner_of(request)) if entry.request_id == request_id]
     if not found:
         raise UnknownRequestError(request_id)
     reply = _reply(found)
@@ -71,13 +72,8 @@ async def abort_request(request: web.Request) -> web.Response:
     return reply
 
 
-def _own(request: web.Request) -> list[RequestInProgress]:
-    return request.app[IN_PROGRESS].of(request[CLIENT].key.tenant.name)
-
-
 def _reply(entries: list[RequestInProgress]) -> web.Response:
-    reply = RequestList("list", [_status(entry) for entry in entries])
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(RequestList("list", [_status(entry) for entry in entries]))
 
 
 def _status(entry: RequestInProgress) -> RequestStatus:

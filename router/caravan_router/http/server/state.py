@@ -55,3 +55,8 @@ TRACE = web.RequestKey[RequestTrace]("trace")
 
 # When the request's head had arrived, in seconds on time.monotonic.
 ARRIVED = web.RequestKey("arrived", float)
+
+
+def owner_of(request: web.Request) -> str:
+    """Return the name of the request's API key. Requests, responses and conversations are shown to their owner only."""
+    return request[CLIENT].key.tenant.name

@@ -10,6 +10,7 @@ from caravan_router.http.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.openai.chat.schema import ChatRequest
 from caravan_router.http.openai.constraints import constraint_of
 from caravan_router.http.server.body import read_body
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
 from caravan_router.http.server.state import CLIENT
 from caravan_router.http.tgi.errors import TGI
@@ -27,7 +28,7 @@ async def chat_tokenize(request: web.Request) -> web.Response:
     constrained = constraint_of(body, context.limits) is not None
     prompt = await chat_prompt_of(context, chat_plan_of(context, body, constrained=constrained))
     reply = ChatTokens(await tokens_of(prompt.text, prompt.tokens), prompt.text)
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(reply)
 
 
 ROUTES = (

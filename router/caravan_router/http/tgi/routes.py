@@ -15,6 +15,7 @@ from caravan_router.http.generation.models import MODEL_HEADER, asked_model, lis
 from caravan_router.http.generation.permits import check_rate
 from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.http.server.body import read_body
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, Route
 from caravan_router.http.server.state import CLIENT, STATE
 from caravan_router.http.tgi.errors import TGI
@@ -70,9 +71,7 @@ async def tokenize(request: web.Request) -> web.Response:
     bounds = bounds_of(state.limits, engine.model)
     add_special = body.add_special_tokens is not False
     tokenized = await tokenize_prompt(engine, "inputs", body.inputs, bounds, add_special=add_special)
-    return web.Response(
-        body=msgspec.json.encode(await tokens_of(body.inputs, tokenized)), content_type="application/json"
-    )
+    return json_reply(await tokens_of(body.inputs, tokenized))
 
 
 async def tokens_of(text: str, tokenized: TokenizedText) -> list[TokenizedToken]:
@@ -95,7 +94,7 @@ async def detokenize(request: web.Request) -> web.Response:
         check_token_ids("tokens", body.tokens, limit, model)
         pieces = (await engine.queries.detokenize(body.tokens)).pieces
     text = b"".join(pieces).decode(errors="replace")
-    return web.Response(body=msgspec.json.encode(DetokenizedText(text, text)), content_type="application/json")
+    return json_reply(DetokenizedText(text, text))
 
 
 async def info(request: web.Request) -> web.Response:
@@ -127,7 +126,7 @@ async def info(request: web.Request) -> web.Response:
         models=[each.name for each in listed_models(state)],
         draft_model=model.draft_model or None,
     )
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(reply)
 
 
 GENERATE_ERRORS = (*GENERATION_ERRORS, 422)

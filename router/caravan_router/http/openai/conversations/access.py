@@ -10,17 +10,12 @@ from aiohttp import web
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import START, Chain, Head, Json, Node, Position, Transaction
 from caravan_router.http.openai.conversations.edits import Change, placed
-from caravan_router.http.openai.conversations.schema import ConversationObject
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.openai.responses.schema import Metadata
 from caravan_router.http.server.errors import HeadMovedError, UnknownEntryError
-from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.state import STATE, owner_of
 
 ID = "conversation_id"
-
-
-def owner_of(request: web.Request) -> str:
-    return request[CLIENT].key.tenant.name
 
 
 async def conversation_of(request: web.Request) -> tuple[Head, Chain]:
@@ -71,13 +66,6 @@ async def delete(request: web.Request) -> None:
     with _held(request):
         head, _ = await _expected(request)
         await request.app[STATE].store.delete_conversation(owner_of(request), head.id)
-
-
-def shown(head: Head) -> ConversationObject:
-    """Return a conversation as clients see it."""
-    return ConversationObject(
-        id=head.id, created_at=int(head.created), metadata=head.metadata, head=head.position.version
-    )
 
 
 def _held(request: web.Request) -> ExitStack:

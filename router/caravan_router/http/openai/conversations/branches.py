@@ -15,14 +15,15 @@ from caravan_router.http.openai.conversations.replies import (
     NAMED,
     ONE,
     conversation_reply,
-    json_reply,
 )
 from caravan_router.http.openai.conversations.schema import ConversationObject, Edit, Export, Fork, Rewind, Shift
 from caravan_router.http.openai.conversations.transfer import exported
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.responses.running import RUNNING, RunningResponse
 from caravan_router.http.openai.responses.validation import check_metadata
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import JSON, STORE_ERRORS, Route
+from caravan_router.http.server.state import owner_of
 from caravan_router.http.server.tolerant_body import read_tolerant_body
 
 _FORK = msgspec.json.Decoder(Fork)
@@ -47,7 +48,7 @@ def _running(request: web.Request, response_id: str | None) -> RunningResponse |
     """Return the response of this id if it is under way and extends the conversation that the path names."""
     if response_id is None:
         return None
-    found = request.app[RUNNING].find(access.owner_of(request), response_id)
+    found = request.app[RUNNING].find(owner_of(request), response_id)
     return found if found is not None and found.conversation == request.match_info[access.ID] else None
 
 

@@ -1,10 +1,11 @@
 """What the routes of conversations have in common: parameters, errors and the form of replies."""
 
-import msgspec
 from aiohttp import web
 
 from caravan_router.conversations.nodes import Head
-from caravan_router.http.openai.conversations.access import ID, shown
+from caravan_router.http.openai.conversations.access import ID
+from caravan_router.http.openai.conversations.schema import ConversationObject
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter
 
 PATH = "/v1/conversations"
@@ -20,8 +21,6 @@ CHANGE_ERRORS = (*BODY_ERRORS, *STORE_ERRORS, 409)
 
 def conversation_reply(head: Head) -> web.Response:
     """Return a conversation; its ``ETag`` is what ``If-Match`` takes."""
-    return json_reply(shown(head), ETag=f'"{head.position.version}"')
-
-
-def json_reply(reply: msgspec.Struct, **headers: str) -> web.Response:
-    return web.Response(body=msgspec.json.encode(reply), headers=headers, content_type="application/json")
+    version = head.position.version
+    reply = ConversationObject(id=head.id, created_at=int(head.created), metadata=head.metadata, head=version)
+    return json_reply(reply, ETag=f'"{version}"')

@@ -17,7 +17,6 @@ from caravan_router.http.openai.conversations.replies import (
     ONE,
     PATH,
     conversation_reply,
-    json_reply,
 )
 from caravan_router.http.openai.conversations.schema import (
     ConversationObject,
@@ -35,6 +34,7 @@ from caravan_router.http.openai.responses.rules import OneOfFieldsError
 from caravan_router.http.openai.responses.schema import ItemList
 from caravan_router.http.openai.responses.validation import check_metadata
 from caravan_router.http.server.errors import UnknownEntryError
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, JSON, STORE_ERRORS, Route
 from caravan_router.http.server.tolerant_body import read_tolerant_body
 
@@ -96,7 +96,7 @@ async def get_item(request: web.Request) -> web.Response:
     item = next((item for item in chain.items if item["id"] == item_id), None)
     if item is None:
         raise UnknownEntryError("item", item_id)
-    return web.Response(body=msgspec.json.encode(item), content_type="application/json")
+    return json_reply(item)
 
 
 async def delete_item(request: web.Request) -> web.Response:

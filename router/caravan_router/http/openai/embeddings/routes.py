@@ -15,6 +15,7 @@ from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.prompts import PromptInput, TextPrompt, split_prompts
 from caravan_router.http.openai.rules import DimensionsError
 from caravan_router.http.server.body import read_body
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
 
 _DECODER = msgspec.json.Decoder(EmbeddingRequest)
@@ -39,7 +40,7 @@ async def embeddings(request: web.Request) -> web.Response:
         model=made.model,
         usage=EmbeddingUsage(made.tokens, made.tokens),
     )
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(reply)
 
 
 async def _token_ids(context: Context, prompt: PromptInput) -> tuple[int, ...]:

@@ -25,8 +25,17 @@ from caravan_router.http.openai.responses.tools import offered_tools
 from caravan_router.http.openai.responses.turn import begun_turn
 from caravan_router.http.openai.responses.validation import check_request, validate_turn
 from caravan_router.http.server.errors import UnknownEntryError
-from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, STORE_ERRORS, Parameter, Route
-from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import (
+    BODY_ERRORS,
+    EVENTS,
+    GENERATION_ERRORS,
+    JSON,
+    STORE_ERRORS,
+    Parameter,
+    Route,
+)
+from caravan_router.http.server.state import CLIENT, STATE, owner_of
 from caravan_router.http.server.tolerant_body import IGNORED, read_tolerant_body
 
 _REQUEST = msgspec.json.Decoder(ResponseRequest)
@@ -57,12 +66,12 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     async with begun_turn(request, body, extends=False) as turn:
         context = await context_of(request, asked_model(request, body.model))
         valid = await validate_turn(context, body, turn, offered_tools(body.tools or ()))
-    return _json(InputTokenCount(len(valid.chat.request.prompt)))
+    return json_reply(InputTokenCount(len(valid.chat.request.prompt)))
 
 
 async def get_response(request: web.Request) -> web.Response:
     """Handle ``GET /v1/responses/{response_id}``."""
-    response_id, owner = request.match_info["response_id"], request[CLIENT].key.tenant.name
+    response_id, owner = request.match_info["response_id"], owner_of(request)
     if request.query.get("stream") == "true":
         raise UnsupportedFieldError("stream", "read the response whole", True)
     chain = await request.app[STATE].store.response(owner, response_id)
@@ -71,40 +80,36 @@ async def get_response(request: web.Request) -> web.Response:
     running = request.app[RUNNING].find(owner, response_id)
     if running is None:
         raise UnknownEntryError("response", response_id)
-    return _json(running.progress.response())
+    return json_reply(running.progress.response())
 
 
 async def delete_response(request: web.Request) -> web.Response:
     """Handle ``DELETE /v1/responses/{response_id}``."""
-    response_id, owner = request.match_info["response_id"], request[CLIENT].key.tenant.name
+    response_id, owner = request.match_info["response_id"], owner_of(request)
     if not await request.app[STATE].store.delete_response(owner, response_id):
         raise UnknownEntryError("response", response_id)
-    return _json(DeletedResponse(response_id))
+    return json_reply(DeletedResponse(response_id))
 
 
 async def cancel_response(request: web.Request) -> web.Response:
     """Handle ``POST /v1/responses/{response_id}/cancel``. A response that has ended is returned as it is."""
-    response_id, owner = request.match_info["response_id"], request[CLIENT].key.tenant.name
+    response_id, owner = request.match_info["response_id"], owner_of(request)
     running = request.app[RUNNING].find(owner, response_id)
     if running is None:
         return await get_response(request)
     running.cancel()
     await running.ended.wait()
-    return _json(running.progress.response())
+    return json_reply(running.progress.response())
 
 
 async def list_input_items(request: web.Request) -> web.Response:
     """Handle ``GET /v1/responses/{response_id}/input_items``."""
-    response_id, owner = request.match_info["response_id"], request[CLIENT].key.tenant.name
+    response_id, owner = request.match_info["response_id"], owner_of(request)
     chain = await request.app[STATE].store.response(owner, response_id)
     if chain is None:
         raise UnknownEntryError("response", response_id)
     outputs = len(chain.nodes[-1].items) - chain.nodes[-1].inputs
-    return _json(page_of(request, chain.items[: len(chain.items) - outputs]))
-
-
-def _json(reply: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(page_of(request, chain.items[: len(chain.items) - outputs]))
 
 
 ROUTES = (

@@ -13,7 +13,7 @@ from caravan_router.http.openai.responses.rules import TwoContextsError
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.openai.responses.schema import ConversationName, InputFields
 from caravan_router.http.server.errors import HeadMovedError, NotStoredError, UnknownEntryError
-from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.state import STATE, owner_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ async def begun_turn(request: web.Request, body: InputFields, *, extends: bool) 
 
     Raises UnknownEntryError, ConversationBusyError, ValidationError, StoreError.
     """
-    store, owner = request.app[STATE].store, request[CLIENT].key.tenant.name
+    store, owner = request.app[STATE].store, owner_of(request)
     previous, conversation = body.previous_response_id, conversation_id(body)
     chain, head = Chain(), None
     with ExitStack() as held:

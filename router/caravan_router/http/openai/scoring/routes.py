@@ -21,6 +21,7 @@ from caravan_router.http.openai.scoring.schema import (
 )
 from caravan_router.http.openai.scoring.scores import Scores, Texts, scores_of
 from caravan_router.http.server.body import read_body
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
 
 _SCORE = msgspec.json.Decoder(ScoreRequest)
@@ -44,7 +45,7 @@ async def score(request: web.Request) -> web.Response:
         data=[Score(index, "score", value) for index, value in enumerate(made.values)],
         usage=_usage(made),
     )
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(reply)
 
 
 def _side(*given: tuple[str, str | list[str] | None]) -> Texts:
@@ -75,7 +76,7 @@ async def rerank(request: web.Request) -> web.Response:
         ],
         usage=_usage(made),
     )
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(reply)
 
 
 async def _scores(request: web.Request, model: str | None, first: Texts, second: Texts) -> Scores:
