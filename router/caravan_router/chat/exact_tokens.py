@@ -4,19 +4,19 @@ A tokenizer may split a text otherwise than the model generated it. The tokens o
 those in the cache, from the first such place on.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caravan_router.core.common_length import common_length
 from caravan_router.core.engine import Engine, TokenizedText
 
 
-async def with_exact_tokens(engine: Engine, exact: Sequence[int], rendered: TokenizedText) -> tuple[int, ...]:
+async def with_exact_tokens(engine: Engine, exact: tuple[int, ...], rendered: TokenizedText) -> tuple[int, ...]:
     """Return the tokens of ``rendered`` with those of ``exact`` in their place, as far as both stand for the same text.
 
     ``exact`` may be any ids, also a client's: control tokens count as the same only where ``rendered`` has them too.
     Raises NoShardError.
     """
-    same = _common_length(exact, rendered.token_ids)
+    same = common_length(exact, rendered.token_ids)
     # The rest of `exact` may be another text, of any length.
     rest = exact[same : same + 2 * (len(rendered.token_ids) - same)]
     if not rest or not all(0 <= token_id < engine.model.vocabulary_size for token_id in rest):
@@ -61,8 +61,3 @@ class _Reader:
                 return False
         self.agreed, other.agreed = own, others
         return True
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    shorter = min(len(first), len(second))
-    return next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), shorter)

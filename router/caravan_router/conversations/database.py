@@ -14,6 +14,7 @@ import msgspec
 
 from caravan_router.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
 from caravan_router.conversations.tables import CHAIN, STATEMENTS, VERSION
+from caravan_router.core.common_length import common_length
 
 # What a row takes beside its contents, roughly.
 _ROW_BYTES = 400
@@ -176,7 +177,7 @@ class Database:
             fingerprint = node.tokens.fingerprint
             before = _tokens_of(self._rows(owner, node.parent))
             if before is not None and before.fingerprint == fingerprint:
-                shared = _common_length(before.token_ids, node.tokens.token_ids)
+                shared = common_length(before.token_ids, node.tokens.token_ids)
             added = _packed(node.tokens.token_ids[shared:])
         items = _encode(node.items)
         self._connection.execute(
@@ -310,9 +311,3 @@ def _tokens_of(rows: Sequence[tuple[Any, ...]]) -> ExactTokens | None:
 
 def _packed(token_ids: Sequence[int]) -> bytes:
     return array("I", token_ids).tobytes()
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    return next(
-        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )

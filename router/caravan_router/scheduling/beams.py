@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from caravan_router.core.common_length import common_length
 from caravan_router.core.generation import EarlyStopping
 from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.prefix_tree import common_length
 
 
 class Hypothesis(NamedTuple):

@@ -1,7 +1,7 @@
 """Prompt logprobs that were computed, kept for other prompts that begin with the same tokens."""
 
+from caravan_router.core.common_length import common_length
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.prefix_tree import common_length
 
 # Most logprobs that are kept, alternatives included. Each takes about 200 bytes.
 _MOST_LOGPROBS = 1 << 18

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from caravan_router.core.common_length import common_length
 from caravan_router.scheduling.planning.openings import Openings
 from caravan_router.scheduling.planning.step_plan import StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, common_length
+from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
 from caravan_router.scheduling.waiting.queue import NotNow

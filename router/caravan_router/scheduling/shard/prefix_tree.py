@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-Run = TypeVar("Run", list[int], tuple[int, ...])
+from caravan_router.core.common_length import common_length
 
 
 @dataclass(slots=True, eq=False)
@@ -50,19 +49,6 @@ class _Descent:
     length: int = 0
     node: _Node | None = None
     complete: list[_Node] = field(default_factory=list)
-
-
-def common_length(a: Run, b: Run) -> int:
-    """Return how many first tokens of ``a`` and ``b`` are equal."""
-    low, high = 0, min(len(a), len(b)) + 1  # the first `low` are equal, the first `high` are not
-    middle = high - 1  # mostly one is a prefix of the other
-    while high - low > 1:
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-        middle = (low + high) // 2
-    return low
 
 
 class PrefixTree:

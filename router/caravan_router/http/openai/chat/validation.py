@@ -1,6 +1,5 @@
 """Rules of chat completions: OpenAI's, TGI's and vLLM's."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caravan_router.chat.control_text import strings_of
@@ -81,7 +80,7 @@ class ChatSource:
     raw: str | None = None
     suffix: str = ""
     earlier: tuple[int, ...] = ()
-    exact: Sequence[int] = ()
+    exact: tuple[int, ...] = ()
     names: tuple[str, str] = ("messages", "max_tokens")
     clamps: bool = False
     tells_stop: bool = False
