@@ -1,6 +1,7 @@
 """The HTTP layer on a real port, with a scripted engine behind it."""
 
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,10 @@ from typing import Any
 import msgspec
 from aiohttp import ClientResponse, ClientSession, web
 
+from caravan_router.auth.key import ApiKey, digest_of
+from caravan_router.auth.keyring import Keyring
 from caravan_router.conversations.store import Store
+from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
@@ -76,6 +80,12 @@ async def serving(
         yield Service(engine, limits, metrics, port.url, client, app)
 
 
+def keys(*names: str) -> Access:
+    """Return the access of clients with API keys, whose secrets are their names."""
+    found = [ApiKey(digest=digest_of(name), tenant=Tenant(name=name)) for name in names]
+    return Access(keyring=Keyring(found, time.monotonic()))
+
+
 _MODEL_LABEL = re.compile(r',?model="[^"]*"')
 
 
@@ -93,6 +103,7 @@ async def sample_of(metrics: Metrics, name: str) -> float:
 
 def named_events(body: str) -> list[Any]:
     """Return the decoded data of each server-sent event that has a name, which must be the data's ``type``."""
+    assert body.endswith("\n\n")
     found = []
     for message in body.removesuffix("\n\n").split("\n\n"):
         name, data = message.split("\n")

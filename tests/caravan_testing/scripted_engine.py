@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from caravan_router.core.constraint import Constraint
-from caravan_router.core.engine import ModelFacts, StreamTimes, TokenizedText
+from caravan_router.core.engine import FillTokens, ModelFacts, StreamTimes, TokenizedText
 from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import ShardPrefixes
@@ -34,6 +34,10 @@ MODEL = ModelFacts(
     max_embed_tokens=64,
 )
 
+# A model that can fill in the middle of a text.
+FILL = FillTokens(prefix=990, suffix=991, middle=992, begin=BOS)
+FILL_MODEL = replace(MODEL, fill=FILL)
+
 CHAT_MODEL = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 """A model whose template joins the contents of the messages."""
 
@@ -53,6 +57,11 @@ def word(
 
 
 EOS_TOKEN = word("</s>", EOS, finish=FinishReason.EOS_TOKEN, special=True)
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """Return the tokens of a text without control tokens, as a scripted engine's tokenizer has them."""
+    return tuple(100 + ord(character) % 800 for character in text)
 
 
 def length_vector(length: int, size: int = MODEL.embedding_size) -> list[float]:
@@ -222,7 +231,7 @@ class ScriptedEngine:
         while text:
             controls = self.controls if parse_special else ()
             control = next((control for control in controls if text.startswith(control)), None)
-            ids.append(100 + ord(text[0]) % 800 if control is None else self.controls[control])
+            ids += ids_of(text[0]) if control is None else [self.controls[control]]
             pieces.append((control or text[0]).encode())
             specials.append(control is not None)
             text = text[len(control or text[0]) :]

@@ -1,22 +1,17 @@
 """/v1/conversations: items, heads, forks of what runs, changes, exports, owners, hostile bodies."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from caravan_router.auth.key import ApiKey, digest_of
-from caravan_router.auth.keyring import Keyring
 from caravan_router.conversations.nodes import Chain, Head
 from caravan_router.conversations.store import Store
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.tenant import Tenant
-from caravan_router.http.app import Access
 from caravan_router.http.openai.responses.running import RUNNING
-from caravan_testing.http_server import Service, serving
+from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Step, word
 from caravan_testing.waiting import eventually
 from caravan_testing.word_engine import WORD_MODEL, WordEngine, prompt_text
@@ -353,8 +348,7 @@ async def test_a_conversation_has_a_bounded_number_of_items(service: Service) ->
 
 
 async def test_keys_see_their_own_conversations_only() -> None:
-    keyring = Keyring([ApiKey(digest=digest_of(name), tenant=Tenant(name=name)) for name in "ab"], time.monotonic())
-    async with serving(WordEngine(), access=Access(keyring=keyring)) as service:
+    async with serving(WordEngine(), access=keys("a", "b")) as service:
         a, b = ({"Authorization": f"Bearer {name}"} for name in "ab")
         created = await service.client.post(PATH, json={"items": [user("secret")]}, headers=a)
         path = f"{PATH}/{(await created.json())['id']}"

@@ -1,37 +1,20 @@
 """Filling in the middle of a text: the prompts that the engine gets."""
 
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from caravan_router.core.engine import FillTokens
-from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import BOS, MODEL, ScriptedEngine
-
-PREFIX, SUFFIX, MIDDLE = 990, 991, 992
-FILL = FillTokens(prefix=PREFIX, suffix=SUFFIX, middle=MIDDLE, begin=BOS)
+from caravan_testing.http_server import Service
+from caravan_testing.scripted_engine import BOS, FILL, FILL_MODEL, ScriptedEngine, ids_of
 
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(model=replace(MODEL, fill=FILL))
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
-
-
-def ids(text: str) -> tuple[int, ...]:
-    return tuple(100 + ord(character) for character in text)
+    return ScriptedEngine(model=FILL_MODEL)
 
 
 def prompt(before: str, after: str) -> tuple[int, ...]:
-    return (BOS, PREFIX, *ids(before), SUFFIX, *ids(after), MIDDLE)
+    return (BOS, FILL.prefix, *ids_of(before), FILL.suffix, *ids_of(after), FILL.middle)
 
 
 @pytest.mark.parametrize("before", ["ab", ""])
@@ -42,7 +25,7 @@ async def test_a_completion_with_a_suffix(service: Service, before: str) -> None
 
 async def test_token_ids_before_a_suffix_are_used_as_they_are(service: Service) -> None:
     await service.reply("/v1/completions", {"prompt": [5, 6], "suffix": "c", "max_tokens": 2})
-    assert service.engine.spec.prompt == (BOS, PREFIX, 5, 6, SUFFIX, *ids("c"), MIDDLE)
+    assert service.engine.spec.prompt == (BOS, FILL.prefix, 5, 6, FILL.suffix, *ids_of("c"), FILL.middle)
 
 
 async def test_each_prompt_gets_the_suffix(service: Service) -> None:

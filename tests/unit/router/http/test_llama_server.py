@@ -1,34 +1,19 @@
 """llama-server's own routes: the generations that the engine gets, and the replies."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from caravan_router.core.engine import FillTokens
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.sampling import FinishReason, SamplingParams
-from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import BOS, EOS_TOKEN, MODEL, ScriptedEngine, Step, word
-
-FILL = FillTokens(prefix=990, suffix=991, middle=992, begin=BOS)
+from caravan_testing.http_server import Service
+from caravan_testing.scripted_engine import BOS, EOS_TOKEN, FILL, FILL_MODEL, MODEL, ScriptedEngine, Step, ids_of, word
 
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(model=replace(MODEL, fill=FILL))
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
-
-
-def ids(text: str) -> tuple[int, ...]:
-    return tuple(100 + ord(character) for character in text)
+    return ScriptedEngine(model=FILL_MODEL)
 
 
 def says(*texts: str, finish: FinishReason = FinishReason.LENGTH) -> Any:
@@ -89,7 +74,7 @@ async def test_defaults_are_those_of_llama_server(service: Service) -> None:
     )
     # All that fits.
     assert spec.stopping.max_new_tokens == MODEL.max_sequence_tokens - 3
-    assert spec.prompt == (BOS, *ids("hi"))
+    assert spec.prompt == (BOS, *ids_of("hi"))
 
 
 async def test_parameters_reach_the_engine(service: Service) -> None:
@@ -226,10 +211,10 @@ async def test_chosen_fields(service: Service) -> None:
     ("prompt", "expected"),
     [
         ([5, 6], [(5, 6)]),
-        ([5, "a", 6], [(5, *ids("a"), 6)]),
-        (["a", 6], [(BOS, *ids("a"), 6)]),
-        (["a", "b"], [(BOS, *ids("a")), (BOS, *ids("b"))]),
-        ([["a", 5], [6], "b"], [(BOS, *ids("a"), 5), (6,), (BOS, *ids("b"))]),
+        ([5, "a", 6], [(5, *ids_of("a"), 6)]),
+        (["a", 6], [(BOS, *ids_of("a"), 6)]),
+        (["a", "b"], [(BOS, *ids_of("a")), (BOS, *ids_of("b"))]),
+        ([["a", 5], [6], "b"], [(BOS, *ids_of("a"), 5), (6,), (BOS, *ids_of("b"))]),
     ],
 )
 async def test_forms_of_prompts(service: Service, prompt: Any, expected: list[tuple[int, ...]]) -> None:
@@ -283,7 +268,7 @@ async def test_infill(service: Service) -> None:
         "truncated": False,
         "tokens_cached": 0,
     }
-    assert service.engine.spec.prompt == (BOS, 990, *ids("ab\nx"), 991, *ids("cd\n"), 992)
+    assert service.engine.spec.prompt == (BOS, 990, *ids_of("ab\nx"), 991, *ids_of("cd\n"), 992)
 
 
 async def test_infill_that_only_computes_other_files(service: Service) -> None:
@@ -291,15 +276,15 @@ async def test_infill_that_only_computes_other_files(service: Service) -> None:
     body = {**VIM, "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "input_extra": extra}
     assert (await service.reply("/infill", {**body, "response_fields": [""]})) == {}
     snippet = "\n\n--- snippet ---\n\n"
-    assert service.engine.spec.prompt == (BOS, *ids(f"{snippet}one{snippet}two"), 990, 991, 992)
+    assert service.engine.spec.prompt == (BOS, *ids_of(f"{snippet}one{snippet}two"), 990, 991, 992)
 
 
 async def test_files_of_a_repository_have_names(service: Service) -> None:
     service.engine.model = replace(MODEL, fill=replace(FILL, repository=993, file=994))
     body = {**VIM, "input_extra": [{"text": "one", "filename": "a.py"}]}
     await service.reply("/infill", body)
-    context = (993, *ids("myproject\n"), 994, *ids("a.py\none"), 994, *ids("filename\n"))
-    assert service.engine.spec.prompt == (BOS, *context, 990, *ids("ab\nx"), 991, *ids("cd\n"), 992)
+    context = (993, *ids_of("myproject\n"), 994, *ids_of("a.py\none"), 994, *ids_of("filename\n"))
+    assert service.engine.spec.prompt == (BOS, *context, 990, *ids_of("ab\nx"), 991, *ids_of("cd\n"), 992)
 
 
 async def test_texts_that_are_too_long_are_cut(service: Service) -> None:
@@ -308,7 +293,7 @@ async def test_texts_that_are_too_long_are_cut(service: Service) -> None:
     assert reply["truncated"]
     room = MODEL.max_sequence_tokens - 8 - 4
     before, after = "a" * (room - room // 4 - 1) + "x", "b" * (room // 4)
-    assert service.engine.spec.prompt == (BOS, 990, *ids(before), 991, *ids(after), 992)
+    assert service.engine.spec.prompt == (BOS, 990, *ids_of(before), 991, *ids_of(after), 992)
 
 
 @pytest.mark.parametrize(

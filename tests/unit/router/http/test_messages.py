@@ -11,7 +11,7 @@ import pytest
 from caravan_router.core.constraint import ConstraintKind
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.sampling import FinishReason
-from caravan_testing.http_server import Service, serving
+from caravan_testing.http_server import Service, named_events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 
 # Knows tools and thoughts, which the model opens itself.
@@ -62,14 +62,7 @@ async def stream(service: Service, messages: Any = HI, **body: Any) -> list[dict
     response = await service.post("/v1/messages?beta=true", sent)
     assert response.status == 200, await response.text()
     assert response.content_type == "text/event-stream"
-    text = await response.text()
-    assert text.endswith("\n\n")
-    events = []
-    for frame in text.removesuffix("\n\n").split("\n\n"):
-        name, data = frame.split("\n")
-        events.append(msgspec.json.decode(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
+    return named_events(await response.text())
 
 
 async def refused(service: Service, body: dict[str, Any], path: str = "/v1/messages") -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """/v1/responses: bodies, events, stored turns, refusals."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,12 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.auth.key import ApiKey, digest_of
-from caravan_router.auth.keyring import Keyring
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.tenant import Tenant
-from caravan_router.http.app import Access
-from caravan_testing.http_server import Service, named_events, serving
+from caravan_testing.http_server import Service, keys, named_events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually
 from caravan_testing.word_engine import TEMPLATE, WORD_MODEL, WordEngine, prompt_text
@@ -305,8 +300,7 @@ async def test_tokens_of_an_input_are_counted_without_generating() -> None:
 
 
 async def test_keys_see_their_own_responses_only() -> None:
-    keys = Keyring([ApiKey(digest=digest_of(name), tenant=Tenant(name=name)) for name in "ab"], time.monotonic())
-    async with serving(engine(), access=Access(keyring=keys)) as service:
+    async with serving(engine(), access=keys("a", "b")) as service:
         a, b = ({"Authorization": f"Bearer {name}"} for name in "ab")
         created = await service.client.post("/v1/responses", json={"input": "Hi"}, headers=a)
         path = f"/v1/responses/{(await created.json())['id']}"

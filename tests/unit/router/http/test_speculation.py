@@ -10,7 +10,7 @@ from caravan_router.core.sampling import FinishReason
 from caravan_router.core.speculation import DraftCount, DraftSource
 from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, word
+from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, ids_of, word
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -32,10 +32,6 @@ def engine() -> ScriptedEngine:
 async def drafting(engine: ScriptedEngine) -> AsyncIterator[Service]:
     async with serving(engine, Limits(max_draft_tokens=8)) as running:
         yield running
-
-
-def ids(text: str) -> tuple[int, ...]:
-    return tuple(100 + ord(letter) for letter in text)
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
@@ -73,7 +69,7 @@ async def test_more_drafts_than_the_server_allows_are_refused(
 )
 async def test_a_prediction_reaches_the_engine_as_tokens(drafting: Service, content: Any) -> None:
     await drafting.reply(CHAT, HI | {"prediction": {"type": "content", "content": content}})
-    assert drafting.engine.spec.prediction == ids("abc")
+    assert drafting.engine.spec.prediction == ids_of("abc")
     await drafting.reply(CHAT, HI | {"prediction": {"type": "content", "content": "abc"}, "speculate": 0})
     assert drafting.engine.spec.prediction == ()
     await drafting.reply(CHAT, HI | {"prediction": {"type": "content", "content": ""}})
