@@ -13,9 +13,9 @@ from caravan_router.core.thought import Thought
 class EarlyStopping(Enum):
     """When a beam search ends, in the terms of Hugging Face's ``early_stopping``."""
 
-    # As soon as there are as many ended beams as the search is wide.
+    # The search ends as soon as there are as many ended beams as it is wide.
     YES = True
-    # When no running beam can become better than the worst of the ended ones, judged by its present length.
+    # It ends when no running beam can become better than the worst of the ended ones, judged by its present length.
     NO = False
     # The same, judged by the greatest possible length if ``length_penalty`` favours long outputs.
     NEVER = "never"

@@ -118,7 +118,7 @@ class ShardLink:
         self._accept = accept
         self._wish = wish
         self._on_wanted = on_wanted
-        # Of another router that wants the shard; None if there is none.
+        # The wish of another router that wants the shard; None if there is none.
         self.wanted_by: ShardWish | None = None
         # The shard drains because another router takes it over.
         self.yields = False
@@ -132,9 +132,9 @@ class ShardLink:
         # Incarnation and epoch of the last lease this router held; None before the first.
         self.lease: tuple[str, int] | None = None
         self.retired = False
-        # For calls other than commands; None while the shard is not leased.
+        # Makes calls other than commands; None while the shard is not leased.
         self.client: ShardClient | None = None
-        # What the shard said last; None before it has answered.
+        # The shard's last description of itself; None before it has answered.
         self.info: ShardInfo | None = None
         self.standing = ShardStanding(state=ShardState.JOINING, since_s=time.monotonic())
 

@@ -1,4 +1,4 @@
-"""A beam search over the sequences of one shard: which beams go on, and when the search has ended.
+"""A beam search over the sequences of one shard: which beams continue, and when the search has ended.
 
 It follows ``GenerationMixin._beam_search`` of Hugging Face's transformers 5: in each step the likeliest continuations
 of all beams are ranked by the sum of their logprobs. The best that do not end become the next beams. One that ends
@@ -41,7 +41,7 @@ class BeamGroup:
 
     Only the first one, the leader, waits in the queue; it starts alone. Others branch off once the prompt is computed.
     A beam that ends gives its sequence to a branch of another, so that there are never more than ``width``. The group
-    loses its cells as a whole. Its beams go on when the leader has been computed again.
+    loses its cells as a whole. Its beams continue when the leader has been computed again.
     """
 
     def __init__(self, leader: Sequence) -> None:
@@ -55,7 +55,7 @@ class BeamGroup:
         self._beams: dict[int, _Beam] = {0: _Beam()}
         # The likeliest next tokens of members whose tokens are all computed.
         self._next: dict[int, tuple[Alternative, ...]] = {}
-        # What members begin with that have no place on the shard.
+        # The beginnings of members that have no place on the shard.
         self._branches: dict[int, Branch] = {}
         # Ended outputs, best first; at most ``width``.
         self._ended: list[Hypothesis] = []
@@ -205,7 +205,6 @@ class BeamGroup:
         """Give the beams ``kept`` their sequences: the first child of a member keeps its own."""
         parents = {index for index, _ in kept}
         free = (index for index in range(self.width) if index not in parents)
-        outputs = {index: self.members[index].output for index in parents}
         beams: dict[int, _Beam] = {}
         for parent, beam in kept:
             token_id = beam.tokens[-1].token_id
@@ -215,7 +214,7 @@ class BeamGroup:
             index = next(free)
             beams[index] = beam
             self._branches[index] = Branch(parent, self.members[parent].known_tokens)
-            self.members[index].rewrite([*outputs[parent], token_id])
+            self.members[index].rewrite([*self.members[parent].output, token_id])
         for index in parents:
             self.members[index].output.append(beams[index].tokens[-1].token_id)
         self._beams = beams

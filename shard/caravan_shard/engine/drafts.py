@@ -15,10 +15,10 @@ from caravan_shard.speculation.lengths import best_count, best_lengths, gains
 from caravan_shard.speculation.model_drafter import ModelDrafter
 from caravan_shard.speculation.step_costs import StepCosts
 
-# One step of so many has no draft tokens, or a few, whatever they are worth, so that the cost of both is known.
+# One step in this many has no draft tokens, or a few, whatever they are worth, so that the cost of both is known.
 _EXPLORES_EVERY = 32
 _MOST_EXPLORED = 4
-# A sequence whose drafts are hardly ever right is asked for one in a step of so many.
+# A sequence whose drafts are hardly ever right is asked for one in one step of this many.
 _ASKED_EVERY = 8
 
 

@@ -11,14 +11,14 @@ from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.model_drafter import READ_AT_ONCE, Asked, ModelDrafter
 from caravan_shard.speculation.step_costs import StepCosts
 
-# Where drafts do not pay, this part of the time is spent to find out whether they do by now, with drafts so long.
+# Where drafts do not pay, this share of the time is spent on drafts of this length, to find out whether they do by now.
 _EXPLORING = 0.005
 _EXPLORED_TOKENS = 2
-# So many seconds can be saved up for that.
+# Most time that is saved up for that, in seconds.
 _MOST_SAVED_S = 5.0
-# A sequence is expected to get as many tokens again as it has, and at least so many.
+# A sequence is expected to get as many tokens again as its output has, and at least this many.
 _LEAST_COMING = 16
-# The least tokens that a sequence reads in a step.
+# Fewest tokens of a sequence that the model reads in a step.
 _LEAST_READ = 32
 
 
@@ -43,13 +43,13 @@ class _Candidate(NamedTuple):
 
     @property
     def coming(self) -> int:
-        """How many tokens it is expected to get."""
+        """Number of tokens that it is expected to get."""
         parameters, length = self.sequence.parameters, len(self.sequence.tokens)
         return min(parameters.max_length - length, max(_LEAST_COMING, length - parameters.prompt_length))
 
     @property
     def asked(self) -> Asked:
-        """What the drafter needs."""
+        """The part of the sequence that the drafter needs."""
         sequence = self.sequence
         return Asked(sequence.sequence_id, sequence.tokens, sequence.parameters.sampling, sequence.penalties)
 

@@ -31,7 +31,7 @@ class DryPenalty:
         self._parameters = parameters
         self._piece = piece
         self._tokens = array("i")
-        # For each token how many tokens, up to it and going back, equal the last ones; made by `_update`.
+        # Number of tokens, for each token, that end there and equal the last ones; made by `_update`.
         self._matches: Ids = np.empty(0, np.int32)
         self._since_breaker = 0
 
@@ -81,7 +81,7 @@ class DryPenalty:
 
 
 def suffix_matches(tokens: Sequence[int]) -> list[int]:
-    """For each end of a prefix of ``tokens``, return the length of the longest common suffix of prefix and whole.
+    """Return the length of the longest common suffix of each prefix of ``tokens`` and the whole.
 
     The Z-algorithm (Gusfield 1997) on the reversed tokens: linear in their number.
     """

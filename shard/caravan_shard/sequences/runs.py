@@ -15,7 +15,7 @@ from caravan_shard.sequences.run_format import BadRunError
 
 _log = logging.getLogger(__name__)
 
-# With files, a part of the memory is for runs that are being written.
+# If there are files, one part of the memory in this many is for runs that are being written.
 _WRITING_SHARE = 4
 # How long `close` writes runs to files, in seconds.
 CLOSE_S = 10.0
@@ -45,7 +45,7 @@ class RunStore:
         self.capacity = SavedBytes(memory=memory_bytes - self._writing_bytes, disk=disk_bytes)
         self._kept: dict[bytes, _Kept] = {}
         self._fetched: dict[bytes, State] = {}
-        # Of runs in memory, leaving memory, and in files.
+        # Sizes in bytes of the runs in memory, of those leaving memory, and of those in files.
         self._memory = self._leaving = self._disk = 0
         # Protects all of the above.
         self._lock = Lock()

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from caravan_shard.speculation.draft import Draft, DraftKind
 
-# A draft token counts for so much of what is known of all drafts of its kind, the first ones for more: what is guessed
-# of a kind counts as so many.
+# The weight of one draft token in what is known of its kind. The first ones weigh more, beside a guess that counts as
+# _GUESS_WEIGHT tokens.
 _NEWEST = 0.01
 _GUESS_WEIGHT = 20
-# What is known of a kind counts as so many draft tokens of a sequence, and these fade by this part with each new one.
+# What is known of a kind counts as this many draft tokens of a sequence, which are weighted by _KEPT with each new one.
 _KIND_WEIGHT = 4.0
 _KEPT = 0.9
 
@@ -30,7 +30,7 @@ class _Share:
 
 
 class KindAcceptance:
-    """What all sequences of a shard have shown: by kind, for the first token of a draft and for each that follows."""
+    """How often drafts of all sequences were right, by kind: their first tokens, and each token behind right ones."""
 
     def __init__(self) -> None:
         self.shares = {kind: [kind.first_guess, kind.next_guess] for kind in DraftKind}
@@ -49,7 +49,7 @@ class KindAcceptance:
 
 
 class _Watch:
-    """What drafts of one sequence have shown, and the draft that is compared with its output."""
+    """How often drafts of one sequence were right, and the draft that is compared with its output."""
 
     __slots__ = ("draft", "place", "shares")
 
@@ -72,9 +72,9 @@ class _Watch:
 
 
 class SequenceAcceptance:
-    """What one sequence has shown, and what it is told by all.
+    """How often drafts of one sequence were right; without experience of its own, how often those of all were.
 
-    A sequence may be hard to find in its own text and easy for a draft model, so drafts of the model count apart.
+    A text may repeat nothing and still be easy for a draft model, so drafts of the model count apart.
     """
 
     __slots__ = ("_kinds", "_of_model", "_others")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.token_text import TokenText
 
-# With more last tokens that occurred before, what followed them is likelier to follow again.
+# The more of the last tokens occurred before, the likelier the same tokens follow again.
 _KINDS = (DraftKind.CONTEXT_3, DraftKind.CONTEXT_5, DraftKind.CONTEXT_8, DraftKind.CONTEXT_16)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class DraftSource(Enum):
     """Where a draft comes from."""
 
-    # What the client predicts the output to be.
+    # The output as the client predicts it.
     PREDICTION = "prediction"
     # The sequence's own prompt and output, behind an earlier occurrence of its last tokens.
     CONTEXT = "context"
@@ -24,7 +24,7 @@ class DraftKind(Enum):
     """Drafts of one kind are about equally often right.
 
     ``first_guess``: the probability that the first token is right, before anything was learnt. ``next_guess``: the same
-    of each token behind right ones. ``matched``: how many last tokens of the sequence the draft followed elsewhere.
+    for each token behind right ones. ``matched``: how many last tokens of the sequence the draft followed elsewhere.
     """
 
     # The output agrees with the prediction, or its last tokens do not.

@@ -10,10 +10,10 @@ from caravan_shard.speculation.prediction import Prediction
 
 
 class Drafter:
-    """Asks the prediction first, if there is one, then its own prompt and output, and the texts of its pool.
+    """Proposes by the prediction if it can, else by the sequence's own text or the texts of its pool.
 
-    Of these two, the one wins that has more of the last tokens. ``acceptance``: how often the drafts of the sequence
-    were right.
+    The own text comes first unless the pool has more of the last tokens. ``acceptance``: how often the drafts of the
+    sequence were right.
     """
 
     __slots__ = ("_context", "_ended", "_pool", "_prediction", "acceptance")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.token_text import TokenText, as_bytes
 
-# Tokens of all pools, and of each: one that is much used leaves room for others.
+# Most tokens of all pools together, and of each: one that is much used leaves room for others.
 _MOST_TOKENS = 64 * 1024
 _MOST_OF_POOL = 16 * 1024
-# So many last tokens of a prompt are kept in front of the output, so that the same prompt finds it.
+# Number of last prompt tokens that are kept in front of an output, so that the same prompt finds it.
 _PROMPT_TOKENS = 32
 _KINDS = (DraftKind.POOL_16, DraftKind.POOL_8)
 # Stands behind each text, and is no token.

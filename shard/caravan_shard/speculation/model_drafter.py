@@ -16,7 +16,7 @@ from caravan_shard.speculation.step_costs import StepCosts
 
 _log = logging.getLogger(__name__)
 
-# Sequences that lack at most so many tokens read them in the step that drafts. Others read them before, in powers of 2.
+# A sequence that lacks at most this many tokens reads them in the step that drafts, others before it, in powers of 2.
 READ_AT_ONCE = 16
 # Steps of a token at the start, so that the cost of a step is known.
 _FIRST_STEPS = 3

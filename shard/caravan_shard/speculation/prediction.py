@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.token_text import TokenText, as_bytes
 
-# After so many output tokens in a row that the prediction does not have, it proposes nothing until it has them again.
+# After this many output tokens in a row that the prediction lacks, it proposes nothing until it has them again.
 _MOST_MISSES = 3
-# The output is found again in the prediction by its last tokens: so many, or else fewer.
+# Numbers of last tokens by which the output is found again in the prediction, the largest first.
 _TAILS = (4, 3, 2)
 
 

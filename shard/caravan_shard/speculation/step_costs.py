@@ -2,15 +2,15 @@
 
 from bisect import bisect_left
 
-# A step counts for so much of what is known of its size, the first ones for more.
+# The weight of one step in what is known of its size. The first ones weigh more.
 _NEWEST = 0.1
-# A size that was not measured in so many steps follows the others completely.
+# A size that was not measured in this many steps follows the others completely.
 _STALE_AFTER = 8
-# Before other sizes are compared with a size, it was measured so often.
+# Number of measurements of a size before other sizes are compared with it.
 _ENOUGH = 4
-# A disturbed step counts as at most so many times the expected one.
+# A disturbed step counts as at most this many times the expected one.
 _MOST_SURPRISE = 2.0
-# The guess for sizes that were not measured: reading the weights takes as long as computing so many tokens.
+# The guess for sizes that were not measured: reading the weights takes as long as computing this many tokens.
 _WEIGHTS_AS_TOKENS = 4.0
 
 

@@ -15,11 +15,11 @@ from caravan_router.scheduling.transfers import Transfer
 
 # Sequences stay on a shard that drains while no other has room for them, but no longer than so many seconds.
 _PATIENCE_S = 5.0
-# What a shard that drains keeps of ended sequences moves as far as that takes no longer, in seconds.
+# Prefixes of ended sequences leave a draining shard only as far as their transfer takes no longer, in seconds.
 _PREFIXES_S = 2.0
-# A sequence that goes on from its cells keeps its text to the bit, which is worth so many seconds.
+# Continuing from saved cells keeps a text equal to the bit, which is worth this many seconds.
 _SAME_TEXT_S = 0.5
-# A request that waits has at most so many transfers, lest its prefix follows it from shard to shard.
+# Most transfers for one waiting request, lest its prefix follows it from shard to shard.
 MOST_FETCHES = 2
 
 
@@ -83,7 +83,7 @@ def _send(state: SchedulerState, transfer: Transfer, keep: SavedPrefix) -> None:
 
 
 def to_move(state: SchedulerState, shard: ShardAccount, now: float) -> list[Resident]:
-    """Return the sequences of ``shard`` that should go on elsewhere: nothing unless it drains."""
+    """Return the sequences of ``shard`` that should continue elsewhere; none unless it drains."""
     if not shard.draining:
         return []
     others = [other for other in state.shards.values() if not other.draining]

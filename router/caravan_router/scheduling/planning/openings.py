@@ -14,10 +14,10 @@ from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.ledger import Clock, ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
 
-# Of prompts that have as much in common with a request, so many are compared with it; and so many busy shards.
+# Most prompts with an equally long common prefix that are compared with a request, and most busy shards.
 _MOST_PROMPTS = 8
 _MOST_HOLDERS = 3
-# What sharing a shard with one more sequence costs a request, in prompt tokens that could be computed in that time.
+# The cost of sharing a shard with one more sequence, in prompt tokens that could be computed in that time.
 _TOKENS_PER_RESIDENT = 64
 # A second of computing that could be saved counts so much, since it delays residents, and more while others wait.
 _LEAST_WEIGHT = 4.0
@@ -26,7 +26,7 @@ _MOST_WEIGHT = 8.0
 _NEWEST_SPEED = 0.05
 # A second of waiting for an emptier shard counts so much: it is certain, while the residents of a fuller one may end.
 _WAIT_WEIGHT = 4.0
-# Of the shards whose step ends soon, so many are looked at.
+# Most shards whose step ends soon that are considered.
 _MOST_SOON_FREE = 4
 # The seconds of a prompt token before any was measured.
 _FIRST_TOKEN_S = 1e-3

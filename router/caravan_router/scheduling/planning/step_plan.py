@@ -28,7 +28,7 @@ from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.shard.saved_runs import SavedPrefix
 from caravan_router.scheduling.waiting.queue import effective_priority
 
-# With fewer tokens left, a step takes no other prompt: a chunk of three neither is nor leaves a single token.
+# A step with fewer tokens left takes no other prompt: a chunk of three neither is nor leaves a single token.
 _LEAST_CHUNK = 3
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
@@ -282,7 +282,7 @@ class StepPlan:
         ]
         left = max(min(len(pending), shard.limits.max_batch_tokens), self._whole_budget)
         rows: list[tuple[Resident, int]] = []
-        # Those that are nearly complete first, so that each gets at least a token.
+        # New beams come first, since this command must start them. Each of the others gets at least a token.
         for resident in sorted(pending, key=lambda one: (one.is_running, one.target - one.computed)):
             tokens = min(resident.target - resident.computed, left - (len(pending) - len(rows) - 1))
             if tokens > 0:

@@ -88,7 +88,7 @@ class CostCurve:
         node, share = _locate(size)
         near = range(node, node + 2) if share else range(node, node + 1)
         before = [(self._seconds[other], self._staleness[other]) for other in near]
-        # As if it was measured elsewhere. This runs for every step of a shard, so it calls nothing.
+        # Other sizes move as if they were measured elsewhere. This runs for every step, so it calls nothing.
         self._seconds = [
             seconds * (1 + (staleness / _STALE_AFTER if staleness < _STALE_AFTER else 1.0) * trend)
             for seconds, staleness in zip(self._seconds, self._staleness, strict=True)

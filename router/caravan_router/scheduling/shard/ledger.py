@@ -357,7 +357,7 @@ class ShardLedger(ShardAccount):
             self._dropped_runs.append(run.key)
             return
         self.runs.add(run)
-        # So that the runs before it are given up after it.
+        # The runs before it count as used now, too, so that they are given up after it.
         self.runs.use(self.runs.find(resident.sequence.keys, run.cuts[-1][0]))
 
     def apply_load(self, command: InFlight, reply: Loaded) -> list[Resident]:

@@ -66,9 +66,9 @@ class Resident:
     status: Status = Status.STARTING
     last_used_s: float = 0.0
     is_expendable: bool = False
-    # What others can find it by, while they can start from it.
+    # Hashes of its prefixes, by which others find it while they can start from it.
     landmarks: tuple[int, ...] = ()
-    # Those of its request: looked up for every resident of a shard when another is to start.
+    # The request's number; kept here because it is read for every resident when another is to start.
     peak_cells: int = field(init=False)
     # Whether it is a beam of a search, which computes all that it knows and samples nothing.
     is_beam: bool = field(init=False)

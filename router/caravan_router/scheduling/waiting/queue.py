@@ -109,7 +109,7 @@ class WaitingQueue:
         line = self._lines.setdefault(_line(sequence), [])
         index = bisect.bisect_right(line, _arrival(sequence), key=_arrival)
         line.insert(index, sequence)
-        # Behind so many of its own line, no plan comes to it.
+        # No plan reads more than the first MOST_READ of a line.
         self._has_new = self._has_new or index < MOST_READ
 
     def remove(self, sequence: Sequence) -> None:

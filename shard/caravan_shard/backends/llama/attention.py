@@ -36,7 +36,7 @@ def step_seconds(decode: Callable[[TokenBatch], DecodeOutcome], memory: LlamaMem
     context = min(_CONTEXT_TOKENS, longest - _STEPS)
     times = []
     try:
-        # What the cells contain does not change how long attention takes.
+        # The time of attention does not depend on the content of cells.
         if decode(_token(0)) is not DecodeOutcome.OK or not memory.fill_cells(0, context):
             return None
         for position in range(context, context + _STEPS):

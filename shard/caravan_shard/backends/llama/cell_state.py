@@ -33,7 +33,7 @@ _HEAD = struct.Struct("<Ii")
 _U32 = struct.Struct("<I")
 _LAYERS = struct.Struct("<II")
 _TENSOR = struct.Struct("<iQ")
-# As long as _TENSOR, so that the size of a state does not depend on it.
+# It has the length of _TENSOR, so that the size of a state does not depend on the form.
 _TRANSPOSED = struct.Struct("<iII")
 # The elements of a row by ggml type: f32, f16 and bf16. No other type can be transposed.
 _ELEMENTS: dict[int, np.dtype[np.unsignedinteger[Any]]] = {0: np.dtype("<u4"), 1: np.dtype("<u2"), 30: np.dtype("<u2")}

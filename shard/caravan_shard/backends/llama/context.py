@@ -27,8 +27,8 @@ _CACHE_TYPES = {
 
 # llama.cpp reserves this room for the logits of prompt tokens, whether prompt logprobs are requested or not.
 _PROMPT_LOGITS_BYTES = 64 << 20
-# Without flash attention, each pass has room for the scores of all its tokens for all cells. Smaller ubatches keep it
-# within this, and are about as fast on CPUs; but with fewer than the least, a pass would read the weights too often.
+# Without flash attention, each ubatch has room for the scores of all its tokens for all cells. Smaller ubatches keep it
+# within this, and are about as fast on CPUs; but with fewer than the least, a step would read the weights too often.
 _SCORES_BYTES = 256 << 20
 _LEAST_UBATCH = 64
 _LEAST_PROMPT_LOGPROB_TOKENS = 16

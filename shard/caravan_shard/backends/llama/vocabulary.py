@@ -85,7 +85,7 @@ class LlamaVocabulary:
         ]
 
     def difference(self, other: "LlamaVocabulary") -> str | None:
-        """Return in which the vocabularies differ first, "that one, this one"; None if their tokens are the same.
+        """Return the first difference of ``other``, the vocabulary of a draft model; None if the tokens are the same.
 
         One may have a few tokens more at its end, with which files are padded.
         """
@@ -101,8 +101,8 @@ class LlamaVocabulary:
         for token in range(min(self.size, other.size)):
             texts = llama_cpp.llama_vocab_get_text(theirs, token), llama_cpp.llama_vocab_get_text(ours, token)
             if texts[0] != texts[1]:
-                mine, its = (text.decode(errors="replace") for text in texts)
-                return f"its token {token} is {mine!r}, that of the model {its!r}"
+                its, models = (text.decode(errors="replace") for text in texts)
+                return f"its token {token} is {its!r}, that of the model {models!r}"
             if (token in self.eog_ids) != (token in other.eog_ids):
                 return f"token {token}, {texts[0].decode(errors='replace')!r}, ends the text of one of them only"
         return None
