@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from caravan_router.core.generation import GenerationSpec
@@ -35,10 +35,13 @@ from caravan_router.scheduling.events import (
     StepOutcome,
     Stepped,
 )
-
-_VOCABULARY = 97
-# The entry of a prompt token before which nothing was computed.
-NO_LOGPROB = PromptToken(None, ())
+from caravan_testing.model_outputs import (
+    NO_LOGPROB,
+    VOCABULARY_SIZE,
+    expected_prompt_logprobs,
+    next_logprobs,
+    next_token,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,40 +55,6 @@ class StepLoad:
 
 def _flat_seconds(load: StepLoad) -> float:
     return 0.005 + 0.001 * (load.prompt_tokens + load.decodes)
-
-
-def _states(tokens: Iterable[int], adapter: str) -> Iterator[int]:
-    """Yield the state after each token, which depends on every token, its position and the adapter."""
-    state = 7 + sum(adapter.encode())
-    for position, token in enumerate(tokens):
-        state = (state * 31 + token * 17 + position) % 1_000_003
-        yield state
-
-
-def next_token(tokens: list[int], adapter: str = "") -> int:
-    """Return the next token."""
-    return deque(_states(tokens, adapter), 1).pop() % _VOCABULARY
-
-
-def next_logprobs(tokens: list[int], adapter: str = "") -> list[float]:
-    """Return a logprob for each next token: a function of all tokens, without ties between beams in practice."""
-    state = deque(_states(tokens, adapter), 1).pop()
-    return [-0.01 - ((state * 7919 + token * 104_729 + 31) % 1_000_033) / 250_000 for token in range(_VOCABULARY)]
-
-
-def expected_output(spec: GenerationSpec) -> list[int]:
-    """Return the output of ``spec``, however it was scheduled. Token 0 ends it early unless ignored."""
-    tokens = list(spec.prompt)
-    while len(tokens) < spec.max_length:
-        tokens.append(next_token(tokens, spec.adapter))
-        if tokens[-1] == 0 and not spec.stopping.ignore_eos:
-            break
-    return tokens[len(spec.prompt) :]
-
-
-def expected_prompt_logprobs(spec: GenerationSpec) -> tuple[PromptToken, ...]:
-    """The prompt logprobs that must be delivered, once."""
-    return (NO_LOGPROB, *(PromptToken(-float(state), ()) for state in _states(spec.prompt[:-1], spec.adapter)))
 
 
 @dataclass
@@ -145,9 +114,12 @@ class ModelShard:
 
     @property
     def used_cells(self) -> int:
+        return self._count_cells(self.held.values())
+
+    def _count_cells(self, held: Iterable[_Held]) -> int:
         if not self.layout.shares_cells:
-            return sum(len(held.cells) for held in self.held.values())
-        return len({cell for held in self.held.values() for cell in held.cells})
+            return sum(len(one.cells) for one in held)
+        return len({cell for one in held for cell in one.cells})
 
     def send(self, command: Command) -> None:
         assert len(self.commands) < 2, "a third command was sent"
@@ -219,6 +191,19 @@ class ModelShard:
             drafts=drafts,
         )
 
+    def _fails(self, held: Mapping[int, _Held], tokens: int) -> bool:
+        """Whether the step fails, if only because ``tokens`` more have no room beside ``held``."""
+        if self.fail_next_step is None and self._count_cells(held.values()) + tokens > self.layout.cells:
+            self.fail_next_step = StepOutcome.NO_KV
+        return self.fail_next_step is not None
+
+    def _cut(self, starts: Iterable[Chunk | Row], taken_over: set[int]) -> None:
+        """Cut the sequences back that a failed step was to take over: that cannot be undone."""
+        for start in starts:
+            if start.sequence_id in taken_over and start.copy is not None:
+                self.held[start.sequence_id].cut(start.copy.length)
+                self.held[start.sequence_id].ended = True
+
     def _copied(self, copy: PrefixCopy, own_id: int, spec: GenerationSpec) -> _Held:
         """Make a sequence that begins with a prefix of another, or of what its own id held."""
         source = self.held[copy.source_id]
@@ -241,18 +226,13 @@ class ModelShard:
         assert tokens <= self.limits.max_batch_tokens, f"{tokens} tokens in one step"
         ids = [chunk.sequence_id for chunk in command.chunks] + list(command.ride)
         assert len(ids) == len(set(ids)), f"a sequence twice in one step: {ids}"
-        before = {key: len(held.cells) for key, held in self.held.items()}
-        taken_over = {chunk.sequence_id for chunk in command.chunks if chunk.copy is not None} & set(before)
+        taken_over = {chunk.sequence_id for chunk in command.chunks if chunk.copy is not None} & set(self.held)
         for chunk in command.chunks:
             self._check_chunk(chunk, taken_over)
         new = {chunk.sequence_id: self._new(chunk) for chunk in command.chunks if chunk.setup is not None}
-        if self.fail_next_step is None and self._overflows(new, command):
-            self.fail_next_step = StepOutcome.NO_KV
-        if self.fail_next_step is not None:
-            for chunk in command.chunks:
-                if chunk.sequence_id in taken_over and chunk.copy is not None:
-                    self.held[chunk.sequence_id].cut(chunk.copy.length)
-                    self.held[chunk.sequence_id].ended = True
+        riders = sum(not self.held[key].ended for key in command.ride)
+        if self._fails(self.held | new, load.prompt_tokens + riders):
+            self._cut(command.chunks, taken_over)
             return self._stepped(command, [], load)
         self.held |= new
         self._check_adapter(ids)
@@ -279,20 +259,10 @@ class ModelShard:
         assert len(ids) == len(set(ids)), f"a sequence twice in one step: {ids}"
         taken_over = {row.sequence_id for row in command.rows if row.copy is not None} & set(self.held)
         new = {row.sequence_id: self._new_row(row, taken_over) for row in command.rows if row.is_first}
-        used = self.held | new
-        if self.layout.shares_cells:
-            cells = len({cell for held in used.values() for cell in held.cells})
-        else:
-            cells = sum(len(held.cells) for held in used.values())
-        if self.fail_next_step is None and cells + load.prompt_tokens > self.layout.cells:
-            self.fail_next_step = StepOutcome.NO_KV
-        if self.fail_next_step is not None:
-            for row in command.rows:
-                if row.sequence_id in taken_over and row.copy is not None:
-                    self.held[row.sequence_id].cut(row.copy.length)
-                    self.held[row.sequence_id].ended = True
+        if self._fails(self.held | new, load.prompt_tokens):
+            self._cut(command.rows, taken_over)
             return self._stepped(command, [], load)
-        self.held = used
+        self.held |= new
         self._check_adapter(ids)
         found = []
         for row in command.rows:
@@ -305,7 +275,7 @@ class ModelShard:
             assert len(held.cells) <= self.layout.cells_per_sequence
             if row.top_n_tokens:
                 logprobs = next_logprobs(held.tokens, row.adapter)
-                top = sorted(range(_VOCABULARY), key=lambda token: -logprobs[token])[: row.top_n_tokens]
+                top = sorted(range(VOCABULARY_SIZE), key=lambda token: -logprobs[token])[: row.top_n_tokens]
                 found.append((row.sequence_id, tuple(Alternative(one, b"x", False, logprobs[one]) for one in top)))
         return replace(self._stepped(command, [], load), evaluations=tuple(found))
 
@@ -363,23 +333,12 @@ class ModelShard:
         copied.prompt_logprobs = chunk.prompt_logprobs
         return copied
 
-    def _overflows(self, new: dict[int, _Held], command: Prefill) -> bool:
-        held = self.held | new
-        if self.layout.shares_cells:
-            used = len({cell for one in held.values() for cell in one.cells})
-        else:
-            used = sum(len(one.cells) for one in held.values())
-        riders = sum(not held[key].ended for key in command.ride)
-        return used + sum(len(chunk.token_ids) for chunk in command.chunks) + riders > self.layout.cells
-
     def _decode(self, command: Decode) -> list[Event]:
         assert command.sequence_ids
         assert command.max_steps > 0
         self._check_adapter(command.sequence_ids)
         running = sum(not self.held[key].ended for key in command.sequence_ids)
-        if self.fail_next_step is None and self.used_cells + running > self.layout.cells:
-            self.fail_next_step = StepOutcome.NO_KV
-        if self.fail_next_step is not None:
+        if self._fails(self.held, running):
             return [self._stepped(command, [], StepLoad(decodes=1)), self._end()]
         drafts = self._drafts(command, running)
         rows, counts = [], []

@@ -37,3 +37,8 @@ def request(
         max_draft_tokens=max_draft_tokens,
     )
     return Request(request_id=request_id, spec=spec, arrived_s=arrived_s, end_by_s=end_by_s)
+
+
+def prompt_of(tokens: int, seed: int = 1) -> tuple[int, ...]:
+    """Return a prompt of ``tokens`` tokens. Prompts of different seeds differ from the first token on."""
+    return tuple((seed * 7 + position) % 90 + 1 for position in range(tokens))

@@ -44,7 +44,9 @@ from caravan_router.scheduling.events import (
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.shard.resident import Status
 from caravan_testing.beam_oracle import beam_outputs
-from caravan_testing.model_shard import ModelShard, expected_output, expected_prompt_logprobs, next_logprobs
+from caravan_testing.ledgers import LIMITS
+from caravan_testing.model_outputs import expected_output, expected_prompt_logprobs, next_logprobs
+from caravan_testing.model_shard import ModelShard
 from caravan_testing.requests import request
 
 if TYPE_CHECKING:
@@ -271,3 +273,11 @@ class Simulation:
             assert state.live_cells == 0
             assert set(shard.runs) >= set(state.runs.keys), "the router counts on runs that are gone"
             assert not shard.commands
+
+
+def simulation(*shards: str, limits: ShardLimits = LIMITS, **config: object) -> Simulation:
+    """Return a simulation with ``shards``, by default "a". ``config``: fields of `SchedulerConfig`."""
+    result = Simulation(SchedulerConfig(**config))  # type: ignore[arg-type]
+    for name in shards or ("a",):
+        result.join(name, limits)
+    return result

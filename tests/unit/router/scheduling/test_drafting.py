@@ -14,7 +14,7 @@ from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.command import UNSEEN_STEPS
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_testing.ledgers import ledger, run
-from caravan_testing.model_shard import expected_output
+from caravan_testing.model_outputs import expected_output
 from caravan_testing.requests import request
 from caravan_testing.simulation import Simulation
 

@@ -2,20 +2,11 @@
 
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.actions import FilterBatch, Flushed, Prefill
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import FlushRequested, ShardLimits
+from caravan_router.scheduling.events import FlushRequested
 from caravan_testing.ledgers import limits_of
-from caravan_testing.simulation import Simulation
+from caravan_testing.simulation import simulation
 
-LIMITS = limits_of(cells=400, cells_per_sequence=400, max_sequences=4, max_batch_tokens=128)
 HELLO = tuple(range(1, 21))
-
-
-def simulation(*shards: str, limits: ShardLimits = LIMITS) -> Simulation:
-    result = Simulation(SchedulerConfig())
-    for name in shards:
-        result.join(name, limits)
-    return result
 
 
 def test_an_idle_shard_is_told_at_once() -> None:
