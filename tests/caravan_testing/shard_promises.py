@@ -6,6 +6,7 @@ from typing import TypedDict
 from hypothesis import strategies as st
 
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.constraints.thought import Thought
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import run_key, toy_grammar
 from caravan_testing.toy_oracle import expected_output
@@ -31,13 +32,21 @@ class Choosing(TypedDict):
 
     sampling: SamplingParameters
     grammar: Grammar | None
+    thought: Thought | None
 
 
+GREEDY = Choosing(sampling=SamplingParameters(), grammar=None, thought=None)
+# One ends with one of some letters, or after two tokens; the other after three tokens at most.
+_THOUGHTS = (
+    Thought(closings=tuple(bytes([letter]) for letter in b"aeiorst "), ending=tuple(b"]]"), max_tokens=2),
+    Thought(closings=(b"\xff\xfe",), ending=tuple(b"</>"), max_tokens=3),
+)
 CHOOSING = st.sampled_from(
     [
-        Choosing(sampling=sampling, grammar=grammar)
+        Choosing(sampling=sampling, grammar=grammar, thought=thought)
         for sampling in (SamplingParameters(), _DRAWN, _HISTORICAL)
         for grammar in (None, toy_grammar("([a-m]{2}-)+|[n-z]{1,3}[.]"))
+        for thought in (None, None, *_THOUGHTS)
     ]
 )
 

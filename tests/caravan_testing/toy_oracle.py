@@ -9,6 +9,7 @@ from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logits
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.matching import Matching
+from caravan_shard.constraints.thought import Thought
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import make_penalties
@@ -45,6 +46,7 @@ def expected_output(
     earlier_output: Sequence[int] = (),
     adapter: str = "",
     grammar: Grammar | None = None,
+    thought: Thought | None = None,
 ) -> list[int]:
     """Return the output for ``prompt``, its end token included: the same on any shard and in any batch.
 
@@ -63,19 +65,22 @@ def expected_output(
         state = next_state(state, token, position, adapter)
     for _ in range(max_new_tokens):
         position = len(tokens)
+        output = tokens[len(prompt) :]
+        forced, answer = (None, output) if thought is None else _after_thought(thought, output)
         too_short = position - len(prompt) < min_tokens
-        barred = TOY_FACTS.eog_ids if ignore_eos and matching is not None else frozenset()
+        barred = TOY_FACTS.eog_ids if matching is not None and (ignore_eos or answer is None) else frozenset()
         if too_short:
             barred = TOY_FACTS.eog_ids | stop_token_ids
         logits = toy_logits(np.array([state], np.uint64))[0]
-        if matching is not None:
-            matching.find(earlier_output)
-        allowed = None if matching is None else matching.allowed
+        allowed = None if forced is None else np.array([forced], np.intp)
+        if matching is not None and answer is not None:
+            matching.find(answer)  # only the first call reads it
+            allowed = matching.allowed
         token = choose_token(logits, Choice(parameters, position, penalties, allowed, barred), filter_candidates)
         tokens.append(token)
         if token in TOY_FACTS.eog_ids and not (ignore_eos and matching is None):
             break
-        if matching is not None:
+        if matching is not None and answer is not None:
             matching.advance(token)
             if matching.ended:
                 break
@@ -85,3 +90,20 @@ def expected_output(
             penalty.add([token], output=True)
         state = next_state(state, token, position, adapter)
     return tokens[len(prompt) + len(earlier_output) :]
+
+
+def _after_thought(thought: Thought, output: Sequence[int]) -> tuple[int | None, Sequence[int] | None]:
+    """Return the token that must follow ``output``, if one must, and the part behind the thought, None within it."""
+    text = b""
+    for count, token in enumerate(output):
+        if count == thought.max_tokens:
+            break
+        text += ToyVocabulary().piece(token).data
+        if any(closing in text for closing in thought.closings):
+            return None, output[count + 1 :]
+    if thought.max_tokens is None or len(output) < thought.max_tokens:
+        return None, None
+    rest = output[thought.max_tokens :]
+    if len(rest) < len(thought.ending):
+        return thought.ending[len(rest)], None
+    return None, rest[len(thought.ending) :]

@@ -37,7 +37,6 @@ from caravan_shard.protocol.results import (
     StepOutcome,
     StepResult,
 )
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
 from caravan_testing.shard_builders import (
@@ -49,7 +48,7 @@ from caravan_testing.shard_builders import (
     run_key,
     with_parameters,
 )
-from caravan_testing.shard_promises import ADAPTERS, CHOOSING, Choosing, Promise, SavedRun, common_length
+from caravan_testing.shard_promises import ADAPTERS, CHOOSING, GREEDY, Choosing, Promise, SavedRun, common_length
 from caravan_testing.toy_draft import ToyDraftModel, check_draft_cells
 from caravan_testing.toy_oracle import expected_logprobs
 
@@ -248,8 +247,7 @@ class ShardMachine(RuleBasedStateMachine):
             return
         self.promises.pop(sequence_id, None)
         if made.kept:
-            choosing = Choosing(sampling=SamplingParameters(), grammar=None)
-            self.promises[sequence_id] = Promise([*held[:start], *tokens], end, choosing, 1, adapter)
+            self.promises[sequence_id] = Promise([*held[:start], *tokens], end, GREEDY, 1, adapter)
             self.promises[sequence_id].park(made.kept)
 
     def is_sound_row(self, made: Row) -> bool:
@@ -483,8 +481,7 @@ class ShardMachine(RuleBasedStateMachine):
         assert answer.loaded == [fits and covered == end]
         assert answer.bad_runs == ([] if covered == end else [UNKNOWN_KEY])
         if answer.loaded == [True]:
-            choosing = Choosing(sampling=SamplingParameters(), grammar=None)
-            self.promises[sequence_id] = Promise(tokens, end, choosing, 1, last.adapter)
+            self.promises[sequence_id] = Promise(tokens, end, GREEDY, 1, last.adapter)
             self.promises[sequence_id].park(end)
 
     @precondition(lambda self: self.runs)
