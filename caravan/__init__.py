@@ -34,22 +34,26 @@ from caravan.outputs import (
     ToolCall,
 )
 from caravan.prompts import TextPrompt, TokensPrompt
-from caravan.sampling_params import SamplingParams, StructuredOutputsParams
+from caravan.sampling_params import ChoiceParameters, SamplingParams, StructuredOutputsParams
 from caravan.token import Token
 
 if TYPE_CHECKING:
     from caravan.async_executor import AsyncConversation, AsyncExecutor
+    from caravan.client import AsyncClient, Client
     from caravan.conversation import Conversation, State
     from caravan.executor import Executor, Inference
 
 __all__ = [
     "LLM",
     "AlreadyPrompted",
+    "AsyncClient",
     "AsyncConversation",
     "AsyncExecutor",
     "AsyncLLM",
     "CacheFull",
     "CaravanError",
+    "ChoiceParameters",
+    "Client",
     "ClosedError",
     "CompletionOutput",
     "Conversation",
@@ -82,10 +86,12 @@ __all__ = [
     "WrongThreadError",
 ]
 
-# They need numpy and the shard, which importing the package does not load.
+# They need packages that importing this one does not load: those of the shard, and those of HTTP.
 _LATER = {
+    "AsyncClient": "caravan.client",
     "AsyncConversation": "caravan.async_executor",
     "AsyncExecutor": "caravan.async_executor",
+    "Client": "caravan.client",
     "Conversation": "caravan.conversation",
     "Executor": "caravan.executor",
     "Inference": "caravan.executor",

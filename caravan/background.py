@@ -1,4 +1,4 @@
-"""A thread with an event loop, on which a model runs while the program does something else."""
+"""A thread with an event loop, on which a model or a client runs while the program does something else."""
 
 import asyncio
 import threading
@@ -17,7 +17,9 @@ _POLL_S = 0.5
 class BackgroundLoop:
     """Runs coroutines for callers on any other thread. A call that is interrupted cancels its coroutine."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str = "model") -> None:
+        """``owner``: what errors say that is closed."""
+        self._owner = owner
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name="caravan", daemon=True)
         self._thread.start()
@@ -53,7 +55,7 @@ class BackgroundLoop:
         with self._lock:
             if self._closed:
                 work.close()
-                raise ClosedError("the model is closed")
+                raise ClosedError(f"the {self._owner} is closed")
             self._loop.call_soon_threadsafe(begin)
 
     def cancel(self, tasks: "Sequence[asyncio.Task[Any]]", on_nothing: Callable[[], None]) -> bool:
@@ -88,7 +90,7 @@ class BackgroundLoop:
         try:
             return tasks[0].result()
         except asyncio.CancelledError:
-            raise ClosedError("the model was closed before the call had ended") from None
+            raise ClosedError(f"the {self._owner} was closed before the call had ended") from None
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yield the items of an asynchronous generator; closing the iterator closes it."""
@@ -111,7 +113,9 @@ class BackgroundLoop:
                 return
             self._closed = True
             self._loop.call_soon_threadsafe(self._start_end, finish)
-        self._thread.join()
+        # The garbage collector may call this on any thread.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _start_end(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._ending = self._loop.create_task(self._finish(finish))

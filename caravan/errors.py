@@ -9,7 +9,7 @@ class CaravanError(Exception):
      +-- RequestError        a prompt or a parameter breaks a rule: nothing was computed (also a ValueError)
      +-- GenerationError     a generation that had started could not continue
      |    +-- DeadlineError  it did not end within its timeout (also a TimeoutError)
-     +-- ClosedError         the model or the executor is closed
+     +-- ClosedError         the model, the executor or the client is closed
      +-- WrongThreadError    a thread uses an executor that another one made
      +-- ConversationError   a call does not fit the state of a conversation: nothing has changed
      |    +-- AlreadyPrompted    it waits for `Executor.infer` with earlier tokens
@@ -19,6 +19,8 @@ class CaravanError(Exception):
      |    +-- TooLong            it would have more tokens than a sequence can hold
      |    +-- CacheFull          there is no room for the next token of `Conversation.generate`
      +-- StateError          a saved state is damaged, or belongs to another model
+
+    `caravan.client` has those of a client, some of which are also a RequestError, GenerationError or DeadlineError.
     """
 
 
@@ -39,7 +41,7 @@ class DeadlineError(GenerationError, TimeoutError):
 
 
 class ClosedError(CaravanError, RuntimeError):
-    """The model or the executor is closed."""
+    """The model, the executor or the client is closed."""
 
 
 class WrongThreadError(CaravanError, RuntimeError):

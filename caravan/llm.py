@@ -67,7 +67,7 @@ class LLM:
         """
         plain = plain_prompts(prompts)
         params = for_each(sampling_params or SamplingParams(), len(plain))
-        with _progress(len(plain), shown=use_tqdm) as on_output:
+        with progress(len(plain), shown=use_tqdm) as on_output:
             return self._opened.loop.run(self._opened.local.generate(plain, params, adapter, on_output))
 
     def stream(
@@ -102,7 +102,7 @@ class LLM:
         conversations = split_conversations(messages)
         params = for_each(sampling_params or CHAT_PARAMS, len(conversations))
         options = chat_options(tools, tool_choice, schema, chat_template_kwargs)
-        with _progress(len(conversations), shown=use_tqdm) as on_output:
+        with progress(len(conversations), shown=use_tqdm) as on_output:
             return self._opened.loop.run(self._opened.local.chat(conversations, params, options, adapter, on_output))
 
     def stream_chat(
@@ -187,7 +187,7 @@ def texts_of(data: str | Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _progress(total: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
+def progress(total: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
     """Yield what to call with each output that is ready; shows how many are, if tqdm is installed."""
     if not (shown and total > 1 and sys.stderr.isatty()):
         yield lambda _output: None

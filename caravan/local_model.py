@@ -171,7 +171,7 @@ class LocalModel:
                 request,
                 runs,
                 [
-                    completion_output(index, pieces, run, logprobs=own.logprobs is not None, stops=stops)
+                    completion_output(index, pieces, run, logprobs=own.logprobs, stops=stops)
                     for index, (pieces, run) in enumerate(zip(collected, runs, strict=True))
                 ],
             )
@@ -190,10 +190,10 @@ class LocalModel:
         context = self._context(adapter)
         with _named_errors():
             request = await _valid_completion(context, prompt, params)
-        with_logprobs, stops = params.logprobs is not None, request.text.stops
+        stops = request.text.stops
 
         def part(index: int, run: Run, pieces: Sequence[Piece]) -> CompletionOutput:
-            return completion_output(index, pieces, run, logprobs=with_logprobs, stops=stops)
+            return completion_output(index, pieces, run, logprobs=params.logprobs, stops=stops)
 
         async for made in self._parts(context, request, prompt, part):
             yield made
@@ -214,11 +214,11 @@ class LocalModel:
                 chats.append(await _valid_chat(context, messages, own, options))
 
         async def output(number: int) -> RequestOutput:
-            chat = chats[number]
+            chat, own = chats[number], params[number]
             async with self._turns:
                 with _named_errors(), started(context.served, [chat.request], time.monotonic(), NO_TRACE) as runs:
                     wholes = await read_whole(runs, chat)
-            outputs = [chat_output(index, whole, logprobs=chat.logprobs) for index, whole in enumerate(wholes)]
+            outputs = [chat_output(index, whole, logprobs=own.logprobs) for index, whole in enumerate(wholes)]
             made = self._output(None, chat.request, runs, outputs)
             on_output(made)
             return made
@@ -240,7 +240,7 @@ class LocalModel:
 
         def part(index: int, run: Run, pieces: Sequence[Piece]) -> CompletionOutput:
             if index not in readers:
-                readers[index] = ChatParts(index, chat.output(), run, logprobs=chat.logprobs)
+                readers[index] = ChatParts(index, chat.output(), run, logprobs=params.logprobs)
             return readers[index].push(pieces)
 
         async for made in self._parts(context, chat.request, None, part):

@@ -19,16 +19,19 @@ from caravan_router.text.prompt_text import PromptText
 
 
 def completion_output(
-    index: int, pieces: Sequence[Piece], run: Run, *, logprobs: bool, stops: Sequence[str] = ()
+    index: int, pieces: Sequence[Piece], run: Run, *, logprobs: int | None, stops: Sequence[str] = ()
 ) -> CompletionOutput:
-    """Return an output with ``pieces``: all of them, or in a stream the next ones. ``stops``: its stop strings."""
+    """Return an output with ``pieces``: all of them, or in a stream the next ones. ``stops``: its stop strings.
+
+    ``logprobs``: how many alternatives each token has; None for no log probabilities.
+    """
     finish = run.finish
     return CompletionOutput(
         index=index,
         text="".join(piece.text for piece in pieces),
         token_ids=token_ids_of(pieces),
-        cumulative_logprob=_cumulative(pieces) if logprobs else None,
-        logprobs=[_token_logprobs(piece.token) for piece in pieces] if logprobs else None,
+        cumulative_logprob=None if logprobs is None else _cumulative(pieces),
+        logprobs=None if logprobs is None else [_token_logprobs(piece.token, logprobs) for piece in pieces],
         finish_reason=None if finish is None else FINISH_WORDS[finish],
         stop_reason=_stop_reason(pieces, finish, stops),
     )
@@ -48,11 +51,11 @@ def _stop_reason(pieces: Sequence[Piece], finish: FinishReason | None, stops: Se
     return max((stop for stop in stops if stop in text), key=lambda stop: text.rfind(stop) + len(stop), default=None)
 
 
-def _token_logprobs(token: GeneratedToken) -> dict[int, Logprob]:
-    """Return the alternatives of a token, likeliest first, and the token itself."""
+def _token_logprobs(token: GeneratedToken, top: int) -> dict[int, Logprob]:
+    """Return ``top`` alternatives of a token, likeliest first, and the token itself."""
     found = {
         other.token_id: Logprob(other.logprob, rank, display_text(other.piece))
-        for rank, other in enumerate(token.alternatives, 1)
+        for rank, other in enumerate(token.alternatives[:top], 1)
     }
     if token.logprob is not None:
         found.setdefault(token.token_id, Logprob(token.logprob, None, display_text(token.piece)))
@@ -76,7 +79,7 @@ def _prompt_logprob(token_id: int, piece: bytes, entry: PromptToken, top: int) -
     return found
 
 
-def chat_output(index: int, whole: WholeOutput, *, logprobs: bool) -> CompletionOutput:
+def chat_output(index: int, whole: WholeOutput, *, logprobs: int | None) -> CompletionOutput:
     """Return the whole output of a chat."""
     message, plain = whole.message(), completion_output(index, whole.pieces, whole.run, logprobs=logprobs)
     thought = message.reasoning_content
@@ -97,7 +100,7 @@ def chat_output(index: int, whole: WholeOutput, *, logprobs: bool) -> Completion
 class ChatParts:
     """Makes the parts of one streamed output of a chat. Tool calls are in the last one, whole."""
 
-    def __init__(self, index: int, output: ChatOutput, run: Run, *, logprobs: bool) -> None:
+    def __init__(self, index: int, output: ChatOutput, run: Run, *, logprobs: int | None) -> None:
         self._index = index
         self._output = output
         self._run = run

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,27 @@ class StructuredOutputsParams:
     grammar: str | None = None
 
 
+class ChoiceParameters(TypedDict, total=False):
+    """What one of several outputs of a prompt has of its own; the fields mean what those of `SamplingParams` mean."""
+
+    temperature: float
+    top_p: float
+    seed: int
+    frequency_penalty: float
+    presence_penalty: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    typical_p: float
+    repeat_last_n: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    xtc_probability: float
+    xtc_threshold: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when an output ends. Names, defaults and meaning are vLLM's.
@@ -33,7 +54,8 @@ class SamplingParams:
     The fields from ``typical_p`` on are Caravan's, as in its HTTP API: llama-server's samplers, ``use_beam_search``
     with ``n`` as the width of the search, ``priority`` (-100 to 100, higher goes first), ``timeout`` in seconds from
     submission to the last token, ``speculate`` (most draft tokens in a step, at most those of the model), and
-    ``cache_salt``: generations share computed prefixes only with the same salt.
+    ``cache_salt``: generations share computed prefixes only with the same salt. ``choice_parameters`` has an entry for
+    each of ``n`` outputs, which overrides the fields that it sets; ``n`` may then be left out.
     """
 
     n: int = 1
@@ -71,3 +93,4 @@ class SamplingParams:
     timeout: float | None = None
     speculate: int | None = None
     cache_salt: str | None = None
+    choice_parameters: Sequence[ChoiceParameters] | None = None

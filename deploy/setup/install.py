@@ -121,7 +121,7 @@ def main() -> None:
     built = wheel()
     say("Installing packages")
     install = [*PIP, "install", "--quiet", "--progress-bar", "on", "--constraint", "constraints.txt"]
-    run([*install, str(built), "--editable", ".[router,shard,otlp]", "--group", "dev"], "installing packages")
+    run([*install, str(built), "--editable", ".[router,shard,client,otlp]", "--group", "dev"], "installing packages")
     STAMP.touch()
 
 

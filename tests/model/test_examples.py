@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from caravan_testing.serve_process import serve
 from caravan_testing.shard_models import DEMO_MODEL, fetched
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -16,11 +17,12 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # One process runs all of them, since importing takes longer than most of them.
 _RUN_ALL = """
 import runpy, sys
-for program in sys.argv[4:]:
+for program in sys.argv[5:]:
     print(f"<program {program}>", flush=True)
     sys.path[0] = sys.argv[1]
     more = {"save_and_load": [sys.argv[3]], "batch_file": [f"{sys.argv[3]}/in.txt", f"{sys.argv[3]}/out.jsonl"]}
-    runpy.run_path(f"{sys.argv[1]}/{program}.py")["main"](sys.argv[2], *more.get(program, ()))
+    first = sys.argv[4] if program.startswith("served_") else sys.argv[2]
+    runpy.run_path(f"{sys.argv[1]}/{program}.py")["main"](first, *more.get(program, ()))
 """
 QUESTIONS = ["What is the capital of France?", "Name a colour."]
 
@@ -35,8 +37,10 @@ def printed(folder: Path) -> dict[str, list[str]]:
     """Return the lines that each program prints."""
     (folder / "in.txt").write_text("\n".join([QUESTIONS[0], "", *QUESTIONS[1:]]) + "\n")
     programs = sorted(path.stem for path in EXAMPLES.glob("*.py"))
-    command = [sys.executable, "-c", _RUN_ALL, str(EXAMPLES), str(fetched(DEMO_MODEL)), str(folder), *programs]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    model = fetched(DEMO_MODEL)
+    with serve("--ctx-size", "2048", models=(model,)) as served:
+        command = [sys.executable, "-c", _RUN_ALL, str(EXAMPLES), str(model), str(folder), served.url, *programs]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     parts = re.split(r"<program (\w+)>\n", ran.stdout)[1:]
     return dict(zip(parts[::2], [part.splitlines() for part in parts[1::2]], strict=True))
@@ -128,3 +132,15 @@ def test_yes_or_no(printed: dict[str, list[str]]) -> None:
     margins = [float(re.findall(r"\(([-+][\d.]+)\)$", answer)[0]) for answer in answers]
     assert [margin > 0 for margin in margins] == ["? yes (" in answer for answer in answers]
     assert len(set(margins)) == 5
+
+
+def test_served_conversation(printed: dict[str, list[str]]) -> None:
+    first, italy, river, people, kept, forked = printed["served_conversation"]
+    assert "Paris" in first
+    for answer in (italy, river):
+        cached, whole, text = re.findall(r"(\d+) of (\d+) tokens were cached: (.+)", answer)[0]
+        assert int(whole) / 2 < int(cached) < int(whole)
+        assert len(text) > 5
+    assert len(people) > 5
+    assert kept == "What is the capital of France? | And of Italy?"
+    assert forked == "What is the capital of France? | How many people live there?"

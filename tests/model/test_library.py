@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from caravan import LLM, SamplingParams
+from caravan_testing.serve_process import serve
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
 
@@ -25,7 +26,12 @@ EXPECTED = (
     ("(49152,)  Paris\n", "2 of 2\n", "The capital of France is Paris | The capital of France is"),
     ("True READY  Paris\n", "The capital of France is | ", " | "),
     ("Paris is the capital of [' ", "Rome is the capital of [' "),
+    ("0 ' Paris", "1 '"),
+    ("Paris", "Madrid", "3 items, 5 in the fork"),
+    ("\n['user'",),
 )
+# Where the programs expect a server.
+URL = "http://127.0.0.1:3000"
 
 
 def _run(program: str, folder: Path) -> str:
@@ -40,8 +46,10 @@ def _run(program: str, folder: Path) -> str:
 
 def test_the_programs_of_the_documentation_run_as_printed(tmp_path: Path) -> None:
     """One process runs them one after another, since importing takes longer than most of them."""
-    program = f"for program in {PROGRAMS[1:]!r}:\n    print('<program>')\n    exec(program, {{'__name__': 'program'}})"
-    printed = _run(program, tmp_path).split("<program>\n")[1:]
+    with serve("--ctx-size", "2048", models=(fetched(DEMO_MODEL),)) as served:
+        programs = [program.replace(URL, served.url) for program in PROGRAMS[1:]]
+        program = f"for program in {programs!r}:\n    print('<program>')\n    exec(program, {{'__name__': 'program'}})"
+        printed = _run(program, tmp_path).split("<program>\n")[1:]
     for number, (text, expected) in enumerate(zip(printed, EXPECTED, strict=True), 1):
         for part in expected:
             assert part in text, number

@@ -1,0 +1,76 @@
+"""A client of a Caravan server, for what Caravan adds to other servers. For everything else use OpenAI's client."""
+
+from caravan.client.async_client import AsyncClient, ClientOptions
+from caravan.client.async_served_conversation import AsyncServedConversation
+from caravan.client.bodies import RespondOptions
+from caravan.client.client import Client
+from caravan.client.errors import (
+    AbortedError,
+    ApiError,
+    AuthenticationError,
+    BadReplyError,
+    ConnectionLostError,
+    ContextLengthError,
+    ConversationBusyError,
+    ErrorDetails,
+    ForbiddenError,
+    HeadMovedError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    NotStoredError,
+    OverloadedError,
+    RateLimitError,
+    ServerConnectionError,
+    ServerDeadlineError,
+    ServerGenerationError,
+    UnavailableError,
+    UnreachableError,
+)
+from caravan.client.outputs import (
+    ConversationExport,
+    Delete,
+    Insert,
+    Replace,
+    Response,
+    ResponsePart,
+    ResponseUsage,
+)
+from caravan.client.served_conversation import ServedConversation
+
+__all__ = [
+    "AbortedError",
+    "ApiError",
+    "AsyncClient",
+    "AsyncServedConversation",
+    "AuthenticationError",
+    "BadReplyError",
+    "Client",
+    "ClientOptions",
+    "ConnectionLostError",
+    "ContextLengthError",
+    "ConversationBusyError",
+    "ConversationExport",
+    "Delete",
+    "ErrorDetails",
+    "ForbiddenError",
+    "HeadMovedError",
+    "Insert",
+    "InternalError",
+    "InvalidRequestError",
+    "NotFoundError",
+    "NotStoredError",
+    "OverloadedError",
+    "RateLimitError",
+    "Replace",
+    "RespondOptions",
+    "Response",
+    "ResponsePart",
+    "ResponseUsage",
+    "ServedConversation",
+    "ServerConnectionError",
+    "ServerDeadlineError",
+    "ServerGenerationError",
+    "UnavailableError",
+    "UnreachableError",
+]

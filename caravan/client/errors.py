@@ -1,0 +1,130 @@
+"""The errors of a client: a type for each kind of answer and for what goes wrong on the way."""
+
+from dataclasses import dataclass
+
+from caravan.errors import CaravanError, DeadlineError, GenerationError, RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorDetails:
+    """What a server says of an error.
+
+    ``status``: the HTTP status; None if the error ended a stream. ``code`` and ``type``: the server's words, "" if the
+    answer has none, as a proxy's. ``param``: the field that broke a rule, "" if there is none. ``request_id``: the
+    answer's X-Request-Id, by which the server's log names the request. ``retry_after_s``: seconds after which the
+    server expects the request again; None if it names none.
+    """
+
+    status: int | None = None
+    code: str = ""
+    type: str = ""
+    param: str = ""
+    request_id: str = ""
+    retry_after_s: float | None = None
+
+
+class ApiError(CaravanError):
+    """The server answered with an error. Its message is the server's; ``details`` has the rest.
+
+    ApiError
+     +-- InvalidRequestError      the request breaks a rule: nothing was computed (also a RequestError)
+     |    +-- ContextLengthError  the input does not fit the model's context
+     +-- AuthenticationError      the API key is missing or unknown
+     +-- ForbiddenError           the API key may not do this
+     +-- NotFoundError            there is no such model, conversation, item or route
+     +-- ConversationBusyError    a response or a change of the conversation is under way
+     +-- HeadMovedError           the conversation is not where ``if_match`` or the response expected it
+     +-- AbortedError             the request was aborted by its id (also a GenerationError)
+     +-- OverloadedError          the server has no room for the request now
+     |    +-- RateLimitError      the API key makes too many requests
+     +-- UnavailableError         no shard is up, or a proxy cannot reach the server
+     +-- ServerDeadlineError      the request did not end within its ``timeout`` (also a DeadlineError)
+     +-- ServerGenerationError    a generation that had started could not continue (also a GenerationError)
+     +-- NotStoredError           a response was generated and could not be stored
+     +-- InternalError            the server failed; its log says why
+    """
+
+    def __init__(self, message: str, details: ErrorDetails | None = None) -> None:
+        super().__init__(message)
+        self.details = details or ErrorDetails()
+
+
+class InvalidRequestError(ApiError, RequestError):
+    """The request breaks a rule, which the message names. Nothing was computed."""
+
+
+class ContextLengthError(InvalidRequestError):
+    """The input of a response does not fit the model's context."""
+
+
+class AuthenticationError(ApiError):
+    """The API key is missing or unknown."""
+
+
+class ForbiddenError(ApiError):
+    """The API key may not do this."""
+
+
+class NotFoundError(ApiError):
+    """There is no such model, conversation, item or route for this API key."""
+
+
+class ConversationBusyError(ApiError):
+    """A response or a change of the conversation is under way. Nothing has changed: wait for its end, or fork it."""
+
+
+class HeadMovedError(ApiError):
+    """The conversation is not where ``if_match`` or the response expected it. Nothing has changed."""
+
+
+class AbortedError(ApiError, GenerationError):
+    """The request was aborted by its id, with ``DELETE /v1/requests/{id}``."""
+
+
+class OverloadedError(ApiError):
+    """The server has no room for the request now. Nothing was computed."""
+
+
+class RateLimitError(OverloadedError):
+    """The API key made too many requests, or has too many generations under way."""
+
+
+class UnavailableError(ApiError):
+    """No shard is up, or a proxy cannot reach the server."""
+
+
+class ServerDeadlineError(ApiError, DeadlineError):
+    """The request did not end within its ``timeout``."""
+
+
+class ServerGenerationError(ApiError, GenerationError):
+    """A generation that had started could not continue."""
+
+
+class NotStoredError(ApiError):
+    """A response was generated and could not be stored, so that the conversation did not get it."""
+
+
+class InternalError(ApiError):
+    """The server failed; its log says why."""
+
+
+class ServerConnectionError(CaravanError, ConnectionError):
+    """The connection to the server failed.
+
+    ServerConnectionError
+     +-- UnreachableError     there was no connection: nothing was computed
+     +-- ConnectionLostError  it ended before the reply did: nobody knows how far the request came
+    """
+
+
+class UnreachableError(ServerConnectionError):
+    """There was no connection to the server, so that nothing was computed."""
+
+
+class ConnectionLostError(ServerConnectionError):
+    """The connection ended before the reply did. Nobody knows how far the request came."""
+
+
+class BadReplyError(CaravanError, ValueError):
+    """The reply is none of Caravan's. Is the URL that of a Caravan server?"""
