@@ -22,6 +22,9 @@ Messages = Sequence[Message]
 
 # Shorter work needs no progress bar, in seconds.
 _SHORT_S = 1.0
+# Nobody waits for the next token of a list of prompts, so that steps may have larger chunks of prompts. For 64 prompts
+# of 100 words and 64 tokens each, that is 7 % faster than the default of a server.
+_TARGET_ITL_MS = 1000.0
 
 
 class LLM:
@@ -35,8 +38,11 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
-        """Load ``model``, a GGUF file. Raises ModelError, and TypeError or ValueError if an option is wrong."""
-        self._opened = OpenedModel(model, options)
+        """Load ``model``, a GGUF file. By default prompts of a list are prefilled fast (``target_itl_ms=1000``).
+
+        Raises ModelError, and TypeError or ValueError if an option is wrong.
+        """
+        self._opened = OpenedModel(model, {"target_itl_ms": _TARGET_ITL_MS} | options)
         # Also at the end of the program.
         self._close = weakref.finalize(self, self._opened.close)
 

@@ -8,6 +8,8 @@ from typing import Any, TypedDict
 class ModelOptions(TypedDict, total=False):
     """Options of a model. Names, values and defaults are those of the flags, see docs/configuration.md.
 
+    Two defaults differ: ``target_itl_ms=1000`` of an `LLM`, and ``kv_layout="unified"`` of an `Executor`.
+
     ``parallel``: most sequences held at a time. ``ctx_size``: KV cells of all sequences together, 0 for the context
     that the model was trained with. ``embeddings``: make `LLM.embed` and `LLM.score` possible. ``speculate``: most
     draft tokens of a sequence in one step; ``model_draft`` is of no use without. ``lora``: adapters, each

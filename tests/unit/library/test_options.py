@@ -2,9 +2,11 @@
 
 import dataclasses
 import typing
+from typing import Any
 
 import pytest
 
+from caravan import llm
 from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
 from caravan_proto.flags import from_values
 from caravan_router.config import RouterConfig
@@ -26,6 +28,21 @@ def test_options_go_to_the_model_or_to_the_engine() -> None:
         {"model": "a.gguf", "parallel": 2},
         {"speculate": 4},
     )
+
+
+def test_the_target_of_a_list_of_prompts_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[dict[str, Any]] = []
+
+    class Opened:
+        def __init__(self, _model: str, options: dict[str, Any]) -> None:
+            opened.append(options)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(llm, "OpenedModel", Opened)
+    llm.LLM("a.gguf").close()
+    llm.LLM("a.gguf", target_itl_ms=50.0, parallel=2).close()
+    assert opened == [{"target_itl_ms": 1000.0}, {"target_itl_ms": 50.0, "parallel": 2}]
 
 
 def test_an_unknown_option_is_refused() -> None:
