@@ -150,17 +150,13 @@ class Database:
         if position == START:
             return Chain()
         rows = self._rows(owner, position)
-        nodes = [
-            Node(
-                id=node_id,
-                parent=Position(node=parent or "", items=parent_items),
-                items=_ITEMS.decode(items)[:upto],
-                inputs=inputs,
-                response=response,
-            )
-            for node_id, parent, parent_items, upto, items, inputs, response, *_ in rows
-        ]
-        return Chain(position=position, nodes=nodes, tokens=_tokens_of(rows))
+        size, nodes = 0, []
+        for node_id, parent, parent_items, upto, packed, inputs, response, *_ in rows:
+            items = _ITEMS.decode(packed)
+            size += len(packed) if upto == len(items) else len(_encode(items[:upto]))
+            before = Position(node=parent or "", items=parent_items)
+            nodes.append(Node(id=node_id, parent=before, items=items[:upto], inputs=inputs, response=response))
+        return Chain(position=position, nodes=nodes, size=size, tokens=_tokens_of(rows))
 
     def _rows(self, owner: str, position: Position) -> list[tuple[Any, ...]]:
         """Return the rows of `CHAIN`, the first node first."""

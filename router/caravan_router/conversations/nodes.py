@@ -56,11 +56,13 @@ class Node:
 class Chain:
     """All nodes from the first one to that of ``position``, whose items after the position are left out.
 
-    Only the last node has its ``response``. ``tokens``: those of the last node that has some.
+    Only the last node has its ``response``. ``tokens``: those of the last node that has some. ``size``: bytes of its
+    items as JSON.
     """
 
     position: Position = START
     nodes: Sequence[Node] = ()
+    size: int = 0
     tokens: ExactTokens | None = None
 
     @property

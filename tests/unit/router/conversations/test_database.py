@@ -63,6 +63,9 @@ def test_a_child_may_continue_any_item_of_its_parent() -> None:
     database.commit("a", Transaction(node=turn("r1")), NOW)
     assert database.commit("a", Transaction(node=turn("r2", at("r1", 1))), NOW)
     assert ids(database, "a", "r2") == ["r1-in", "r2-in", "r2-out"]
+    chain = database.node("a", "r2", NOW)
+    assert chain is not None
+    assert chain.size == len('[{"id":"r1-in"}]' + '[{"id":"r2-in"},{"id":"r2-out"}]')
     for missing in (at("r1", 3), at("r9"), at("r1", 0)):
         assert not database.commit("a", Transaction(node=turn("r3", missing)), NOW)
     assert ids(database, "a", "r3") is None

@@ -347,6 +347,27 @@ async def test_a_conversation_has_a_bounded_number_of_items(service: Service) ->
     assert (response.status, (await response.json())["error"]["param"]) == (400, "input")
 
 
+async def test_a_conversation_has_a_bounded_size(service: Service) -> None:
+    """References make copies, so that a small request could have huge items."""
+    conversation = await create(service, "a" * 1_000_000)
+    [large] = await items(service, conversation)
+    references = [{"type": "item_reference", "id": large["id"]}] * 16
+    for path, body in (
+        ("items", {"items": references}),
+        ("edit", {"operations": [{"op": "insert", "items": references}]}),
+    ):
+        found = (await change(service, f"{conversation}/{path}", body, 400))["error"]
+        assert found["message"].endswith("`items` must have at most 16777216 bytes, with the items before")
+    response = await service.post("/v1/responses", {"input": references, "conversation": conversation})
+    assert (response.status, (await response.json())["error"]["param"]) == (400, "input")
+    # The bound is that of all items together.
+    await change(service, f"{conversation}/items", {"items": references[:10]})
+    await change(service, f"{conversation}/items", {"items": references[:10]}, 400)
+    await change(service, f"{conversation}/rewind", {"to": large["id"]})
+    await change(service, f"{conversation}/items", {"items": references[:10]})
+    await change(service, f"{conversation}/edit", {"operations": [{"op": "insert", "items": []}] * 1001}, 400)
+
+
 async def test_keys_see_their_own_conversations_only() -> None:
     async with serving(WordEngine(), access=keys("a", "b")) as service:
         a, b = ({"Authorization": f"Bearer {name}"} for name in "ab")

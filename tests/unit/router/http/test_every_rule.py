@@ -1,9 +1,11 @@
 """Every validation rule has a request that breaks only this rule, and the error that the client gets."""
 
+import io
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from caravan_router.auth.key import ApiKey, digest_of
@@ -524,6 +526,14 @@ CASES = [
         "`input` must have at most 10000 items, with those before. Given: 10001",
     ),
     Case(
+        responses_rules.ItemsSizeError,
+        RESPONSES,
+        {"input": [{"role": "user", "content": "x" * (1 << 20)}] * 16},
+        "input",
+        "`input` must have at most 16777216 bytes, with the items before",
+        limits=Limits(payload_limit=20 << 20),
+    ),
+    Case(
         responses_rules.UnknownItemError,
         RESPONSES,
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
@@ -590,9 +600,9 @@ async def test_a_broken_rule_is_the_reported_error(case: Case, monkeypatch: pyte
     access = Access(keyring=Keyring([KEY], time.monotonic()))
     async with serving(ScriptedEngine(model=case.model, controls={"</s>": EOS}), case.limits, access) as service:
         name, value = case.header
-        headers = {"Authorization": "Bearer a-key", name: value}
-        body = MINIMAL.get(case.path, {}) | case.body
-        response = await service.client.request(case.method, case.path, json=body, headers=headers)
+        headers = {"Authorization": "Bearer a-key", "Content-Type": "application/json", name: value}
+        body = io.BytesIO(msgspec.json.encode(MINIMAL.get(case.path, {}) | case.body))
+        response = await service.client.request(case.method, case.path, data=body, headers=headers)
         message = f"Input validation error: {case.message}"
         if case.path.startswith("/v1/") or case.path in {LLAMA, INFILL}:
             error = {"message": message, "type": "invalid_request_error", "param": case.param, "code": "validation"}

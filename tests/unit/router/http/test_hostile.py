@@ -116,6 +116,12 @@ async def test_bad_bodies_of_anthropics_routes(path: str, fields: bytes) -> None
         assert not engine.streams
 
 
+MANY_TOOLS = b'"tools":[%b],"tool_choice":{"type":"allowed_tools","mode":"auto","tools":[%b]}' % (
+    b",".join(b'{"type":"function","name":"f%d"}' % number for number in range(20_000)),
+    b",".join(b'{"name":"f%d"}' % number for number in range(20_000)),
+)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -133,6 +139,7 @@ async def test_bad_bodies_of_anthropics_routes(path: str, fields: bytes) -> None
         ("/v1/completions", b'{"prompt":"a","guided_choice":[' + b'"a",' * 100_000 + b'"a"]}', 400),
         ("/v1/completions", b'{"prompt":"a","guided_regex":"' + b"(" * 70_000 + b'"}', 400),
         ("/v1/completions", b'{"prompt":"a","grammar":"' + b" " * 70_000 + b'"}', 400),
+        ("/v1/responses", b'{"input":"a",' + MANY_TOOLS + b"}", 400),
         ("/invocations", b'{"inputs":' + DEEP, 400),
         ("/invocations", b'{"inputs":"\\ud800"}', 400),
         ("/invocations", b'{"prompt":1e400}', 422),
@@ -147,7 +154,7 @@ async def test_bad_bodies_of_anthropics_routes(path: str, fields: bytes) -> None
 async def test_bad_bodies_of_other_routes(service: Service, path: str, body: bytes, status: int) -> None:
     # CPU time of client and server, which run in this thread: other processes do not count.
     began = time.thread_time()
-    response = await service.client.post(path, data=body, headers=JSON)
+    response = await service.client.post(path, data=io.BytesIO(body), headers=JSON)
     text = await response.text()
     assert response.status == status, text
     assert '"validation"' in text

@@ -8,7 +8,7 @@ from caravan_router.conversations.nodes import Chain, Json, Node, Position
 from caravan_router.http.generation.checks import check_range
 from caravan_router.http.openai.conversations.schema import Delete, Edit, Insert, Replace, Rewind, Shift
 from caravan_router.http.openai.responses.item_messages import count_system, turns_of
-from caravan_router.http.openai.responses.items import read_items
+from caravan_router.http.openai.responses.items import check_size, read_items
 from caravan_router.http.openai.responses.rules import OneOfFieldsError, UnknownItemError
 
 # Returns the items after a change. Raises ValidationError.
@@ -24,7 +24,7 @@ def index_of(field: str, items: Sequence[Json], item_id: str) -> int:
 
 
 def appended(new: Sequence[Json]) -> Change:
-    return lambda items: [*items, *_new("items", new, items)]
+    return lambda items: [*items, *read_items("items", new, {item["id"]: item for item in items})]
 
 
 def rewound(asked: Rewind) -> Change:
@@ -52,33 +52,53 @@ def shifted(asked: Shift) -> Change:
 
 def edited(asked: Edit) -> Change:
     def change(items: Sequence[Json]) -> Sequence[Json]:
-        result = list(items)
+        draft = _Draft(items)
         for number, operation in enumerate(asked.operations):
             field = f"operations[{number}]"
             match operation:
                 case Insert(after=after):
-                    at = 0 if after is None else index_of(f"{field}.after", result, after) + 1
-                    result[at:at] = _new(f"{field}.items", operation.items, result)
+                    at = 0 if after is None else draft.index_of(f"{field}.after", after) + 1
+                    draft.replace(at, at, read_items(f"{field}.items", operation.items, draft.by_id))
                 case Replace(item=item):
-                    at = index_of(f"{field}.item", result, item)
-                    result[at : at + 1] = _new(f"{field}.items", operation.items, result)
+                    at = draft.index_of(f"{field}.item", item)
+                    draft.replace(at, at + 1, read_items(f"{field}.items", operation.items, draft.by_id))
                 case Delete(item=item):
-                    del result[index_of(f"{field}.item", result, item)]
+                    at = draft.index_of(f"{field}.item", item)
+                    draft.replace(at, at + 1, ())
                 case _:
                     assert_never(operation)
-        return result
+        return draft.items
 
     return change
 
 
-def _new(field: str, given: Sequence[Json], items: Sequence[Json]) -> Sequence[Json]:
-    return read_items(field, given, {item["id"]: item for item in items})
+class _Draft:
+    """The items of a conversation during an edit. An operation takes little time, also on many items."""
+
+    def __init__(self, items: Sequence[Json]) -> None:
+        self.items = list(items)
+        self._ids = [item["id"] for item in items]
+        self.by_id = dict(zip(self._ids, items, strict=True))
+
+    def index_of(self, field: str, item_id: str) -> int:
+        """Return the place of an item. Raises UnknownItemError, which names ``field``."""
+        if item_id not in self.by_id:
+            raise UnknownItemError(field, item_id)
+        return self._ids.index(item_id)
+
+    def replace(self, start: int, stop: int, new: Sequence[Json]) -> None:
+        """Replace the items from ``start`` up to ``stop`` by ``new`` ones."""
+        for item_id in self._ids[start:stop]:
+            del self.by_id[item_id]
+        self.items[start:stop] = new
+        self._ids[start:stop] = [item["id"] for item in new]
+        self.by_id |= {item["id"]: item for item in new}
 
 
 def placed(chain: Chain, items: Sequence[Json]) -> tuple[Position, Node | None]:
     """Return the position at which a chain has ``items``, and the node to add for it; None if it has them already.
 
-    What ``chain`` has before the first difference is shared with it.
+    What ``chain`` has before the first difference is shared with it. Raises ItemsSizeError.
     """
     before = chain.items
     same = next((at for at, (old, new) in enumerate(zip(before, items, strict=False)) if old != new), None)
@@ -87,5 +107,7 @@ def placed(chain: Chain, items: Sequence[Json]) -> tuple[Position, Node | None]:
     parent = chain.after(same)
     if same == len(items):
         return parent, None
+    added, size = (items[same:], chain.size) if same == len(before) else (items, 0)
+    check_size("items", added, size)
     node = Node(id=new_id("node"), parent=parent, items=tuple(items[same:]))
     return Position(node=node.id, items=len(node.items)), node

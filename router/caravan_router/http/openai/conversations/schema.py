@@ -102,7 +102,7 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="del
 class Edit(msgspec.Struct, frozen=True, kw_only=True):
     """The ``operations`` happen one after another; all of them, or none."""
 
-    operations: list[Insert | Replace | Delete]
+    operations: Annotated[list[Insert | Replace | Delete], msgspec.Meta(max_length=1000)]
 
 
 StoredItem = dict[str, Any]

@@ -1,7 +1,7 @@
 """Reads the items that clients send, into the one form in which they are stored and returned."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -9,12 +9,19 @@ import msgspec
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import Json
 from caravan_router.http.generation.rules import UnsupportedFieldError
-from caravan_router.http.openai.responses.rules import TooManyItemsError, UnknownItemError, UnsupportedItemError
+from caravan_router.http.openai.responses.rules import (
+    ItemsSizeError,
+    TooManyItemsError,
+    UnknownItemError,
+    UnsupportedItemError,
+)
 from caravan_router.http.openai.rules import MissingFieldError, NotTextError
 from caravan_router.http.server.body import mismatch
 
 MAX_ITEMS = 10_000
 """Items of a request with those that it continues, and of a conversation."""
+MAX_BYTES = 16 << 20
+"""Size of these items as JSON."""
 
 # What tools of OpenAI's own did. The model cannot be shown it, and can do without.
 HOSTED = frozenset(
@@ -73,6 +80,18 @@ def read_items(field: str, given: str | Sequence[Json], earlier: Mapping[str, Js
     if len(earlier) + len(given) > MAX_ITEMS:
         raise TooManyItemsError(field, MAX_ITEMS, len(earlier) + len(given))
     return tuple(_item(f"{field}[{number}]", item, earlier) for number, item in enumerate(given))
+
+
+def check_size(field: str, items: Iterable[Json], before: int = 0) -> None:
+    """Raise ItemsSizeError if ``items`` and ``before`` bytes of others are too large together.
+
+    References make copies, so that a small request can have huge items.
+    """
+    size = before
+    for item in items:
+        size += len(msgspec.json.encode(item))
+        if size > MAX_BYTES:
+            raise ItemsSizeError(field, MAX_BYTES)
 
 
 def _item(field: str, item: Json, earlier: Mapping[str, Json]) -> Json:

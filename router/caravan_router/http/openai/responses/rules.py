@@ -14,6 +14,11 @@ class TooManyItemsError(ValidationError):
         super().__init__(field, f"`{field}` must have at most {limit} items, with those before. Given: {given}")
 
 
+class ItemsSizeError(ValidationError):
+    def __init__(self, field: str, limit: int) -> None:
+        super().__init__(field, f"`{field}` must have at most {limit} bytes, with the items before")
+
+
 class UnknownItemError(ValidationError):
     """An item is named that the conversation does not have."""
 

@@ -71,7 +71,7 @@ def chosen_tools(
         case {"type": "function" | "custom", "name": str(name)}:
             return tools, NamedToolChoice(function=ChosenFunction(name=name))
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
-            names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
+            names = {tool["name"] for tool in allowed if isinstance(tool, dict) and isinstance(tool.get("name"), str)}
             return [tool for tool in tools if tool.function.name in names], mode
         case _:
             raise UnsupportedFieldError("tool_choice", "choose a function or custom tool by its name", choice)

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from caravan_router.conversations.nodes import Chain, Head, Json, Node, Position, Transaction
 from caravan_router.conversations.store import Store, StoreError
-from caravan_router.http.openai.responses.items import read_items
+from caravan_router.http.openai.responses.items import check_size, read_items
 from caravan_router.http.openai.responses.rules import TwoContextsError
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.openai.responses.schema import ConversationName, InputFields
@@ -77,4 +77,5 @@ async def begun_turn(request: web.Request, body: InputFields, *, extends: bool) 
                 raise UnknownEntryError("conversation", conversation)
             head, chain = named
         items = read_items("input", body.input or "", {item["id"]: item for item in chain.items})
+        check_size("input", items, chain.size)
         yield Turn(store=store, owner=owner, chain=chain, head=head, items=items, held=held)
