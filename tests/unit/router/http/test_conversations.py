@@ -171,8 +171,15 @@ async def test_a_change_with_an_old_head_is_refused(service: Service) -> None:
     await change(service, conversation, {"metadata": {}}, 409, head=before)
     async with service.client.delete(f"{PATH}/{conversation}", headers={"If-Match": before}) as refused:
         assert refused.status == 409
-    async with service.client.get(f"{PATH}/{conversation}") as response:
-        tag = response.headers["ETag"]
+    item = (await items(service, conversation))[0]["id"]
+    tags = set()
+    for suffix in ("", "/items", f"/items/{item}", "/export"):
+        async with service.client.get(f"{PATH}/{conversation}{suffix}") as response:
+            tags.add(response.headers["ETag"])
+    [tag] = tags
+    async with service.client.post(f"{PATH}/{conversation}/items", json={"items": [user("c")]}) as response:
+        await change(service, f"{conversation}/rewind", {"to": after[0]["id"]}, head=response.headers["ETag"])
+    await change(service, f"{conversation}/rewind", {"turns": 0}, 409, head=tag[:-1] + '9"')
     await change(service, f"{conversation}/rewind", {"turns": 1}, head=tag)
     assert await items(service, conversation) == []
 

@@ -15,13 +15,13 @@ from caravan_router.http.openai.conversations.replies import (
     NAMED,
     ONE,
     conversation_reply,
+    tagged_reply,
 )
 from caravan_router.http.openai.conversations.schema import ConversationObject, Edit, Export, Fork, Rewind, Shift
 from caravan_router.http.openai.conversations.transfer import exported
 from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.responses.running import RUNNING, RunningResponse
 from caravan_router.http.openai.responses.validation import check_metadata
-from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import JSON, STORE_ERRORS, Route
 from caravan_router.http.server.state import owner_of
 from caravan_router.http.server.tolerant_body import read_tolerant_body
@@ -86,7 +86,8 @@ async def _changed(request: web.Request, change: Change) -> web.Response:
 
 async def export_conversation(request: web.Request) -> web.Response:
     """Handle ``GET .../export``."""
-    return json_reply(exported(*await access.conversation_of(request)))
+    head, chain = await access.conversation_of(request)
+    return tagged_reply(exported(head, chain), head)
 
 
 BRANCH_ROUTES = (

@@ -20,7 +20,13 @@ CHANGE_ERRORS = (*BODY_ERRORS, *STORE_ERRORS, 409)
 
 
 def conversation_reply(head: Head) -> web.Response:
-    """Return a conversation; its ``ETag`` is what ``If-Match`` takes."""
-    version = head.position.version
-    reply = ConversationObject(id=head.id, created_at=int(head.created), metadata=head.metadata, head=version)
-    return json_reply(reply, ETag=f'"{version}"')
+    """Return a conversation."""
+    reply = ConversationObject(
+        id=head.id, created_at=int(head.created), metadata=head.metadata, head=head.position.version
+    )
+    return tagged_reply(reply, head)
+
+
+def tagged_reply(reply: object, head: Head) -> web.Response:
+    """Return what a conversation has at ``head``, with an ``ETag`` that ``If-Match`` takes."""
+    return json_reply(reply, ETag=f'"{head.position.version}"')

@@ -17,6 +17,7 @@ from caravan_router.http.openai.conversations.replies import (
     ONE,
     PATH,
     conversation_reply,
+    tagged_reply,
 )
 from caravan_router.http.openai.conversations.schema import (
     ConversationObject,
@@ -78,25 +79,25 @@ async def delete_conversation(request: web.Request) -> web.Response:
 
 async def list_items(request: web.Request) -> web.Response:
     """Handle ``GET /v1/conversations/{conversation_id}/items``."""
-    _, chain = await access.conversation_of(request)
-    return json_reply(page_of(request, chain.items))
+    head, chain = await access.conversation_of(request)
+    return tagged_reply(page_of(request, chain.items), head)
 
 
 async def create_items(request: web.Request) -> web.Response:
     """Handle ``POST /v1/conversations/{conversation_id}/items``."""
     body = await read_tolerant_body(request, _ITEMS, CreateItems)
-    _, before, after = await access.change_items(request, appended(body.items))
-    return json_reply(item_list(after[len(before) :]))
+    head, before, after = await access.change_items(request, appended(body.items))
+    return tagged_reply(item_list(after[len(before) :]), head)
 
 
 async def get_item(request: web.Request) -> web.Response:
     """Handle ``GET /v1/conversations/{conversation_id}/items/{item_id}``."""
-    _, chain = await access.conversation_of(request)
+    head, chain = await access.conversation_of(request)
     item_id = request.match_info["item_id"]
     item = next((item for item in chain.items if item["id"] == item_id), None)
     if item is None:
         raise UnknownEntryError("item", item_id)
-    return json_reply(item)
+    return tagged_reply(item, head)
 
 
 async def delete_item(request: web.Request) -> web.Response:
