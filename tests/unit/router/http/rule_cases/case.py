@@ -1,0 +1,62 @@
+"""The form of the cases: a request that breaks one rule, and the error that its client gets."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from caravan_router.core.engine import ModelFacts
+from caravan_router.http.limits import Limits
+from caravan_router.http.server.errors import ValidationError
+from caravan_testing.scripted_engine import MODEL
+
+ROLES_MODEL = replace(MODEL, chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+DEFAULT_LIMITS = Limits()
+
+GENERATE, STREAM, ROOT, TEXT = "/generate", "/generate_stream", "/", "/v1/completions"
+CHAT, VECTORS, TOKENIZE, VERTEX = "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/vertex"
+LLAMA, INFILL = "/completion", "/infill"
+OLLAMA, SCORE, RESPONSES = "/api/generate", "/v1/score", "/v1/responses"
+MINIMAL: dict[str, dict[str, Any]] = {
+    GENERATE: {"inputs": "hi"},
+    STREAM: {"inputs": "hi"},
+    ROOT: {"inputs": "hi"},
+    TOKENIZE: {"inputs": "hi"},
+    TEXT: {"prompt": "hi"},
+    LLAMA: {"prompt": "hi"},
+    INFILL: {"input_prefix": "a", "input_suffix": "b"},
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    VECTORS: {"input": "hi"},
+    RESPONSES: {"input": "hi"},
+    VERTEX: {"instances": [{"inputs": "hi"}]},
+    OLLAMA: {"model": "any", "prompt": "hi"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``body``: fields beyond those that the route requires. ``param``: the field's name in OpenAI's errors."""
+
+    rule: type[ValidationError]
+    path: str
+    body: dict[str, Any]
+    param: str | None
+    message: str
+    limits: Limits = DEFAULT_LIMITS
+    model: ModelFacts = ROLES_MODEL
+    header: tuple[str, str] = ("X-Request-Id", "a")
+    method: str = "POST"
+
+
+def tgi(**parameters: Any) -> dict[str, Any]:
+    return {"parameters": parameters}
+
+
+def chat(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": list(messages)}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    return {"a": nested(levels - 1)} if levels else {}
