@@ -33,7 +33,7 @@ _DESCRIPTIONS = {
     424: "The generation failed",
     429: "The model or the API key is at its limit, or the request waited in the queue for too long",
     500: "The router failed",
-    503: "No shard is up",
+    503: "No shard is up, or stored responses and conversations cannot be read or written",
     504: "The request did not end within its `timeout`",
 }
 
