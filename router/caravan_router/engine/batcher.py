@@ -42,7 +42,7 @@ from caravan_router.scheduling.actions import (
     Start,
 )
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import Cancelled, Event, FlushRequested, Submitted, Tick
+from caravan_router.scheduling.events import Cancelled, Event, FlushRequested, ShardDraining, Submitted, Tick
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request
 from caravan_router.scheduling.shard.saved_runs import Tier
@@ -99,6 +99,11 @@ class Batcher:
     def has_requests(self) -> bool:
         """Whether a request waits or runs."""
         return bool(self._streams)
+
+    def drain(self) -> None:
+        """Let every shard save what it keeps of ended sequences, and give it back then."""
+        for shard in self.scheduler.shards:
+            self.post(ShardDraining(shard))
 
     def tick(self) -> None:
         """Tell the scheduler the time, and the observer what is held and waits. Call it every fraction of a second."""

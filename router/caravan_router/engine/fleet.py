@@ -74,10 +74,16 @@ class Fleet:
                 await asyncio.sleep(_TICK_S)
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait until the shards hold nothing of the closed streams, at most ``timeout_s``."""
+        """Give the shards back once they have saved what they keep of ended sequences; wait at most ``timeout_s``.
+
+        All streams are closed.
+        """
+        self._pool.let_go()
+        for batcher in self._batchers.values():
+            batcher.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not all(batcher.is_settled for batcher in self._batchers.values()):  # noqa: ASYNC110  once, at the end
+                while any(batcher.scheduler.shards for batcher in self._batchers.values()):  # noqa: ASYNC110  once, at the end
                     await asyncio.sleep(_SETTLE_POLL_S)
 
     @property

@@ -12,7 +12,7 @@ from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.toy.model import TOY_FACTS
 from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
-from caravan_testing.specs import spec
+from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
@@ -223,8 +223,24 @@ async def test_an_engine_settles_once_shards_hold_nothing_that_runs() -> None:
         async for _ in stream:
             break
         stream.close()
-        await running.fleet.settle(10.0)
-        (shard,) = running.engine.scheduler.shards.values()
-        assert not shard.in_flight
-        assert not shard.residents
-        assert not shard.has_header
+        await running.fleet.settle(20.0)
+        assert not running.engine.scheduler.shards
+        (address,) = running.addresses
+        assert not running.servers[address]._shard.lease.is_held
+        await eventually(lambda: not running.servers[address]._shard.engine.sequence_count, "the shard is empty")
+
+
+@pytest.mark.parametrize("layout", list(KvLayout))
+async def test_an_engine_that_settles_lets_shards_save_what_they_keep(layout: KvLayout) -> None:
+    """In the split layout, nothing is saved before a shard is idle for a while."""
+    wanted = spec(range(100), 50)
+    async with cluster(ClusterConfig(shards=2, layout=layout)) as running:
+        assert await run(running.engine, wanted) == undisturbed(wanted)
+        await running.fleet.settle(20.0)
+        assert not running.engine.scheduler.shards
+        saved = [
+            run.cuts[-1]
+            for address in running.addresses
+            for run, _ in running.servers[address]._shard.engine.runs.list_runs()
+        ]
+        assert saved == [149]
