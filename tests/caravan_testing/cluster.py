@@ -99,7 +99,7 @@ class Cluster:
         return engine
 
     async def end_router(self) -> None:
-        """End the router's engine, as at the end of its process. The shards go on."""
+        """End the router's engine, as at the end of its process. The shards stay."""
         assert self.engine_task is not None
         self.engine_task.cancel()
         await asyncio.wait({self.engine_task})

@@ -128,7 +128,7 @@ class Simulation:
 
     def _assert_open(self, request_id: int) -> None:
         ended = self.finished | self.cancelled | self.failed.keys()
-        assert request_id not in ended, f"request {request_id} goes on after its end"
+        assert request_id not in ended, f"request {request_id} has an action after its end"
 
     def join(self, name: str, limits: ShardLimits, *, survived: bool = False) -> None:
         self.shards[name] = ModelShard(name, limits)

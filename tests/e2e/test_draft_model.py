@@ -41,7 +41,7 @@ def test_texts_are_the_same_with_and_without_drafts(served: Served, temperature:
             assert drafted.choices[0].text == plain.choices[0].text
 
 
-def test_the_draft_model_is_told(served: Served) -> None:
+def test_the_api_names_the_draft_model(served: Served) -> None:
     with urllib.request.urlopen(f"{served.url}/info") as response:
         assert b'"draft_model":"draft.gguf"' in response.read()
 

@@ -78,7 +78,7 @@ def test_several_sequences_have_drafts_of_a_model(driver: ModelDriver) -> None:
     assert accepted >= 3 * NEW // 4
 
 
-def test_the_model_is_told(driver: ModelDriver) -> None:
+def test_the_facts_name_the_draft_model(driver: ModelDriver) -> None:
     assert driver.backend.facts.draft_model == "draft.gguf"
 
 

@@ -32,7 +32,7 @@ def logits_after(tokens: list[int]) -> NDArray[np.float32]:
 
 
 @dataclass(eq=False)
-class Twin:
+class Pair:
     """A conversation, and what it must be. ``kept``: after how many of the last tokens logits are kept."""
 
     real: Conversation
@@ -42,195 +42,195 @@ class Twin:
 
 
 class ExecutorMachine(RuleBasedStateMachine):
-    twins = Bundle("twins")
+    pairs = Bundle("pairs")
 
     def __init__(self) -> None:
         super().__init__()
         self.executor = Executor(
             "toy.gguf", backend="fake", ctx_size=_CELLS, parallel=_SEQUENCES, batch_size=_BATCH, cache_ram=0
         )
-        self.alive: list[Twin] = []
+        self.alive: list[Pair] = []
 
     def teardown(self) -> None:
         self.executor.close()
 
-    def _refused(self, twin: Twin, *states: State) -> type[caravan.CaravanError] | None:
+    def _refused(self, pair: Pair, *states: State) -> type[caravan.CaravanError] | None:
         """Return the error of a call that needs one of ``states``; None if the call fits."""
-        if twin.state in states:
+        if pair.state in states:
             return None
         return {
             State.ENDED: caravan.ConversationEnded,
             State.PENDING: caravan.NeedsInfer,
             State.IDLE: caravan.NeedsPrompt,
-        }[twin.state]
+        }[pair.state]
 
-    @rule(target=twins)
-    def create(self) -> Twin:
-        twin = Twin(self.executor.create())
-        self.alive.append(twin)
-        return twin
+    @rule(target=pairs)
+    def create(self) -> Pair:
+        pair = Pair(self.executor.create())
+        self.alive.append(pair)
+        return pair
 
-    @rule(twin=twins, tokens=_TOKENS, all_logits=st.booleans())
-    def prompt(self, twin: Twin, tokens: list[int], all_logits: bool) -> None:
-        if twin.state in (State.PENDING, State.ENDED):
-            error = caravan.AlreadyPrompted if twin.state is State.PENDING else caravan.ConversationEnded
+    @rule(pair=pairs, tokens=_TOKENS, all_logits=st.booleans())
+    def prompt(self, pair: Pair, tokens: list[int], all_logits: bool) -> None:
+        if pair.state in (State.PENDING, State.ENDED):
+            error = caravan.AlreadyPrompted if pair.state is State.PENDING else caravan.ConversationEnded
             with pytest.raises(error):
-                twin.real.prompt(tokens, all_logits=all_logits)
-        elif len(twin.tokens) + len(tokens) > _CELLS:
+                pair.real.prompt(tokens, all_logits=all_logits)
+        elif len(pair.tokens) + len(tokens) > _CELLS:
             with pytest.raises(caravan.TooLong):
-                twin.real.prompt(tokens, all_logits=all_logits)
+                pair.real.prompt(tokens, all_logits=all_logits)
         else:
-            twin.real.prompt(tokens, all_logits=all_logits)
-            twin.tokens += tokens
-            twin.state, twin.kept = State.PENDING, len(tokens) if all_logits else 1
+            pair.real.prompt(tokens, all_logits=all_logits)
+            pair.tokens += tokens
+            pair.state, pair.kept = State.PENDING, len(tokens) if all_logits else 1
 
-    @rule(twin=twins)
-    def prompt_nothing(self, twin: Twin) -> None:
-        if twin.state is State.IDLE and twin.tokens:
-            twin.real.prompt([])
-            twin.state, twin.kept = State.PENDING, 1
+    @rule(pair=pairs)
+    def prompt_nothing(self, pair: Pair) -> None:
+        if pair.state is State.IDLE and pair.tokens:
+            pair.real.prompt([])
+            pair.state, pair.kept = State.PENDING, 1
         else:
             with pytest.raises((caravan.ConversationError, caravan.RequestError)):
-                twin.real.prompt([])
+                pair.real.prompt([])
 
     @rule()
     def infer(self) -> None:
-        waiting = {twin.real for twin in self.alive if twin.state is State.PENDING}
+        waiting = {pair.real for pair in self.alive if pair.state is State.PENDING}
         did = self.executor.infer()
         groups = (did.done, did.waiting, did.starved)
         assert set().union(*groups) == waiting
         assert sum(map(len, groups)) == len(waiting)
         if waiting and not did.done and not did.waiting:
             assert did.starved
-        for twin in self.alive:
-            if twin.real in did.done:
-                twin.state = State.READY
+        for pair in self.alive:
+            if pair.real in did.done:
+                pair.state = State.READY
 
     @rule()
     def infer_all(self) -> None:
         """Make room as a user would, until all is computed."""
         for _ in range(100):
             self.infer()
-            if all(twin.state is not State.PENDING for twin in self.alive):
+            if all(pair.state is not State.PENDING for pair in self.alive):
                 return
             if not self._progresses():
-                for twin in self.alive:
-                    twin.real.unload()
+                for pair in self.alive:
+                    pair.real.unload()
         raise AssertionError("it never ends")
 
     def _progresses(self) -> bool:
-        before = [twin.real.held for twin in self.alive]
+        before = [pair.real.held for pair in self.alive]
         self.infer()
-        return before != [twin.real.held for twin in self.alive]
+        return before != [pair.real.held for pair in self.alive]
 
-    @rule(twin=twins)
-    def sample(self, twin: Twin) -> None:
-        if (error := self._refused(twin, State.READY)) is not None:
+    @rule(pair=pairs)
+    def sample(self, pair: Pair) -> None:
+        if (error := self._refused(pair, State.READY)) is not None:
             with pytest.raises(error):
-                twin.real.sample()
+                pair.real.sample()
             return
-        token = twin.real.sample()
-        assert token.id == int(logits_after(twin.tokens).argmax())
+        token = pair.real.sample()
+        assert token.id == int(logits_after(pair.tokens).argmax())
 
-    @rule(target=twins, twin=twins)
-    def fork(self, twin: Twin) -> Twin:
-        if twin.state is State.ENDED:
+    @rule(target=pairs, pair=pairs)
+    def fork(self, pair: Pair) -> Pair:
+        if pair.state is State.ENDED:
             with pytest.raises(caravan.ConversationEnded):
-                twin.real.fork()
-            return twin
-        other = Twin(twin.real.fork(), list(twin.tokens), twin.state, twin.kept)
+                pair.real.fork()
+            return pair
+        other = Pair(pair.real.fork(), list(pair.tokens), pair.state, pair.kept)
         self.alive.append(other)
         return other
 
-    @rule(twin=twins, count=st.integers(0, 14))
-    def rewind(self, twin: Twin, count: int) -> None:
-        if (error := self._refused(twin, State.IDLE, State.READY)) is not None:
+    @rule(pair=pairs, count=st.integers(0, 14))
+    def rewind(self, pair: Pair, count: int) -> None:
+        if (error := self._refused(pair, State.IDLE, State.READY)) is not None:
             with pytest.raises(error):
-                twin.real.rewind(count)
-        elif count > len(twin.tokens):
+                pair.real.rewind(count)
+        elif count > len(pair.tokens):
             with pytest.raises(ValueError, match="there are"):
-                twin.real.rewind(count)
+                pair.real.rewind(count)
         elif count:
-            twin.real.rewind(count)
-            del twin.tokens[len(twin.tokens) - count :]
-            twin.state = State.IDLE
+            pair.real.rewind(count)
+            del pair.tokens[len(pair.tokens) - count :]
+            pair.state = State.IDLE
 
-    @rule(twin=twins, count=st.integers(0, 6), keep=st.integers(0, 6))
-    def shift_left(self, twin: Twin, count: int, keep: int) -> None:
-        if (error := self._refused(twin, State.IDLE, State.READY)) is not None:
+    @rule(pair=pairs, count=st.integers(0, 6), keep=st.integers(0, 6))
+    def shift_left(self, pair: Pair, count: int, keep: int) -> None:
+        if (error := self._refused(pair, State.IDLE, State.READY)) is not None:
             with pytest.raises(error):
-                twin.real.shift_left(count, keep)
-        elif keep + count > len(twin.tokens):
+                pair.real.shift_left(count, keep)
+        elif keep + count > len(pair.tokens):
             with pytest.raises(ValueError, match="there are"):
-                twin.real.shift_left(count, keep)
+                pair.real.shift_left(count, keep)
         else:
-            twin.real.shift_left(count, keep)
-            self._replace(twin, twin.tokens[:keep] + twin.tokens[keep + count :])
+            pair.real.shift_left(count, keep)
+            self._replace(pair, pair.tokens[:keep] + pair.tokens[keep + count :])
 
-    @rule(twin=twins, at=st.integers(0, 8), tokens=_TOKENS)
-    def modify(self, twin: Twin, at: int, tokens: list[int]) -> None:
-        new = twin.tokens[:at] + tokens + twin.tokens[at + 2 :]
-        if (error := self._refused(twin, State.IDLE, State.READY)) is not None:
+    @rule(pair=pairs, at=st.integers(0, 8), tokens=_TOKENS)
+    def modify(self, pair: Pair, at: int, tokens: list[int]) -> None:
+        new = pair.tokens[:at] + tokens + pair.tokens[at + 2 :]
+        if (error := self._refused(pair, State.IDLE, State.READY)) is not None:
             with pytest.raises(error):
-                twin.real.modify(lambda _: new)
+                pair.real.modify(lambda _: new)
         elif len(new) > _CELLS:
             with pytest.raises(caravan.TooLong):
-                twin.real.modify(lambda _: new)
+                pair.real.modify(lambda _: new)
         else:
-            twin.real.modify(lambda _: new)
-            self._replace(twin, new)
+            pair.real.modify(lambda _: new)
+            self._replace(pair, new)
 
-    def _replace(self, twin: Twin, tokens: list[int]) -> None:
-        if tokens != twin.tokens:
-            twin.tokens, twin.kept = tokens, 1
-            twin.state = State.PENDING if tokens else State.IDLE
+    def _replace(self, pair: Pair, tokens: list[int]) -> None:
+        if tokens != pair.tokens:
+            pair.tokens, pair.kept = tokens, 1
+            pair.state = State.PENDING if tokens else State.IDLE
 
-    @rule(twin=twins)
-    def unload(self, twin: Twin) -> None:
-        if twin.state is not State.ENDED:
-            twin.real.unload()
+    @rule(pair=pairs)
+    def unload(self, pair: Pair) -> None:
+        if pair.state is not State.ENDED:
+            pair.real.unload()
 
-    @rule(target=twins, twin=twins)
-    def save_and_load(self, twin: Twin) -> Twin:
-        if twin.state is State.ENDED:
+    @rule(target=pairs, pair=pairs)
+    def save_and_load(self, pair: Pair) -> Pair:
+        if pair.state is State.ENDED:
             with pytest.raises(caravan.ConversationEnded):
-                twin.real.save()
-            return twin
-        other = Twin(self.executor.load(twin.real.save()), list(twin.tokens), twin.state, twin.kept)
+                pair.real.save()
+            return pair
+        other = Pair(self.executor.load(pair.real.save()), list(pair.tokens), pair.state, pair.kept)
         self.alive.append(other)
         return other
 
-    @rule(twin=consumes(twins))
-    def close(self, twin: Twin) -> None:
-        twin.real.close()
-        twin.real.close()
-        if twin in self.alive:
-            self.alive.remove(twin)
-        twin.state = State.ENDED
+    @rule(pair=consumes(pairs))
+    def close(self, pair: Pair) -> None:
+        pair.real.close()
+        pair.real.close()
+        if pair in self.alive:
+            self.alive.remove(pair)
+        pair.state = State.ENDED
         with pytest.raises(caravan.ConversationEnded):
-            twin.real.prompt([1])
+            pair.real.prompt([1])
 
     @precondition(lambda self: self.alive)
-    @rule(twin=twins)
-    def refuse_an_id(self, twin: Twin) -> None:
+    @rule(pair=pairs)
+    def refuse_an_id(self, pair: Pair) -> None:
         with pytest.raises((caravan.RequestError, caravan.ConversationError)):
-            twin.real.prompt([VOCABULARY_SIZE])
+            pair.real.prompt([VOCABULARY_SIZE])
 
     @invariant()
     def conversations_are_what_they_must_be(self) -> None:
-        assert [twin.real for twin in self.alive] == list(self.executor.conversations)
-        for twin in self.alive:
-            assert (twin.real.tokens, twin.real.state) == (twin.tokens, twin.state)
-            if twin.state is State.READY:
-                for offset in range(twin.kept):
-                    expected = logits_after(twin.tokens[: len(twin.tokens) - offset])
-                    assert np.array_equal(twin.real.logits(offset), expected)
+        assert [pair.real for pair in self.alive] == list(self.executor.conversations)
+        for pair in self.alive:
+            assert (pair.real.tokens, pair.real.state) == (pair.tokens, pair.state)
+            if pair.state is State.READY:
+                for offset in range(pair.kept):
+                    expected = logits_after(pair.tokens[: len(pair.tokens) - offset])
+                    assert np.array_equal(pair.real.logits(offset), expected)
                 with pytest.raises(IndexError):
-                    twin.real.logits(twin.kept)
+                    pair.real.logits(pair.kept)
 
     @invariant()
     def cells_are_those_that_are_held(self) -> None:
-        backend, held = self.executor.backend, [twin.real for twin in self.alive if twin.real.sequence_id is not None]
+        backend, held = self.executor.backend, [pair.real for pair in self.alive if pair.real.sequence_id is not None]
         assert len({one.sequence_id for one in held}) == len(held) <= _SEQUENCES
         assert all(one.held for one in held)
         lengths = {one.sequence_id: one.held for one in held}

@@ -119,7 +119,7 @@ class Batcher:
         for name, shard in self.scheduler.shards.items():
             link = self.replicas.links.get(name)
             if link is None or link.client is None:
-                continue  # It is lost, and the scheduler has not been told yet.
+                continue  # It is lost, and the scheduler does not know yet.
             self.observer.shard_use(
                 ShardUse(
                     shard=name,

@@ -129,7 +129,7 @@ class ShardClient:
     async def lease(self, router_id: str, epoch: int, ttl_s: float, wish: ShardWish | None = None) -> None:
         """Take the shard with a new epoch, or keep it with the same one.
 
-        With a ``wish``, do not take it from another router, which is told of it.
+        With a ``wish``, do not take it from another router, which learns of it.
         """
         request = shard_pb2.LeaseRequest(
             router_id=router_id,

@@ -9,7 +9,7 @@ from caravan_router.engine.link import ShardLink
 class Replicas:
     """The links to the shards of one model, and the facts that hold on all of them.
 
-    The facts of a shard stay while it is away, so that what clients were told stays true, until its address is gone.
+    The facts of a shard stay while it is away, so that answers to clients stay true, until its address is gone.
     The facts of the last shard stay for good.
     """
 

@@ -47,8 +47,8 @@ The members of a beam search are requests that are submitted together, each with
 the first one waits in the queue. It needs as many ids as the search is wide and starts alone; the others branch off
 from its prompt. Beams are residents that never decode: an Evaluate computes one token of each and returns the likeliest
 next tokens, of which the scheduler chooses the next beams. The stay of a beam that is dropped ends, and its sequence
-starts another, as a branch of a beam that goes on. Evaluates and the other steps of a shard take turns. Whatever takes
-cells of one member takes those of all, and the leader waits again.
+starts another, as a branch of a beam that continues. Evaluates and the other steps of a shard take turns. A member that
+loses its cells takes the whole search with it, and the leader waits again.
 
 What outlives a stay
 --------------------
@@ -56,8 +56,8 @@ The cells of a sequence can be saved as *runs* in the shard's host memory, and m
 hash of all tokens up to its end (`prefix_keys`), so a prefix is found wherever it was saved, and a common one is saved
 once. `shard.saved_runs` knows the runs of a shard and says which make way for others. A sequence that is preempted, or
 that ended and should no longer take cells, is saved; a request that begins like it loads what was saved, where that is
-faster than computing. A shard can fetch the runs of another one into its own memory (`transfers`): so a request goes on
-elsewhere when its shard drains, or starts where there is room.
+faster than computing. A shard can fetch the runs of another one into its own memory (`transfers`). So a request
+continues elsewhere when its shard drains, or starts where there is room.
 
 Who writes what
 ---------------

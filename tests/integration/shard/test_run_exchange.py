@@ -62,7 +62,7 @@ async def test_a_run_that_was_fetched_is_loaded_and_continued() -> None:
         assert len(await source.runs()) == 1
 
 
-async def test_what_cannot_be_fetched_is_told_and_changes_nothing() -> None:
+async def test_what_cannot_be_fetched_is_reported_and_changes_nothing() -> None:
     async with running_shard() as source, running_shard(cache_ram=0) as small, running_shard() as target:
         await save(source, PROMPT)
         await target.take()

@@ -108,7 +108,7 @@ def test_flags_of_tls_to_shards_that_lack_others_are_refused(fields: dict[str, A
         RouterConfig(**fields)
 
 
-async def test_fixed_addresses_are_told_at_once() -> None:
+async def test_fixed_addresses_are_known_at_once() -> None:
     async with watching(Address("a:1"), Address("unix:/b"), Address("a:1")) as told:
         assert told == [{"a:1", "unix:/b"}]
 

@@ -44,7 +44,7 @@ def test_addresses_that_only_this_host_reaches_need_no_certificate(address: str)
     assert ShardConfig(backend="fake", address=address).tls is None
 
 
-def test_beyond_loopback_a_shard_has_certificates_or_is_told_to_do_without() -> None:
+def test_beyond_loopback_a_shard_needs_certificates_or_a_flag() -> None:
     secured = ShardConfig(backend="fake", address="0.0.0.0:1", certfile="c.pem", ca_certs="a.pem")
     assert secured.tls is not None
     assert ShardConfig(backend="fake", address="0.0.0.0:1", allow_plaintext=True).tls is None

@@ -209,7 +209,7 @@ CASES: dict[str, tuple[Command, ShardError]] = {
         FilterBatch(keep_ids=[RUNNING, PARTIAL], header=header(spill=[KEY * 2])),
         ShardError.BAD_REQUEST,
     ),
-    "go on with what is parked": (
+    "continue what is parked": (
         Prefill(chunks=[next_chunk(PARTIAL, 4, [1])], header=header(park={PARTIAL: 4})),
         ShardError.WRONG_POSITION,
     ),

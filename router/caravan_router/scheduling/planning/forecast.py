@@ -9,7 +9,7 @@ from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.resident import Resident
 
-# Cells that each sequence should still be able to take after an admission, lest the next step preempts.
+# Cells that each sequence should still be able to take after an admission. With fewer, the next step might preempt.
 GROWTH_CELLS = 8
 # Expecting too few output tokens costs a preemption, too many only some room: rather many.
 _QUANTILE = 0.8

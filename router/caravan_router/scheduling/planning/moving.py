@@ -19,7 +19,7 @@ _PATIENCE_S = 5.0
 _PREFIXES_S = 2.0
 # Continuing from saved cells keeps a text equal to the bit, which is worth this many seconds.
 _SAME_TEXT_S = 0.5
-# Most transfers for one waiting request, lest its prefix follows it from shard to shard.
+# Most transfers for one waiting request: its prefix must not follow it from shard to shard.
 MOST_FETCHES = 2
 
 

@@ -280,7 +280,7 @@ class Openings:
         return list(self._open.values())
 
     def _step_left_s(self, shard: ShardAccount) -> float:
-        """Return how long the step of ``shard`` goes on. One that is late is expected to take as long again."""
+        """Return how many more seconds the step of ``shard`` takes. A late one is expected to take as long again."""
         return abs(shard.busy_until_s - self._clock.now_s) if math.isfinite(shard.busy_until_s) else 0.0
 
     @property

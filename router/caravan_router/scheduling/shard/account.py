@@ -20,7 +20,7 @@ from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix, S
 
 # What a Load costs beside the copy, in seconds: a command of its own.
 LOAD_S = 0.002
-# Cells that a sequence should be able to take after it starts, lest the layout has to change at once.
+# Cells that a sequence should be able to take after it starts. With fewer, the layout might have to change at once.
 _GROWTH_CELLS = 8
 
 

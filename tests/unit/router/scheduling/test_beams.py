@@ -1,4 +1,4 @@
-"""Beam searches: which beams go on, what they hold, and how they end."""
+"""Beam searches: which beams continue, what they hold, and how they end."""
 
 import json
 import math

@@ -24,7 +24,7 @@ def test_the_first_chunk_is_small_and_smaller_beside_decodes() -> None:
     assert costs.tokens_within(10.0, riders=4, context=0) == 32
 
 
-def test_decodes_and_chunks_are_told_apart() -> None:
+def test_decodes_and_chunks_have_costs_of_their_own() -> None:
     costs = learnt()
     assert costs.decode_s(4) == pytest.approx(DECODES_S)
     assert costs.tokens_within(DECODES_S + 40 * TOKEN_S, riders=4, context=0) in (39, 40)

@@ -9,7 +9,7 @@ from caravan_testing.simulation import simulation
 HELLO = tuple(range(1, 21))
 
 
-def test_an_idle_shard_is_told_at_once() -> None:
+def test_an_idle_shard_gets_a_command_at_once() -> None:
     sim = simulation("a")
     sim.submit(HELLO, 5, ignore_eos=True, tenant=Tenant(name="alice"), adapter="x")
     sim.run()
@@ -24,8 +24,8 @@ def test_an_idle_shard_is_told_at_once() -> None:
     assert (second.tokens, second.cells, second.tenant, second.adapter) == (22, 22, "", "")
     assert first.last_used_s < 12.0 < second.last_used_s
     assert evicted.cells == 46
-    [told] = [action for action in sim.actions if isinstance(action, FilterBatch)]
-    assert sorted(told.header.release) == [0, 1]
+    [sent] = [action for action in sim.actions if isinstance(action, FilterBatch)]
+    assert sorted(sent.header.release) == [0, 1]
     sim.run()
     assert not sim.shards["a"].held
     sim.check_at_rest()

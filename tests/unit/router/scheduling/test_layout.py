@@ -137,7 +137,7 @@ def test_a_fixed_layout_stays() -> None:
     assert any(isinstance(action, Decode) for action in sim.actions)
 
 
-def test_sequences_that_need_a_refused_layout_go_on_elsewhere() -> None:
+def test_sequences_that_need_a_refused_layout_continue_elsewhere() -> None:
     split = LayoutLimits(cells=75, cells_per_sequence=25, shares_cells=False)
     unified = LayoutLimits(cells=75, cells_per_sequence=75)
     small = ShardLimits(layout=split, other_layout=unified, max_sequences=3, max_batch_tokens=32)

@@ -51,7 +51,7 @@ def moving() -> tuple[Simulation, int]:
     return sim, request
 
 
-def test_sequences_of_a_shard_that_drains_go_on_elsewhere_from_their_cells() -> None:
+def test_sequences_of_a_draining_shard_continue_elsewhere_from_their_cells() -> None:
     sim = simulation(a=limits())
     requests = start_on(sim, "a", 2)
     sim.join("b", limits())
