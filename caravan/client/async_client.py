@@ -30,9 +30,9 @@ class ClientOptions(TypedDict, total=False):
 
     ``api_key``: sent with every request. ``model``: the name of a model or of an adapter for calls that name none.
     ``parallel``: most prompts of one call that are on the server at a time, 32 by default. ``retries``: how often a
-    call is sent again that the server refused with a Retry-After, after as many seconds; 0 by default. Nothing of such
-    a call was computed; a call whose connection broke is never repeated. ``http``: the HTTP client to use, for proxies,
-    certificates and limits; it is closed with this one.
+    call is sent again that the server refused with 409, 429 or 503 and a Retry-After, after as many seconds; 0 by
+    default. Nothing of such a call was computed. A call whose connection broke is never repeated. ``http``: the HTTP
+    client to use, for proxies, certificates and limits; it is closed with this one.
     """
 
     api_key: str
@@ -197,7 +197,8 @@ class AsyncClient:
         return await self._conversation("GET", f"{CONVERSATIONS}/{quote(conversation_id, safe='')}", None)
 
     async def _conversation(self, method: str, path: str, body: Mapping[str, Any] | None) -> AsyncServedConversation:
-        return await AsyncServedConversation.at(self._connection, Call(method=method, path=path, body=body))
+        call = Call(method=method, path=path, body=body)
+        return await AsyncServedConversation.at(self._connection, self._model, call)
 
     async def _together(self, work: Callable[[int], Coroutine[Any, Any, _T]], count: int) -> list[_T]:
         """Do the work of all numbers below ``count``. The first error cancels the rest, and is raised."""

@@ -37,18 +37,24 @@ class AsyncServedConversation:
     metadata: Mapping[str, str]
     created_at: int
     _connection: Connection = field(repr=False, compare=False)
+    _model: str = field(repr=False, compare=False)
 
     @classmethod
-    async def at(cls, connection: Connection, call: Call) -> Self:
-        """Return the conversation that ``call`` is answered with."""
+    async def at(cls, connection: Connection, model: str, call: Call) -> Self:
+        """Return the conversation that ``call`` is answered with. ``model``: for responses whose options name none."""
         told = (await connection.ask(call)).read(ConversationObject)
         return cls(
-            id=told.id, head=told.head, metadata=told.metadata, created_at=told.created_at, _connection=connection
+            id=told.id,
+            head=told.head,
+            metadata=told.metadata,
+            created_at=told.created_at,
+            _connection=connection,
+            _model=model,
         )
 
     async def refresh(self) -> Self:
         """Return the conversation as it is now."""
-        return await self.at(self._connection, Call(method="GET", path=self._path()))
+        return await self._anew(Call(method="GET", path=self._path()))
 
     async def respond(
         self, given: Input, sampling_params: SamplingParams | None = None, **options: Unpack[RespondOptions]
@@ -75,6 +81,8 @@ class AsyncServedConversation:
         self, given: Input, params: SamplingParams | None, options: RespondOptions, *, stream: bool
     ) -> Call:
         body = bodies.response(self.id, given, params or CHAT_PARAMS, options, stream=stream)
+        if self._model:
+            body.setdefault("model", self._model)
         return Call(method="POST", path=_RESPONSES, body=body)
 
     async def fork(self, at: str | None = None, *, metadata: Mapping[str, str] | None = None) -> Self:
@@ -84,7 +92,7 @@ class AsyncServedConversation:
         default that of this conversation. No text is copied or computed.
         """
         body = {"at": at, "metadata": None if metadata is None else dict(metadata)}
-        return await self.at(self._connection, Call(method="POST", path=self._path("fork"), body=body))
+        return await self._anew(Call(method="POST", path=self._path("fork"), body=body))
 
     async def rewind(self, *, to: str | None = None, turns: int | None = None, if_match: str | None = None) -> Self:
         """Make the item ``to`` the last one, or take back the last ``turns``; a turn begins with the user's message."""
@@ -127,7 +135,7 @@ class AsyncServedConversation:
     async def delete_item(self, item_id: str, *, if_match: str | None = None) -> Self:
         """Delete one item."""
         call = Call(method="DELETE", path=self._path("items", item_id), if_match=if_match)
-        return await self.at(self._connection, call)
+        return await self._anew(call)
 
     async def export(self) -> ConversationExport:
         """Return the whole conversation, for `AsyncClient.import_conversation` of this or another server."""
@@ -145,9 +153,12 @@ class AsyncServedConversation:
         call = Call(method="DELETE", path=self._path(), if_match=if_match)
         (await self._connection.ask(call)).read(DeletedConversation)
 
+    async def _anew(self, call: Call) -> Self:
+        return await self.at(self._connection, self._model, call)
+
     async def _changed(self, change: str, body: Mapping[str, Any], if_match: str | None) -> Self:
         path = self._path(change) if change else self._path()
-        return await self.at(self._connection, Call(method="POST", path=path, body=body, if_match=if_match))
+        return await self._anew(Call(method="POST", path=path, body=body, if_match=if_match))
 
     def _path(self, *names: str) -> str:
         return "/".join([CONVERSATIONS, *(quote(name, safe="") for name in (self.id, *names))])

@@ -17,6 +17,8 @@ T = TypeVar("T")
 _Part_co = TypeVar("_Part_co", covariant=True)
 
 _CONNECT_TIMEOUT_S = 10.0
+# With these and Retry-After, the server has refused a call and computed nothing.
+_REFUSED = frozenset({409, 429, 503})
 # The last event of a response repeats all of it.
 _MAX_EVENT_BYTES = 256 << 20
 
@@ -112,10 +114,11 @@ class Connection:
                     yield response
                     return
                 failure = read_failure(response.status_code, response.headers, await response.aread())
-            if retries == 0 or failure.details.retry_after_s is None:
+            wait_s = failure.details.retry_after_s
+            if retries == 0 or wait_s is None or failure.details.status not in _REFUSED:
                 raise failure
             retries -= 1
-            await asyncio.sleep(failure.details.retry_after_s)
+            await asyncio.sleep(wait_s)
 
     @asynccontextmanager
     async def _sent(self, call: Call) -> AsyncIterator[httpx2.Response]:

@@ -228,7 +228,8 @@ def _refusing(times: int, status: int, headers: dict[str, str]) -> tuple[_Handle
         (2, 503, {"Retry-After": "0"}, 3),
         (3, 409, {"Retry-After": "0.001"}, 3),
         (3, 429, {}, 1),
-        (3, 500, {"Retry-After": "x"}, 1),
+        (3, 503, {"Retry-After": "x"}, 1),
+        (3, 500, {"Retry-After": "0"}, 1),
     ],
 )
 async def test_a_refused_call_is_sent_again_as_often_as_asked(
@@ -324,7 +325,10 @@ async def test_requests_carry_the_key_the_model_and_the_head() -> None:
         await conversation.rewind(turns=1, if_match=conversation.head)
         with pytest.raises(BadReplyError):
             await client.generate("p", SamplingParams(priority=3, timeout=9.5))
-    assert [request.headers["authorization"] for request in seen] == ["Bearer k"] * 3
+        for options in ({}, {"model": "n"}):
+            with pytest.raises(BadReplyError):
+                await conversation.respond("q", **options)  # type: ignore[arg-type]
+    assert [request.headers["authorization"] for request in seen] == ["Bearer k"] * 5
     assert [request.url.path for request in seen][:2] == [
         "/base/v1/conversations",
         "/base/v1/conversations/conv_1/rewind",
@@ -333,7 +337,9 @@ async def test_requests_carry_the_key_the_model_and_the_head() -> None:
     assert msgspec.json.decode(seen[2].content) == {
         "prompt": "p", "max_tokens": 16, "priority": 3, "timeout": 9.5, "model": "m", "return_token_ids": True
     }  # fmt: skip
-    assert all(request.extensions["timeout"]["read"] is None for request in seen) or http.timeout.read is not None
+    asked = {"conversation": "conv_1", "input": "q"}
+    assert msgspec.json.decode(seen[3].content) == asked | {"model": "m"}
+    assert msgspec.json.decode(seen[4].content) == asked | {"model": "n"}
 
 
 _Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
