@@ -42,12 +42,12 @@ class AsyncServedConversation:
     @classmethod
     async def at(cls, connection: Connection, model: str, call: Call) -> Self:
         """Return the conversation that ``call`` is answered with. ``model``: for responses whose options name none."""
-        told = (await connection.ask(call)).read(ConversationObject)
+        reply = (await connection.ask(call)).read(ConversationObject)
         return cls(
-            id=told.id,
-            head=told.head,
-            metadata=told.metadata,
-            created_at=told.created_at,
+            id=reply.id,
+            head=reply.head,
+            metadata=reply.metadata,
+            created_at=reply.created_at,
             _connection=connection,
             _model=model,
         )
@@ -139,11 +139,11 @@ class AsyncServedConversation:
 
     async def export(self) -> ConversationExport:
         """Return the whole conversation, for `AsyncClient.import_conversation` of this or another server."""
-        told = (await self._connection.ask(Call(method="GET", path=self._path("export")))).read(Export)
-        tokens = told.tokens
+        reply = (await self._connection.ask(Call(method="GET", path=self._path("export")))).read(Export)
+        tokens = reply.tokens
         return ConversationExport(
-            items=told.items,
-            metadata=told.metadata,
+            items=reply.items,
+            metadata=reply.metadata,
             fingerprint="" if tokens is None else tokens.fingerprint,
             token_ids=() if tokens is None else tokens.token_ids,
         )

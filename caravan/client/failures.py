@@ -78,12 +78,12 @@ class _Envelope(msgspec.Struct):
 def read_failure(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """Return the error of an answer. ``headers`` finds names in any case."""
     try:
-        told = msgspec.json.decode(body, type=_Envelope).error
+        error = msgspec.json.decode(body, type=_Envelope).error
     except msgspec.MsgspecError:
         text = " ".join(body.decode("utf-8", "replace").split())[:_SHOWN]
-        told = _Body(message=f"the server answered with status {status}: {text or 'nothing'}")
+        error = _Body(message=f"the server answered with status {status}: {text or 'nothing'}")
     request_id, retry_after_s = headers.get("x-request-id", ""), _seconds(headers.get("retry-after", ""))
-    return _failure(status, told, request_id, retry_after_s)
+    return _failure(status, error, request_id, retry_after_s)
 
 
 def read_event_failure(event: str, request_id: str) -> ApiError | None:
@@ -99,17 +99,17 @@ def response_failure(code: str, message: str, request_id: str) -> ApiError:
     return _failure(None, _Body(message=message, code=code), request_id, None)
 
 
-def _failure(status: int | None, told: _Body, request_id: str, retry_after_s: float | None) -> ApiError:
+def _failure(status: int | None, error: _Body, request_id: str, retry_after_s: float | None) -> ApiError:
     details = ErrorDetails(
         status=status,
-        code=told.code or "",
-        type=told.type,
-        param=told.param or "",
+        code=error.code or "",
+        type=error.type,
+        param=error.param or "",
         request_id=request_id,
         retry_after_s=retry_after_s,
     )
-    kind = _BY_CODE.get(told.code or "") or _kind_by_status(status)
-    return kind(told.message, details)
+    kind = _BY_CODE.get(error.code or "") or _kind_by_status(status)
+    return kind(error.message, details)
 
 
 def _kind_by_status(status: int | None) -> type[ApiError]:

@@ -14,8 +14,8 @@ from caravan_router.http.openai.chat.schema import ChatCompletion, ChatCompletio
 from caravan_router.http.openai.completions.schema import Completion, CompletionChoice, PromptLogprob
 from caravan_router.http.openai.schema import Usage
 
-# A token's text and its logprob.
-_Told = Sequence[tuple[str, float | None]]
+# The text and the logprob of each token.
+_Entries = Sequence[tuple[str, float | None]]
 
 
 def read_completion(prompt: PlainPrompt, answer: Answer) -> RequestOutput:
@@ -51,7 +51,7 @@ def read_chat(answer: Answer) -> RequestOutput:
             reasoning="" if message.reasoning_content is msgspec.UNSET else message.reasoning_content,
             tool_calls=[ToolCall(call.id, call.function.name, call.function.arguments) for call in calls],
         )
-        outputs.append(_with_logprobs(output, _told_in_chat(choice.logprobs)))
+        outputs.append(_with_logprobs(output, _chat_entries(choice.logprobs)))
     return RequestOutput(
         request_id=answer.request_id,
         prompt=None,
@@ -102,7 +102,7 @@ class ChatChunks:
                 reasoning="" if delta.reasoning_content is msgspec.UNSET else delta.reasoning_content,
                 tool_calls=[ToolCall(call_id, name, "".join(arguments)) for call_id, name, arguments in calls],
             )
-            outputs.append(_with_logprobs(output, _told_in_chat(choice.logprobs)))
+            outputs.append(_with_logprobs(output, _chat_entries(choice.logprobs)))
         ids = None if chunk.prompt_token_ids is msgspec.UNSET else chunk.prompt_token_ids
         return Chunk(outputs, ids, _usage(chunk.usage))
 
@@ -178,21 +178,21 @@ def _completion_output(choice: CompletionChoice) -> CompletionOutput:
     return _with_logprobs(output, list(zip(columns.tokens, columns.token_logprobs, strict=False)))
 
 
-def _told_in_chat(logprobs: ChatLogprobs | None) -> _Told | None:
+def _chat_entries(logprobs: ChatLogprobs | None) -> _Entries | None:
     return None if logprobs is None else [(entry.token, entry.logprob) for entry in logprobs.content]
 
 
-def _with_logprobs(output: CompletionOutput, told: _Told | None) -> CompletionOutput:
+def _with_logprobs(output: CompletionOutput, entries: _Entries | None) -> CompletionOutput:
     """Add the logprobs of the output's own tokens. Raises BadReplyError."""
-    if told is None:
+    if entries is None:
         return output
-    if len(told) != len(output.token_ids):
-        raise BadReplyError(f"the reply has {len(told)} log probabilities for {len(output.token_ids)} tokens")
+    if len(entries) != len(output.token_ids):
+        raise BadReplyError(f"the reply has {len(entries)} log probabilities for {len(output.token_ids)} tokens")
     logprobs = [
         {} if logprob is None else {token_id: Logprob(logprob, None, text)}
-        for token_id, (text, logprob) in zip(output.token_ids, told, strict=True)
+        for token_id, (text, logprob) in zip(output.token_ids, entries, strict=True)
     ]
-    return replace(output, logprobs=logprobs, cumulative_logprob=sum(logprob or 0.0 for _, logprob in told))
+    return replace(output, logprobs=logprobs, cumulative_logprob=sum(logprob or 0.0 for _, logprob in entries))
 
 
 def _prompt_logprobs(

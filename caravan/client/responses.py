@@ -67,23 +67,23 @@ class ResponseReader:
 
     def read(self, event: str) -> Iterator[ResponsePart]:
         """Yield the parts that an event completes. Raises ApiError, BadReplyError, MsgspecError."""
-        told = _decoded(event, self._request_id)
-        match told.type:
+        decoded = _decoded(event, self._request_id)
+        match decoded.type:
             case "response.created":
-                self._response_id = _response(told).id
+                self._response_id = _response(decoded).id
                 yield ResponsePart(response_id=self._response_id)
             case "response.output_text.delta":
-                yield ResponsePart(response_id=self._response_id, text=_delta(told))
+                yield ResponsePart(response_id=self._response_id, text=_delta(decoded))
             case "response.reasoning_text.delta":
-                yield ResponsePart(response_id=self._response_id, reasoning=_delta(told))
+                yield ResponsePart(response_id=self._response_id, reasoning=_delta(decoded))
             case "response.failed":
-                error = _response(told).error
+                error = _response(decoded).error
                 if error is None:
                     raise BadReplyError("the response failed without an error")
                 raise response_failure(error.code, error.message, self._request_id)
             case kind if kind in _LAST:
                 self.ended = True
-                whole = read_response(_response(told), self._request_id)
+                whole = read_response(_response(decoded), self._request_id)
                 yield ResponsePart(response_id=self._response_id, response=whole)
             case _:
                 # Other events repeat what these say.

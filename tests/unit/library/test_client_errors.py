@@ -80,11 +80,11 @@ _KINDS = sorted([*dict.fromkeys(TABLE.values()), INTERNAL], key=lambda kind: (ki
 
 @pytest.mark.parametrize("kind", _KINDS)
 async def test_every_kind_of_error_has_a_type(kind: ErrorKind) -> None:
-    told = {"message": "No.", "type": openai_type(kind), "param": "stop", "code": openai_code(kind)}
+    error = {"message": "No.", "type": openai_type(kind), "param": "stop", "code": openai_code(kind)}
     headers = {"X-Request-Id": "r-1", "Retry-After": "7"}
 
     def answer(_: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(openai_status(kind), json={"error": told}, headers=headers)
+        return httpx2.Response(openai_status(kind), json={"error": error}, headers=headers)
 
     async with _client(answer) as client:
         for call in (client.generate("p"), _streamed(client), client.conversation("c")):
@@ -92,7 +92,7 @@ async def test_every_kind_of_error_has_a_type(kind: ErrorKind) -> None:
                 await call
             assert type(found.value) is not ApiError
             details = found.value.details
-            assert (details.status, details.code, details.type) == (openai_status(kind), told["code"], told["type"])
+            assert (details.status, details.code, details.type) == (openai_status(kind), error["code"], error["type"])
             assert (details.param, details.request_id, details.retry_after_s) == ("stop", "r-1", 7.0)
             assert pickle.loads(pickle.dumps(found.value)).details == details
 
@@ -126,7 +126,7 @@ async def test_errors_are_those_of_a_model_where_it_has_them(code: str, kinds: t
         (503, UnavailableError), (504, UnavailableError),
     ],
 )  # fmt: skip
-async def test_the_answer_of_a_proxy_is_told_by_its_status(status: int, kind: type[ApiError]) -> None:
+async def test_the_answer_of_a_proxy_has_the_type_of_its_status(status: int, kind: type[ApiError]) -> None:
     page = httpx2.Response(status, html="<h1>Sorry</h1>\n" + "x" * 1000, headers={"Retry-After": "Sun, 06 Nov 2094"})
     async with _client(lambda _: page) as client:
         with pytest.raises(ApiError, match=f"the server answered with status {status}: <h1>Sorry</h1> x+$") as found:
