@@ -92,7 +92,7 @@ def thought_format_of(template: str) -> ThoughtFormat | None:
 
 
 class Beginning(Enum):
-    """What an output begins with."""
+    """The first part of an output."""
 
     # A thought if the model opens one, else the answer.
     UNDECIDED = auto()

@@ -26,7 +26,7 @@ _HARMONY_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 class Thinking(Enum):
     """Whether a model is to think."""
 
-    # As its template has it.
+    # The template decides.
     FREE = auto()
     ON = auto()
     OFF = auto()

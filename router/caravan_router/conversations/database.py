@@ -16,7 +16,7 @@ from caravan_router.conversations.nodes import START, Chain, ExactTokens, Head, 
 from caravan_router.conversations.tables import CHAIN, STATEMENTS, VERSION
 from caravan_router.core.common_length import common_length
 
-# What a row takes beside its contents, roughly.
+# Bytes that a row takes beside its contents, roughly.
 _ROW_BYTES = 400
 # Expired entries are looked for at most so often, and an entry that is used again is written at most so often.
 _SWEEP_S = 1.0

@@ -93,7 +93,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """What one transaction writes: a new node, a head, or both.
+    """The changes that are written together: a new node, a head, or both.
 
     ``expected``: the head's present position, without which nothing is written; None for a new head.
     """

@@ -82,11 +82,11 @@ class Store:
         return await self._call(lambda database: database.commit(owner, transaction, time.time()))
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
-        """Return whether there was one. What continues it stays."""
+        """Forget a response; return whether there was one. Responses that continue it stay."""
         return await self._call(lambda database: database.delete_node(owner, response_id))
 
     async def delete_conversation(self, owner: str, conversation_id: str) -> bool:
-        """Return whether there was one. Its responses stay."""
+        """Forget a conversation; return whether there was one. Its responses stay."""
         return await self._call(lambda database: database.delete_head(owner, conversation_id))
 
     async def _call(self, work: Callable[[Database], T]) -> T:

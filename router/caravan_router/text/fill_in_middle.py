@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from caravan_router.core.engine import FillTokens
 
-# Of the prompt's tokens, when the texts around the gap are too long: llama-server's ratio.
+# One in so many tokens of the prompt stands after the gap when both texts are too long: llama-server's ratio.
 _SHARE_AFTER = 4
 
 
@@ -30,8 +30,8 @@ def fill_prompt(fill: FillTokens, gap: Gap) -> tuple[int, ...]:
 def trimmed(fill: FillTokens, gap: Gap, limit: int) -> Gap:
     """Remove what is farthest from the gap, so that the prompt has at most ``limit`` tokens.
 
-    The context goes first, from its start. Of the texts, as in llama-server, the last three quarters of the room are
-    for the one before the gap, if both are too long.
+    The context goes first, from its start. If both texts are too long, the one before the gap keeps three quarters of
+    the room, as in llama-server.
     """
     room = max(0, limit - len(fill_prompt(fill, Gap(before=(), after=()))))
     after = min(len(gap.after), max(room // _SHARE_AFTER, room - len(gap.before)))

@@ -72,7 +72,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the prompt. ``system``: a text or blocks of text."""
+    """The fields that decide the prompt. ``system``: a text or blocks of text."""
 
     messages: list[MessageParam]
     model: str = ""
@@ -144,7 +144,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """``input_tokens``: tokens of the prompt that were not in the cache. Those that were are read from it.
+    """``input_tokens``: tokens of the prompt that were not in the cache. The others are read from it.
 
     ``output_tokens_details``: absent if the model does not think.
     """

@@ -16,7 +16,7 @@ class LineLimits:
         self._seconds = seconds
         self._began = 0.0
         # Spaces and tabs at the start of the line so far; None behind them, and in the first line.
-        self._indented: int | None = None
+        self._leading: int | None = None
         self.has_new_line = False
         self.ended = False
 
@@ -28,17 +28,17 @@ class LineLimits:
             return text
         is_late = self._seconds > 0 and time.monotonic() - self._began > self._seconds
         for place, character in enumerate(text):
-            if self._indented is not None:
+            if self._leading is not None:
                 if character in " \t":
-                    self._indented += 1
+                    self._leading += 1
                     continue
-                if self._indented < self._indent:
+                if self._leading < self._indent:
                     self.ended = True
                     return text[:place]
-                self._indented = None
+                self._leading = None
             if character == "\n":
                 self.has_new_line = True
-                self._indented = 0
+                self._leading = 0
                 if is_late:
                     self.ended = True
                     return text[: place + 1]

@@ -36,7 +36,7 @@ _STOP_TYPES = {
 
 
 class _Output:
-    """What one generation has added to its reply so far, or since the last event."""
+    """Collects the text and tokens of one generation: all so far, or those since the last event."""
 
     def __init__(self, body: LlamaServerFields, run: Run) -> None:
         self._run = run

@@ -103,7 +103,7 @@ class InfillExtra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class InfillRequest(LlamaServerFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The output belongs between ``input_prefix``, followed by ``prompt``, and ``input_suffix``.
 
-    ``input_extra``: parts of other files, the nearest last. What is too long for the context is cut: the first of the
+    ``input_extra``: parts of other files, the nearest last. Texts that do not fit the context are cut: the first of the
     extra parts, then what is farthest from the gap.
     """
 

@@ -19,7 +19,7 @@ from caravan_router.http.openai.completions.validation import CompletionPlan, va
 from caravan_router.http.openai.prompts import TokensPrompt
 from caravan_router.http.openai.sampling import MAX_WINDOW, MIN_SEED
 
-# What a sampler does when it is left out of `samplers`.
+# Fields that switch a sampler off when it is left out of `samplers`.
 _SWITCHED_OFF: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": None, "presence_penalty": None, "frequency_penalty": None},
     "dry": {"dry_multiplier": None},

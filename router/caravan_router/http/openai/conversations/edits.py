@@ -1,4 +1,4 @@
-"""What changes make of the items of a conversation. Each returns a new list, and keeps the items that stay."""
+"""Changes of the items of a conversation. Each returns a new list, and keeps the items that stay."""
 
 from collections.abc import Callable, Sequence
 from typing import assert_never

@@ -1,4 +1,4 @@
-"""What the routes of conversations have in common: parameters, errors and the form of replies."""
+"""Parameters, errors and replies that the routes of conversations share."""
 
 from aiohttp import web
 

@@ -23,7 +23,7 @@ MAX_ITEMS = 10_000
 MAX_BYTES = 16 << 20
 """Size of these items as JSON."""
 
-# What tools of OpenAI's own did. The model cannot be shown it, and can do without.
+# Items of tools that OpenAI runs. They are stored, and the model is not shown them.
 HOSTED = frozenset(
     {
         "web_search_call",

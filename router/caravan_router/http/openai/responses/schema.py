@@ -56,7 +56,7 @@ class ConversationName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """What a prompt is made of.
+    """The fields that decide the prompt.
 
     ``instructions`` count for this response alone. ``previous_response_id`` continues a response and ``conversation``
     a conversation. ``truncation``: "auto" leaves out the oldest turns if not all fit. Function tools and custom tools

@@ -1,4 +1,4 @@
-"""What a response continues: a response or conversation of the store, or nothing."""
+"""Turns: the items of a request, and the stored response or conversation that they continue."""
 
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager

@@ -42,7 +42,7 @@ class ValidTurn:
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    """What a later turn needs to know of an earlier response."""
+    """The part of an earlier response that a later turn reads."""
 
     truncated: Truncated | None = None
 
