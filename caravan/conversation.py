@@ -23,6 +23,7 @@ from caravan.executor_sampling import choose
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
 from caravan.token import Token
+from caravan_router.core.common_length import common_length
 from caravan_shard.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class Conversation:
         if not tokens and (self._logits is not None or not self._tokens):
             raise RequestError("the prompt has no token")
         self._check_length(len(self._tokens) + len(tokens))
-        self._first_output = len(self._tokens) if all_logits else len(self._tokens) + len(tokens) - 1
+        last = len(self._tokens) + len(tokens) - 1
+        self._first_output = min(len(self._tokens), last) if all_logits else last
         self._tokens += tokens
         self._outputs += outputs
         self._wait()
@@ -213,8 +215,7 @@ class Conversation:
         self._check_length(len(tokens))
         if tokens == self._tokens:
             return
-        pairs = enumerate(zip(tokens, self._tokens, strict=False))
-        common = next((at for at, (new, old) in pairs if new != old), min(len(tokens), len(self._tokens)))
+        common = common_length(tokens, self._tokens)
         self._executor.trim(self, common)
         self._outputs = self._outputs[:common] + [False] * (len(tokens) - common)
         self._tokens, self._logits = tokens, None
@@ -292,8 +293,8 @@ class Conversation:
         if self._waits and self._logits is not None:
             self._logits = self._logits[: max(0, length - self._first_output)]
 
-    def saved(self, cells: NDArray[np.uint8], held: int) -> SavedConversation:
-        """Return what is saved of it, with the ``cells`` of its first ``held`` tokens."""
+    def saved(self, cells: NDArray[np.uint8], *, held: int, source: int = 0, shared: int = 0) -> SavedConversation:
+        """Return what is saved of it, see `SavedConversation`."""
         size = self._executor.vocabulary_size
         return SavedConversation(
             tokens=self._tokens,
@@ -302,6 +303,8 @@ class Conversation:
             first_output=self._first_output,
             logits=np.empty((0, size), np.float32) if self._logits is None else self._logits,
             held=held,
+            source=source,
+            shared=shared,
             cells=cells,
         )
 

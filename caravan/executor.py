@@ -13,10 +13,17 @@ import numpy as np
 from caravan.conversation import Conversation
 from caravan.errors import ClosedError, GenerationError, ModelError, StateError, WrongThreadError
 from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
-from caravan.saved_state import SavedBatch, SavedConversation, decode, encode
+from caravan.saved_state import SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan_proto.flags import from_values
-from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Backend, CellSlice, DecodeOutcome, RunSaving, StartupError, TokenBatch
+from caravan_shard.arrays import Floats, State
+from caravan_shard.backends.base import (
+    Backend,
+    DecodeOutcome,
+    Prefix,
+    RunSaving,
+    StartupError,
+    TokenBatch,
+)
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 
@@ -223,24 +230,26 @@ class Executor:
         return conversation
 
     def _load_all(self, batch: SavedBatch) -> list[Conversation]:
-        if batch.model_fingerprint != self.backend.facts.fingerprint:
+        known = (self.backend.facts.fingerprint, self.vocabulary_size)
+        if (batch.model_fingerprint, batch.vocabulary_size) != known:
             raise StateError("the saved conversation belongs to another model")
         longest = self.backend.capacity.current.cells_per_sequence
         for saved in batch.conversations:
             if len(saved.tokens) > longest:
                 raise StateError(f"a sequence has at most {longest} tokens. Saved: {len(saved.tokens)}")
-        return [self._restore(saved, batch.cells_fingerprint) for saved in batch.conversations]
-
-    def _restore(self, saved: SavedConversation, cells_fingerprint: str) -> Conversation:
-        conversation = self.create()
-        conversation.restore(saved)
-        is_usable = cells_fingerprint == self.backend.state_fingerprint and self._saving is not RunSaving.NOTHING
-        if saved.held and is_usable and self._free_ids:
-            cells = [CellSlice(state=saved.cells, first=0, start=0, end=saved.held)]
-            if self.backend.restore(self._free_ids[0], cells):
-                conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
-        conversation.note_held(conversation.held)
-        return conversation
+        is_usable = batch.cells_fingerprint == self.backend.state_fingerprint and self._saving is not RunSaving.NOTHING
+        conversations = list[Conversation]()
+        for saved, slices in zip(batch.conversations, slices_of(batch), strict=True):
+            conversation = self.create()
+            conversation.restore(saved)
+            if is_usable and slices and self._free_ids:
+                source_id = conversations[saved.source].sequence_id if saved.shared else None
+                shared = None if source_id is None else Prefix(source_id=source_id, length=saved.shared)
+                if self.backend.restore(self._free_ids[0], slices, shared):
+                    conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
+            conversation.note_held(conversation.held)
+            conversations.append(conversation)
+        return conversations
 
     @property
     def _saving(self) -> RunSaving:
@@ -283,22 +292,35 @@ class Executor:
 
     def save_all(self, conversations: Sequence[Conversation], path: str | Path | None) -> bytes:
         """Return the bytes of ``conversations``, and write them to ``path`` if it is given."""
-        batch = SavedBatch(
-            model=self._model,
-            model_fingerprint=self.backend.facts.fingerprint,
-            cells_fingerprint=self.backend.state_fingerprint,
-            conversations=[self._saved(conversation) for conversation in conversations],
+        saved = list[SavedConversation]()
+        for conversation in conversations:
+            saved.append(self._saved(conversation, saved))
+        data = encode(
+            SavedBatch(
+                model=self._model,
+                model_fingerprint=self.backend.facts.fingerprint,
+                cells_fingerprint=self.backend.state_fingerprint,
+                vocabulary_size=self.vocabulary_size,
+                conversations=saved,
+            )
         )
-        data = encode(batch)
         if path is not None:
             Path(path).write_bytes(data)
         return data
 
-    def _saved(self, conversation: Conversation) -> SavedConversation:
-        cells, held, sequence_id = None, conversation.held, conversation.sequence_id
-        if sequence_id is not None and held and self._saving is not RunSaving.NOTHING:
-            cells = self.backend.save(sequence_id, 0, held, _ANY_SIZE, releasing=False)
-        return conversation.saved(_NO_CELLS if cells is None else cells, 0 if cells is None else held)
+    def _saved(self, conversation: Conversation, earlier: Sequence[SavedConversation]) -> SavedConversation:
+        held, sequence_id = conversation.held, conversation.sequence_id
+        if sequence_id is None or not held or self._saving is RunSaving.NOTHING:
+            return conversation.saved(_NO_CELLS, held=0)
+        source, shared = find_shared(
+            conversation.tokens[:held], earlier, whole_only=self._saving is RunSaving.WHOLE_ONLY
+        )
+        cells: State | None = _NO_CELLS
+        if shared < held:
+            cells = self.backend.save(sequence_id, shared, held, _ANY_SIZE, releasing=False)
+        if cells is None:
+            return conversation.saved(_NO_CELLS, held=0)
+        return conversation.saved(cells, held=held, source=source, shared=shared)
 
 
 def _sequence_id(part: _Part) -> int:

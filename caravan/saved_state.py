@@ -4,37 +4,49 @@ A line with the format's name; the length of the header (4 bytes, little-endian)
 conversation its tokens (int32), which of them were sampled (a byte each), its logits (float32) and its cells; and the
 SHA-256 of all that. The checksum finds damage, not malice: load only files of one's own, since llama.cpp reads the
 cells.
+
+The cells of tokens with which several conversations start are saved once, with the first of these conversations.
 """
 
 import hashlib
-import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from caravan.errors import StateError
+from caravan_router.core.common_length import common_length
 from caravan_shard.arrays import Floats, State
+from caravan_shard.backends.base import CellSlice
 
 _MAGIC = b"caravan conversations 1\n"
 _LENGTH = struct.Struct("<I")
 _CHECKSUM_BYTES = 32
 
+# More is in no file, and numpy can count no more.
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedConversation:
-    """``logits`` [rows, vocabulary] has no rows if there were none; ``cells`` is empty if they could not be saved.
+    """``logits`` [rows, vocabulary] has no rows if there were none.
 
-    ``held``: tokens whose cells are saved. ``first_output``: the first token after which logits are wanted.
+    The cells of its first ``held`` tokens are saved: those of the first ``shared`` tokens with the conversation number
+    ``source`` of the batch, which comes earlier, and the rest as ``cells``. ``first_output``: the first token after
+    which logits are wanted.
     """
 
-    tokens: Sequence[int]
+    tokens: list[int]
     outputs: Sequence[bool]
     waits: bool
     first_output: int
     logits: Floats
     held: int
+    source: int
+    shared: int
     cells: State
 
 
@@ -45,69 +57,171 @@ class SavedBatch:
     model: str
     model_fingerprint: str
     cells_fingerprint: str
+    vocabulary_size: int
     conversations: Sequence[SavedConversation]
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Describes a conversation. ``tokens`` and ``rows`` of logits are numbers, ``cells`` is in bytes."""
+
+    tokens: _Count
+    waits: bool
+    first_output: _Count
+    rows: _Count
+    held: _Count
+    source: _Count
+    shared: _Count
+    cells: _Count
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    model_fingerprint: str
+    cells_fingerprint: str
+    vocabulary_size: _Count
+    conversations: tuple[_Entry, ...]
+
+
+def find_shared(tokens: list[int], earlier: Sequence[SavedConversation], *, whole_only: bool) -> tuple[int, int]:
+    """Return the source that saved most of the cells of ``tokens``, and for how many of the first tokens.
+
+    ``whole_only``: only the cells of all tokens can be shared.
+    """
+    source, shared = 0, 0
+    for number, other in enumerate(earlier):
+        length = common_length(tokens, other.tokens[: other.held])
+        if length > shared and not (whole_only and not length == len(tokens) == other.held):
+            source, shared = number, length
+    return source, shared
+
+
+def slices_of(batch: SavedBatch) -> list[list[CellSlice]]:
+    """Return where the cells that each conversation held are, from its first token on."""
+    slices = list[list[CellSlice]]()
+    for one in batch.conversations:
+        end = one.shared
+        mine = (
+            [replace(piece, end=min(piece.end, end)) for piece in slices[one.source] if piece.start < end]
+            if end
+            else []
+        )
+        if one.held > end:
+            mine.append(CellSlice(state=one.cells, first=end, start=end, end=one.held))
+        slices.append(mine)
+    return slices
 
 
 def encode(batch: SavedBatch) -> bytes:
     """Return the bytes of ``batch``."""
-    header = {
-        "model": batch.model,
-        "model_fingerprint": batch.model_fingerprint,
-        "cells_fingerprint": batch.cells_fingerprint,
-        "conversations": [
-            {
-                "tokens": len(one.tokens),
-                "waits": one.waits,
-                "first_output": one.first_output,
-                "logits": list(one.logits.shape),
-                "held": one.held,
-                "cells": one.cells.nbytes,
-            }
-            for one in batch.conversations
-        ],
-    }
-    text = json.dumps(header).encode()
-    parts = [_MAGIC, _LENGTH.pack(len(text)), text]
+    entries = tuple(
+        _Entry(
+            tokens=len(one.tokens),
+            waits=one.waits,
+            first_output=one.first_output,
+            rows=len(one.logits),
+            held=one.held,
+            source=one.source,
+            shared=one.shared,
+            cells=one.cells.nbytes,
+        )
+        for one in batch.conversations
+    )
+    header = msgspec.json.encode(
+        _Header(
+            model=batch.model,
+            model_fingerprint=batch.model_fingerprint,
+            cells_fingerprint=batch.cells_fingerprint,
+            vocabulary_size=batch.vocabulary_size,
+            conversations=entries,
+        )
+    )
+    parts: list[bytes | memoryview] = [_MAGIC, _LENGTH.pack(len(header)), header]
     for one in batch.conversations:
-        parts += [np.array(one.tokens, "<i4").tobytes(), bytes(one.outputs), one.logits.tobytes(), one.cells.tobytes()]
-    data = b"".join(parts)
-    return data + hashlib.sha256(data).digest()
+        parts += [np.array(one.tokens, "<i4").tobytes(), bytes(one.outputs), one.logits.tobytes(), one.cells.data]
+    checksum = hashlib.sha256()
+    for part in parts:
+        checksum.update(part)
+    return b"".join([*parts, checksum.digest()])
 
 
 def decode(data: bytes) -> SavedBatch:
-    """Return the batch that ``data`` holds. Raises StateError."""
+    """Return the batch that ``data`` holds; its cells are views of ``data``. Raises StateError."""
     if not data.startswith(_MAGIC):
         raise StateError("this is no saved conversation")
-    body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    if hashlib.sha256(body).digest() != checksum:
+    body = memoryview(data)[:-_CHECKSUM_BYTES]
+    if hashlib.sha256(body).digest() != data[-_CHECKSUM_BYTES:]:
         raise StateError("the saved conversation is damaged: its checksum is wrong")
-    start = len(_MAGIC) + _LENGTH.size
-    (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
-    header = json.loads(body[start : start + length])
-    at = start + length
-    conversations = []
+    try:
+        return _batch(_Parts(body[len(_MAGIC) :]))
+    except (_WrongError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise StateError(f"the saved conversation makes no sense: {error}") from None
 
-    def take(count: int) -> bytes:
-        nonlocal at
-        at += count
-        return body[at - count : at]
 
-    for one in header["conversations"]:
-        rows, size = one["logits"]
-        conversations.append(
-            SavedConversation(
-                tokens=np.frombuffer(take(4 * one["tokens"]), "<i4").tolist(),
-                outputs=list(map(bool, take(one["tokens"]))),
-                waits=one["waits"],
-                first_output=one["first_output"],
-                logits=np.frombuffer(take(4 * rows * size), np.float32).reshape(rows, size),
-                held=one["held"],
-                cells=np.frombuffer(take(one["cells"]), np.uint8),
-            )
-        )
+class _WrongError(Exception):
+    """The parts do not fit together."""
+
+
+class _Parts:
+    """Takes one part after another."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._rest = body
+
+    def take(self, size: int) -> memoryview:
+        """Return the next ``size`` bytes."""
+        if size > len(self._rest):
+            raise _WrongError("it is too short for what its header says")
+        part, self._rest = self._rest[:size], self._rest[size:]
+        return part
+
+    def finish(self) -> None:
+        """Check that nothing is left."""
+        if self._rest:
+            raise _WrongError("it is too long for what its header says")
+
+
+def _batch(parts: _Parts) -> SavedBatch:
+    (length,) = _LENGTH.unpack(parts.take(_LENGTH.size))
+    header = msgspec.json.decode(parts.take(length), type=_Header)
+    conversations: list[SavedConversation] = []
+    for entry in header.conversations:
+        _check(entry, conversations)
+        conversations.append(_conversation(entry, parts, header.vocabulary_size))
+    parts.finish()
     return SavedBatch(
-        model=header["model"],
-        model_fingerprint=header["model_fingerprint"],
-        cells_fingerprint=header["cells_fingerprint"],
+        model=header.model,
+        model_fingerprint=header.model_fingerprint,
+        cells_fingerprint=header.cells_fingerprint,
+        vocabulary_size=header.vocabulary_size,
         conversations=conversations,
     )
+
+
+def _conversation(entry: _Entry, parts: _Parts, vocabulary_size: int) -> SavedConversation:
+    tokens = np.frombuffer(parts.take(4 * entry.tokens), "<i4")
+    if np.any((tokens < 0) | (tokens >= vocabulary_size)):
+        raise _WrongError("a token is not in the vocabulary")
+    outputs = list(map(bool, parts.take(entry.tokens)))
+    logits = np.frombuffer(parts.take(4 * entry.rows * vocabulary_size), np.float32)
+    return SavedConversation(
+        tokens=tokens.tolist(),
+        outputs=outputs,
+        waits=entry.waits,
+        first_output=entry.first_output,
+        # A copy, since a view would keep all of the bytes.
+        logits=logits.reshape(entry.rows, vocabulary_size).copy(),
+        held=entry.held,
+        source=entry.source,
+        shared=entry.shared,
+        cells=np.frombuffer(parts.take(entry.cells), np.uint8),
+    )
+
+
+def _check(entry: _Entry, earlier: Sequence[SavedConversation]) -> None:
+    """Check that the numbers of ``entry`` fit together, and to the conversations before it."""
+    # What waits has at least a token to compute, for its logits.
+    computable = entry.tokens - entry.waits
+    if entry.held > computable or entry.rows > computable or (entry.waits and entry.first_output > computable):
+        raise _WrongError("more is computed than there are tokens")
+    if entry.shared and (entry.source >= len(earlier) or entry.shared > min(entry.held, earlier[entry.source].held)):
+        raise _WrongError("a conversation shares cells that are not there")

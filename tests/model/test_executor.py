@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from caravan import Conversation, Executor, SamplingParams
-from caravan_testing.shard_models import DEMO_MODEL, TIE_LOGITS, fetched
+from caravan_testing.shard_models import DEMO_MODEL, TIE_LOGITS, WINDOW_MODEL, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -120,6 +120,40 @@ def test_a_batch_of_eight_continues_in_a_new_process(executor: Executor, tmp_pat
     ).stdout.splitlines()
     assert printed[0] == "True"
     assert [list(map(int, line.split())) for line in printed[1:]] == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "layout", "cells"),
+    [(DEMO_MODEL, 200, "unified", 256), (DEMO_MODEL, 200, "split", 1024), (WINDOW_MODEL, 700, "unified", 1024)],
+    ids=["unified", "split", "window"],
+)
+def test_forks_are_opened_with_the_cells_that_they_share(
+    model: Path, length: int, layout: str, cells: int, tmp_path: Path
+) -> None:
+    """In the unified layout there is room for them only because they share cells."""
+    options = {"ctx_size": cells, "kv_layout": layout, "parallel": 4, "flash_attn": "off", "threads": 1}
+    with Executor(fetched(model), **options) as executor:  # type: ignore[arg-type]
+        root = executor.create()
+        root.prompt((executor.tokenize("A long story about a river and the sea, told again. ") * 60)[:length])
+        while executor.infer().waiting:
+            pass
+        whole = len(root.save())
+        for number in range(3):
+            root.fork().prompt(executor.tokenize(f"It was number {number}", add_special=False))
+        while executor.infer().waiting:
+            pass
+        executor.save(tmp_path / "batch")
+        # Each of the others has its logits, and the cells of a few tokens.
+        assert (tmp_path / "batch").stat().st_size < whole + 3 * (4 * executor.vocabulary_size + whole // 10)
+        with Executor.open(tmp_path / "batch", **options) as other:  # type: ignore[arg-type]
+            for conversation, copy in zip(executor.conversations, other.conversations, strict=True):
+                assert copy.held == copy.token_count == conversation.token_count
+                for one in (conversation, copy):
+                    one.prompt([5])
+            executor.infer()
+            other.infer()
+            for conversation, copy in zip(executor.conversations, other.conversations, strict=True):
+                assert np.abs(conversation.logits() - copy.logits()).max() < TIE_LOGITS[model]
 
 
 def test_a_recurrent_model_computes_again_what_it_cannot_cut(tmp_path: Path) -> None:

@@ -3,24 +3,52 @@
 The toy model's logits depend on every token and its position, so that a lost or mixed-up cell changes them.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
 import caravan
 from caravan import Conversation, Executor, State
+from caravan_shard.backends.base import DecodeOutcome, PrefixSharing, RunSaving
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
-from caravan_shard.backends.toy.model import VOCABULARY_SIZE, toy_logits
+from caravan_shard.backends.toy.model import VOCABULARY_SIZE, ToyVocabulary, toy_logits
+from caravan_shard.kv_layout import KvLayout
 
 _CELLS = 40
 _SEQUENCES = 3
 _BATCH = 4
 _TOKENS = st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=12)
+_TEXTS = st.text("ab é", min_size=1, max_size=8)
+_VOCABULARY = ToyVocabulary()
+# The second one where its executor was closed, too.
+_ENDED = (caravan.ConversationEnded, caravan.ClosedError)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What cells can do."""
+
+    layout: KvLayout = KvLayout.UNIFIED
+    sharing: PrefixSharing = PrefixSharing.ANY
+    saving: RunSaving = RunSaving.ANY
+
+
+_KINDS = (
+    Kind(),
+    Kind(layout=KvLayout.SPLIT),
+    Kind(saving=RunSaving.NOTHING),
+    Kind(sharing=PrefixSharing.WHOLE_ONLY, saving=RunSaving.WHOLE_ONLY),
+)
 
 
 def logits_after(tokens: list[int]) -> NDArray[np.float32]:
@@ -46,57 +74,91 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.executor = Executor(
-            "toy.gguf", backend="fake", ctx_size=_CELLS, parallel=_SEQUENCES, batch_size=_BATCH, cache_ram=0
-        )
         self.alive: list[Pair] = []
+        self.executor: Executor | None = None
+
+    @initialize(kind=st.sampled_from(_KINDS))
+    def open(self, kind: Kind) -> None:
+        self.kind = kind
+        with patch("caravan.executor.backend_loader", self._loader):
+            self.executor = Executor("toy.gguf", backend="fake")
+
+    def _loader(self, _config: object) -> Callable[[], ToyBackend]:
+        def load() -> ToyBackend:
+            backend = ToyBackend(
+                cells=_CELLS,
+                max_sequences=_SEQUENCES,
+                max_batch_tokens=_BATCH,
+                layout=self.kind.layout,
+                sharing=self.kind.sharing,
+            )
+            limits = replace(backend.capacity.current, saving=self.kind.saving)
+            backend.capacity = replace(backend.capacity, layouts=(limits,))
+            self.longest = limits.cells_per_sequence
+            return backend
+
+        return load
+
+    @property
+    def opened(self) -> Executor:
+        assert self.executor is not None
+        return self.executor
+
+    @property
+    def backend(self) -> ToyBackend:
+        assert isinstance(self.opened.backend, ToyBackend)
+        return self.opened.backend
 
     def teardown(self) -> None:
-        self.executor.close()
+        if self.executor is not None:
+            self.executor.close()
 
-    def _refused(self, pair: Pair, *states: State) -> type[caravan.CaravanError] | None:
-        """Return the error of a call that needs one of ``states``; None if the call fits."""
+    def _refused(self, pair: Pair, *states: State) -> tuple[type[caravan.CaravanError], ...] | None:
+        """Return the errors of a call that needs one of ``states``; None if the call fits."""
         if pair.state in states:
             return None
         return {
-            State.ENDED: caravan.ConversationEnded,
-            State.PENDING: caravan.NeedsInfer,
-            State.IDLE: caravan.NeedsPrompt,
+            State.ENDED: _ENDED,
+            State.PENDING: (caravan.NeedsInfer,),
+            State.IDLE: (caravan.NeedsPrompt,),
         }[pair.state]
 
     @rule(target=pairs)
     def create(self) -> Pair:
-        pair = Pair(self.executor.create())
+        pair = Pair(self.opened.create())
         self.alive.append(pair)
         return pair
 
-    @rule(pair=pairs, tokens=_TOKENS, all_logits=st.booleans())
-    def prompt(self, pair: Pair, tokens: list[int], all_logits: bool) -> None:
+    @rule(pair=pairs, prompt=_TOKENS | _TEXTS, all_logits=st.booleans())
+    def prompt(self, pair: Pair, prompt: list[int] | str, all_logits: bool) -> None:
+        tokens = prompt
+        if isinstance(tokens, str):
+            tokens = _VOCABULARY.tokenize(tokens, add_special=not pair.tokens, parse_special=True)
         if pair.state in (State.PENDING, State.ENDED):
-            error = caravan.AlreadyPrompted if pair.state is State.PENDING else caravan.ConversationEnded
+            error = (caravan.AlreadyPrompted,) if pair.state is State.PENDING else _ENDED
             with pytest.raises(error):
-                pair.real.prompt(tokens, all_logits=all_logits)
-        elif len(pair.tokens) + len(tokens) > _CELLS:
+                pair.real.prompt(prompt, all_logits=all_logits)
+        elif len(pair.tokens) + len(tokens) > self.longest:
             with pytest.raises(caravan.TooLong):
-                pair.real.prompt(tokens, all_logits=all_logits)
+                pair.real.prompt(prompt, all_logits=all_logits)
         else:
-            pair.real.prompt(tokens, all_logits=all_logits)
+            pair.real.prompt(prompt, all_logits=all_logits)
             pair.tokens += tokens
             pair.state, pair.kept = State.PENDING, len(tokens) if all_logits else 1
 
-    @rule(pair=pairs)
-    def prompt_nothing(self, pair: Pair) -> None:
+    @rule(pair=pairs, all_logits=st.booleans())
+    def prompt_nothing(self, pair: Pair, all_logits: bool) -> None:
         if pair.state is State.IDLE and pair.tokens:
-            pair.real.prompt([])
+            pair.real.prompt([], all_logits=all_logits)
             pair.state, pair.kept = State.PENDING, 1
         else:
-            with pytest.raises((caravan.ConversationError, caravan.RequestError)):
-                pair.real.prompt([])
+            with pytest.raises((caravan.ConversationError, caravan.ClosedError, caravan.RequestError)):
+                pair.real.prompt([], all_logits=all_logits)
 
     @rule()
     def infer(self) -> None:
         waiting = {pair.real for pair in self.alive if pair.state is State.PENDING}
-        did = self.executor.infer()
+        did = self.opened.infer()
         groups = (did.done, did.waiting, did.starved)
         assert set().union(*groups) == waiting
         assert sum(map(len, groups)) == len(waiting)
@@ -105,6 +167,16 @@ class ExecutorMachine(RuleBasedStateMachine):
         for pair in self.alive:
             if pair.real in did.done:
                 pair.state = State.READY
+
+    @rule()
+    def infer_and_fail(self) -> None:
+        """A step that fails leaves half of its tokens in the cache."""
+        self.backend.hook = lambda _batch: DecodeOutcome.FAILED
+        try:
+            assert not self.opened.infer().done
+        except caravan.GenerationError:
+            assert any(pair.state is State.PENDING for pair in self.alive)
+        self.backend.hook = None
 
     @rule()
     def infer_all(self) -> None:
@@ -126,16 +198,42 @@ class ExecutorMachine(RuleBasedStateMachine):
     @rule(pair=pairs)
     def sample(self, pair: Pair) -> None:
         if (error := self._refused(pair, State.READY)) is not None:
-            with pytest.raises(error):
-                pair.real.sample()
+            for call in (pair.real.sample, pair.real.logits):
+                with pytest.raises(error):
+                    call()
             return
-        token = pair.real.sample()
-        assert token.id == int(logits_after(pair.tokens).argmax())
+        logits = logits_after(pair.tokens)
+        assert pair.real.sample().id == int(logits.argmax())
+        assert pair.real.sample(lambda row: int(row.argmin())).id == int(logits.argmin())
+
+    @rule(pair=pairs, count=st.integers(0, 6))
+    def generate(self, pair: Pair, count: int) -> None:
+        written, appended, ends = list[int](), 0, False
+        try:
+            for token in pair.real.generate(count):
+                assert token.id == int(logits_after(pair.tokens + written).argmax())
+                appended = len(written)
+                written.append(token.id)
+                ends = token.ends
+            appended = len(written) - ends
+        except caravan.TooLong:
+            assert len(pair.tokens) + appended == self.longest
+        except caravan.CacheFull:
+            appended = len(written)
+        except (caravan.NeedsPrompt, *_ENDED):
+            assert pair.state in (State.IDLE, State.ENDED)
+        if appended:
+            pair.tokens, pair.kept = pair.tokens + written[:appended], 1
+        for one in self.alive:
+            # Its steps are those of all conversations that wait.
+            if one.state is State.PENDING or one is pair:
+                one.state = one.real.state
+                assert one.state is not State.ENDED
 
     @rule(target=pairs, pair=pairs)
     def fork(self, pair: Pair) -> Pair:
         if pair.state is State.ENDED:
-            with pytest.raises(caravan.ConversationEnded):
+            with pytest.raises(_ENDED):
                 pair.real.fork()
             return pair
         other = Pair(pair.real.fork(), list(pair.tokens), pair.state, pair.kept)
@@ -173,7 +271,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         if (error := self._refused(pair, State.IDLE, State.READY)) is not None:
             with pytest.raises(error):
                 pair.real.modify(lambda _: new)
-        elif len(new) > _CELLS:
+        elif len(new) > self.longest:
             with pytest.raises(caravan.TooLong):
                 pair.real.modify(lambda _: new)
         else:
@@ -189,38 +287,65 @@ class ExecutorMachine(RuleBasedStateMachine):
     def unload(self, pair: Pair) -> None:
         if pair.state is not State.ENDED:
             pair.real.unload()
+            assert pair.real.held == 0
+            return
+        with pytest.raises(_ENDED):
+            pair.real.unload()
 
     @rule(target=pairs, pair=pairs)
     def save_and_load(self, pair: Pair) -> Pair:
         if pair.state is State.ENDED:
-            with pytest.raises(caravan.ConversationEnded):
+            with pytest.raises(_ENDED):
                 pair.real.save()
             return pair
-        other = Pair(self.executor.load(pair.real.save()), list(pair.tokens), pair.state, pair.kept)
+        other = Pair(self.opened.load(pair.real.save()), list(pair.tokens), pair.state, pair.kept)
         self.alive.append(other)
         return other
 
-    @rule(pair=consumes(pairs))
+    @rule(fits=st.booleans())
+    def save_and_open_all(self, fits: bool) -> None:
+        """Where the cells fit, as much is held as before, in no more cells."""
+        backend = self.backend
+        if not fits:
+            backend.state_fingerprint = "another"
+        used, held = backend.cache.used, [pair.real.held for pair in self.alive]
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "batch"
+            self.opened.save(path)
+            self.opened.close()
+            with patch("caravan.executor.backend_loader", self._loader):
+                self.executor = Executor.open(path, backend="fake")
+        for pair, real in zip(self.alive, self.opened.conversations, strict=True):
+            pair.real = real
+        if not fits or self.kind.saving is RunSaving.NOTHING:
+            assert not any(pair.real.held for pair in self.alive)
+        elif self.kind.saving is RunSaving.ANY:
+            assert [pair.real.held for pair in self.alive] == held
+            assert self.backend.cache.used <= used
+
+    @rule(pair=pairs)
     def close(self, pair: Pair) -> None:
         pair.real.close()
         pair.real.close()
         if pair in self.alive:
             self.alive.remove(pair)
         pair.state = State.ENDED
-        with pytest.raises(caravan.ConversationEnded):
-            pair.real.prompt([1])
 
     @precondition(lambda self: self.alive)
     @rule(pair=pairs)
     def refuse_an_id(self, pair: Pair) -> None:
-        with pytest.raises((caravan.RequestError, caravan.ConversationError)):
+        with pytest.raises((caravan.ConversationError, caravan.ClosedError, caravan.RequestError)):
             pair.real.prompt([VOCABULARY_SIZE])
+        with pytest.raises((caravan.ConversationError, caravan.ClosedError, caravan.RequestError)):
+            pair.real.modify(lambda tokens: [*tokens, -1])
 
     @invariant()
     def conversations_are_what_they_must_be(self) -> None:
-        assert [pair.real for pair in self.alive] == list(self.executor.conversations)
+        assert [pair.real for pair in self.alive] == list(self.opened.conversations)
         for pair in self.alive:
             assert (pair.real.tokens, pair.real.state) == (pair.tokens, pair.state)
+            pieces = map(_VOCABULARY.piece, pair.tokens)
+            assert pair.real.text == b"".join(one.data for one in pieces if not one.special).decode("utf-8", "replace")
             if pair.state is State.READY:
                 for offset in range(pair.kept):
                     expected = logits_after(pair.tokens[: len(pair.tokens) - offset])
@@ -230,7 +355,7 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     @invariant()
     def cells_are_those_that_are_held(self) -> None:
-        backend, held = self.executor.backend, [pair.real for pair in self.alive if pair.real.sequence_id is not None]
+        backend, held = self.backend, [pair.real for pair in self.alive if pair.real.sequence_id is not None]
         assert len({one.sequence_id for one in held}) == len(held) <= _SEQUENCES
         assert all(one.held for one in held)
         lengths = {one.sequence_id: one.held for one in held}

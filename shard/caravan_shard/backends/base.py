@@ -306,10 +306,11 @@ class Backend(Protocol):
         """
         ...
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
         """Put saved cells, which follow each other from position 0 on, under an id that holds nothing.
 
-        False if there was no room or a state is damaged; the id holds nothing then.
+        ``shared``: cells of another sequence that are equal to the first of these, and are used for both sequences
+        where the layout lets them be. False if there was no room or a state is damaged; the id holds nothing then.
         """
         ...
 

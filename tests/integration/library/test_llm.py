@@ -328,15 +328,6 @@ async def test_a_model_that_cannot_be_opened_leaves_nothing() -> None:
     await eventually(lambda: threading.active_count() <= before)
 
 
-def test_opening_and_closing_leaves_no_thread() -> None:
-    LLM("toy.gguf", backend="fake").close()
-    before = threading.active_count()
-    for _ in range(10):
-        with LLM("toy.gguf", backend="fake", ctx_size=256) as llm:
-            llm.generate("p", _GREEDY)
-    assert threading.active_count() == before
-
-
 async def test_the_asynchronous_calls_return_the_same(llm: LLM) -> None:
     async with AsyncLLM("toy.gguf", backend="fake", embeddings=True) as other:
         outputs = await asyncio.gather(*(other.generate(f"p{number}", _GREEDY) for number in range(6)))

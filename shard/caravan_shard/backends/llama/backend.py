@@ -13,7 +13,15 @@ import llama_cpp
 import numpy as np
 
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, RunSaving, StartupError, TokenBatch
+from caravan_shard.backends.base import (
+    Capacity,
+    CellSlice,
+    DecodeOutcome,
+    Prefix,
+    RunSaving,
+    StartupError,
+    TokenBatch,
+)
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.attention import is_worth_leaving, step_seconds
 from caravan_shard.backends.llama.batch import LlamaBatch
@@ -294,9 +302,9 @@ class LlamaCppBackend:
         """Call llama_state_seq_get_data, and cut the state."""
         return self._memory.save(sequence_id, start, end, most_bytes, releasing=releasing)
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
-        """Join the states and call llama_state_seq_set_data."""
-        return self._memory.restore(sequence_id, slices)
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
+        """Join the states and call llama_state_seq_set_data, and llama_memory_seq_cp for shared cells."""
+        return self._memory.restore(sequence_id, slices, shared)
 
     def set_layout(self, layout: KvLayout) -> bool:
         """Free the context and make another over the same model."""

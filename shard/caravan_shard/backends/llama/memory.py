@@ -2,13 +2,14 @@
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp
 import numpy as np
 
 from caravan_shard.arrays import State
-from caravan_shard.backends.base import CellSlice, TokenBatch
+from caravan_shard.backends.base import CellSlice, Prefix, TokenBatch
 from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat, find_format
 
 TO_THE_END = -1
@@ -90,17 +91,23 @@ class LlamaMemory:
         state = self._get_state(sequence_id, self._lent(self._state_bytes(sequence_id)))
         return self._built(form, [[cache.cut(start, end)] for cache in form.parse(state)])
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
         """Put saved cells into memory; False, and nothing is held, if there is no room or a state is damaged."""
         assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         form = self._format
         if form is None:
             return self._set_state(sequence_id, slices[0].state)
+        first = 0 if shared is None or self._copies_whole else shared.length
+        own = [replace(one, start=max(one.start, first)) for one in slices if one.end > first]
         try:
-            pieces = [[cache.cut(one.start, one.end) for cache in form.parse(one.state)] for one in slices]
+            pieces = [[cache.cut(one.start, one.end) for cache in form.parse(one.state)] for one in own]
         except StateError:
             return False
-        return self.put(form, sequence_id, list(zip(*pieces, strict=True)))
+        if pieces and not self.put(form, sequence_id, list(zip(*pieces, strict=True))):
+            return False
+        if shared is not None and first:
+            llama_cpp.llama_memory_seq_cp(self._memory, shared.source_id, sequence_id, TO_THE_END, first)
+        return True
 
     def put(self, form: StateFormat, sequence_id: int, parts: Sequence[Sequence[CacheCells]]) -> bool:
         """Put cells into memory, ``parts`` of each cache; False, and nothing is held, if there is no room."""

@@ -16,7 +16,7 @@ import llama_cpp
 import numpy as np
 
 from caravan_shard.arrays import Ids, State
-from caravan_shard.backends.base import CellSlice, TokenBatch
+from caravan_shard.backends.base import CellSlice, Prefix, TokenBatch
 from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat
 from caravan_shard.backends.llama.memory import LlamaMemory
 
@@ -74,9 +74,9 @@ class WindowedMemory(LlamaMemory):
             pieces.append([cache.cut(first, last) for cache in form.parse(state)])
         return self._built(form, list(zip(*pieces, strict=True)))
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
         """Put saved cells into memory and guard them."""
-        restored = super().restore(sequence_id, slices)
+        restored = super().restore(sequence_id, slices, shared)
         if restored:
             self._guard(sequence_id, self.length(sequence_id))
         return restored

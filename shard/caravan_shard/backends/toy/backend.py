@@ -17,6 +17,7 @@ from caravan_shard.backends.base import (
     DecodeOutcome,
     DraftModel,
     LayoutLimits,
+    Prefix,
     PrefixSharing,
     RunSaving,
     TokenBatch,
@@ -146,17 +147,27 @@ class ToyBackend:
             self.cache.trim(sequence_id, 0)
         return states if states.nbytes <= most_bytes else None
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
-        """Give the sequence new cells with the states of ``slices``."""
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
+        """Give the sequence cells with the states of ``slices``, which are new but for those of ``shared``."""
         assert self.cache.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         states: list[int] = []
         for one in slices:
             assert one.start == len(states) < one.end, f"{len(states)} cells before {one.start}"
+            if one.state.nbytes % 8:
+                return False
             found = one.state.view(np.uint64)[one.start - one.first : one.end - one.first].tolist()
             if len(found) != one.end - one.start:
                 return False
             states += found
-        return self.cache.put_back(sequence_id, states)
+        known = 0
+        if shared is not None and self.cache.layout is KvLayout.UNIFIED:
+            known = shared.length
+            assert self.cache.states(shared.source_id, 0, known) == states[:known], "the cells are not equal"
+            self.cache.copy(shared.source_id, sequence_id, known)
+        if not self.cache.put_back(sequence_id, states[known:]):
+            self.cache.trim(sequence_id, 0)
+            return False
+        return True
 
     def set_layout(self, layout: KvLayout) -> bool:
         """Make the cache anew; in the old layout unless ``layout_works``."""

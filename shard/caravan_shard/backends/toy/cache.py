@@ -77,10 +77,10 @@ class ToyCache:
         return [cell.state for cell in self.held[sequence_id][start:end]]
 
     def put_back(self, sequence_id: int, states: list[int]) -> bool:
-        """Give the sequence new cells with ``states``; False if there are not enough."""
+        """Give the sequence more cells, with ``states``; False if there are not enough."""
         if not self.has_room({sequence_id: len(states)}):
             return False
-        self.held[sequence_id] = [_Cell(state) for state in states]
+        self.held.setdefault(sequence_id, []).extend(map(_Cell, states))
         self.used += len(states)
         return True
 
