@@ -24,6 +24,10 @@ async def stream(service: Service, body: Any) -> list[Any]:
     return named_events(await response.text())
 
 
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else 1
+
+
 async def error(service: Service, body: Any, status: int = 400) -> Any:
     response = await service.post("/v1/responses", body)
     assert response.status == status, await response.text()
@@ -142,6 +146,17 @@ async def test_custom_tools_are_functions_of_one_text() -> None:
         assert "[tool]done</s>" in prompt_text(service.engine)
 
 
+async def test_the_input_of_a_custom_tool_is_text_whatever_the_model_writes() -> None:
+    deep = '{"a": ' + "[" * 2000 + "]" * 2000 + "}"
+    called = engine(f'<tool_call>{{"name": "patch", "arguments": {deep}}}</tool_call>')
+    called.model = replace(WORD_MODEL, chat_template=TEMPLATE + "{# <tool_call> #}")
+    async with serving(called) as service:
+        body = {"input": "Hi", "tools": [{"type": "custom", "name": "patch"}]}
+        [call] = (await service.reply("/v1/responses", body))["output"]
+        assert call["input"] == deep
+        assert (await stream(service, body))[-1]["response"]["output"][0]["input"] == deep
+
+
 async def test_thoughts_are_items_of_their_own() -> None:
     thinking = engine("<think>", "So", ".", "</think>", "Yes")
     thinking.model = replace(WORD_MODEL, chat_template=TEMPLATE + "{# <think></think> #}")
@@ -177,6 +192,10 @@ async def test_thoughts_are_items_of_their_own() -> None:
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
         ({"input": [{"role": "x" * 100_000, "content": "Hi"}]}, "input[0]"),
+        ({"input": [{"type": "web_search_call", "action": nested(65)}]}, "input[0]"),
+        ({"input": [{"type": "local_shell_call", "call_id": "a", "action": nested(65)}]}, "input[0].action"),
+        ({"tools": [{"type": "web_search", "filters": nested(65)}]}, "tools[0]"),
+        ({"tool_choice": {"type": "function", "name": "f", "more": nested(65)}}, "tool_choice"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
         ({"temperature": -1}, "temperature"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),

@@ -9,6 +9,7 @@ import msgspec
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import Json
 from caravan_router.http.generation.rules import UnsupportedFieldError
+from caravan_router.http.openai.chat.messages import check_depth
 from caravan_router.http.openai.responses.rules import (
     ItemsSizeError,
     TooManyItemsError,
@@ -103,6 +104,7 @@ def _item(field: str, item: Json, earlier: Mapping[str, Json]) -> Json:
     if isinstance(kind, str) and kind in _READERS:
         return _READERS[kind](field, item)
     if isinstance(kind, str) and kind in HOSTED:
+        check_depth(field, item)
         return item | {"id": new_id("item")}
     raise UnsupportedItemError(f"{field}.type", kind)
 
@@ -159,7 +161,9 @@ def _output_of(kind: str, prefix: str) -> Callable[[str, Json], Json]:
 def _local_shell_call(field: str, item: Json) -> Json:
     if not isinstance(call_id := item.get("call_id"), str):
         raise MissingFieldError(f"{field}.call_id")
-    arguments = msgspec.json.encode(item.get("action") or {}).decode()
+    action = item.get("action") or {}
+    check_depth(f"{field}.action", action)
+    arguments = msgspec.json.encode(action).decode()
     return function_call_item(new_id("fc"), call_id, "local_shell", arguments)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from caravan_router.http.generation.rules import UnsupportedFieldError
+from caravan_router.http.openai.chat.messages import MAX_DEPTH, check_depth
 from caravan_router.http.openai.chat.schema import ChosenFunction, FunctionDefinition, NamedToolChoice, Tool
 from caravan_router.http.openai.rules import MissingFieldError
 
@@ -26,6 +27,8 @@ def offered_tools(given: Sequence[Mapping[str, Any]]) -> OfferedTools:
     """Raises ValidationError."""
     tools, custom, skipped = [], set(), set()
     for number, tool in enumerate(given):
+        # Its fields may be as deep as in chat.
+        check_depth(f"tools[{number}]", tool, MAX_DEPTH + 1)
         match tool:
             case {"type": "function" | "custom", "name": str()}:
                 tools.append(_custom(tool) if tool["type"] == "custom" else _function(f"tools[{number}]", tool))
@@ -83,10 +86,10 @@ def custom_arguments(given: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the input of a custom tool; the arguments themselves if they were cut off."""
+    """Return the input of a custom tool; the arguments themselves if they are no JSON of this form."""
     try:
         return msgspec.json.decode(arguments, type=_CustomArguments).input
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return arguments
 
 

@@ -17,6 +17,7 @@ from caravan_router.http.generation.rules import (
     UnsupportedFieldError,
 )
 from caravan_router.http.generation.schema import Format, JsonSchemaFormat, NamedSchema
+from caravan_router.http.openai.chat.messages import check_depth
 from caravan_router.http.openai.chat.schema import ChatRequest
 from caravan_router.http.openai.chat.validation import ChatSource, ValidChat, validate_chat
 from caravan_router.http.openai.responses.item_messages import count_system, messages_of, turns_of
@@ -57,6 +58,8 @@ def check_request(body: ResponseRequest) -> None:
         raise UnsupportedFieldError("top_logprobs", "set it to 0", body.top_logprobs)
     check_positive("max_output_tokens", body.max_output_tokens)
     check_metadata(body.metadata)
+    # The reply shows it.
+    check_depth("tool_choice", body.tool_choice)
 
 
 def check_metadata(metadata: dict[str, str] | None) -> None:
