@@ -1,6 +1,7 @@
 """A scheduler and model shards. Events are handled one at a time, and every invariant is checked after each."""
 
 import itertools
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +168,7 @@ class Simulation:
         adapter: str = "",
         prompt_logprobs: bool = False,
         max_draft_tokens: int = 0,
+        end_by_s: float = math.inf,
     ) -> int:
         request_id = next(self._ids)
         made = request(
@@ -181,6 +183,7 @@ class Simulation:
             prompt_logprobs=prompt_logprobs,
             arrived_s=self.now,
             max_draft_tokens=max_draft_tokens,
+            end_by_s=end_by_s,
         )
         self.requests[request_id] = made
         self.received[request_id] = []
@@ -259,7 +262,9 @@ class Simulation:
         for request_id, made in self.requests.items():
             expected = expected_beam(made.spec) if made.spec.beams is not None else expected_output(made.spec)
             received = self.received[request_id]
-            if request_id in self.finished:
+            if request_id in self.finished and made.spec.beams is not None and made.end_by_s < math.inf:
+                assert received, "a search that is late delivers what it has"
+            elif request_id in self.finished:
                 assert received == expected
                 logprobs = expected_prompt_logprobs(made.spec) if made.spec.prompt_logprobs else ()
                 assert self.prompt_logprobs.get(request_id, ()) == logprobs

@@ -74,6 +74,8 @@ _PROMPTS = (
     )
 )
 _NAMES = ("a", "b", "c")
+# Seconds until a request must have ended. A step takes 0.01 s.
+_LASTING = st.sampled_from([math.inf, math.inf, math.inf, 0.05, 0.15, 1.0])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -132,6 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             [{}, {}, {"namespace": "salt"}, {"adapter": "x"}, {"adapter": "y"}, {"prompt_logprobs": True}]
         ),
         max_draft_tokens=st.sampled_from([0, 0, 2, 8]),
+        lasts_s=_LASTING,
     )
     def submit(
         self,
@@ -143,6 +146,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         copies: int,
         kind: dict[str, Any],
         max_draft_tokens: int,
+        lasts_s: float,
     ) -> None:
         for _ in range(copies):
             self.simulation.submit(
@@ -152,6 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 priority=priority,
                 tenant=tenant,
                 max_draft_tokens=max_draft_tokens,
+                end_by_s=self.simulation.now + lasts_s,
                 **kind,
             )
 
@@ -164,6 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         penalty=st.sampled_from([0.0, 1.0, 2.0]),
         early=st.sampled_from(EarlyStopping),
         kind=st.sampled_from([{}, {}, {"namespace": "salt"}, {"adapter": "x"}]),
+        lasts_s=_LASTING,
     )
     def submit_beams(
         self,
@@ -175,10 +181,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         penalty: float,
         early: EarlyStopping,
         kind: dict[str, Any],
+        lasts_s: float,
     ) -> None:
         ends = frozenset(range(0, 97, 7))
         search = BeamSearch(width=width, index=0, length_penalty=penalty, early_stopping=early, eos_token_ids=ends)
-        self.simulation.submit_beams(tuple(prompt), new, search, ignore_eos=not eos, priority=priority, **kind)
+        fields = {"ignore_eos": not eos, "priority": priority, "end_by_s": self.simulation.now + lasts_s, **kind}
+        self.simulation.submit_beams(tuple(prompt), new, search, **fields)
 
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data())
