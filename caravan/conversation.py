@@ -54,8 +54,8 @@ class State(Enum):
 class Conversation:
     """A list of tokens, and the logits after its last ones. `Executor.create` makes it.
 
-    Every call that does not fit the state raises a ConversationError and changes nothing. Whatever is done to the
-    tokens, logits are those of the tokens computed from the start: cells are never moved, they are computed again.
+    Every call that does not fit the state raises a ConversationError and changes nothing. After any change of the
+    tokens, logits equal those of the tokens computed from the start: cells are never moved but computed again.
     """
 
     def __init__(self, executor: "Executor") -> None:
@@ -205,7 +205,7 @@ class Conversation:
         self.modify(lambda tokens: tokens[:keep] + tokens[keep + count :])
 
     def modify(self, edit: Callable[[list[int]], Sequence[int]]) -> None:
-        """Replace the tokens by what ``edit`` makes of them. What follows their common prefix is computed again.
+        """Replace the tokens by what ``edit`` returns for them. Tokens behind the common prefix are computed again.
 
         Raises NeedsInfer, TooLong, RequestError.
         """
@@ -294,7 +294,7 @@ class Conversation:
             self._logits = self._logits[: max(0, length - self._first_output)]
 
     def saved(self, cells: NDArray[np.uint8], *, held: int, source: int = 0, shared: int = 0) -> SavedConversation:
-        """Return what is saved of it, see `SavedConversation`."""
+        """Return what `Executor.save` writes of this conversation. The parameters are fields of the result."""
         size = self._executor.vocabulary_size
         return SavedConversation(
             tokens=self._tokens,
@@ -309,7 +309,7 @@ class Conversation:
         )
 
     def restore(self, saved: SavedConversation) -> None:
-        """Become what was saved, but for the cells."""
+        """Take over all that was saved but the cells."""
         self._tokens, self._outputs = list(saved.tokens), list(saved.outputs)
         self._waits, self._first_output = saved.waits, saved.first_output
         self._logits = saved.logits if len(saved.logits) else None

@@ -34,10 +34,10 @@ _NO_CELLS = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Inference(Generic[_C]):
-    """What one step did with conversations.
+    """What one step did with the conversations that waited.
 
-    ``done``: conversations that are ready. ``waiting``: those with more tokens than the step had room for; call again.
-    ``starved``: those for which the cache has no room, or no sequence; they are as they were.
+    ``done``: they are ready. ``waiting``: they have more tokens than the step had room for; call again. ``starved``:
+    the cache has no room, or no sequence, for them; they are as they were.
     """
 
     done: tuple[_C, ...]
@@ -55,8 +55,9 @@ class _Part:
 
 
 class Executor:
-    """A GGUF model in this process, whose conversations wait until `infer` is called. For the thread that makes it.
+    """A GGUF model in this process, whose conversations wait until `infer` is called.
 
+    Only the thread that makes it may use it: see `AsyncExecutor` for a model with a thread of its own.
     Use it as a context manager, or `close` it. There may be more conversations than sequences: those that hold no cells
     cost memory for their tokens and logits alone.
     """
@@ -96,7 +97,7 @@ class Executor:
         return executor
 
     def close(self) -> None:
-        """End all conversations, and free the model. Closing it again does nothing."""
+        """Close all conversations, and free the model. Closing it again does nothing."""
         if self._close.alive:
             self.check()
             for conversation in self.conversations:
@@ -218,7 +219,7 @@ class Executor:
         self.save_all(self.conversations, path)
 
     def load(self, saved: str | Path | bytes) -> Conversation:
-        """Return a new conversation, equal to one that `Conversation.save` saved, from its bytes or file.
+        """Return a new conversation, equal to the one that `Conversation.save` saved, from its bytes or its file.
 
         Where its cells do not fit, its tokens are computed again when it is prompted. Raises StateError, OSError.
         """
@@ -285,7 +286,7 @@ class Executor:
             conversation.sequence_id = None
 
     def end(self, conversation: Conversation) -> None:
-        """Free what the conversation holds, and forget it."""
+        """Free the cells of the conversation, and forget it."""
         self.check()
         self.trim(conversation, 0)
         del self._conversations[conversation]
