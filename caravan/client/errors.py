@@ -90,7 +90,7 @@ class RateLimitError(OverloadedError):
 
 
 class UnavailableError(ApiError):
-    """No shard is up, or a proxy cannot reach the server."""
+    """No shard is up, the server cannot read or write its store, or a proxy cannot reach the server."""
 
 
 class ServerDeadlineError(ApiError, DeadlineError):

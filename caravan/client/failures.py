@@ -46,6 +46,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "overloaded": OverloadedError,
     "rate_limit_exceeded": RateLimitError,
     "request_timeout": InvalidRequestError,
+    "store_unavailable": UnavailableError,
     "template_error": InvalidRequestError,
     "tool_error": InvalidRequestError,
     "validation": InvalidRequestError,

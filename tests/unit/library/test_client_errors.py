@@ -29,6 +29,7 @@ from caravan.client import (
     UnavailableError,
     UnreachableError,
 )
+from caravan.client.failures import response_failure
 from caravan_router.http.openai.errors import openai_code, openai_status, openai_type
 from caravan_router.http.server.errors import INTERNAL, TABLE, ErrorKind
 
@@ -95,6 +96,8 @@ async def test_every_kind_of_error_has_a_type(kind: ErrorKind) -> None:
             assert (details.status, details.code, details.type) == (openai_status(kind), error["code"], error["type"])
             assert (details.param, details.request_id, details.retry_after_s) == ("stop", "r-1", 7.0)
             assert pickle.loads(pickle.dumps(found.value)).details == details
+    # An error that ends a stream has no status, so that its code alone must be enough.
+    assert type(response_failure(error["code"] or "", "No.", "r-1")) is not ApiError
 
 
 @pytest.mark.parametrize(
