@@ -119,7 +119,9 @@ class LocalModel:
         closing.push_async_callback(templates.close)
         running = asyncio.create_task(fleet.run())
         closing.push_async_callback(_cancelled, running)
-        closing.push_async_callback(fleet.settle, _SETTLE_S)
+        if self._shard_config.cache_dir:
+            # What the shard keeps of ended sequences is saved to files. In memory it would end with the shard.
+            closing.push_async_callback(fleet.settle, _SETTLE_S)
         return fleet, templates
 
     async def close(self) -> None:

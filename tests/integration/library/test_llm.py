@@ -6,11 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import caravan
-from caravan import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
+from caravan import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from caravan_shard.backends.toy.model import BOS, ToyVocabulary
 from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import eventually
@@ -58,6 +59,18 @@ def test_the_second_of_two_equal_prompts_is_cached(llm: LLM) -> None:
     first, second = (llm.generate("It is said twice, word for word.", _GREEDY)[0] for _ in range(2))
     assert first.num_cached_tokens < 4
     assert len(first.prompt_token_ids) - 4 < second.num_cached_tokens < len(first.prompt_token_ids)
+
+
+@pytest.mark.parametrize("layout", ["split", "unified"])
+def test_the_next_model_finds_what_is_cached_in_files(layout: str, tmp_path: Path) -> None:
+    def generate() -> RequestOutput:
+        with LLM("toy.gguf", backend="fake", ctx_size=2048, cache_dir=str(tmp_path), kv_layout=layout) as llm:
+            (output,) = llm.generate("one two three four " * 10, _GREEDY)
+            return output
+
+    assert generate().num_cached_tokens == 0
+    again = generate()
+    assert again.num_cached_tokens > len(again.prompt_token_ids) // 2
 
 
 def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
