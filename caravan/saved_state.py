@@ -186,7 +186,11 @@ def _batch(parts: _Parts) -> SavedBatch:
     conversations: list[SavedConversation] = []
     for entry in header.conversations:
         _check(entry, conversations)
-        conversations.append(_conversation(entry, parts, header.vocabulary_size))
+        conversation = _conversation(entry, parts, header.vocabulary_size)
+        shared = entry.shared
+        if shared and conversation.tokens[:shared] != conversations[entry.source].tokens[:shared]:
+            raise _WrongError("a conversation shares cells of other tokens")
+        conversations.append(conversation)
     parts.finish()
     return SavedBatch(
         model=header.model,

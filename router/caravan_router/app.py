@@ -24,7 +24,7 @@ from caravan_router.tracing.settings import tracing
 
 _log = logging.getLogger(__name__)
 
-# Time for a step and for the command that releases its sequences.
+# Time for a step, for the command that releases its sequences, and for saving what shards keep of ended ones.
 _SETTLE_S = 5.0
 
 

@@ -116,3 +116,14 @@ def test_a_header_that_claims_more_than_there_is_allocates_nothing() -> None:
         claimed = [header["conversations"][0] | {name: 1 << 45}]
         with pytest.raises(caravan.StateError, match=r"too short|more is computed"):
             decode(_file(header | {"conversations": claimed}, rest))
+
+
+def test_cells_are_shared_by_equal_tokens_only() -> None:
+    header, rest = _saved()
+    first = header["conversations"][0]
+    # The second conversation begins with its tokens.
+    at = 5 * first["tokens"] + 4 * first["rows"] * header["vocabulary_size"] + first["cells"]
+    (token,) = struct.unpack_from("<i", rest, at)
+    other = rest[:at] + struct.pack("<i", token ^ 1) + rest[at + 4 :]
+    with pytest.raises(caravan.StateError, match="shares cells of other tokens"):
+        decode(_file(header, other))
