@@ -2,10 +2,14 @@
 PYTHON ?= python3
 DEMO_MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO_MODEL)
+# A name, such as smollm2 or hf:owner/repo:Q4_K_M, is no file that make could need.
+MODEL_FILE := $(filter-out hf:%,$(filter %.gguf,$(MODEL)))
 SHARDS ?= 1
 ARGS ?=
+# One more than the cores of a small machine, since tests also wait.
+WORKERS ?= 3
 # The tests of a file share servers and stay together. Those in tests/e2e are the slowest and start first.
-PYTEST := .venv/bin/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := .venv/bin/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 MINUTES ?= 20
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -14,16 +18,27 @@ CLIENT := .cache/clients/text-generation/.installed
 DEPLOY_TOOLS := .cache/tools/deploy/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
-.PHONY: help run test test-clients test-deploy images test-images check lint format proto openapi docs manifests bench simulate soak chaos clean
+# The tests start many processes, which otherwise compile their modules again and again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help run quick test test-slow test-clients test-deploy test-rpc test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-run: $(INSTALLED) $(MODEL) ## serve MODEL (default: the demo model) with SHARDS shards, after setting up what is missing; ARGS: more flags
+run: $(INSTALLED) $(MODEL_FILE) ## serve MODEL, a name or a file (default: the demo model), with SHARDS shards, after setting up what is missing; ARGS: more flags
 	$(BIN)/caravan serve --model $(MODEL) --shards $(SHARDS) $(ARGS)
 
-test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the test suite; ARGS: more pytest flags
+quick: WORKERS = 2
+quick: $(INSTALLED) ## run the tests of single modules and of what is generated, but those over HTTP; ARGS: more pytest flags
+	$(PYTEST) tests/unit tests/contract --ignore tests/unit/bench --ignore tests/unit/router/http $(ARGS)
+
+test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the test suite but for its slow tests, with WORKERS processes; ARGS: more pytest flags
 	$(PYTEST) $(ARGS)
+
+test-slow: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## run the slow tests: long load, faults, scarce cells, slow DNS, and all random examples; ARGS: more pytest flags
+	CARAVAN_TEST_EXAMPLES=all $(PYTEST) -m "slow or examples" $(ARGS)
+	$(BIN)/pytest tests/deploy/rollout -m slow $(ARGS)
 
 test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client libraries, and with nginx if it is installed (apt-get install nginx-light)
 	$(BIN)/pytest -m clients $(ARGS)
@@ -31,8 +46,17 @@ test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client lib
 test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deploy/: the Helm chart, images, units, scripts; ARGS: more pytest flags
 	$(BIN)/pytest tests/deploy $(ARGS)
 
+test-rpc: $(INSTALLED) $(DEMO_MODEL) ## test shards with layers on rpc-servers, for which llama.cpp must be built with RPC, as it is by default
+	$(BIN)/pytest -m rpc $(ARGS)
+
+test-gpu: $(INSTALLED) $(DEMO_MODEL) ## test on the GPUs of this host, for which llama.cpp must be built, see docs/operations.md
+	$(BIN)/pytest tests/gpu -m gpu -s $(ARGS)
+
 images: ## build the container images with buildah; ARGS: more of its flags, such as --build-arg BASE=debian@sha256:...
 	deploy/images/build.sh $(ARGS)
+
+test-cluster: $(INSTALLED) $(DEPLOY_TOOLS) ## test the chart on the cluster of KUBECONFIG, with the images of CARAVAN_CLUSTER_IMAGES; ARGS: more pytest flags
+	$(BIN)/pytest tests/deploy/cluster -m cluster $(ARGS) || [ $$? -eq 5 ]  # skipped as a whole
 
 test-images: $(INSTALLED) $(DEMO_MODEL) ## run the images under runc as root (apt-get install buildah runc), after make images
 	$(BIN)/pytest tests/deploy/images -m images $(ARGS)

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from caravan.async_llm import AsyncLLM
+from caravan.chat_session import AsyncChatSession, ChatSession
 from caravan.errors import (
     AlreadyPrompted,
     CacheFull,
@@ -13,17 +14,22 @@ from caravan.errors import (
     ConversationError,
     DeadlineError,
     GenerationError,
+    LogitsProcessorError,
     ModelError,
     NeedsInfer,
     NeedsPrompt,
+    ReplyUnderWay,
     RequestError,
+    ServerError,
     StateError,
     TooLong,
     WrongThreadError,
 )
 from caravan.llm import LLM
-from caravan.options import ModelOptions
+from caravan.options import ModelOptions, ServerOptions
 from caravan.outputs import (
+    ChatPart,
+    ChatReply,
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -35,6 +41,7 @@ from caravan.outputs import (
 )
 from caravan.prompts import TextPrompt, TokensPrompt
 from caravan.sampling_params import ChoiceParameters, SamplingParams, StructuredOutputsParams
+from caravan.server import AsyncServer, Server
 from caravan.token import Token
 
 if TYPE_CHECKING:
@@ -46,12 +53,17 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AlreadyPrompted",
+    "AsyncChatSession",
     "AsyncClient",
     "AsyncConversation",
     "AsyncExecutor",
     "AsyncLLM",
+    "AsyncServer",
     "CacheFull",
     "CaravanError",
+    "ChatPart",
+    "ChatReply",
+    "ChatSession",
     "ChoiceParameters",
     "Client",
     "ClosedError",
@@ -65,16 +77,21 @@ __all__ = [
     "Executor",
     "GenerationError",
     "Inference",
+    "LogitsProcessorError",
     "Logprob",
     "ModelError",
     "ModelOptions",
     "NeedsInfer",
     "NeedsPrompt",
+    "ReplyUnderWay",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "Server",
+    "ServerError",
+    "ServerOptions",
     "State",
     "StateError",
     "StructuredOutputsParams",

@@ -6,12 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
+from caravan.closing import AsyncClosing
 from caravan.conversation import GREEDY, Conversation, Sampler, State
 from caravan.errors import ClosedError
 from caravan.executor import Executor, Inference
+from caravan.executor_generation import Stop
 from caravan.options import ModelOptions
 from caravan.token import Token
 
@@ -98,7 +99,7 @@ def _awaited(
     return call
 
 
-class AsyncConversation(_Remote[Conversation]):
+class AsyncConversation(_Remote[Conversation], AsyncClosing):
     """`Conversation` for asyncio: the same calls with the same meaning, awaited. `AsyncExecutor.create` makes it.
 
     Two are equal if they are the same conversation. A sampler, a criterion or an edit that is a function runs on the
@@ -133,6 +134,7 @@ class AsyncConversation(_Remote[Conversation]):
         return self._conversation.token_count
 
     prompt = _awaited(Conversation.prompt)
+    prompt_messages = _awaited(Conversation.prompt_messages)
     logits = _awaited(Conversation.logits)
     sample = _awaited(Conversation.sample)
     rewind = _awaited(Conversation.rewind)
@@ -150,7 +152,7 @@ class AsyncConversation(_Remote[Conversation]):
         return AsyncConversation(self._thread, await self._run(Conversation.fork))
 
     async def generate(
-        self, max_tokens: int, sampler: Sampler = GREEDY, stop: Callable[[Token], bool] | None = None
+        self, max_tokens: int | None = None, sampler: Sampler = GREEDY, stop: Stop | None = None
     ) -> AsyncGenerator[Token, None]:
         """See `Conversation.generate`. Conversations that generate at the same time share their steps."""
         moves, end = self._conversation.generation(max_tokens, sampler, stop), object()
@@ -163,19 +165,11 @@ class AsyncConversation(_Remote[Conversation]):
         if self.state is not State.ENDED:
             await self._run(Conversation.close)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     def _use(self) -> Conversation:
         return self._conversation
 
 
-class AsyncExecutor(_Remote[Executor]):
+class AsyncExecutor(_Remote[Executor], AsyncClosing):
     """`Executor` for asyncio: the same calls with the same meaning, awaited. Use it as an asynchronous context manager.
 
     The model has a thread of its own, where calls run one after another, so that the event loop never waits for a step.
@@ -207,11 +201,6 @@ class AsyncExecutor(_Remote[Executor]):
 
     def _load(self) -> None:
         self._executor = self._make()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Wait for the calls that were made, end all conversations, and free the model.

@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from caravan.errors import ClosedError
 
@@ -12,6 +12,15 @@ T = TypeVar("T")
 
 # The signal of Ctrl-C may reach another thread of the process. The handler runs when this one looks up.
 _POLL_S = 0.5
+# Stands for the item after the last one.
+END = object()
+
+
+class Call(Generic[T]):
+    """Work that was handed to the loop's thread. ``task`` is None until that thread has taken it up."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[T] | None = None
 
 
 class BackgroundLoop:
@@ -25,6 +34,8 @@ class BackgroundLoop:
         self._thread.start()
         self._lock = threading.Lock()
         self._closed = False
+        # Why the owner can do nothing more, although it is not closed.
+        self._failure: BaseException | None = None
         # Calls that have not ended.
         self._calls: set[asyncio.Task[Any]] = set()
 
@@ -37,35 +48,58 @@ class BackgroundLoop:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
-    def start(
-        self, work: Coroutine[Any, Any, T], tasks: "list[asyncio.Task[T]]", on_end: "Callable[[asyncio.Task[T]], None]"
-    ) -> None:
-        """Start ``work`` and put its task into ``tasks``; ``on_end`` is called on the loop's thread when it has ended.
+    def start(self, call: Call[T], work: Coroutine[Any, Any, T], on_end: Callable[[], None]) -> None:
+        """Start ``work`` as the task of ``call``; ``on_end`` is called on the loop's thread when it has ended.
 
-        Raises ClosedError.
+        The caller makes ``call``, since an interrupt may keep this method from returning. Raises ClosedError.
         """
 
         def begin() -> None:
-            task = self._loop.create_task(work)
+            task = call.task = self._loop.create_task(work)
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
-            task.add_done_callback(on_end)
-            tasks.append(task)
+            task.add_done_callback(lambda _task: on_end())
 
         with self._lock:
-            if self._closed:
+            if self._closed or self._failure is not None:
                 work.close()
-                raise ClosedError(f"the {self._owner} is closed")
+                raise self._ended("is closed")
             self._loop.call_soon_threadsafe(begin)
 
-    def cancel(self, tasks: "Sequence[asyncio.Task[Any]]", on_nothing: Callable[[], None]) -> bool:
-        """Cancel what `start` put into ``tasks``, or call ``on_nothing``; False if the thread ends anyway."""
+    def fail(self, failure: BaseException) -> None:
+        """End all calls, and refuse later ones, with a ClosedError of which ``failure`` is the cause.
+
+        Call it on the loop's thread. What the owner holds stays until `close`.
+        """
+        with self._lock:
+            self._failure = failure
+        for call in self._calls:
+            call.cancel()
+
+    def result(self, call: Call[T]) -> T:
+        """Return the result of a call that has ended. Raises ClosedError if the owner's end has cancelled it."""
+        assert call.task is not None, "a call that has ended was taken up"
+        try:
+            return call.task.result()
+        except asyncio.CancelledError:
+            error = self._ended("was closed before the call had ended")
+            raise error from error.__cause__
+
+    def _ended(self, otherwise: str) -> ClosedError:
+        if self._failure is None:
+            return ClosedError(f"the {self._owner} {otherwise}")
+        error = ClosedError(f"the {self._owner} has failed: {type(self._failure).__name__}: {self._failure}")
+        error.__cause__ = self._failure
+        return error
+
+    def cancel(self, call: Call[Any], on_nothing: Callable[[], None]) -> bool:
+        """Cancel ``call``, or call ``on_nothing`` if it was never started; False if the thread ends anyway."""
 
         def stop() -> None:
-            for task in tasks:
-                task.cancel()
-            if not tasks:
+            if call.task is None:
                 on_nothing()
+            else:
+                call.task.cancel()
 
         with self._lock:
             if not self._closed:
@@ -75,36 +109,28 @@ class BackgroundLoop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` to its end and return its result. An interrupt, such as Ctrl-C, cancels it first."""
         ended = threading.Event()
-        tasks: list[asyncio.Task[T]] = []
+        call = Call[T]()
         try:
-            self.start(work, tasks, lambda _task: ended.set())
+            self.start(call, work, ended.set)
             while not ended.wait(_POLL_S):
                 pass
         except ClosedError:
             raise
         except BaseException:
             # The interrupt may have come before the task was made.
-            if self.cancel(tasks, ended.set):
+            if self.cancel(call, ended.set):
                 ended.wait()
             raise
-        try:
-            return tasks[0].result()
-        except asyncio.CancelledError:
-            raise ClosedError(f"the {self._owner} was closed before the call had ended") from None
+        return self.result(call)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yield the items of an asynchronous generator; closing the iterator closes it."""
-        end = object()
-
-        async def following() -> Any:
-            return await anext(items, end)
-
         try:
-            while (item := self.run(following())) is not end:
+            while (item := self.run(following(items))) is not END:
                 yield item
         finally:
             with suppress(ClosedError):
-                self.run(_end(items))
+                self.run(end(items))
 
     def close(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Cancel the calls, run ``finish``, and end the thread. Closing it again does nothing."""
@@ -131,5 +157,11 @@ class BackgroundLoop:
             self._loop.stop()
 
 
-async def _end(items: AsyncGenerator[Any, None]) -> None:
+async def following(items: AsyncGenerator[Any, None]) -> Any:
+    """Return the next item, or END after the last one."""
+    return await anext(items, END)
+
+
+async def end(items: AsyncGenerator[Any, None]) -> None:
+    """Close ``items``, also before the last one."""
     await items.aclose()

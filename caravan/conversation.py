@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from operator import index
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan.chat_call import Messages, PromptOptions, chat_fields_of
+from caravan.closing import Closing
 from caravan.errors import (
     AlreadyPrompted,
     CacheFull,
@@ -19,11 +20,13 @@ from caravan.errors import (
     RequestError,
     TooLong,
 )
+from caravan.executor_generation import Stop, ending_of, generation
 from caravan.executor_sampling import choose
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
 from caravan.token import Token
 from caravan_router.core.common_length import common_length
+from caravan_router.text.detokenize import display_text
 from caravan_shard.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ class State(Enum):
     ENDED = "ended"
 
 
-class Conversation:
+class Conversation(Closing):
     """A list of tokens, and the logits after its last ones. `Executor.create` makes it.
 
     Every call that does not fit the state raises a ConversationError and changes nothing. After any change of the
@@ -106,9 +109,7 @@ class Conversation:
         these tokens, not after the last one only. An empty list asks for the logits of a conversation that was cut
         back. Raises AlreadyPrompted, TooLong, RequestError.
         """
-        self._check()
-        if self._waits:
-            raise AlreadyPrompted("call Executor.infer before the next prompt")
+        self._check_unprompted()
         if isinstance(prompt, str):
             tokenize = self._executor.backend.vocabulary.tokenize
             tokens = tokenize(prompt, add_special=not self._tokens, parse_special=True)
@@ -126,6 +127,26 @@ class Conversation:
         self._tokens += tokens
         self._outputs += outputs
         self._wait()
+
+    def prompt_messages(
+        self, messages: Messages, *, add_generation_prompt: bool | None = None, **options: Unpack[PromptOptions]
+    ) -> None:
+        """Let it have the prompt that `LLM.chat` makes of all ``messages``; `Executor.infer` computes what is new.
+
+        Its tokens stay as far as they stand for the same text, also where the tokenizer would split a reply otherwise;
+        those behind are replaced. ``add_generation_prompt``: open the assistant's turn at the end; None for the rule of
+        `LLM.chat`, by which the model continues an assistant's message at the end. All tokens count as the prompt, not
+        as outputs. Raises AlreadyPrompted, TooLong, RequestError.
+        """
+        self._check_unprompted()
+        fields = chat_fields_of(options, PromptOptions) | {"add_generation_prompt": add_generation_prompt}
+        tokens = self._executor.chat_prompts.tokens(messages, fields, self._tokens)
+        if not tokens:
+            raise RequestError("the prompt has no token")
+        self._check_length(len(tokens))
+        if tokens != self._tokens or self._logits is None:
+            self._become(tokens)
+        self._outputs = [False] * len(tokens)
 
     def logits(self, offset: int = 0) -> NDArray[np.float32]:
         """Return the logits [vocabulary] after the last token but ``offset``, in an array of its own.
@@ -153,16 +174,22 @@ class Conversation:
             self._check_ids([token])
         piece = backend.vocabulary.piece(token)
         logprob = token_logprobs(logits, token, 0).chosen
-        ends = token in backend.facts.eog_ids
-        return Token(id=token, piece=piece.data, special=piece.special, ends=ends, logprob=logprob)
+        ends = token in backend.facts.eos_token_ids
+        text = "" if piece.special else display_text(piece.data)
+        return Token(id=token, piece=piece.data, special=piece.special, ends=ends, logprob=logprob, text=text)
 
     def generate(
-        self, max_tokens: int, sampler: Sampler = GREEDY, stop: Callable[[Token], bool] | None = None
+        self, max_tokens: int | None = None, sampler: Sampler = GREEDY, stop: Stop | None = None
     ) -> Iterator[Token]:
         """Sample and append up to ``max_tokens`` tokens, and yield each before it is appended.
 
-        Ends after a token that ends an output, or for which ``stop`` returns true; that one is not appended. Raises
-        CacheFull if there is no room; the last token waits then, and `Executor.infer` continues.
+        ``max_tokens``: None for that of the parameters, which counts too where it is set. ``stop``: a function that
+        says of a token that the output ends, or stop strings and ids of tokens, beside those of the parameters. The
+        token that ends the output is not appended. The texts of all tokens, joined, are the text of `LLM.generate`, cut
+        at a stop string: tokens that may begin one are appended before they are yielded.
+
+        Raises RequestError, also for parameters that have no meaning here, and CacheFull if there is no room; the last
+        token waits then, and `Executor.infer` continues.
         """
         moves = self.generation(max_tokens, sampler, stop)
         return (move for move in moves if move is not None)
@@ -213,15 +240,8 @@ class Conversation:
         tokens = list(map(index, edit(list(self._tokens))))
         self._check_ids(tokens)
         self._check_length(len(tokens))
-        if tokens == self._tokens:
-            return
-        common = common_length(tokens, self._tokens)
-        self._executor.trim(self, common)
-        self._outputs = self._outputs[:common] + [False] * (len(tokens) - common)
-        self._tokens, self._logits = tokens, None
-        if tokens:
-            self._first_output = len(tokens) - 1
-            self._wait()
+        if tokens != self._tokens:
+            self._become(tokens)
 
     def unload(self) -> None:
         """Free the cells; tokens and logits stay. The tokens are computed again when it is prompted next."""
@@ -239,30 +259,18 @@ class Conversation:
             self._executor.end(self)
             self._ended, self._waits, self._logits = True, False, None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # For `AsyncConversation`.
 
-    def generation(
-        self, max_tokens: int, sampler: Sampler, stop: Callable[[Token], bool] | None
-    ) -> Iterator[Token | None]:
+    def generation(self, max_tokens: int | None, sampler: Sampler, stop: Stop | None) -> Iterator[Token | None]:
         """Yield what `generate` does, and None before each step, so that other conversations may join the step."""
-        for _ in range(max_tokens):
-            yield from self._steps()
-            token = self.sample(sampler)
-            yield token
-            if token.ends or (stop is not None and stop(token)):
-                return
-            self.prompt(token)
-        yield from self._steps()
+        backend = self._executor.backend
+        room = backend.capacity.current.cells_per_sequence - len(self._tokens)
+        return generation(self, sampler, ending_of(backend, sampler, max_tokens, stop, room))
 
-    def _steps(self) -> Iterator[None]:
+    # For generations.
+
+    def steps(self) -> Iterator[None]:
+        """Compute what waits, and yield before each step. Raises CacheFull."""
         while self._waits:
             yield None
             if self.waiting and self in self._executor.infer().starved:
@@ -314,6 +322,16 @@ class Conversation:
         self._waits, self._first_output = saved.waits, saved.first_output
         self._logits = saved.logits if len(saved.logits) else None
 
+    def _become(self, tokens: list[int]) -> None:
+        """Have ``tokens``, of which those behind the common prefix are computed again."""
+        common = common_length(tokens, self._tokens)
+        self._executor.trim(self, common)
+        self._outputs = self._outputs[:common] + [False] * (len(tokens) - common)
+        self._tokens, self._logits = tokens, None
+        if tokens:
+            self._first_output = len(tokens) - 1
+            self._wait()
+
     def _wait(self) -> None:
         self._waits, self._logits = True, None
         # At least the last token is computed, for its logits.
@@ -324,6 +342,11 @@ class Conversation:
         if self._logits is None:
             raise NeedsPrompt("it has no logits: prompt it, and call Executor.infer")
         return self._logits
+
+    def _check_unprompted(self) -> None:
+        self._check()
+        if self._waits:
+            raise AlreadyPrompted("call Executor.infer before the next prompt")
 
     def _check_computed(self) -> None:
         self._check()

@@ -9,7 +9,9 @@ class CaravanError(Exception):
      +-- RequestError        a prompt or a parameter breaks a rule: nothing was computed (also a ValueError)
      +-- GenerationError     a generation that had started could not continue
      |    +-- DeadlineError  it did not end within its timeout (also a TimeoutError)
-     +-- ClosedError         the model, the executor or the client is closed
+     |    +-- LogitsProcessorError  a function of its logits has failed; its error is the cause
+     +-- ServerError         the server cannot be started as asked
+     +-- ClosedError         the model, the executor or the client is closed, or the model has failed
      +-- WrongThreadError    a thread uses an executor that another one made
      +-- ConversationError   a call does not fit the state of a conversation: nothing has changed
      |    +-- AlreadyPrompted    it waits for `Executor.infer` with earlier tokens
@@ -18,6 +20,7 @@ class CaravanError(Exception):
      |    +-- ConversationEnded  it was closed
      |    +-- TooLong            it would have more tokens than a sequence can hold
      |    +-- CacheFull          there is no room for the next token of `Conversation.generate`
+     |    +-- ReplyUnderWay      a chat session is still being answered
      +-- StateError          a saved state is damaged, or belongs to another model
 
     `caravan.client` has those of a client, some of which are also a RequestError, GenerationError or DeadlineError.
@@ -26,6 +29,10 @@ class CaravanError(Exception):
 
 class ModelError(CaravanError):
     """The model cannot be opened as asked; the message says what to do."""
+
+
+class ServerError(CaravanError):
+    """The server cannot be started as asked; the message says why."""
 
 
 class RequestError(CaravanError, ValueError):
@@ -40,8 +47,12 @@ class DeadlineError(GenerationError, TimeoutError):
     """The generation did not end within its ``timeout``."""
 
 
+class LogitsProcessorError(GenerationError):
+    """A function of `SamplingParams.logits_processors` raised or returned no logits; its error is ``__cause__``."""
+
+
 class ClosedError(CaravanError, RuntimeError):
-    """The model, the executor or the client is closed."""
+    """The model, the executor or the client is closed, or the model has failed: then the bug is ``__cause__``."""
 
 
 class WrongThreadError(CaravanError, RuntimeError):
@@ -74,6 +85,10 @@ class TooLong(ConversationError):
 
 class CacheFull(ConversationError):
     """There is no room in the cache for the next token of `Conversation.generate`."""
+
+
+class ReplyUnderWay(ConversationError):
+    """The chat session is still being answered."""
 
 
 class StateError(CaravanError, ValueError):

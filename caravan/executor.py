@@ -3,29 +3,29 @@
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
 
 import numpy as np
 
+from caravan.closing import Closing
 from caravan.conversation import Conversation
 from caravan.errors import ClosedError, GenerationError, ModelError, StateError, WrongThreadError
 from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
 from caravan.saved_state import SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan_proto.flags import from_values
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import Saving
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import (
-    Backend,
-    DecodeOutcome,
-    Prefix,
-    RunSaving,
-    StartupError,
-    TokenBatch,
-)
+from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
 from caravan_shard.config import ShardConfig
+from caravan_shard.named_models import with_model_files_blocking
 from caravan_shard.service.loading import backend_loader
+
+if TYPE_CHECKING:
+    from caravan.chat_prompts import ChatPrompts
 
 _C = TypeVar("_C")
 _ANY_SIZE = 1 << 62
@@ -54,7 +54,7 @@ class _Part:
     outputs: int
 
 
-class Executor:
+class Executor(Closing):
     """A GGUF model in this process, whose conversations wait until `infer` is called.
 
     Only the thread that makes it may use it: see `AsyncExecutor` for a model with a thread of its own.
@@ -63,20 +63,30 @@ class Executor:
     """
 
     def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
-        """Load ``model``. By default all sequences share one pool of cells (``kv_layout="unified"``).
+        """Load ``model``, a file or a name as in `LLM`.
+
+        By default all sequences share one pool of cells (``kv_layout="unified"``).
 
         Raises ModelError, and TypeError or ValueError if an option is wrong.
         """
         if wrong := sorted(ENGINE_OPTIONS.intersection(options)):
             raise TypeError(f"an executor has no engine with the options: {', '.join(wrong)}")
-        of_model, _ = split_options(model, {"kv_layout": "unified"} | options)
+        of_model, _ = split_options(model, {"kv_layout": "auto" if options.get("exact") else "unified"} | options)
         self._model = str(model)
         self._thread = threading.get_ident()
+        config = from_values(ShardConfig, of_model)
         try:
-            self.backend: Backend = backend_loader(from_values(ShardConfig, of_model))()
+            self.backend: Backend = backend_loader(with_model_files_blocking(config))()
         except StartupError as error:
             raise ModelError(str(error)) from None
-        self._close = weakref.finalize(self, self.backend.close)
+        if not self.backend.capacity.generates:
+            self.backend.close()
+            raise ModelError(f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score")
+        self._max_tokenize_bytes = config.max_tokenize_bytes
+        self._chat_prompts: ChatPrompts | None = None
+        self._closing = ExitStack()
+        self._closing.callback(self.backend.close)
+        self._close = weakref.finalize(self, self._closing.close)
         # In the order in which they were made.
         self._conversations: dict[Conversation, None] = {}
         self._free_ids = list(range(self.backend.capacity.max_sequences))
@@ -103,14 +113,6 @@ class Executor:
             for conversation in self.conversations:
                 conversation.close()
             self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
@@ -238,14 +240,14 @@ class Executor:
         for saved in batch.conversations:
             if len(saved.tokens) > longest:
                 raise StateError(f"a sequence has at most {longest} tokens. Saved: {len(saved.tokens)}")
-        is_usable = batch.cells_fingerprint == self.backend.state_fingerprint and self._saving is not RunSaving.NOTHING
+        is_usable = batch.cells_fingerprint == self.backend.state_fingerprint and self._saving is not Saving.NOTHING
         conversations = list[Conversation]()
         for saved, slices in zip(batch.conversations, slices_of(batch), strict=True):
             conversation = self.create()
             conversation.restore(saved)
             if is_usable and slices and self._free_ids:
                 source_id = conversations[saved.source].sequence_id if saved.shared else None
-                shared = None if source_id is None else Prefix(source_id=source_id, length=saved.shared)
+                shared = None if source_id is None else PrefixCopy(source_id=source_id, length=saved.shared)
                 if self.backend.restore(self._free_ids[0], slices, shared):
                     conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
             conversation.note_held(conversation.held)
@@ -253,10 +255,21 @@ class Executor:
         return conversations
 
     @property
-    def _saving(self) -> RunSaving:
+    def _saving(self) -> Saving:
         return self.backend.capacity.current.saving
 
     # For conversations.
+
+    @property
+    def chat_prompts(self) -> "ChatPrompts":
+        """What turns messages into tokens, made when it is first needed. It ends with the executor."""
+        if self._chat_prompts is None:
+            # Imported here, since it needs half a second and all of HTTP.
+            from caravan.chat_prompts import ChatPrompts
+
+            self._chat_prompts = ChatPrompts(self.backend, self._max_tokenize_bytes)
+            self._closing.callback(self._chat_prompts.close)
+        return self._chat_prompts
 
     def check(self) -> None:
         """Raise ClosedError or WrongThreadError if this thread may not use the executor."""
@@ -311,11 +324,9 @@ class Executor:
 
     def _saved(self, conversation: Conversation, earlier: Sequence[SavedConversation]) -> SavedConversation:
         held, sequence_id = conversation.held, conversation.sequence_id
-        if sequence_id is None or not held or self._saving is RunSaving.NOTHING:
+        if sequence_id is None or not held or self._saving is Saving.NOTHING:
             return conversation.saved(_NO_CELLS, held=0)
-        source, shared = find_shared(
-            conversation.tokens[:held], earlier, whole_only=self._saving is RunSaving.WHOLE_ONLY
-        )
+        source, shared = find_shared(conversation.tokens[:held], earlier, whole_only=self._saving is Saving.WHOLE_ONLY)
         cells: State | None = _NO_CELLS
         if shared < held:
             cells = self.backend.save(sequence_id, shared, held, _ANY_SIZE, releasing=False)

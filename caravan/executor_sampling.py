@@ -1,32 +1,33 @@
 """Chooses a token from logits by `SamplingParams`, as the server does."""
 
 from collections.abc import Sequence
-from functools import lru_cache
-
-import numpy as np
 
 from caravan.errors import RequestError
+from caravan.executor_facts import LIMITS, model_facts
+from caravan.processing import processor_error
 from caravan.request_bodies import completion_body
 from caravan.sampling_params import SamplingParams
-from caravan_router.core.engine import ModelFacts
-from caravan_router.http.limits import Limits
-from caravan_router.http.openai.sampling import biases_of, check_sampling, samplings_of
-from caravan_router.http.server.errors import ValidationError
+from caravan_proto.messages.sampling import SamplingParams as Sampling
+from caravan_router.api.errors import ValidationError
+from caravan_router.api.openai.sampling import biases_of, check_sampling, samplings_of
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
-from caravan_shard.sampling.parameters import Biases, SamplingParameters
+from caravan_shard.sampling.biases import make_biases
 from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sampling.processors import Processors
 from caravan_shard.sampling.sampler import Choice, choose_token
 
-_LIMITS = Limits()
-# A token cannot be chosen by these.
-_REFUSED = ("structured_outputs", "use_beam_search", "min_tokens")
+# Parameters by which a single token cannot be chosen.
+NOT_OF_A_TOKEN = ("structured_outputs", "use_beam_search", "min_tokens", "best_of", "mirostat")
 
 
 def choose(
     backend: Backend, logits: Floats, params: SamplingParams, tokens: Sequence[int], outputs: Sequence[bool]
 ) -> int:
-    """Choose the token that follows ``tokens``; ``outputs`` says which of them were sampled. Raises RequestError."""
+    """Choose the token that follows ``tokens``; ``outputs`` says which of them were sampled.
+
+    Raises RequestError, LogitsProcessorError.
+    """
     parameters = _parameters(backend, params)
     penalties = make_penalties(parameters, lambda token: backend.vocabulary.piece(token).data)
     start = 0
@@ -37,39 +38,32 @@ def choose(
         for penalty in penalties:
             penalty.add(tokens[start:end], output=outputs[start])
         start = end
-    return choose_token(logits, Choice(parameters, len(tokens), penalties), backend.candidate_filter)
+    processed = _processed(logits, params, [token for token, output in zip(tokens, outputs, strict=True) if output])
+    choice = Choice(parameters, len(tokens), penalties, processed=processed, biases=make_biases(parameters.biases))
+    return choose_token(logits, choice, backend.candidate_filter)
 
 
-def _parameters(backend: Backend, params: SamplingParams) -> SamplingParameters:
-    for name in _REFUSED:
+def _processed(logits: Floats, params: SamplingParams, output: Sequence[int]) -> Floats | None:
+    if not params.logits_processors:
+        return None
+    processors = Processors(params.logits_processors)
+    processed = processors.apply(output, logits)
+    if processors.error is not None:
+        raise processor_error(processors.error)
+    return processed
+
+
+def _parameters(backend: Backend, params: SamplingParams) -> Sampling:
+    for name in NOT_OF_A_TOKEN:
         if getattr(params, name):
             raise RequestError(f"`{name}` is for generations: a single token is not chosen by it")
-    body, model = completion_body("-", params, 1), _facts(backend.facts.vocabulary_size)
+    body, model = completion_body("-", params, 1), model_facts(backend)
     try:
         check_sampling(body)
-        biases = biases_of(body.logit_bias, _LIMITS, model)
+        biases = biases_of(body.logit_bias, LIMITS, model)
+        (chosen,) = samplings_of(body, 1, model, alternatives=None, biases=biases)
     except ValidationError as error:
         raise RequestError(str(error).removeprefix("Input validation error: ")) from None
-    (chosen,) = samplings_of(body, 1, model, alternatives=None, biases=biases)
-    fields = {name: getattr(chosen, name) for name in chosen.__dataclass_fields__ if name != "biases"}
-    if not biases:
-        return SamplingParameters(**fields)
-    ids, values = zip(*biases, strict=True)
-    return SamplingParameters(**fields, biases=Biases(np.array(ids, np.intp), np.array(values, np.float32)))
-
-
-@lru_cache(maxsize=16)
-def _facts(vocabulary_size: int) -> ModelFacts:
-    """Return what the rules of sampling need of a model."""
-    return ModelFacts(
-        name="",
-        fingerprint="",
-        vocabulary_size=vocabulary_size,
-        chat_template="",
-        bos_text="",
-        eos_text="",
-        max_sequence_tokens=0,
-        max_top_n_tokens=0,
-        max_tokenize_bytes=0,
-        total_cells=0,
-    )
+    if chosen.adaptive_target is not None:
+        raise RequestError("`adaptive_target` is for generations: a single token is not chosen by it")
+    return chosen

@@ -18,7 +18,7 @@ class OpenedModel:
         self.local: LocalModel = LocalModel(model, options)
         self.loop = BackgroundLoop()
         try:
-            self.loop.run(self.local.open())
+            self.loop.run(self.local.open(self.loop.fail))
         except BaseException:
             self.close()
             raise

@@ -1,4 +1,4 @@
-"""The options of a model: the flags of ``caravan serve`` that mean something in one process."""
+"""The options of a model and of a server over it: the flags of ``caravan serve`` that mean something in one process."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,27 @@ class ModelOptions(TypedDict, total=False):
     split_mode: str
     tensor_split: str
     main_gpu: int
+    fit: bool
+    fit_target: str
+    fit_ctx: int
+    allow_overcommit: bool
+    cpu_moe: bool
+    n_cpu_moe: int
+    override_tensor: Sequence[str]
+    mmap: bool
+    mlock: bool
+    numa: str
+    rope_scaling: str
+    rope_scale: float
+    rope_freq_base: float
+    rope_freq_scale: float
+    yarn_orig_ctx: int
+    yarn_ext_factor: float
+    yarn_attn_factor: float
+    yarn_beta_slow: float
+    yarn_beta_fast: float
     flash_attn: str
+    exact: bool
     cache_type_k: str
     cache_type_v: str
     cache_ram: int
@@ -52,15 +72,54 @@ class ModelOptions(TypedDict, total=False):
     max_batch_prefill_tokens: int
 
 
+class ServerOptions(TypedDict, total=False):
+    """Options of a server over a model. Names, values and defaults are those of the flags, see docs/configuration.md.
+
+    ``port``: 0 for any free one. ``graceful_termination_timeout``: seconds for running requests to end when the server
+    is stopped.
+    """
+
+    hostname: str
+    port: int
+    max_concurrent_requests: int
+    max_client_batch_size: int
+    max_prompt_bytes: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_top_n_tokens: int
+    max_input_tokens: int
+    max_total_tokens: int
+    payload_limit: int
+    max_request_new_tokens: int
+    max_connections: int
+    header_timeout_s: float
+    body_timeout_s: float
+    slow_client_timeout_s: float
+    api_keys_file: str
+    ssl_certfile: str
+    ssl_keyfile: str
+    ssl_ca_certs: str
+    cors_allow_origin: Sequence[str]
+    state_file: str
+    state_space: int
+    state_life_s: float
+    graceful_termination_timeout: float
+
+
 # Options of the engine over the model; all others are the model's own.
 ENGINE_OPTIONS = frozenset({"speculate", "prefix_caching", "prefill_mode", "target_itl_ms", "max_batch_prefill_tokens"})
 
 
 def split_options(model: str | Path, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the model, with its file, and those of the engine. Raises TypeError for an unknown one."""
-    unknown = sorted(options.keys() - ModelOptions.__annotations__.keys())
-    if unknown:
-        raise TypeError(f"unknown options: {', '.join(unknown)}")
+    check_names(options, ModelOptions)
     of_model = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
     of_engine = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
     return {"model": str(model)} | of_model, of_engine
+
+
+def check_names(options: Mapping[str, Any], known: type) -> None:
+    """Raise TypeError if an option is none of ``known``, a TypedDict."""
+    unknown = sorted(options.keys() - known.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"unknown options: {', '.join(unknown)}")

@@ -61,6 +61,35 @@ class RequestOutput:
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReply:
+    """A reply of a chat session.
+
+    ``text``, ``reasoning``, ``tool_calls``, ``finish_reason`` and ``token_ids`` are those of `CompletionOutput`.
+    ``cached_tokens``: tokens of the prompt, of which there are ``prompt_tokens``, that were in the cache.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    finish_reason: str = ""
+    token_ids: Sequence[int] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPart:
+    """The next part of a streamed reply, whose ``text`` and ``reasoning`` follow those of the parts before.
+
+    ``reply``: the whole reply in the last part, else None.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    reply: ChatReply | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
     """A vector of length 1."""

@@ -1,18 +1,15 @@
 """Turns the pieces of generations into outputs."""
 
 from collections.abc import Sequence
-from typing import assert_never
-
-import msgspec
+from dataclasses import replace
 
 from caravan.outputs import CompletionOutput, Logprob, ToolCall
-from caravan_router.chat.thought_reader import ThoughtPart
-from caravan_router.chat.tool_parser import CallPart, TextPart
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.results import FinishReason
+from caravan_router.api.generation.run import Run
+from caravan_router.api.openai.chat.output import ChatOutput
+from caravan_router.api.openai.chat.whole import Collected, WholeOutput
+from caravan_router.api.openai.events import FINISH_WORDS, new_call_id, token_ids_of
 from caravan_router.core.tokens import GeneratedToken, PromptToken
-from caravan_router.http.generation.run import Run
-from caravan_router.http.openai.chat.output import ChatOutput, WholeOutput, new_call_id
-from caravan_router.http.openai.events import FINISH_WORDS, token_ids_of
 from caravan_router.text.assembler import Piece
 from caravan_router.text.detokenize import display_text
 from caravan_router.text.prompt_text import PromptText
@@ -80,62 +77,37 @@ def _prompt_logprob(token_id: int, piece: bytes, entry: PromptToken, top: int) -
 
 
 def chat_output(index: int, whole: WholeOutput, *, logprobs: int | None) -> CompletionOutput:
-    """Return the whole output of a chat."""
-    message, plain = whole.message(), completion_output(index, whole.pieces, whole.run, logprobs=logprobs)
-    thought = message.reasoning_content
-    calls = [] if message.tool_calls is msgspec.UNSET else message.tool_calls
-    return CompletionOutput(
-        index=index,
-        text=message.content or "",
-        token_ids=plain.token_ids,
-        cumulative_logprob=plain.cumulative_logprob,
-        logprobs=plain.logprobs,
-        finish_reason=whole.finish,
-        stop_reason=whole.output.stop or plain.stop_reason,
-        reasoning="" if thought is msgspec.UNSET or thought is None else thought,
-        tool_calls=[ToolCall(call.id, call.function.name, call.function.arguments) for call in calls],
-    )
+    """Return the whole output of a chat. Call it once."""
+    return _chat_part(index, whole.output, whole.collected, whole.pieces, logprobs=logprobs)
 
 
 class ChatParts:
     """Makes the parts of one streamed output of a chat. Tool calls are in the last one, whole."""
 
-    def __init__(self, index: int, output: ChatOutput, run: Run, *, logprobs: int | None) -> None:
+    def __init__(self, index: int, output: ChatOutput, *, logprobs: int | None) -> None:
         self._index = index
         self._output = output
-        self._run = run
         self._logprobs = logprobs
-        self._calls: list[tuple[str, list[str]]] = []
+        self._collected = Collected()
 
     def push(self, pieces: Sequence[Piece]) -> CompletionOutput:
         """Return the part that ``pieces`` make, and end the run when the output needs no more."""
-        text, thought = "", ""
-        for part in self._output.push(pieces, self._run.finish):
-            match part:
-                case ThoughtPart():
-                    thought += part.text
-                case TextPart():
-                    text += part.text
-                case CallPart():
-                    if part.name is not None:
-                        self._calls.append((part.name, []))
-                    self._calls[part.index][1].append(part.arguments)
-                case _:
-                    assert_never(part)
-        if not self._output.wanted:
-            self._run.end()
-        plain = completion_output(self._index, pieces, self._run, logprobs=self._logprobs)
-        finish = self._output.finish
-        return CompletionOutput(
-            index=self._index,
-            text=text,
-            token_ids=plain.token_ids,
-            cumulative_logprob=plain.cumulative_logprob,
-            logprobs=plain.logprobs,
-            finish_reason=finish,
-            stop_reason=self._output.stop or plain.stop_reason,
-            reasoning=thought,
-            tool_calls=[]
-            if finish is None
-            else [ToolCall(new_call_id(), name, "".join(arguments)) for name, arguments in self._calls],
-        )
+        self._collected.add(self._output.push(pieces))
+        return _chat_part(self._index, self._output, self._collected, pieces, logprobs=self._logprobs)
+
+
+def _chat_part(
+    index: int, output: ChatOutput, collected: Collected, pieces: Sequence[Piece], *, logprobs: int | None
+) -> CompletionOutput:
+    """Return what was collected since the last part, of which ``pieces`` are the tokens."""
+    thought, text = collected.take()
+    plain = completion_output(index, pieces, output.run, logprobs=logprobs)
+    calls = [] if output.finish is None else collected.calls
+    return replace(
+        plain,
+        text=text,
+        finish_reason=output.finish,
+        stop_reason=output.stop or plain.stop_reason,
+        reasoning=thought,
+        tool_calls=[ToolCall(new_call_id(), call.name, call.arguments) for call in calls],
+    )

@@ -11,6 +11,8 @@ from caravan.sampling_params import SamplingParams
 _DEFAULTS = SamplingParams()
 # Fields whose names or forms differ from those of the bodies.
 _TRANSLATED = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs", "choice_parameters"}
+# Functions of the program, which no body can carry.
+FUNCTIONS = {"logits_processors"}
 
 
 def completion_fields(prompt: PlainPrompt, params: SamplingParams) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
-        if field.name not in _TRANSLATED and value != getattr(_DEFAULTS, field.name):
+        if field.name not in _TRANSLATED | FUNCTIONS and value != getattr(_DEFAULTS, field.name):
             fields[field.name] = value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
     if params.logit_bias:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias.items()}
@@ -58,5 +60,6 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
         }
     if params.choice_parameters is not None:
         fields["choice_parameters"] = [dict(choice) for choice in params.choice_parameters]
-        fields.setdefault("n", len(params.choice_parameters))
+        if params.best_of is None:
+            fields.setdefault("n", len(params.choice_parameters))
     return fields

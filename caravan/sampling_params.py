@@ -1,6 +1,6 @@
 """How a generation samples and stops: vLLM's ``SamplingParams``, with Caravan's additions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
@@ -19,6 +19,10 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+
+
+# Takes the ids of the output so far and the logits, float32 [vocabulary], which it may change; returns logits.
+LogitsProcessor = Callable[[list[int], Any], Any]
 
 
 class ChoiceParameters(TypedDict, total=False):
@@ -40,6 +44,15 @@ class ChoiceParameters(TypedDict, total=False):
     dry_penalty_last_n: int
     xtc_probability: float
     xtc_threshold: float
+    top_n_sigma: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
+    samplers: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +64,20 @@ class SamplingParams:
     log probabilities. ``n``: outputs for each prompt, which share the computation of the prompt. ``top_k``: 0 or -1 for
     all tokens.
 
-    The fields from ``typical_p`` on are Caravan's, as in its HTTP API: llama-server's samplers, ``use_beam_search``
-    with ``n`` as the width of the search, ``priority`` (-100 to 100, higher goes first), ``timeout`` in seconds from
-    submission to the last token, ``speculate`` (most draft tokens in a step, at most those of the model), and
-    ``cache_salt``: generations share computed prefixes only with the same salt. ``choice_parameters`` has an entry for
-    each of ``n`` outputs, which overrides the fields that it sets; ``n`` may then be left out.
+    The fields from ``typical_p`` on are Caravan's, as in its HTTP API: llama-server's samplers, and in ``samplers`` the
+    names of those that are used, in their order; ``use_beam_search`` with ``n`` as the width of the search,
+    ``priority`` (-100 to 100, higher goes first), ``timeout`` in seconds from submission to the last token,
+    ``speculate`` (most draft tokens in a step, at most those of the model), and ``cache_salt``: generations share
+    computed prefixes only with the same salt. ``best_of``: how many outputs are generated for each prompt. The
+    ``n`` best are returned, by the mean log probability of their tokens; a stream cannot have more than ``n``.
+    ``choice_parameters`` has an entry for each of ``n`` or ``best_of`` outputs, which overrides the fields that it
+    sets; ``n`` may then be left out.
+
+    ``logits_processors``: functions of the program that change the logits before everything else, in this process only.
+    Each gets the ids of the output so far and the logits, a float32 array [vocabulary] of its own, and returns logits.
+    They run on the model's thread, which waits for them, and must not use the model. An output may be computed in parts
+    that are interrupted, and a function is not called again for tokens that are there: its result may depend on its
+    arguments alone.
     """
 
     n: int = 1
@@ -86,6 +108,15 @@ class SamplingParams:
     dry_penalty_last_n: int | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
+    top_n_sigma: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = None
+    samplers: Sequence[str] | None = None
     use_beam_search: bool = False
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
@@ -93,4 +124,6 @@ class SamplingParams:
     timeout: float | None = None
     speculate: int | None = None
     cache_salt: str | None = None
+    best_of: int | None = None
     choice_parameters: Sequence[ChoiceParameters] | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = None

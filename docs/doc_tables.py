@@ -20,18 +20,26 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from reading_path import STOPS, lines_of
+
+from caravan_router.api.errors import INTERNAL, TABLE
+from caravan_router.api.limits import Limits
+from caravan_router.api.openai.errors import openai_code, openai_status, openai_type
 from caravan_router.config import RouterConfig
-from caravan_router.http.limits import Limits
-from caravan_router.http.openai.errors import openai_code, openai_status, openai_type
 from caravan_router.http.routes import ROUTES
-from caravan_router.http.server.errors import INTERNAL, TABLE
 from caravan_router.metrics.table import METRICS
 from caravan_router.serve.cli import ServeConfig
 from caravan_shard.config import ShardConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SIMULATE = ROOT / "tests" / "bench" / "simulate"
-_PACKAGES = ("caravan", "proto/caravan_proto", "router/caravan_router", "shard/caravan_shard")
+_PACKAGES = (
+    "caravan",
+    "proto/caravan_proto",
+    "models/caravan_models",
+    "router/caravan_router",
+    "shard/caravan_shard",
+)
 _TABLE = re.compile(r"(<!-- table: ([a-z -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 # A higher bound only catches slips of the keyboard; the reader has no use for it.
 _LARGEST_SHOWN_BOUND = 1e5
@@ -65,7 +73,8 @@ def flags_table(config: type[Any]) -> str:
     rows = []
     for field in dataclasses.fields(config):
         meta = field.metadata["flag"]
-        names = ", ".join(f"`{name}`" for name in (*meta.aliases, f"--{field.name.replace('_', '-')}"))
+        given = (*meta.aliases, f"--{field.name.replace('_', '-')}", *([meta.negation] if meta.negation else []))
+        names = ", ".join(f"`{name}`" for name in given)
         rows.append((names, _values(hints[field.name], meta), _default(field.default), meta.help))
     return _table(("flag", "values", "default", "meaning"), rows)
 
@@ -107,10 +116,12 @@ def routes_table() -> str:
 def errors_table() -> str:
     """One row for each form that errors have on the wire, with the meanings of all errors of this form."""
     rows: dict[tuple[str, ...], list[str]] = {}
-    for kind in (*TABLE.values(), INTERNAL):
+    for error, kind in {**TABLE, Exception: INTERNAL}.items():
         of_tgi = (f"`{kind.error_type}`", str(kind.status))
         of_openai = (f"`{openai_code(kind)}`", str(openai_status(kind)), f"`{openai_type(kind)}`")
-        rows.setdefault((*of_tgi, *of_openai), []).append(kind.meaning)
+        rows.setdefault((*of_tgi, *of_openai), []).append(
+            kind.meaning or (error.__doc__ or "").partition("\n")[0].rstrip(".")
+        )
     head = ("`error_type`", "status", "`code` on `/v1`", "status", "`type`", "when")
     return _table(head, ((*form, ". ".join(meanings)) for form, meanings in rows.items()))
 
@@ -165,6 +176,15 @@ def decisions_table() -> str:
         number, _, sentence = title.partition(". ")
         rows.append((number, f"[{sentence}](decisions/{file.name})"))
     return _table(("", "decision"), rows)
+
+
+def reading_path_table() -> str:
+    """One row for each file of the reading path, with its size as it is now."""
+    rows = []
+    for number, stop in enumerate(STOPS, 1):
+        names = ", ".join(f"`{name}`" for name in stop.look_for)
+        rows.append((str(number), f"[`{stop.path}`](../{stop.path})", f"{lines_of(stop, ROOT)}", stop.question, names))
+    return _table(("", "file", "lines, about", "the question that it answers", "look for"), rows)
 
 
 def goodput_table() -> str:
@@ -263,6 +283,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "import rules": import_rules_table,
     "make targets": targets_table,
     "decisions": decisions_table,
+    "reading path": reading_path_table,
     "goodput": goodput_table,
     "unequal shards": unequal_shards_table,
     "simulated latency": simulated_latency_table,

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any, Self, Unpack
 from urllib.parse import quote
 
+from caravan.chat_call import CHAT_PARAMS
 from caravan.client import bodies
 from caravan.client.bodies import Input, RespondOptions
 from caravan.client.connection import Call, Connection
 from caravan.client.outputs import ConversationExport, Item, Operation, Response, ResponsePart
 from caravan.client.responses import ResponseReader, read_response
-from caravan.llm import CHAT_PARAMS
 from caravan.sampling_params import SamplingParams
-from caravan_router.http.openai.conversations.schema import ConversationObject, DeletedConversation, Export
-from caravan_router.http.openai.responses.schema import ItemList, ResponseObject
+from caravan_router.api.openai.conversations.schema import ConversationObject, DeletedConversation, Export
+from caravan_router.api.openai.responses.schema import ItemList, ResponseObject
 
 CONVERSATIONS = "/v1/conversations"
 _RESPONSES = "/v1/responses"
@@ -138,7 +138,7 @@ class AsyncServedConversation:
         return await self._anew(call)
 
     async def export(self) -> ConversationExport:
-        """Return the whole conversation, for `AsyncClient.import_conversation` of this or another server."""
+        """Return the whole conversation, for `Client.import_conversation` of this or another server."""
         reply = (await self._connection.ask(Call(method="GET", path=self._path("export")))).read(Export)
         tokens = reply.tokens
         return ConversationExport(

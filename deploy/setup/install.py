@@ -15,11 +15,17 @@ import sys
 import time
 from pathlib import Path
 
+from quiet_pip import run_pip
+
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
-PIP = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+SETUP = ROOT / "deploy" / "setup"
+PYTHON = VENV / "bin" / "python"
+PIP = [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
 STAMP = VENV / ".installed"
 NEEDED_PIP = "pip>=25.1"  # dependency groups
+# RPC lets a shard keep layers on other hosts. It is two source files, 2 % of the build's time.
+CMAKE_FLAGS = f"-DLLAVA_BUILD=OFF -DGGML_RPC=ON {os.environ.get('CMAKE_ARGS', '')}".strip()
 
 
 def say(text: str) -> None:
@@ -30,8 +36,8 @@ def fail(text: str) -> None:
     sys.exit(f"error: {text}")
 
 
-def run(command: list[str], what: str) -> None:
-    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+def install(arguments: list[str], what: str) -> None:
+    if not run_pip(["install", "--quiet", *arguments], PYTHON, ROOT):
         fail(f"{what} failed; its output is above")
 
 
@@ -44,13 +50,13 @@ def check_tools() -> None:
 
 
 def create_environment() -> None:
-    if (VENV / "bin" / "python").exists():
+    if PYTHON.exists():
         return
     say("Creating .venv")
     if subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False).returncode != 0:
         shutil.rmtree(VENV, ignore_errors=True)
         fail("could not create a virtual environment. On Debian: apt-get install python3-venv")
-    run([*PIP, "install", "--quiet", "--upgrade", NEEDED_PIP], "upgrading pip")
+    install(["--upgrade", NEEDED_PIP], "upgrading pip")
 
 
 def llama_requirement() -> str:
@@ -76,8 +82,8 @@ def build_wheel(requirement: str, folder: Path) -> None:
     """Build the wheel into ``folder`` and show the progress."""
     say(f"Building {requirement} for this machine: some minutes, once")
     folder.mkdir(parents=True, exist_ok=True)
-    ours = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'deploy/setup/no-common.cmake'} -DLLAVA_BUILD=OFF"
-    environment = {**os.environ, "CMAKE_ARGS": f"{ours} {os.environ.get('CMAKE_ARGS', '')}".strip()}
+    changes = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={SETUP / 'llama.cmake'}"
+    environment = {**os.environ, "CMAKE_ARGS": f"{changes} {CMAKE_FLAGS}"}
     # pip's own wheel cache does not depend on CMAKE_ARGS, so it must not be used.
     command = [*PIP, "wheel", "-v", "--no-cache-dir", "--no-deps", "--wheel-dir", str(folder), requirement]
     log_path = folder / "build.log"
@@ -106,7 +112,8 @@ def build_wheel(requirement: str, folder: Path) -> None:
 def wheel() -> Path:
     """Return the llama-cpp-python wheel for this machine; build it unless the cache has it."""
     requirement = llama_requirement()
-    key = "\n".join([requirement, sys.version[:4], processor(), os.environ.get("CMAKE_ARGS", "")])
+    changes = [(SETUP / name).read_text() for name in ("llama.cmake", "row_by_row.c")]
+    key = "\n".join([requirement, sys.version[:4], processor(), CMAKE_FLAGS, *changes])
     cache = subprocess.run([*PIP, "cache", "dir"], capture_output=True, text=True, check=False).stdout.strip()
     folder = Path(cache or ROOT / ".cache") / "caravan" / hashlib.sha256(key.encode()).hexdigest()[:16]
     if not list(folder.glob("*.whl")):
@@ -120,8 +127,8 @@ def main() -> None:
     create_environment()
     built = wheel()
     say("Installing packages")
-    install = [*PIP, "install", "--quiet", "--progress-bar", "on", "--constraint", "constraints.txt"]
-    run([*install, str(built), "--editable", ".[router,shard,client,otlp]", "--group", "dev"], "installing packages")
+    packages = [str(built), "--editable", ".[router,shard,client,bench,otlp]", "--group", "dev"]
+    install(["--progress-bar", "on", "--constraint", "constraints.txt", *packages], "installing packages")
     STAMP.touch()
 
 

@@ -1,4 +1,4 @@
-"""What router and shard share: the gRPC contract, error codes, channel options, flags and logging.
+"""What router and shard share: messages, the gRPC contract, error codes, channel options, flags and logging.
 
 Imports the standard library, grpc and protobuf only.
 """

@@ -1,6 +1,7 @@
-"""What a program does before its slow imports: variables that gRPC reads when it is imported, and early signals."""
+"""What a program does before its slow imports: variables that gRPC reads when it is imported, limits, early signals."""
 
 import os
+import resource
 import signal
 
 
@@ -15,6 +16,15 @@ def prepare_grpc() -> None:
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
+
+def raise_open_files() -> None:
+    """Let this process and its children open as many files and connections as the system allows them.
+
+    The usual soft limit, 1024, is for programs that use select(), and fewer than a router has connections.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def end_on_early_sigterm() -> None:

@@ -26,6 +26,7 @@ class _Flag:
     low: float
     high: float
     choices: tuple[str, ...]
+    negation: str
 
 
 def flag(
@@ -35,9 +36,13 @@ def flag(
     low: float = -math.inf,
     high: float = math.inf,
     choices: Sequence[str] = (),
+    negation: str = "",
 ) -> Any:
-    """Return a dataclass field with a flag: its aliases, inclusive bounds of a number, allowed words of a text."""
-    meta = {"flag": _Flag(help=help, aliases=aliases, low=low, high=high, choices=tuple(choices))}
+    """Return a dataclass field with a flag: its aliases, inclusive bounds of a number, allowed words of a text.
+
+    ``negation``: a name that sets a switch to off.
+    """
+    meta = {"flag": _Flag(help=help, aliases=aliases, low=low, high=high, choices=tuple(choices), negation=negation)}
     return dataclasses.field(default=default, metadata=meta)
 
 
@@ -103,6 +108,15 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
             action="append" if repeats else "store",
             **options,
         )
+        if meta.negation:
+            parser.add_argument(
+                meta.negation,
+                dest=field.name,
+                help=f"{names[0]} off",
+                action="store_const",
+                const=False,
+                default=argparse.SUPPRESS,
+            )
 
 
 def resolve(

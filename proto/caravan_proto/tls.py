@@ -29,6 +29,11 @@ class TlsFiles:
     keyfile: str | None = None
     ca_certs: str | None = None
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files, each once."""
+        return tuple(path for path in (self.certfile, self.keyfile, self.ca_certs) if path is not None)
+
     def load_into(self, context: ssl.SSLContext) -> None:
         """Add the certificate, the key and the authorities to ``context``. Blocks; raises TlsFileError."""
         try:

@@ -2,25 +2,32 @@
 
 import asyncio
 import logging
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
 
 import caravan_proto
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
 from caravan_router.conversations.store import Store
+from caravan_router.core.library import Library
 from caravan_router.core.trace import Tracing
+from caravan_router.engine.discovery import KubernetesService
 from caravan_router.engine.fleet import Fleet
+from caravan_router.hangup import on_hangup
 from caravan_router.http.app import Access, build_app
 from caravan_router.http.server.handover import Handover
 from caravan_router.http.server.listener import Listen, Port, listening
 from caravan_router.http.server.state import TRACING, InfoExtras
 from caravan_router.http.server.tls import Tls
+from caravan_router.kubernetes.watched_service import WatchedService
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.tracing.settings import tracing
+from caravan_router.tracing.sending import tracing
 
 _log = logging.getLogger(__name__)
 
@@ -31,57 +38,57 @@ _SETTLE_S = 5.0
 OnListening = Callable[[Fleet, str], None]
 
 
-async def run_router(config: RouterConfig, stop: asyncio.Event, on_listening: OnListening) -> None:
+class RunningLibrary(Library, Protocol):
+    """A library that loads and unloads models while it runs."""
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        ...
+
+
+LibraryOf = Callable[[Fleet], RunningLibrary]
+
+
+async def run_router(
+    config: RouterConfig, stop: asyncio.Event, on_listening: OnListening, library_of: LibraryOf | None = None
+) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
-    ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined. Raises
+    ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined. ``library_of``
+    makes what loads and unloads models while the router runs; None if the shards are what they are. Raises
     KeyFileError, TlsFileError or StateFileError if a configured file is broken, TracingError if traces cannot be sent
     as configured, OSError if the port cannot be bound, and whatever broke the engine.
     """
     async with tracing(config.read_trace_settings()) as traces:
-        await _run(config, traces, stop, on_listening)
+        await _run(config, traces, stop, on_listening, library_of)
 
 
-async def _run(config: RouterConfig, traces: Tracing | None, stop: asyncio.Event, on_listening: OnListening) -> None:
-    keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
-    tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
+async def _run(
+    config: RouterConfig,
+    traces: Tracing | None,
+    stop: asyncio.Event,
+    on_listening: OnListening,
+    library_of: LibraryOf | None,
+) -> None:
     link = replace(config.link, tls=await asyncio.to_thread(config.read_shard_tls))
     metrics = Metrics(vllm_names=config.vllm_metrics)
     for name in config.expected_model:
         metrics.of(name)  # So that rules and autoscalers find its series before the first request and the first shard.
-    fleet = Fleet(config.sources, config.scheduler, link, metrics.of, config.expected_model)
-    info = InfoExtras(
-        version=caravan_proto.__version__,
-        waiting_served_ratio=config.waiting_served_ratio,
-        max_waiting_tokens=config.max_waiting_tokens,
-        max_batch_prefill_tokens=config.max_batch_prefill_tokens,
-        max_batch_size=config.max_batch_size,
-    )
-    access = Access(
-        keyring=None if keys is None else keys.keyring,
-        cors_allow_origin=config.cors_allow_origin,
-    )
-    store = Store(config.store)
-    await store.open()
-    app = build_app(fleet, config.limits, metrics, info=info, access=access, store=store)
-    if traces is not None:
-        app[TRACING] = traces
+    sources = [WatchedService(one) if isinstance(one, KubernetesService) else one for one in config.sources]
+    fleet = Fleet(sources, config.scheduler, link, metrics.of, config.expected_model)
+    library = None if library_of is None else library_of(fleet)
+    service = await http_service(config, fleet, metrics, traces, library)
     handover = None if config.handover is None else Handover(Path(config.handover))
-    listen = Listen(
-        host=config.hostname,
-        port=config.port,
-        tls=None if tls is None else tls.context,
-        drain_s=config.graceful_termination_timeout,
-        inherited=None if handover is None else await handover.receive(),
-    )
+    inherited = None if handover is None else await handover.receive()
     engine = asyncio.create_task(fleet.run())
+    loading = None if library is None else asyncio.create_task(library.run())
     stopped = asyncio.create_task(stop.wait())
-    watched = [file for file in (keys, tls) if file is not None]
     try:
-        with _kept_current(watched):
-            async with listening(app, config.limits, listen) as port, _offering(handover, port, stop):
+        with on_hangup(service.read_files_again, stop.set):
+            async with service.listening(inherited) as port, _offering(handover, port, stop):
                 on_listening(fleet, port.url)
-                await asyncio.wait({engine, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                ends = {engine, stopped} if loading is None else {engine, stopped, loading}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
                     _log.info("draining", extra={"timeout_s": config.graceful_termination_timeout})
                     await port.stop_accepting()
@@ -96,8 +103,79 @@ async def _run(config: RouterConfig, traces: Tracing | None, stop: asyncio.Event
         stopped.cancel()
         engine.cancel()
         await asyncio.wait({engine})
-    if not engine.cancelled():
-        engine.result()
+        if loading is not None:
+            loading.cancel()
+            await asyncio.wait({loading})
+    for task in (engine, loading):
+        if task is not None and not task.cancelled():
+            task.result()
+
+
+async def http_service(
+    config: RouterConfig,
+    fleet: Fleet,
+    metrics: Metrics,
+    traces: Tracing | None = None,
+    library: Library | None = None,
+) -> "HttpService":
+    """Read the files that ``config`` names, and build the web application over ``fleet``.
+
+    Raises KeyFileError, TlsFileError or StateFileError.
+    """
+    keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
+    tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
+    info = InfoExtras(
+        version=caravan_proto.__version__,
+        waiting_served_ratio=config.waiting_served_ratio,
+        max_waiting_tokens=config.max_waiting_tokens,
+        max_batch_prefill_tokens=config.max_batch_prefill_tokens,
+        max_batch_size=config.max_batch_size,
+    )
+    access = Access(
+        keyring=None if keys is None else keys.keyring,
+        cors_allow_origin=config.cors_allow_origin,
+    )
+    store = Store(config.store)
+    await store.open()
+    app = build_app(fleet, config.limits, metrics, info=info, access=access, store=store, library=library)
+    if traces is not None:
+        app[TRACING] = traces
+    return HttpService(config, app, keys, tls)
+
+
+class HttpService:
+    """The web application of a router, and the files of keys and certificates that it reads again when they change."""
+
+    def __init__(self, config: RouterConfig, app: web.Application, keys: KeyWatch | None, tls: Tls | None) -> None:
+        """Use `http_service`."""
+        self._config = config
+        self._app = app
+        self._tls = tls
+        self._watches = [watch for watch in (keys, tls) if watch is not None]
+
+    def read_files_again(self) -> None:
+        """Read the files soon, whether or not they look changed."""
+        for watch in self._watches:
+            watch.file.reload()
+
+    @asynccontextmanager
+    async def listening(self, inherited: socket.socket | None = None) -> AsyncIterator[Port]:
+        """Serve until the block ends, on ``inherited`` if it is given. Raises OSError if the port cannot be bound."""
+        config = self._config
+        listen = Listen(
+            host=config.hostname,
+            port=config.port,
+            tls=None if self._tls is None else self._tls.context,
+            drain_s=config.graceful_termination_timeout,
+            inherited=inherited,
+        )
+        watching = [asyncio.create_task(watch.run()) for watch in self._watches]
+        try:
+            async with listening(self._app, config.limits, listen) as port:
+                yield port
+        finally:
+            for task in watching:
+                task.cancel()
 
 
 @asynccontextmanager
@@ -109,25 +187,3 @@ async def _offering(handover: Handover | None, port: Port, stop: asyncio.Event) 
     handover.confirm()
     async with handover.offering(port.descriptor, stop.set):
         yield
-
-
-@contextmanager
-def _kept_current(files: Sequence[KeyWatch | Tls]) -> Iterator[None]:
-    """Reload ``files`` when they change and on SIGHUP. Without files, SIGHUP ends the program as usual."""
-    if not files:
-        yield
-        return
-
-    def reload() -> None:
-        for file in files:
-            file.reload()
-
-    loop = asyncio.get_running_loop()
-    watching = [asyncio.create_task(file.run()) for file in files]
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        for task in watching:
-            task.cancel()

@@ -3,13 +3,18 @@
 import os
 import sys
 
-from caravan_proto.environment import end_on_early_sigterm, prepare_grpc
+from caravan_proto.environment import end_on_early_sigterm, prepare_grpc, raise_open_files
+from caravan_proto.standard_output import ending_with_its_reader
 
 _USAGE = """usage: caravan COMMAND [FLAGS]
 
-  serve    run shards and a router on this host: caravan serve --model FILE.gguf
+  serve    run shards and a router on this host: caravan serve smollm2, hf:OWNER/REPOSITORY:Q4_K_M or FILE.gguf
   router   run a router for shards that run elsewhere (caravan-router)
   shard    run one shard (caravan-shard)
+  pull     get a model by its name, for later use: caravan pull smollm2
+  list     name the models that are here
+  show     say what a model is, by its own files
+  rm       remove a model that is here
   key      print a new API key for --api-keys-file: caravan key alice >> keys.toml
   bench    measure a server: caravan bench --url http://127.0.0.1:3000
 
@@ -17,12 +22,14 @@ caravan COMMAND --help lists the flags.
 """
 
 
+@ending_with_its_reader()
 def main() -> int:
     """Run the subcommand that the first argument names."""
     command, flags = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     match command:
         case "serve":
             prepare_grpc()
+            raise_open_files()
             from caravan_router.serve.cli import main as serve
 
             return serve(flags)
@@ -31,14 +38,28 @@ def main() -> int:
         case "shard":
             # A program of its own: the router's packages never load llama.cpp.
             os.execv(sys.executable, [sys.executable, "-m", "caravan_shard", *flags])  # noqa: S606
+        case "pull":
+            from caravan_models.cli.pull import main as pull
+
+            return pull(flags)
+        case "list":
+            from caravan_models.cli.list import main as list_models
+
+            return list_models(flags)
+        case "show":
+            from caravan_models.cli.show import main as show
+
+            return show(flags)
+        case "rm":
+            from caravan_models.cli.remove import main as remove
+
+            return remove(flags)
         case "key":
             from caravan_router.auth.new_key import main as key
 
             return key(flags)
         case "bench":
-            from caravan_router.bench.cli import main as bench
-
-            return bench(flags)
+            return _run_bench(flags)
         case "--help" | "-h":
             sys.stdout.write(_USAGE)
             return 0
@@ -47,14 +68,25 @@ def main() -> int:
     return 2
 
 
+@ending_with_its_reader()
 def router() -> int:
     """Run the command `caravan-router`."""
     return _run_router(sys.argv[1:])
 
 
+def _run_bench(flags: list[str]) -> int:
+    try:
+        from caravan_router.bench.cli import main as bench
+    except ModuleNotFoundError as missing:
+        sys.stderr.write(f"caravan bench needs the extra 'bench': pip install 'llama-caravan[bench]' ({missing})\n")
+        return 2
+    return bench(flags)
+
+
 def _run_router(flags: list[str]) -> int:
     end_on_early_sigterm()
     prepare_grpc()
+    raise_open_files()
     from caravan_router.cli import main as run
 
     return run(flags)

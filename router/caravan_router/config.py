@@ -8,11 +8,11 @@ from pathlib import Path
 
 from caravan_proto.flags import flag
 from caravan_proto.tls import MutualTls, TlsFiles
+from caravan_router.api.limits import Limits
 from caravan_router.conversations.store import StoreSettings
-from caravan_router.engine.discovery import ShardSource, parse_source
-from caravan_router.engine.link import LinkConfig
+from caravan_router.engine.discovery import NamedSource, parse_source
+from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.security import ShardTls
-from caravan_router.http.limits import Limits
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.tracing.settings import TraceSettings, read_settings
 
@@ -27,8 +27,8 @@ class RouterConfig:
     port: int = flag(3000, "TCP port to listen on; 0 picks a free one", "-p", low=0, high=65535)
     shard: tuple[str, ...] = flag(
         (),
-        "where shards are: unix:/path, host:port, dns:name:port (every IP address of the name) or file:path (one "
-        "address per line); repeatable",
+        "where shards are: unix:/path, host:port, dns:name:port (every IP address of the name), file:path (one address "
+        "per line) or k8s:namespace/service:port (the pods of a Service, by Kubernetes' API); repeatable",
     )
     shard_certfile: str | None = flag(
         None, "PEM file of the certificate chain to show to shards; with it, shards on TCP are spoken to over TLS only"
@@ -81,6 +81,9 @@ class RouterConfig:
     ssl_keyfile: str | None = flag(None, "PEM file of the private key (default: in --ssl-certfile)")
     ssl_ca_certs: str | None = flag(
         None, "PEM file of authorities, one of which must have signed a client's certificate"
+    )
+    advertise_url: str = flag(
+        "", "URL at which other routers reach this one, to hand requests over while they hold no shard of a model"
     )
     cors_allow_origin: tuple[str, ...] = flag((), "origin of pages that may call the API (default: any); repeatable")
 
@@ -173,6 +176,8 @@ class RouterConfig:
             raise ValueError(f"--shard {error}") from None
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"--otlp-endpoint must begin with http:// or https://. Given: {self.otlp_endpoint!r}")
+        if self.advertise_url and not self.advertise_url.startswith(("http://", "https://")):
+            raise ValueError(f"--advertise-url must begin with http:// or https://. Given: {self.advertise_url!r}")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ValueError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         if (self.shard_certfile is None) != (self.shard_ca_certs is None):
@@ -210,7 +215,7 @@ class RouterConfig:
         )
 
     @property
-    def sources(self) -> tuple[ShardSource, ...]:
+    def sources(self) -> tuple[NamedSource, ...]:
         """The places where addresses of shards are found."""
         return tuple(parse_source(text) for text in self.shard)
 
@@ -219,6 +224,7 @@ class RouterConfig:
         """The settings of the links to shards. router_id is new with every start: older leases are not its own."""
         return LinkConfig(
             router_id=f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}",
+            url=self.advertise_url,
             heartbeat_s=self.shard_silence_s / 3,
             silence_s=self.shard_silence_s,
             step_timeout_s=self.step_timeout_s,

@@ -1,6 +1,8 @@
 """The command `caravan-shard`: one model, one KV cache, served over gRPC to a router."""
 
 import argparse
+import asyncio
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -10,11 +12,21 @@ import uvloop
 from caravan_proto.flags import load
 from caravan_proto.telemetry import configure_logging
 from caravan_shard.backends.base import StartupError
-from caravan_shard.config import ShardConfig, parse_rpc_servers
+from caravan_shard.config import ShardConfig
+from caravan_shard.named_models import with_model_files
+from caravan_shard.placement_flags import parse_rpc_servers
+from caravan_shard.service.memory_report import memory_report
 from caravan_shard.service.parent import end_with_parent
 from caravan_shard.service.server import serve
 
-_DESCRIPTION = (__doc__ or "") + " With --list-devices, print the devices of this host and of --rpc, and exit."
+_INTERRUPTED = 130
+_DESCRIPTION = (__doc__ or "") + (
+    " With --list-devices, print the devices of this host and of --rpc, and exit. With --estimate, print as JSON what "
+    "a shard with the other flags would take and what is free, and exit; with --fit-report, the same for people."
+)
+
+
+_REPORTS = {"--estimate", "--fit-report"}
 
 
 def _list_devices(argv: Sequence[str] | None) -> int:
@@ -34,16 +46,40 @@ def _list_devices(argv: Sequence[str] | None) -> int:
     return 0
 
 
+async def _serve(config: ShardConfig) -> None:
+    await serve(await with_model_files(config))
+
+
+def _report(argv: list[str]) -> int:
+    """Print what a shard with the flags ``argv`` would take. Return 0; raises StartupError."""
+    as_json = "--estimate" in argv
+    config = asyncio.run(with_model_files(_configured([given for given in argv if given not in _REPORTS])))
+    report = memory_report(config)
+    sys.stdout.write(json.dumps(report.as_json()) + "\n" if as_json else report.as_text())
+    return 0
+
+
+def _configured(argv: Sequence[str] | None) -> ShardConfig:
+    config = load(ShardConfig, prog="caravan-shard", description=_DESCRIPTION, argv=argv)
+    configure_logging(level=config.log_level, json_output=config.json_output)
+    return config
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a shard until a signal. Return 0, or 2 if it cannot start with these flags."""
     try:
-        if "--list-devices" in (sys.argv[1:] if argv is None else argv):
+        given = list(sys.argv[1:] if argv is None else argv)
+        if "--list-devices" in given:
             return _list_devices(argv)
-        config = load(ShardConfig, prog="caravan-shard", description=_DESCRIPTION, argv=argv)
-        configure_logging(level=config.log_level, json_output=config.json_output)
+        if _REPORTS & set(given):
+            return _report(given)
+        config = _configured(argv)
         if config.exit_with_parent:
             end_with_parent()
-        uvloop.run(serve(config))
+        uvloop.run(_serve(config))
+    except KeyboardInterrupt:
+        # Before there is anything to end but a download, which continues when it is started again.
+        return _INTERRUPTED
     except StartupError as error:
         sys.stderr.write(f"caravan-shard: error: {error}\n")
         return 2

@@ -1,97 +1,43 @@
 """The shard's flags and their limits. A flag that llama-server has too has llama-server's name."""
 
 import ipaddress
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caravan_proto.flags import flag
+from caravan_proto.messages.limits import KvLayout
 from caravan_proto.tls import TlsFiles
 from caravan_shard.adapter_file import AdapterFile, parse_adapter
-from caravan_shard.kv_layout import KvLayout
+from caravan_shard.cores import usable_cores
+from caravan_shard.model_flags import ModelFlags
+from caravan_shard.placement_flags import PlacementFlags
+from caravan_shard.rope_flags import RopeFlags
 
-# llama.cpp compiles with LLAMA_MAX_SEQ = 256.
-MAX_SEQUENCES = 256
 # llama.cpp rounds the cells of each sequence up to a multiple of this.
 CELL_BLOCK = 256
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _UNIX_PATH_BYTES = 107
 _GIB = 1 << 30
+# As many as errors show of the name that a request asks for.
+_ALIAS_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardConfig:
+class ShardConfig(RopeFlags, PlacementFlags, ModelFlags):
     """The flags of ``caravan-shard``. Raises ValueError if two fields contradict each other."""
 
-    model: str = flag("", "GGUF file to serve", "-m")
-    model_draft: str = flag(
-        "",
-        "GGUF file of a smaller model with the same vocabulary, which drafts tokens where that saves time; "
-        "it has as many KV cells as the model",
-        "-md",
-    )
-    ctx_size: int = flag(
-        8192,
-        "KV cells of all sequences together; 0 = the context that the model was trained with",
-        "-c",
-        low=0,
-        high=2**30,
-    )
-    parallel: int = flag(8, "most sequences held at a time", "-np", low=1, high=MAX_SEQUENCES)
-    kv_layout: str = flag(
-        "auto",
-        "split: ctx-size / parallel cells for each sequence; unified: one pool of cells, prefixes are shared; "
-        "auto: split while all sequences fit, else unified",
-        choices=["auto", *(layout.value for layout in KvLayout)],
-    )
-    batch_size: int = flag(2048, "most tokens in one step", "-b", low=1, high=2**20)
-    ubatch_size: int = flag(512, "most tokens computed at a time within a step", "-ub", low=1, high=2**20)
-    threads: int | None = flag(None, "threads for a step over a single token [physical cores]", "-t", low=1, high=512)
-    threads_batch: int | None = flag(
-        None, "threads for every other step, also of two decoding sequences [as --threads]", "-tb", low=1, high=512
-    )
-    spin_count: int = flag(
-        3_000,
-        "how often a compute thread looks for its next part before it sleeps; see GOMP_SPINCOUNT",
-        low=0,
-        high=2**40,
-    )
-    gpu_layers: int = flag(0, "layers to keep on GPUs; -1 = all", "-ngl", "--n-gpu-layers", low=-1, high=10_000)
-    gpu_layers_draft: int | None = flag(
-        None,
-        "layers of the draft model to keep on a GPU; -1 = all [all if --gpu-layers is not 0]",
-        "-ngld",
-        "--n-gpu-layers-draft",
-        low=-1,
-        high=10_000,
-    )
-    device: str = flag(
-        "",
-        "GPUs to use, by the names that --list-devices prints, separated by commas; none = the CPU alone [all GPUs]",
-        "-dev",
-    )
-    rpc: str = flag(
-        "",
-        "rpc-servers of llama.cpp whose devices hold layers too: host:port, separated by commas; they check nobody, so "
-        "only in a trusted network",
-    )
-    split_mode: str = flag(
-        "layer",
-        "how several GPUs share the model: by whole layers, by rows or tensors of each layer, or not (none)",
-        "-sm",
-        choices=("none", "layer", "row", "tensor"),
-    )
-    tensor_split: str = flag("", "proportions of the model on each GPU, such as 3,1 [as their free memory]", "-ts")
-    main_gpu: int = flag(
-        0, "the GPU for the whole model if --split-mode is none, counted from 0", "-mg", low=0, high=63
-    )
     flash_attn: str = flag(
         "auto",
-        "flash attention; auto: as llama.cpp decides, but off on CPUs where a step behind 512 tokens is faster without",
+        "flash attention; auto: as llama.cpp decides, but off on CPUs where each sequence has cells of its own",
         "-fa",
         choices=("on", "off", "auto"),
+    )
+    exact: bool = flag(
+        False,
+        "compute each token bit by bit the same, alone or in company, in any chunk and after a loss; slower, and "
+        "refused where a check at the start finds a difference",
     )
     cache_type_k: str = flag("f16", "data type of the cached keys", "-ctk", choices=_CACHE_TYPES)
     cache_type_v: str = flag("f16", "data type of the cached values", "-ctv", choices=_CACHE_TYPES)
@@ -108,7 +54,8 @@ class ShardConfig:
     cache_dir_space: float = flag(8.0, "GiB of files in cache-dir, for each shard that uses it", low=0, high=2**20)
     embeddings: bool = flag(
         False,
-        "serve vectors of texts of up to ubatch-size tokens, with a second context on the same weights",
+        "serve vectors of texts of up to ubatch-size tokens, with a second context on the same weights; "
+        "models that can only embed do so without it",
         "--embedding",
     )
     pooling: str = flag(
@@ -159,7 +106,9 @@ class ShardConfig:
 
     def __post_init__(self) -> None:
         if self.backend == "llama" and not self.model:
-            raise ValueError("no model given: pass --model FILE.gguf, or --backend fake for a toy model")
+            raise ValueError(
+                "no model given: pass --model FILE.gguf or the name of a model, or --backend fake for a toy model"
+            )
         path = self.unix_path
         if path is not None and not (path.name and len(os.fsencode(path)) <= _UNIX_PATH_BYTES):
             raise ValueError(f"the path of a unix socket has 1 to {_UNIX_PATH_BYTES} bytes. Given: {path!r}")
@@ -168,11 +117,16 @@ class ShardConfig:
         if self.health_address and not self.health_address.rpartition(":")[2].isdecimal():
             raise ValueError(f"health-address must be host:port. Given: {self.health_address!r}")
         self._check_security()
-        if self.kv_layout == KvLayout.SPLIT.value and 0 < self.ctx_size < self.parallel * CELL_BLOCK:
+        if self.exact and self.kv_layout == KvLayout.UNIFIED.value:
             raise ValueError(
-                f"kv-layout split needs ctx-size >= {CELL_BLOCK} for each of {self.parallel} sequences: "
-                f"pass -c {self.parallel * CELL_BLOCK} or more, a smaller -np, or --kv-layout unified. "
-                f"Given: {self.ctx_size}"
+                "exact needs cells of its own for each sequence, since places in a common pool depend on the others. "
+                "Given: kv-layout unified"
+            )
+        if 0 < self.cells_of(0) < self.parallel * CELL_BLOCK and (self.exact or self.kv_layout == KvLayout.SPLIT.value):
+            what, instead = ("exact", "drop --exact") if self.exact else ("kv-layout split", "--kv-layout unified")
+            raise ValueError(
+                f"{what} needs ctx-size >= {CELL_BLOCK} for each of {self.parallel} sequences: "
+                f"pass -c {self.parallel * CELL_BLOCK} or more, a smaller -np, or {instead}. Given: {self.cells_of(0)}"
             )
         if self.batch_size < self.parallel:
             raise ValueError(
@@ -181,15 +135,15 @@ class ShardConfig:
             )
         if self.flash_attn == "off" and self.has_quantized_values:
             raise ValueError(f"cache-type-v {self.cache_type_v} needs flash attention: pass -fa on")
-        parts = self.proportions
-        if parts and not (min(parts) >= 0 and 0 < sum(parts) < math.inf):
-            raise ValueError(f"tensor-split must have proportions >= 0, one of them > 0. Given: {self.tensor_split!r}")
-        if self.rpc_servers and not self.uses_gpus:
-            raise ValueError("rpc-servers would hold no layer: pass -ngl, and no --device none")
-        if self.rpc_servers and self.split_mode not in {"layer", "none"}:
-            raise ValueError(f"rpc-servers hold whole layers: pass -sm layer. Given: {self.split_mode}")
+        self._check_placement()
+        self._check_rope()
         if self.gpu_layers_draft is not None and not self.model_draft:
             raise ValueError("gpu-layers-draft needs --model-draft")
+        if not (self.alias.isprintable() and self.alias == self.alias.strip() and len(self.alias) <= _ALIAS_LENGTH):
+            raise ValueError(
+                f"alias must have at most {_ALIAS_LENGTH} printable characters, and begin and end with no space. "
+                f"Given: {self.alias!r}"
+            )
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
@@ -225,33 +179,6 @@ class ShardConfig:
         return TlsFiles(prefix="--", certfile=self.certfile, keyfile=self.keyfile, ca_certs=self.ca_certs)
 
     @property
-    def uses_gpus(self) -> bool:
-        """Whether layers may be on GPUs, if there are any."""
-        return self.gpu_layers != 0 and self.device_names != []
-
-    @property
-    def device_names(self) -> list[str] | None:
-        """The devices that --device names; None for all."""
-        if not self.device:
-            return None
-        return [] if self.device == "none" else [name.strip() for name in self.device.split(",")]
-
-    @property
-    def rpc_servers(self) -> list[str]:
-        """The addresses that --rpc names; raises ValueError."""
-        return parse_rpc_servers(self.rpc)
-
-    @property
-    def proportions(self) -> list[float]:
-        """The proportions of --tensor-split; raises ValueError."""
-        if not self.tensor_split:
-            return []
-        try:
-            return [float(part) for part in self.tensor_split.split(",")]
-        except ValueError:
-            raise ValueError(f"tensor-split must be numbers with commas. Given: {self.tensor_split!r}") from None
-
-    @property
     def has_quantized_values(self) -> bool:
         """Whether values are cached in a type that only flash attention can read."""
         return self.cache_type_v.startswith(("q", "iq"))
@@ -262,7 +189,10 @@ class ShardConfig:
         return [parse_adapter(text) for text in self.lora]
 
     def of_draft_model(self, cells: int, devices: Sequence[str] | None) -> "ShardConfig":
-        """Return the flags of the draft model, which lies on one of ``devices``; on any if None."""
+        """Return the flags of the draft model, which lies on one of ``devices``; on any if None.
+
+        As in llama-server, it has no tensors elsewhere, and all that is said of files and positions holds for it too.
+        """
         layers = self.gpu_layers_draft
         return replace(
             self,
@@ -270,17 +200,23 @@ class ShardConfig:
             model_draft="",
             ctx_size=cells,
             kv_layout=KvLayout.UNIFIED.value,
+            exact=False,
             gpu_layers=(-1 if self.uses_gpus else 0) if layers is None else layers,
             device=self.device if devices is None else ",".join(devices) or "none",
             rpc="",
             split_mode="none",
             tensor_split="",
+            cpu_moe=False,
+            n_cpu_moe=0,
+            override_tensor=(),
             embeddings=False,
             lora=(),
         )
 
     def layouts(self, cells: int) -> list[KvLayout]:
         """Return the layouts that a cache of ``cells`` cells may have, beginning with the first that it has."""
+        if self.exact:
+            return [KvLayout.SPLIT]
         if self.kv_layout != "auto":
             return [KvLayout(self.kv_layout)]
         if cells < self.parallel * CELL_BLOCK:
@@ -300,31 +236,9 @@ class ShardConfig:
     @property
     def decode_threads(self) -> int:
         """Threads for a step over one token."""
-        return self.threads or physical_cores()
+        return self.threads or usable_cores()
 
     @property
     def batch_threads(self) -> int:
         """Threads for every other step."""
         return self.threads_batch or self.decode_threads
-
-
-def parse_rpc_servers(text: str) -> list[str]:
-    """Return the addresses in the value of --rpc; raises ValueError."""
-    servers = [server.strip() for server in text.split(",")] if text else []
-    for server in servers:
-        host, _, port = server.partition(":")
-        if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
-            raise ValueError(f"rpc must be host:port with commas, without IPv6. Given: {text!r}")
-    if len(set(servers)) < len(servers):
-        raise ValueError(f"rpc has a server twice. Given: {text!r}")
-    return servers
-
-
-def physical_cores() -> int:
-    """Number of cores this process may use, hyperthreads counted once: compute-bound work gains nothing from them."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = set()
-    for cpu in usable:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
-    return max(1, len(cores))

@@ -7,14 +7,10 @@ only.
 import argparse
 import os
 import shutil
-import subprocess
 import sys
-import tarfile
-import threading
-import time
-from pathlib import Path
 
-from bench.paths import CACHE, BenchError, peers_dir, pinned_version
+from bench.llama_source import logged, package_source, with_cmake
+from bench.paths import BenchError, peers_dir, pinned_version
 
 TARGETS = ("llama-server", "llama-batched-bench")
 _CMAKE_FLAGS = (
@@ -31,8 +27,6 @@ _CMAKE_FLAGS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",
 )
-_LAST_LINES = 20
-_STILL_ALIVE_S = 20
 
 
 def main() -> int:
@@ -58,85 +52,18 @@ def build(*, jobs: int) -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         message = "no C++ compiler found: install g++ (on Debian: apt install g++)"
         raise BenchError(message)
-    source = _source(folder, version)
-    environment = _with_cmake(os.environ.copy())
+    source = package_source() / "vendor" / "llama.cpp"
+    environment = with_cmake(os.environ.copy())
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=environment["PATH"]) else []
     work = folder / "build"
     configure = ["cmake", "-S", str(source), "-B", str(work), *generator, *_CMAKE_FLAGS]
-    _logged("configuring", configure, folder / "configure.log", environment)
+    logged("configuring", configure, folder / "configure.log", environment)
     compile_ = ["cmake", "--build", str(work), "--target", *TARGETS, "-j", str(jobs)]
-    _logged("compiling (about 10 minutes on 2 cores)", compile_, folder / "build.log", environment)
+    logged("compiling (about 10 minutes on 2 cores)", compile_, folder / "build.log", environment)
     (folder / "bin").mkdir(exist_ok=True)
     for name in TARGETS:
         shutil.copy2(work / "bin" / name, folder / "bin" / name)
     print(f"built {' and '.join(TARGETS)} of llama-cpp-python {version}")
-
-
-def _source(folder: Path, version: str) -> Path:
-    """Return the unpacked llama.cpp source; download it from PyPI if needed."""
-    source = folder / "src" / "vendor" / "llama.cpp"
-    if (source / "CMakeLists.txt").is_file():
-        return source
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = CACHE / f"llama_cpp_python-{version}.tar.gz"
-    if not archive.is_file():
-        # Only this package must come as source. pip builds its metadata, for which its build tools may come as wheels.
-        download = [sys.executable, "-m", "pip", "download", "--no-binary", "llama-cpp-python", "--no-deps"]
-        download += ["--dest", str(CACHE), f"llama-cpp-python=={version}"]
-        _logged(f"downloading llama-cpp-python {version}", download, folder / "download.log", os.environ.copy())
-    print("unpacking", flush=True)
-    unpacked = folder / "unpacked"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    with tarfile.open(archive) as tar:
-        tar.extractall(unpacked, filter="data")
-    shutil.rmtree(folder / "src", ignore_errors=True)
-    next(unpacked.iterdir()).rename(folder / "src")
-    unpacked.rmdir()
-    return source
-
-
-def _with_cmake(environment: dict[str, str]) -> dict[str, str]:
-    """Return ``environment`` with cmake in its path; install cmake from PyPI if the host has none."""
-    if shutil.which("cmake"):
-        return environment
-    tools = CACHE / "tools"
-    bin_dir = tools / "bin"
-    if not (bin_dir / "cmake").is_file():
-        install = [sys.executable, "-m", "pip", "install", "--prefix", str(tools), "cmake", "ninja"]
-        CACHE.mkdir(exist_ok=True)
-        _logged("installing cmake and ninja", install, CACHE / "tools.log", environment)
-    packages = next(tools.glob("lib/python*/site-packages"))
-    return {**environment, "PATH": f"{bin_dir}{os.pathsep}{environment['PATH']}", "PYTHONPATH": str(packages)}
-
-
-def _logged(what: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
-    """Run ``command`` with its output in ``log``, and print the last line of the log from time to time."""
-    print(f"{what} ...", flush=True)
-    started = time.monotonic()
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        done = threading.Event()
-        watcher = threading.Thread(target=_show_progress, args=(log, done), daemon=True)
-        watcher.start()
-        try:
-            status = process.wait()
-        finally:
-            if process.poll() is None:
-                process.terminate()
-            done.set()
-            watcher.join()
-    if status != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
-        message = f"{what} failed with status {status}; the end of {log}:\n{tail}"
-        raise BenchError(message)
-    print(f"{what}: done in {time.monotonic() - started:.0f} s", flush=True)
-
-
-def _show_progress(log: Path, done: threading.Event) -> None:
-    while not done.wait(_STILL_ALIVE_S):
-        lines = log.read_text(errors="replace").splitlines()
-        if lines:
-            print(f"  {lines[-1][:110]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 
+from caravan_proto.messages.commands import Chunk, Decode, FilterBatch, Prefill
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.drafts import DraftBudget, Drafting
 from caravan_shard.engine.engine import Engine
-from caravan_shard.protocol.commands import Chunk, Decode, FilterBatch, Prefill
 from caravan_shard.protocol.results import StepResult, TokenRows
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loading import backend_loader
 
 _SPECULATE = 6
 _WRONG = 0.2
 _TEXTS = [str(text)[:200] for text in pydoc_data.topics.topics.values()]
-_GREEDY = SamplingParameters(logprobs=True, top_n_tokens=2)
+_GREEDY = SamplingParams(temperature=0.0, logprobs=True, top_n_tokens=2)
 _SEEDED = replace(_GREEDY, temperature=0.8, top_k=40, repetition_penalty=1.1)
 
 
@@ -55,7 +55,7 @@ def _run(engine: Engine, chunks: Sequence[Chunk], tokens: int, budget: DraftBudg
     while (step := engine.decode_step(ids, perf_counter_ns(), budget)) is not None:
         assert isinstance(step, StepResult), step
         outputs.add(step.rows)
-    engine.filter_batch(FilterBatch(keep_ids=[]))
+    engine.filter_batch(FilterBatch(keep=[]))
     return outputs
 
 
@@ -95,15 +95,15 @@ class _Counter:
     def _chunk(self, place: int, number: int, predicted: Sequence[int], *, greedy: bool) -> Chunk:
         text = f"{number} {_TEXTS[number % len(_TEXTS)]}"
         prompt = self._engine.backend.vocabulary.tokenize(text, add_special=True, parse_special=False)
-        parameters = SequenceParameters(
+        parameters = PreparedParameters(
             sampling=_GREEDY if greedy else replace(_SEEDED, seed=number),
             prompt_length=len(prompt),
             max_length=len(prompt) + self._given.tokens,
             ignore_eos=True,
             max_draft_tokens=_SPECULATE if predicted else 0,
-            predicted=tuple(predicted),
+            prediction=tuple(predicted),
         )
-        return Chunk(sequence_id=place, start=0, tokens=prompt, last=True, parameters=parameters)
+        return Chunk(sequence_id=place, start=0, token_ids=prompt, last=True, setup=parameters)
 
 
 def main() -> None:

@@ -15,15 +15,15 @@ from statistics import median
 from time import perf_counter_ns, process_time
 
 from bench.draft_workloads import Job, Workloads
+from caravan_proto.messages.commands import Chunk, Decode, FilterBatch, Prefill
+from caravan_proto.messages.results import DraftSource
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.drafts import DraftBudget
 from caravan_shard.engine.engine import Engine
-from caravan_shard.protocol.commands import Chunk, Decode, FilterBatch, Prefill
 from caravan_shard.protocol.results import StepResult
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
+from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loading import backend_loader
-from caravan_shard.speculation.draft import DraftSource
 
 _WORK = ("chat", "quote", "edit", "json", "predicted", "copier")
 _WRONG = (0.0, 0.05, 0.1, 0.3)
@@ -103,16 +103,16 @@ class Bench:
         engine, new_tokens = self._engine, self._given.tokens
         found = Measured(outputs=[])
         for number, job in enumerate(jobs):
-            parameters = SequenceParameters(
+            parameters = PreparedParameters(
                 sampling=job.sampling,
                 prompt_length=len(job.prompt),
                 max_length=len(job.prompt) + longest * new_tokens,
                 ignore_eos=job.grammar is None,
                 grammar=job.grammar,
                 max_draft_tokens=speculate,
-                predicted=job.predicted,
+                prediction=job.predicted,
             )
-            chunk = Chunk(sequence_id=number, start=0, tokens=job.prompt, last=True, parameters=parameters)
+            chunk = Chunk(sequence_id=number, start=0, token_ids=job.prompt, last=True, setup=parameters)
             result = engine.prefill(Prefill(chunks=[chunk]), perf_counter_ns())
             assert isinstance(result, StepResult)
             found.outputs.append(list(result.rows.token_ids))
@@ -128,7 +128,7 @@ class Bench:
             assert isinstance(step, StepResult)
             _add(found, step)
         found.seconds = process_time() - began
-        engine.filter_batch(FilterBatch(keep_ids=[]))
+        engine.filter_batch(FilterBatch(keep=[]))
         return found
 
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import Backend
-from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.constrained_runs import Grammars
 
-_GREEDY = SamplingParameters()
+_GREEDY = SamplingParams(temperature=0.0)
 _QUESTIONS = (
     "Why is the sky blue?",
     "Write a short story about a lighthouse keeper.",
@@ -64,7 +64,7 @@ class Job:
     """A prompt, how its tokens are chosen, and what its client predicts."""
 
     prompt: Sequence[int]
-    sampling: SamplingParameters
+    sampling: SamplingParams
     grammar: Grammar | None = None
     predicted: tuple[int, ...] = ()
 
@@ -78,7 +78,7 @@ class Workloads:
 
     def chat(self, streams: int) -> list[Job]:
         """Return sampled answers to questions, which seldom repeat anything."""
-        sampling = [SamplingParameters(temperature=0.8, seed=number) for number in range(streams)]
+        sampling = [SamplingParams(temperature=0.8, seed=number) for number in range(streams)]
         return [self._job(_QUESTIONS[number % 8], one) for number, one in enumerate(sampling)]
 
     def quote(self, streams: int, letters: int = 1200) -> list[Job]:
@@ -124,7 +124,7 @@ class Workloads:
         return [*self.quote(1, letters=2400), *self.chat(streams)[1:]]
 
     def _job(
-        self, request: str, sampling: SamplingParameters = _GREEDY, *, grammar: Grammar | None = None, reply: str = ""
+        self, request: str, sampling: SamplingParams = _GREEDY, *, grammar: Grammar | None = None, reply: str = ""
     ) -> Job:
         """``reply``: how the output begins."""
         prompt = f"<|im_start|>user\n{request}<|im_end|>\n<|im_start|>assistant\n{reply}"

@@ -5,21 +5,27 @@ import sys
 from pathlib import Path
 
 from bench.paths import DEMO_MODEL, ROOT, BenchError
-from caravan_testing.requantised import requantise
+from caravan_testing.requantised import TYPES, requantise
+from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 
 _FETCHED = {
     "smollm2-q4_1": DEMO_MODEL,
     "gemma-3-270m": DEMO_MODEL.with_name("gemma-3-270m-q4_k_m.gguf"),
 }
-# Twice as fast as its source, so that what a server adds to each step shows more.
-_REQUANTISED = DEMO_MODEL.with_name("SmolLM2-135M-Instruct.Q4_0.gguf")
-NAMES = (*_FETCHED, "smollm2-q4_0")
+# Q4_0 is twice as fast as its source, so that what a server adds to each step shows more.
+_REQUANTISED = {"smollm2-q4_0": "Q4_0", "smollm2-q8_0": "Q8_0"}
+# Random weights in whole blocks of K-quants, which the dimensions of the fetched models are no multiple of.
+_RANDOM = {f"random-{weights.lower()}": weights for weights in TYPES}
+_RANDOM_SHAPE = Shape(embedding=512, layers=4, heads=8, inner=1536)
+NAMES = (*_FETCHED, *_REQUANTISED, *_RANDOM)
 
 
 def model(name: str) -> Path:
     """Return the GGUF file of a model in `NAMES`, or the file ``name``. Raises BenchError if there is none."""
-    if name == "smollm2-q4_0":
-        return _requantised(model("smollm2-q4_1"))
+    if name in _REQUANTISED:
+        return _requantised(model("smollm2-q4_1"), _REQUANTISED[name])
+    if name in _RANDOM:
+        return _requantised(_random(), _RANDOM[name])
     if name not in _FETCHED:
         if not Path(name).is_file():
             message = f"no model {name!r}: give a GGUF file or one of {', '.join(NAMES)}"
@@ -34,12 +40,20 @@ def model(name: str) -> Path:
     return path
 
 
-def _requantised(source: Path) -> Path:
-    if not _REQUANTISED.is_file():
-        unfinished = _REQUANTISED.with_suffix(".unfinished")
+def _random() -> Path:
+    path = DEMO_MODEL.with_name("random.F32.gguf")
+    if not path.is_file():
+        write_tiny_llama(path.with_suffix(".unfinished"), _RANDOM_SHAPE).rename(path)
+    return path
+
+
+def _requantised(source: Path, weights: str) -> Path:
+    target = source.with_name(f"{source.name.split('.')[0]}.{weights}.gguf")
+    if not target.is_file():
+        unfinished = target.with_suffix(".unfinished")
         try:
-            requantise(source, unfinished)
+            requantise(source, unfinished, weights)
         except OSError as error:
             raise BenchError(str(error)) from error
-        unfinished.rename(_REQUANTISED)
-    return _REQUANTISED
+        unfinished.rename(target)
+    return target

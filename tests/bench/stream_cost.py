@@ -23,13 +23,13 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from caravan_proto.messages.results import FinishReason
+from caravan_router.api.limits import Limits
 from caravan_router.core.generation import GenerationSpec, GenerationState
-from caravan_router.core.sampling import FinishReason
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.core.trace import NO_TRACE
 from caravan_router.engine.streams import RequestStream
 from caravan_router.http.app import build_app
-from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.metrics.recorder import Metrics
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine

@@ -9,25 +9,25 @@ from pathlib import Path
 
 from aiohttp import ClientSession
 
+from caravan_proto.messages.limits import KvLayout
+from caravan_router.api.limits import Limits
 from caravan_router.core.shards import ShardReport, ShardState
 from caravan_router.core.trace import Tracing
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import Address, AddressFile, ShardSource
 from caravan_router.engine.fleet import Fleet
-from caravan_router.engine.link import LinkConfig
+from caravan_router.engine.link_config import LinkConfig
 from caravan_router.http.app import build_app
-from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import TRACING
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.shard.account import ShardAccount
-from caravan_shard.backends.base import PrefixSharing
-from caravan_shard.backends.toy.backend import DecodeHook, ToyBackend
-from caravan_shard.backends.toy.model import ToyVocabulary
+from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, DecodeHook, ToyBackend
+from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.config import ShardConfig
-from caravan_shard.kv_layout import KvLayout
+from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
 from caravan_testing.http_server import sample_of
@@ -42,15 +42,19 @@ class ClusterConfig:
 
     ``wrong_every``: shards have a draft model that is wrong in every so many of its steps, never if 0; None for none.
     ``listed``: the router has the addresses from a file (see `Cluster.list_shards`), not from its flags.
+    ``run_files``: shards also keep saved runs in files, and find them when they are started again.
+    ``numerics``: a fingerprint of how each shard computes; without, all compute alike.
     """
 
     shards: int = 1
     listed: bool = False
+    run_files: bool = False
+    numerics: tuple[str, ...] = ()
     cells: int = 4096
     max_sequences: int = 8
     max_batch_tokens: int = 512
     layout: KvLayout = KvLayout.UNIFIED
-    sharing: PrefixSharing = PrefixSharing.ANY
+    whole_only: bool = False
     step_s: float = 0.0
     token_s: float = 0.0
     other_layouts: tuple[KvLayout, ...] = ()
@@ -98,6 +102,11 @@ class Cluster:
         assert engine is not None, "no shard has joined yet"
         return engine
 
+    @property
+    def every_engine(self) -> list[Batcher]:
+        """The engines of all models, also those of one name."""
+        return [*self.fleet._batchers.values()]
+
     async def end_router(self) -> None:
         """End the router's engine, as at the end of its process. The shards stay."""
         assert self.engine_task is not None
@@ -128,19 +137,29 @@ class Cluster:
         return None if report is None else report.standing.state
 
     async def start_shard(
-        self, address: str, model: str = "toy", file: str = "toy-1", state_fingerprint: str | None = None
+        self,
+        address: str,
+        model: str = "toy",
+        file: str = "toy-1",
+        *,
+        state_fingerprint: str | None = None,
+        vocabulary_fingerprint: str = TOY_FACTS.vocabulary_fingerprint,
+        only_embeds: bool = False,
     ) -> None:
         """Start a shard with a ``model`` of this name, which was read from a ``file`` of this fingerprint.
 
-        ``state_fingerprint``: set if its saved runs have another form.
+        ``state_fingerprint``: set if its saved runs have another form. ``vocabulary_fingerprint``: set if it
+        says that it has another vocabulary.
         """
         config = self.config
+        if only_embeds:
+            config = replace(config, cells=0, max_sequences=0, max_batch_tokens=0, embedding_size=EMBEDDING_SIZE)
         self.backends[address] = ToyBackend(
             cells=config.cells,
             max_sequences=config.max_sequences,
             max_batch_tokens=config.max_batch_tokens,
             layout=config.layout,
-            sharing=config.sharing,
+            whole_only=config.whole_only,
             other_layouts=config.other_layouts,
             max_prompt_logprob_tokens=config.max_prompt_logprob_tokens,
             embedding_size=config.embedding_size,
@@ -153,10 +172,15 @@ class Cluster:
             backend = self.backends[address]
             backend.facts = replace(backend.facts, chat_template=config.chat_template)
         backend = self.backends[address]
-        backend.facts = replace(backend.facts, name=model, fingerprint=file)
+        backend.facts = replace(
+            backend.facts, name=model, fingerprint=file, vocabulary_fingerprint=vocabulary_fingerprint
+        )
         if config.wrong_every is not None:
             backend.draft_model = ToyDraftModel(wrong_every=config.wrong_every, max_sequences=config.max_sequences)
             backend.facts = replace(backend.facts, draft_model="toy-draft")
+        if config.numerics:
+            number = self.addresses.index(address)
+            backend.numerics = replace(backend.numerics, fingerprint=config.numerics[number])
         if state_fingerprint is not None:
             backend.state_fingerprint = state_fingerprint
         self.servers[address] = ShardServer(
@@ -167,11 +191,25 @@ class Cluster:
             ),
             lambda: self.backends[address],
         )
-        self.servers[address]._shard.worker._make_runs = lambda _: RunStore(config.saved_bytes)
+        files = RunFiles(self._folder / "runs", "ab" * 32) if config.run_files else None
+        disk_bytes = config.saved_bytes if config.run_files else 0
+        self.servers[address]._shard.worker._make_runs = lambda _: RunStore(config.saved_bytes, files, disk_bytes)
         await self.servers[address].start()
 
     async def stop_shard(self, address: str) -> None:
         await self.servers.pop(address).stop()
+
+    async def drain_shard(self, address: str) -> None:
+        """Drain a shard by the HTTP route, and end it when it has drained."""
+        server = self.servers[address]
+        async with ClientSession() as session:
+            name = address.replace("/", "%2F")
+            async with session.post(f"{self.url}/admin/shards/{name}/drain") as response:
+                assert response.status == 200, await response.text()
+        assert server.drain_asked.is_set()
+        async with asyncio.timeout(60):
+            await server.drain()
+        await self.stop_shard(address)
 
     def saved_runs(self, address: str) -> set[bytes]:
         """Return the keys of the runs that the shard has saved."""
@@ -187,13 +225,13 @@ class Cluster:
 
     async def wait_until_up(self, shards: int) -> None:
         def count() -> int:
-            return sum(len(engine.scheduler.shards) for engine in self.fleet.engines)
+            return sum(len(engine.scheduler.shards) for engine in self.every_engine)
 
         await eventually(lambda: count() == shards, f"{shards} shards up")
 
     async def wait_until_at_rest(self) -> None:
         """Wait until no request is left, and check that router and shards hold nothing but parked prefixes."""
-        schedulers = [engine.scheduler for engine in self.fleet.engines]
+        schedulers = [engine.scheduler for engine in self.every_engine]
         await eventually(lambda: not any(scheduler.sequences for scheduler in schedulers), "every request ended")
 
         def ledgers() -> dict[str, ShardAccount]:
@@ -202,7 +240,10 @@ class Cluster:
         # The scheduler hears of a shard just after its link is SERVING.
         await eventually(lambda: self.servers.keys() <= ledgers().keys(), "the scheduler has every shard")
         await eventually(
-            lambda: all(not s.residents and not s.has_header and not s.in_flight for s in ledgers().values()),
+            lambda: all(
+                not s.stays.residents and not s.header.is_needed and not s.commands.in_flight
+                for s in ledgers().values()
+            ),
             "every sequence released",
         )
         for scheduler in schedulers:
@@ -211,7 +252,7 @@ class Cluster:
             if address in self.servers:
                 state = ledgers()[address]
                 held = {key: backend.length(key) for key in range(self.config.max_sequences) if backend.length(key)}
-                parked = {key: state.tree.length(key) for key in state.parked}
+                parked = {key: state.cells.tree.length(key) for key in state.stays.parked}
                 assert held == parked, f"{address} holds {held}, parked are {parked}"
                 assert set(state.runs.keys) == self.saved_runs(address), f"{address} has not the runs of the ledger"
 

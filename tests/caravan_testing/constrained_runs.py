@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
+from caravan_proto.messages.commands import Chunk, Decode, Header, Prefill
+from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.results import FinishReason
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import Backend
-from caravan_shard.constraints.constraint import Constraint, Problem
 from caravan_shard.constraints.grammar import Grammar, make_matcher
+from caravan_shard.constraints.problem import Problem
 from caravan_shard.constraints.tokenizer import make_token_table, make_tokenizer
 from caravan_shard.engine.engine import Engine
-from caravan_shard.protocol.commands import Chunk, Decode, Header, Prefill
-from caravan_shard.protocol.results import FinishReason, StepResult
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.protocol.results import StepResult
+from caravan_shard.protocol.sequence_parameters import PreparedParameters
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Job:
 
     prompt: Sequence[int]
     grammar: Grammar | None
-    sampling: SamplingParameters
+    sampling: SamplingParams
 
 
 def run_jobs(engine: Engine, jobs: Sequence[Job], *, slots: int, max_new: int) -> list[Output]:
@@ -59,7 +61,7 @@ def run_jobs(engine: Engine, jobs: Sequence[Job], *, slots: int, max_new: int) -
         if started:
             chunks = [_chunk(slot, jobs[job], max_new) for slot, job in started.items()]
             result = engine.prefill(
-                Prefill(chunks=chunks, rider_ids=sorted(running), header=Header(release_ids=released)),
+                Prefill(chunks=chunks, ride=sorted(running), header=Header(release=released)),
                 perf_counter_ns(),
             )
             running |= started
@@ -86,7 +88,7 @@ def run_jobs(engine: Engine, jobs: Sequence[Job], *, slots: int, max_new: int) -
 
 
 def _chunk(slot: int, job: Job, max_new: int) -> Chunk:
-    parameters = SequenceParameters(
+    parameters = PreparedParameters(
         sampling=job.sampling, prompt_length=len(job.prompt), max_length=len(job.prompt) + max_new, grammar=job.grammar
     )
-    return Chunk(sequence_id=slot, start=0, tokens=job.prompt, last=True, parameters=parameters)
+    return Chunk(sequence_id=slot, start=0, token_ids=job.prompt, last=True, setup=parameters)

@@ -3,12 +3,19 @@
 from collections.abc import Iterable
 from typing import Any
 
-from caravan_router.scheduling.actions import Chunk, Decode, Prefill, PrefixCopy, Save
+from caravan_proto.messages.commands import Chunk, Decode, Prefill, PrefixCopy, Save
+from caravan_proto.messages.limits import LayoutLimits, Saving
+from caravan_proto.messages.results import Loaded, Saved
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, Loaded, Saved, Saving, ShardLimits
+from caravan_router.scheduling.events import ShardLimits
+from caravan_router.scheduling.output_lengths import OutputLengths
+from caravan_router.scheduling.parameters import parameters_of
+from caravan_router.scheduling.planning.shard_index import ShardIndex
 from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.shard.clock import Clock
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.prefix_reuse import find_match
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_testing.requests import request
 
@@ -43,6 +50,14 @@ def ledger(name: str = "a", limits: ShardLimits = LIMITS, config: SchedulerConfi
     return ShardLedger(name, limits, config or SchedulerConfig())
 
 
+def index_of(*shards: ShardLedger) -> ShardIndex:
+    """Return an index that has looked at ``shards``, at 0 s."""
+    index = ShardIndex({shard.name: shard for shard in shards}, Clock(), OutputLengths())
+    for shard in shards:
+        index.update(shard.name, may_start=True)
+    return index
+
+
 def sequence(
     request_id: int,
     prompt: Iterable[int] = range(1, 11),
@@ -73,28 +88,28 @@ def send_prefill(shard: ShardLedger, *residents: Resident) -> InFlight:
             start=one.computed,
             token_ids=one.sequence.tokens(one.computed, one.target),
             last=True,
-            setup=None if one.is_running else one.sequence.spec,
-            copy=None if one.source_id is None else PrefixCopy(one.source_id, one.shared),
+            setup=None if one.is_running else parameters_of(one.sequence),
+            copy=None if one.source_id is None else PrefixCopy(one.source_id, one.cached),
         )
         for one in residents
     )
-    shard.send(Prefill(shard=shard.name, command_id=1, header=shard.next_header, chunks=chunks, ride=()), residents)
-    return shard.in_flight[-1]
+    shard.send(Prefill(shard=shard.name, command_id=1, header=shard.header.message, chunks=chunks, ride=()), residents)
+    return shard.commands.in_flight[-1]
 
 
 def send_decode(shard: ShardLedger, *residents: Resident, max_steps: int = 8) -> InFlight:
     """Send a Decode of ``residents``."""
     ids = tuple(resident.sequence_id for resident in residents)
-    command = Decode(shard=shard.name, command_id=2, header=shard.next_header, sequence_ids=ids, max_steps=max_steps)
+    command = Decode(shard=shard.name, command_id=2, header=shard.header.message, sequence_ids=ids, max_steps=max_steps)
     shard.send(command, residents)
-    return shard.in_flight[-1]
+    return shard.commands.in_flight[-1]
 
 
 def send_save(shard: ShardLedger, *residents: Resident, release: bool = True) -> InFlight:
     """Send a Save of ``residents``."""
     entries = tuple(shard.save(residents, release=release))
-    shard.send(Save(shard=shard.name, command_id=3, header=shard.next_header, entries=entries), residents)
-    return shard.in_flight[-1]
+    shard.send(Save(shard=shard.name, command_id=3, header=shard.header.message, entries=entries), residents)
+    return shard.commands.in_flight[-1]
 
 
 def saved(*results: bool, size: int = 100) -> Saved:
@@ -111,12 +126,12 @@ def loaded(*results: bool, bad_runs: tuple[bytes, ...] = ()) -> Loaded:
 def succeed(shard: ShardLedger, command: InFlight, seconds: float = 0.1) -> None:
     """Let the only step of ``command`` succeed, and ``command`` end."""
     shard.apply_step(command, seconds)
-    shard.end_command(command)
+    shard.commands.end(command)
 
 
 def start(shard: ShardLedger, waiting: Sequence, priority: int = 0) -> Resident:
     """Place ``waiting`` with the prefix that the shard has of it, and send its prompt."""
-    resident = shard.place(waiting, shard.match(waiting), priority)
+    resident = shard.place(waiting, find_match(shard, waiting), priority)
     send_prefill(shard, resident)
     return resident
 
@@ -124,7 +139,7 @@ def start(shard: ShardLedger, waiting: Sequence, priority: int = 0) -> Resident:
 def run(shard: ShardLedger, waiting: Sequence, *, priority: int = 0, output: int = 0) -> Resident:
     """Start ``waiting``, compute its prompt, and decode ``output`` tokens after the first."""
     resident = start(shard, waiting, priority)
-    succeed(shard, shard.in_flight[-1])
+    succeed(shard, shard.commands.in_flight[-1])
     waiting.output.append(50)
     for _ in range(output):
         shard.grow(resident)
@@ -136,5 +151,5 @@ def swap_out(shard: ShardLedger, resident: Resident) -> None:
     """Save and release ``resident``; its sequence waits again."""
     command = send_save(shard, resident)
     assert shard.apply_save(command, saved(True)) == [(resident, True)]
-    shard.end_command(command)
+    shard.commands.end(command)
     resident.sequence.saved_on = shard.name

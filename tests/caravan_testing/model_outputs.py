@@ -1,7 +1,7 @@
 """The tokens and logprobs of `ModelShard`: functions of the tokens before them."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tokens import PromptToken
@@ -42,4 +42,9 @@ def expected_output(spec: GenerationSpec) -> list[int]:
 
 def expected_prompt_logprobs(spec: GenerationSpec) -> tuple[PromptToken, ...]:
     """The prompt logprobs that must be delivered, once."""
-    return (NO_LOGPROB, *(PromptToken(-float(state), ()) for state in _states(spec.prompt[:-1], spec.adapter)))
+    return prompt_logprobs_of(spec.prompt, spec.adapter)
+
+
+def prompt_logprobs_of(tokens: Sequence[int], adapter: str) -> tuple[PromptToken, ...]:
+    """Return the logprob of each of ``tokens``."""
+    return (NO_LOGPROB, *(PromptToken(-float(state), ()) for state in _states(tokens[:-1], adapter)))

@@ -5,42 +5,32 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import FinishReason, SamplingParams, StoppingParams
-from caravan_router.core.speculation import DraftCount, DraftSource
-from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_router.scheduling.actions import (
+from caravan_proto.messages.commands import (
     Chunk,
     Command,
     Decode,
     Evaluate,
     FilterBatch,
     Load,
+    LoadEntry,
     Prefill,
     PrefixCopy,
     Row,
     Save,
+    SequenceParameters,
     SetLayout,
 )
-from caravan_router.scheduling.events import (
-    CommandEnded,
-    Event,
-    LayoutLimits,
-    LayoutSet,
-    Loaded,
-    Saved,
-    SavedRun,
-    Saving,
-    ShardLimits,
-    StepOutcome,
-    Stepped,
-)
+from caravan_proto.messages.limits import LayoutLimits, Saving
+from caravan_proto.messages.results import DraftCount, DraftSource, FinishReason, LayoutSet, Loaded, Saved, StepOutcome
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_router.scheduling.events import CommandEnded, Event, SavedRun, ShardLimits, Stepped
 from caravan_testing.model_outputs import (
     NO_LOGPROB,
     VOCABULARY_SIZE,
-    expected_prompt_logprobs,
     next_logprobs,
     next_token,
+    prompt_logprobs_of,
 )
 
 
@@ -59,12 +49,11 @@ def _flat_seconds(load: StepLoad) -> float:
 
 @dataclass
 class _Held:
-    spec: GenerationSpec
+    setup: SequenceParameters
     tokens: list[int] = field(default_factory=list)
     # A number for each cell; sequences that share a prefix have the same numbers.
     cells: list[int] = field(default_factory=list)
     ended: bool = False
-    prompt_logprobs: bool = False
 
     @property
     def pending(self) -> bool:
@@ -78,11 +67,16 @@ class _Held:
 
 @dataclass
 class _Run:
-    """A saved run with all tokens up to its end, and the specification of the sequence it is from."""
+    """A saved run with all tokens up to its end, and the parameters of the sequence it is from."""
 
     saved: SavedRun
-    spec: GenerationSpec
+    setup: SequenceParameters
     tokens: list[int]
+
+
+def _ended_parameters(adapter: str) -> SequenceParameters:
+    """Return the parameters of a sequence that gets no tokens."""
+    return SequenceParameters(sampling=SamplingParams(), prompt_length=1, max_length=2, adapter=adapter)
 
 
 class ModelShard:
@@ -204,16 +198,16 @@ class ModelShard:
                 self.held[start.sequence_id].cut(start.copy.length)
                 self.held[start.sequence_id].ended = True
 
-    def _copied(self, copy: PrefixCopy, own_id: int, spec: GenerationSpec) -> _Held:
+    def _copied(self, copy: PrefixCopy, own_id: int, setup: SequenceParameters) -> _Held:
         """Make a sequence that begins with a prefix of another, or of what its own id held."""
         source = self.held[copy.source_id]
         assert 1 <= copy.length <= len(source.cells), f"{copy.length} of {len(source.cells)} cells"
         assert not self.layout.whole_only or copy.length == len(source.cells)
-        assert source.spec.adapter == spec.adapter, "cells of another adapter"
+        assert source.setup.adapter == setup.adapter, "cells of another adapter"
         cells = source.cells[: copy.length]
         if copy.source_id != own_id and not self.layout.shares_cells:
             cells = [next(self._cells) for _ in cells]
-        return _Held(spec, source.tokens[: copy.length], cells)
+        return _Held(setup, source.tokens[: copy.length], cells)
 
     def _prefill(self, command: Prefill) -> Stepped:
         load = StepLoad(
@@ -237,15 +231,13 @@ class ModelShard:
         self.held |= new
         self._check_adapter(ids)
         logprobs = tuple(
-            self._logprobs(chunk) for chunk in command.chunks if self.held[chunk.sequence_id].prompt_logprobs
+            self._logprobs(chunk) for chunk in command.chunks if self.held[chunk.sequence_id].setup.prompt_logprobs
         )
         rows = [row for sequence_id in command.ride if (row := self._step(sequence_id)) is not None]
         for chunk in command.chunks:
             held = self.held[chunk.sequence_id]
             held.tokens.extend(chunk.token_ids)
             held.cells.extend(next(self._cells) for _ in chunk.token_ids)
-            prompt = held.spec.prompt[: len(held.tokens)]
-            assert tuple(held.tokens[: len(prompt)]) == prompt, "another prompt's prefix"
             assert len(held.cells) <= self.layout.cells_per_sequence
             if chunk.last:
                 rows.append(self._sample(chunk.sequence_id, held))
@@ -258,7 +250,11 @@ class ModelShard:
         ids = [row.sequence_id for row in command.rows]
         assert len(ids) == len(set(ids)), f"a sequence twice in one step: {ids}"
         taken_over = {row.sequence_id for row in command.rows if row.copy is not None} & set(self.held)
-        new = {row.sequence_id: self._new_row(row, taken_over) for row in command.rows if row.is_first}
+        new = {
+            row.sequence_id: self._new_row(row, taken_over)
+            for row in command.rows
+            if row.takes_over or row.sequence_id not in self.held
+        }
         if self._fails(self.held | new, load.prompt_tokens):
             self._cut(command.rows, taken_over)
             return self._stepped(command, [], load)
@@ -281,29 +277,26 @@ class ModelShard:
 
     def _new_row(self, row: Row, taken_over: set[int]) -> _Held:
         assert row.sequence_id < self.limits.max_sequences
-        spec = GenerationSpec(
-            prompt=row.token_ids,
-            sampling=SamplingParams(),
-            stopping=StoppingParams(max_new_tokens=1),
-            adapter=row.adapter,
-        )
+        setup = _ended_parameters(row.adapter)
         if row.copy is None:
             assert row.sequence_id not in self.held, f"sequence {row.sequence_id} exists"
-            return _Held(spec, ended=True)
+            return _Held(setup, ended=True)
         if row.copy.source_id != row.sequence_id:
             assert row.sequence_id not in self.held, f"sequence {row.sequence_id} exists"
             assert row.copy.source_id not in taken_over, "copied from one that is taken over"
-        held = self._copied(row.copy, row.sequence_id, spec)
+        held = self._copied(row.copy, row.sequence_id, setup)
         held.ended = True
         return held
 
     def _check_adapter(self, ids: Iterable[int]) -> None:
-        adapters = {self.held[sequence_id].spec.adapter for sequence_id in ids}
+        adapters = {self.held[sequence_id].setup.adapter for sequence_id in ids}
         assert len(adapters) == 1, f"a step with the adapters {adapters}"
 
     def _logprobs(self, chunk: Chunk) -> tuple[int, tuple[PromptToken, ...]]:
         assert len(chunk.token_ids) <= self.limits.max_prompt_logprob_tokens
-        logprobs = expected_prompt_logprobs(self.held[chunk.sequence_id].spec)
+        held = self.held[chunk.sequence_id]
+        prompt = [*held.tokens, *chunk.token_ids][: held.setup.prompt_length]
+        logprobs = prompt_logprobs_of(prompt, held.setup.adapter)
         found = logprobs[chunk.start : chunk.start + len(chunk.token_ids)]
         return chunk.sequence_id, found if chunk.copy is None else (NO_LOGPROB, *found[1:])
 
@@ -328,10 +321,8 @@ class ModelShard:
     def _new(self, chunk: Chunk) -> _Held:
         assert chunk.setup is not None
         if chunk.copy is None:
-            return _Held(chunk.setup, prompt_logprobs=chunk.prompt_logprobs)
-        copied = self._copied(chunk.copy, chunk.sequence_id, chunk.setup)
-        copied.prompt_logprobs = chunk.prompt_logprobs
-        return copied
+            return _Held(chunk.setup)
+        return self._copied(chunk.copy, chunk.sequence_id, chunk.setup)
 
     def _decode(self, command: Decode) -> list[Event]:
         assert command.sequence_ids
@@ -369,8 +360,8 @@ class ModelShard:
                     0,
                     min(
                         left,
-                        held.spec.max_draft_tokens,
-                        held.spec.max_length - len(held.tokens) - 1,
+                        held.setup.max_draft_tokens,
+                        held.setup.max_length - len(held.tokens) - 1,
                         command.max_steps - self._steps_of_current - 1,
                         self.layout.cells_per_sequence - len(held.cells) - 1,
                     ),
@@ -401,12 +392,12 @@ class ModelShard:
         return self._sample(sequence_id, held)
 
     def _sample(self, sequence_id: int, held: _Held) -> tuple[int, GeneratedToken]:
-        token = next_token(held.tokens, held.spec.adapter)
+        token = next_token(held.tokens, held.setup.adapter)
         held.tokens.append(token)
         finish = None
-        if token == 0 and not held.spec.stopping.ignore_eos:
+        if token == 0 and not held.setup.ignore_eos:
             finish = FinishReason.EOS_TOKEN
-        elif len(held.tokens) >= held.spec.max_length:
+        elif len(held.tokens) >= held.setup.max_length:
             finish = FinishReason.LENGTH
         held.ended = finish is not None
         return sequence_id, GeneratedToken(token, b"x", False, None, (), finish)
@@ -425,6 +416,7 @@ class ModelShard:
             assert end <= len(held.cells), f"saved up to {end} of {len(held.cells)}"
             if self.layout.saving is Saving.WHOLE_ONLY:
                 assert (entry.start, len(places)) == (0, 1)
+            assert list(entry.own_note.tokens) == held.tokens[entry.start : end]
             key = entry.cuts[-1][1]
             size = 0
             is_there = key in self.runs
@@ -432,8 +424,8 @@ class ModelShard:
                 is_there = self.memory_used + end - entry.start <= self.limits.memory_bytes
                 if is_there:
                     size = end - entry.start
-                    run = SavedRun(start=entry.start, cuts=entry.cuts, size_bytes=size)
-                    self.runs[key] = _Run(run, held.spec, held.tokens[:end])
+                    run = SavedRun(start=entry.start, cuts=entry.cuts, size_bytes=size, note=entry.own_note)
+                    self.runs[key] = _Run(run, held.setup, held.tokens[:end])
             saved.append(is_there)
             sizes.append(size)
             if entry.release:
@@ -454,7 +446,7 @@ class ModelShard:
         if key not in self.runs:
             if self.memory_used + run.saved.size_bytes > self.limits.memory_bytes:
                 return False
-            self.runs[key] = _Run(replace(run.saved, on_disk=False), run.spec, run.tokens)
+            self.runs[key] = _Run(replace(run.saved, on_disk=False), run.setup, run.tokens)
         return True
 
     @property
@@ -468,8 +460,10 @@ class ModelShard:
         for entry in command.entries:
             assert entry.sequence_id not in self.held, f"sequence {entry.sequence_id} exists"
             assert entry.sequence_id < self.limits.max_sequences
-            at = 0
-            spec = None
+            shared = self._shared(entry)
+            tokens = [*shared.tokens, *entry.token_ids]
+            at = len(shared.tokens)
+            setup = None
             for piece in entry.slices:
                 assert piece.start == at < piece.end
                 at = piece.end
@@ -481,16 +475,16 @@ class ModelShard:
                 assert run.saved.start <= piece.start
                 end = run.saved.cuts[-1][0]
                 assert piece.end == end or (piece.end < end and self.layout.saving is not Saving.WHOLE_ONLY)
-                assert list(entry.token_ids[piece.start : piece.end]) == run.tokens[piece.start : piece.end]
-                assert run.spec.adapter == entry.adapter, "cells of another adapter"
-                spec = run.spec
-            assert at == len(entry.token_ids) <= self.layout.cells_per_sequence
-            is_loaded = not bad and self.used_cells + at <= self.layout.cells
+                assert tokens[: piece.end] == run.tokens[: piece.end]
+                assert run.setup.adapter == entry.adapter, "cells of another adapter"
+                setup = run.setup
+            assert at == len(tokens) <= self.layout.cells_per_sequence
+            is_loaded = not bad and self.used_cells + len(entry.token_ids) <= self.layout.cells
             loaded.append(is_loaded)
             if is_loaded:
-                assert spec is not None
-                cells = [next(self._cells) for _ in range(at)]
-                self.held[entry.sequence_id] = _Held(spec, list(entry.token_ids), cells, ended=True)
+                assert setup is not None
+                cells = [*shared.cells, *(next(self._cells) for _ in entry.token_ids)]
+                self.held[entry.sequence_id] = _Held(setup, tokens, cells, ended=True)
         return Loaded(
             shard=self.name,
             command_id=command.command_id,
@@ -499,10 +493,19 @@ class ModelShard:
             seconds=0.001,
         )
 
+    def _shared(self, entry: LoadEntry) -> _Held:
+        """Return what a loaded sequence begins with of another, if anything."""
+        setup = _ended_parameters(entry.adapter)
+        if entry.copy is None:
+            return _Held(setup)
+        assert self.layout.shares_cells, "loaded cells are shared in the unified layout only"
+        assert self.layout.saving is Saving.ANY
+        return self._copied(entry.copy, entry.sequence_id, setup)
+
     def _set_layout(self, command: SetLayout) -> LayoutSet:
         other = self.limits.other_layout
         assert other is not None
-        assert other.shares_cells is command.shares_cells
+        assert other.layout is command.layout
         if self.refuse_next_layout:
             self.refuse_next_layout = False
             self.limits = replace(self.limits, other_layout=None)

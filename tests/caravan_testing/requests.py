@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling.sequence import Request
 

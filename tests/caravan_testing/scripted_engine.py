@@ -5,14 +5,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from caravan_router.core.constraint import Constraint
-from caravan_router.core.engine import FillTokens, ModelFacts, StreamTimes, TokenizedText
+from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.model import FillTokens, TokenizedText
+from caravan_proto.messages.results import DraftCount, FinishReason
+from caravan_router.core.engine import ModelFacts, StreamTimes
 from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
 from caravan_router.core.generation import GenerationSpec, GenerationState
-from caravan_router.core.prefixes import ShardPrefixes
-from caravan_router.core.sampling import FinishReason
+from caravan_router.core.model_names import ModelNames
+from caravan_router.core.prefixes import CachedPrefix, PinRefusal, PrefixReport, ShardPrefixes
 from caravan_router.core.shards import ShardReport, ShardStanding, ShardState
-from caravan_router.core.speculation import DraftCount
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 
@@ -181,14 +182,24 @@ class ScriptedEngine:
     others: list["ScriptedEngine"] = field(default_factory=list)
     expected: Sequence[str] = ()
     healthy: bool = True
+    ready: bool = True
+    neighbour_url: str | None = None
     streams: list[ScriptedStream] = field(default_factory=list)
     resume: asyncio.Event = field(default_factory=asyncio.Event)
+    # Texts wait for it before they are tokenized. `texts_waiting` do so now.
     tokenizing: asyncio.Event | None = None
+    texts_waiting: int = 0
     state_before_tokens: GenerationState = GenerationState.QUEUED
     # Texts that are control tokens, and their ids.
     controls: dict[str, int] = field(default_factory=dict)
     # What shards hold of ended sequences, by shard.
     prefixes: dict[str, ShardPrefixes] = field(default_factory=dict)
+    # Tokens of prefixes, by key.
+    contents: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    # Ids of pinned prefixes, the prompts that were pinned, and the most tokens of a prefix that is not refused.
+    pinned: list[str] = field(default_factory=list)
+    pinned_specs: list[GenerationSpec] = field(default_factory=list)
+    most_pinned: int = 200
     reports: list[ShardReport] = field(default_factory=list)
     # Returns what is wrong with a constraint, or None.
     problem: Callable[[Constraint], str | None] = no_problem
@@ -204,8 +215,8 @@ class ScriptedEngine:
         return [self, *self.others] if self.joined else list(self.others)
 
     @property
-    def strict(self) -> bool:
-        return bool(self.expected or self.others)
+    def names(self) -> ModelNames:
+        return ModelNames(tuple(self.expected), strict=bool(self.expected or self.others))
 
     def engine(self, name: str) -> "ScriptedEngine | None":
         return next((engine for engine in self.engines if name in ("", engine.model.name)), None)
@@ -222,7 +233,11 @@ class ScriptedEngine:
         if not self.joined:
             raise NoShardError("none")
         if self.tokenizing is not None:
-            await self.tokenizing.wait()
+            self.texts_waiting += 1
+            try:
+                await self.tokenizing.wait()
+            finally:
+                self.texts_waiting -= 1
         if len(text.encode()) > self.model.max_tokenize_bytes:
             raise TextTooLongError("too long")
         ids: list[int] = []
@@ -263,6 +278,9 @@ class ScriptedEngine:
             return [(1 / len(text),) for text in texts]
         return [tuple(length_vector(len(text), self.model.embedding_size)) for text in texts]
 
+    def neighbour(self, name: str) -> str | None:
+        return self.neighbour_url if name in ("", self.model.name) and not self.healthy else None
+
     def shards(self) -> list[ShardReport]:
         return self.reports
 
@@ -276,6 +294,10 @@ class ScriptedEngine:
         ]
         return True
 
+    @property
+    def prefix_cache(self) -> "ScriptedEngine":
+        return self
+
     def cached_prefixes(self) -> list[ShardPrefixes]:
         return list(self.prefixes.values())
 
@@ -284,6 +306,64 @@ class ScriptedEngine:
         empty = {name: ShardPrefixes(shard=name, cells=0, memory_bytes=0, disk_bytes=0, prefixes=()) for name in shards}
         self.prefixes |= empty
         return found
+
+    def find_prefix(self, prefix_id: str) -> PrefixReport | None:
+        places = [
+            (shard, prefix)
+            for shard, one in self.prefixes.items()
+            for prefix in one.prefixes
+            if one.id_of(prefix) == prefix_id
+        ]
+        return self._report(prefix_id, places[0][1], tuple(places)) if places else None
+
+    def _report(
+        self, prefix_id: str, prefix: CachedPrefix, places: tuple[tuple[str, CachedPrefix], ...]
+    ) -> PrefixReport:
+        return PrefixReport(
+            prefix_id=prefix_id,
+            model=self.model.name,
+            tokens=prefix.tokens,
+            tenant=prefix.tenant,
+            adapter=prefix.adapter,
+            pinned=prefix_id in self.pinned,
+            places=places,
+            token_ids=self.contents.get(prefix.key),
+        )
+
+    async def drop_prefix(self, prefix_id: str) -> PrefixReport | None:
+        found = self.find_prefix(prefix_id)
+        self.prefixes = {
+            shard: replace(one, prefixes=tuple(prefix for prefix in one.prefixes if one.id_of(prefix) != prefix_id))
+            for shard, one in self.prefixes.items()
+        }
+        return found
+
+    def pins(self) -> list[PrefixReport]:
+        return [report for prefix_id in self.pinned if (report := self.find_prefix(prefix_id)) is not None]
+
+    async def pin_prefix(self, prefix_id: str) -> PrefixReport | PinRefusal | None:
+        found = self.find_prefix(prefix_id)
+        if found is None or found.tokens > self.most_pinned:
+            return found and PinRefusal(limit_bytes=self.most_pinned, needed_bytes=found.tokens)
+        self.pinned.append(prefix_id)
+        return self.find_prefix(prefix_id)
+
+    def unpin_prefix(self, prefix_id: str) -> PrefixReport | None:
+        if prefix_id not in self.pinned:
+            return None
+        self.pinned.remove(prefix_id)
+        return self.find_prefix(prefix_id)
+
+    async def pin_prompt(self, spec: GenerationSpec) -> PrefixReport | PinRefusal:
+        tokens, tenant = len(spec.prompt), spec.tenant.name
+        if tokens > self.most_pinned:
+            return PinRefusal(limit_bytes=self.most_pinned, needed_bytes=tokens)
+        self.pinned_specs.append(spec)
+        prefix = CachedPrefix(
+            key=bytes(16), tokens=tokens, cells=tokens, tenant=tenant, adapter=spec.adapter, last_used_s=0.0
+        )
+        self.pinned.append("an-id")
+        return self._report("an-id", prefix, ())
 
     @property
     def spec(self) -> GenerationSpec:

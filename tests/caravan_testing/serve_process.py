@@ -1,6 +1,7 @@
 """`caravan serve` as a user starts it: a process with a real model on a real port."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -14,11 +15,17 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of the log of a server in whose use a test fails.
 _SHOWN_LINES = 200
 MODEL = ROOT / os.environ.get("CARAVAN_TEST_MODEL", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+# The first line of a program that opens a model with as many threads as there are CPUs for it: two threads that spin at
+# barriers stand still when other processes want their cores.
+ON_ONE_CPU = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
 
 
 @dataclass
@@ -101,3 +108,12 @@ def _read(stream: Iterator[str], log: list[str], ready: threading.Event) -> None
         if line.startswith("  curl"):
             ready.set()
     ready.set()
+
+
+def generate(url: str, prompt: str, tokens: int) -> dict[str, Any]:
+    """Return the answer of TGI's route, with its details."""
+    body = {"inputs": prompt, "parameters": {"max_new_tokens": tokens, "details": True}}
+    request = urllib.request.Request(f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=240) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer

@@ -7,15 +7,7 @@ from hashlib import blake2b
 from time import perf_counter_ns
 from typing import Any
 
-from caravan_shard.backends.base import Prefix
-from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.constraints.constraint import Constraint, ConstraintKind
-from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.constraints.thought import Thought
-from caravan_shard.engine.drafts import DraftBudget, Drafting
-from caravan_shard.engine.engine import Engine
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import (
+from caravan_proto.messages.commands import (
     Chunk,
     Decode,
     Evaluate,
@@ -23,8 +15,8 @@ from caravan_shard.protocol.commands import (
     Header,
     Load,
     LoadEntry,
-    Park,
     Prefill,
+    PrefixCopy,
     Row,
     RowOutputs,
     RunSlice,
@@ -32,18 +24,16 @@ from caravan_shard.protocol.commands import (
     SaveEntry,
     SetLayout,
 )
-from caravan_shard.protocol.results import (
-    Evaluations,
-    Holdings,
-    LayoutSet,
-    Loaded,
-    Refusal,
-    Saved,
-    StepOutcome,
-    StepResult,
-)
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_proto.messages.constraint import Constraint, ConstraintKind, Thought
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.engine.drafts import DraftBudget, Drafting
+from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.results import Evaluations, Refusal, StepResult
+from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_testing.constrained_runs import Grammars
 
@@ -61,11 +51,11 @@ def first_chunk(
     total: int | None = None,
     prompt_length: int | None = None,
     last: bool = True,
-    copy: Prefix | None = None,
+    copy: PrefixCopy | None = None,
     ignore_eos: bool = False,
     stop_token_ids: frozenset[int] = frozenset(),
     min_tokens: int = 0,
-    sampling: SamplingParameters | None = None,
+    sampling: SamplingParams | None = None,
     grammar: Grammar | None = None,
     thought: Thought | None = None,
     **sampling_fields: Any,
@@ -76,10 +66,10 @@ def first_chunk(
     return Chunk(
         sequence_id=sequence_id,
         start=start,
-        tokens=tokens,
+        token_ids=tokens,
         last=last,
-        parameters=SequenceParameters(
-            sampling=sampling or SamplingParameters(**sampling_fields),
+        setup=PreparedParameters(
+            sampling=sampling or SamplingParams(**{"temperature": 0.0, **sampling_fields}),
             prompt_length=prompt_length if prompt_length is not None else length,
             max_length=length + max_new,
             ignore_eos=ignore_eos,
@@ -93,9 +83,9 @@ def first_chunk(
 
 
 def with_parameters(chunk: Chunk, **fields: Any) -> Chunk:
-    """Replace fields of a first chunk's SequenceParameters."""
-    assert chunk.parameters is not None
-    return replace(chunk, parameters=replace(chunk.parameters, **fields))
+    """Replace fields of a first chunk's PreparedParameters."""
+    assert chunk.setup is not None
+    return replace(chunk, setup=replace(chunk.setup, **fields))
 
 
 def toy_grammar(source: str, kind: ConstraintKind = ConstraintKind.REGEX) -> Grammar:
@@ -110,14 +100,14 @@ def _toy_grammars() -> Grammars:
 
 def next_chunk(sequence_id: int, start: int, tokens: Sequence[int], *, last: bool = True) -> Chunk:
     """Make a further chunk of a sequence."""
-    return Chunk(sequence_id=sequence_id, start=start, tokens=tokens, last=last)
+    return Chunk(sequence_id=sequence_id, start=start, token_ids=tokens, last=last)
 
 
 def row(sequence_id: int, tokens: Sequence[int], start: int = 0, **fields: Any) -> Row:
     """Make a row of an Evaluate, with all outputs; a ``copy`` gives it its start."""
-    copy: Prefix | None = fields.get("copy")
+    copy: PrefixCopy | None = fields.get("copy")
     fields = {"outputs": RowOutputs.ALL, **fields}
-    return Row(sequence_id=sequence_id, start=start if copy is None else copy.length, tokens=tokens, **fields)
+    return Row(sequence_id=sequence_id, start=start if copy is None else copy.length, token_ids=tokens, **fields)
 
 
 def header(
@@ -128,8 +118,7 @@ def header(
     spill: Sequence[bytes] = (),
 ) -> Header:
     """Make a header; ``park`` has the length to keep by sequence id."""
-    parks = [Park(sequence_id=key, length=length) for key, length in (park or {}).items()]
-    return Header(release_ids=release, parks=parks, dropped_runs=drop, spilled_runs=spill)
+    return Header(release=release, park=[*(park or {}).items()], drop_runs=drop, spill_runs=spill)
 
 
 def run_key(tokens: Sequence[int], adapter: str = "") -> bytes:
@@ -145,21 +134,28 @@ def save_entry(
     return SaveEntry(
         sequence_id=sequence_id,
         start=start,
-        cuts=ends,
-        keys=[run_key(tokens[:end], adapter) for end in ends],
+        cuts=tuple((end, run_key(tokens[:end], adapter)) for end in ends),
         release=release,
     )
 
 
 def load_entry(
-    sequence_id: int, tokens: Sequence[int], *parts: tuple[Sequence[int], int], adapter: str = ""
+    sequence_id: int,
+    tokens: Sequence[int],
+    *parts: tuple[Sequence[int], int],
+    adapter: str = "",
+    copy: PrefixCopy | None = None,
 ) -> LoadEntry:
-    """Load ``tokens``; each part has the tokens up to the end of a run, and where its cells end. All by default."""
-    slices, start = [], 0
+    """Load ``tokens``, of which ``copy`` provides the first ones.
+
+    Each part has the tokens up to the end of a run, and where its cells end. All by default.
+    """
+    first = 0 if copy is None else copy.length
+    slices, start = [], first
     for run_tokens, end in parts or ((tokens, len(tokens)),):
         slices.append(RunSlice(key=run_key(run_tokens, adapter), start=start, end=end))
         start = end
-    return LoadEntry(sequence_id=sequence_id, tokens=tokens, slices=slices, adapter=adapter)
+    return LoadEntry(sequence_id=sequence_id, token_ids=tokens[first:], slices=slices, adapter=adapter, copy=copy)
 
 
 class EngineDriver:
@@ -183,7 +179,7 @@ class EngineDriver:
         """Run a step as `try_prefill` does; its outcome must be OK."""
         result = self.try_prefill(*chunks, **command)
         for chunk in chunks:
-            if chunk.parameters is not None:
+            if chunk.setup is not None:
                 self.output[chunk.sequence_id] = []
         return self._collect(result)
 
@@ -195,7 +191,7 @@ class EngineDriver:
         park: Mapping[int, int] | None = None,
     ) -> StepResult | Refusal:
         """Run a step and return any outcome; ``park`` has the length to keep by sequence id."""
-        command = Prefill(chunks=chunks, rider_ids=riders, header=header(release=release, park=park))
+        command = Prefill(chunks=chunks, ride=riders, header=header(release=release, park=park))
         return self.engine.prefill(command, perf_counter_ns())
 
     def evaluate(self, *rows: Row, **fields: Any) -> Evaluations:
@@ -232,7 +228,7 @@ class EngineDriver:
 
     def keep(self, *sequence_ids: int) -> Holdings:
         """Execute FilterBatch."""
-        holdings = self.engine.filter_batch(FilterBatch(keep_ids=sequence_ids))
+        holdings = self.engine.filter_batch(FilterBatch(keep=sequence_ids))
         assert isinstance(holdings, Holdings)
         return holdings
 
@@ -240,19 +236,19 @@ class EngineDriver:
         """Execute Save; ``fields`` are those of the header."""
         result = self.engine.save(Save(entries=entries, header=header(**fields)), perf_counter_ns())
         assert isinstance(result, Saved), result
-        return [size is not None for size in result.sizes]
+        return list(result.saved)
 
     def load(self, *entries: LoadEntry, **fields: Any) -> list[bool]:
         """Execute Load; ``fields`` are those of the header."""
         result = self.engine.load(Load(entries=entries, header=header(**fields)), perf_counter_ns())
         assert isinstance(result, Loaded), result
-        return result.loaded
+        return list(result.loaded)
 
     def set_layout(self, layout: KvLayout) -> list[int]:
         """Execute SetLayout; return the ids of lost sequences."""
         result = self.engine.set_layout(SetLayout(layout=layout), perf_counter_ns())
         assert isinstance(result, LayoutSet), result
-        return result.lost_ids
+        return list(result.lost)
 
     def _collect(self, result: StepResult | Refusal) -> StepResult:
         assert isinstance(result, StepResult), result

@@ -111,6 +111,11 @@ class RunningShard:
                 found.append((part.keys[last], start, part.cuts[last], on_disk))
         return found
 
+    async def notes(self) -> dict[bytes, bytes]:
+        """Return the note of each saved run, by its key."""
+        notes = [note async for part in self.stub.ListRuns(shard_pb2.ListRunsRequest()) for note in part.notes]
+        return {key: note for (key, *_), note in zip(await self.runs(), notes, strict=True)}
+
 
 def prompt_chunk(
     sequence_id: int,

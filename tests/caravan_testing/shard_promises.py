@@ -5,15 +5,15 @@ from typing import TypedDict
 
 from hypothesis import strategies as st
 
+from caravan_proto.messages.constraint import Thought
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.constraints.thought import Thought
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import run_key, toy_grammar
 from caravan_testing.toy_oracle import expected_output
 
-_DRAWN = SamplingParameters(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=9)
+_DRAWN = SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=9)
 # Every sampler that looks at the history.
-_HISTORICAL = SamplingParameters(
+_HISTORICAL = SamplingParams(
     temperature=1.0,
     repetition_penalty=1.2,
     frequency_penalty=0.4,
@@ -30,12 +30,12 @@ _HISTORICAL = SamplingParameters(
 class Choosing(TypedDict):
     """How a sequence's tokens are chosen."""
 
-    sampling: SamplingParameters
+    sampling: SamplingParams
     grammar: Grammar | None
     thought: Thought | None
 
 
-GREEDY = Choosing(sampling=SamplingParameters(), grammar=None, thought=None)
+GREEDY = Choosing(sampling=SamplingParams(temperature=0.0), grammar=None, thought=None)
 # One ends with one of some letters, or after two tokens; the other after three tokens at most.
 _THOUGHTS = (
     Thought(closings=tuple(bytes([letter]) for letter in b"aeiorst "), ending=tuple(b"]]"), max_tokens=2),
@@ -44,7 +44,7 @@ _THOUGHTS = (
 CHOOSING = st.sampled_from(
     [
         Choosing(sampling=sampling, grammar=grammar, thought=thought)
-        for sampling in (SamplingParameters(), _DRAWN, _HISTORICAL)
+        for sampling in (SamplingParams(temperature=0.0), _DRAWN, _HISTORICAL)
         for grammar in (None, toy_grammar("([a-m]{2}-)+|[n-z]{1,3}[.]"))
         for thought in (None, None, *_THOUGHTS)
     ]

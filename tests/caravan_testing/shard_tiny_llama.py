@@ -8,6 +8,7 @@ The record needs torch and transformers, which the tests do not. To make it agai
 import itertools
 import json
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,30 +19,41 @@ from numpy.typing import NDArray
 
 from caravan_testing.shard_tiny_mamba import TOKENS, TYPES
 
-EMBEDDING, LAYERS, HEADS, INNER = 64, 2, 4, 128
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers of dimensions, layers, heads, and dimensions inside of a layer."""
+
+    embedding: int = 64
+    layers: int = 2
+    heads: int = 4
+    inner: int = 128
+
+
+_TINY = Shape()
 CONTEXT, EPSILON = 512, 1e-5
 # Among the likely tokens, so that some outputs end early.
 END_TOKEN_IDS = (2, *range(60, 84))
 
 
-def write_tiny_llama(path: Path) -> Path:
-    """Write a GGUF of half a megabyte with a vocabulary of bytes; the same one every time."""
+def write_tiny_llama(path: Path, shape: Shape = _TINY) -> Path:
+    """Write a GGUF with a vocabulary of bytes, the same one every time. It has half a megabyte if nothing is given."""
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(EMBEDDING)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_block_count(LAYERS)
-    writer.add_rope_dimension_count(EMBEDDING // HEADS)
+    writer.add_embedding_length(shape.embedding)
+    writer.add_feed_forward_length(shape.inner)
+    writer.add_head_count(shape.heads)
+    writer.add_block_count(shape.layers)
+    writer.add_rope_dimension_count(shape.embedding // shape.heads)
     writer.add_layer_norm_rms_eps(EPSILON)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(TOKENS)
     writer.add_token_scores([0.0] * len(TOKENS))
     writer.add_token_types(TYPES)
-    for name, tensor in _tensors().items():
+    for name, tensor in _tensors(shape).items():
         # llama.cpp rotates neighbours; transformers rotates the halves of a head.
         is_rotated = name.endswith(("attn_q.weight", "attn_k.weight"))
-        writer.add_tensor(name, _interleaved(tensor) if is_rotated else tensor)
+        writer.add_tensor(name, _interleaved(tensor, shape.heads) if is_rotated else tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -49,13 +61,14 @@ def write_tiny_llama(path: Path) -> Path:
     return path
 
 
-def _interleaved(tensor: NDArray[np.float32]) -> NDArray[np.float32]:
-    rows = tensor.reshape(HEADS, 2, EMBEDDING // HEADS // 2, EMBEDDING)
+def _interleaved(tensor: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    rows = tensor.reshape(heads, 2, -1, tensor.shape[1])
     return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(tensor.shape))
 
 
-def _tensors() -> dict[str, NDArray[np.float32]]:
+def _tensors(shape: Shape) -> dict[str, NDArray[np.float32]]:
     """Return the weights by their names in GGUF, as transformers has them."""
+    embedding, inner = shape.embedding, shape.inner
     random = np.random.default_rng(7)
 
     def weights(*shape: int, scale: float = 1.0) -> NDArray[np.float32]:
@@ -63,21 +76,21 @@ def _tensors() -> dict[str, NDArray[np.float32]]:
         return drawn.astype(np.float32)
 
     tensors = {
-        "token_embd.weight": weights(len(TOKENS), EMBEDDING, scale=8.0),
-        "output_norm.weight": np.ones(EMBEDDING, np.float32),
-        "output.weight": weights(len(TOKENS), EMBEDDING, scale=2.0),
+        "token_embd.weight": weights(len(TOKENS), embedding, scale=8.0),
+        "output_norm.weight": np.ones(embedding, np.float32),
+        "output.weight": weights(len(TOKENS), embedding, scale=2.0),
     }
-    for layer in range(LAYERS):
+    for layer in range(shape.layers):
         block = {
-            "attn_norm.weight": np.ones(EMBEDDING, np.float32),
-            "attn_q.weight": weights(EMBEDDING, EMBEDDING),
-            "attn_k.weight": weights(EMBEDDING, EMBEDDING),
-            "attn_v.weight": weights(EMBEDDING, EMBEDDING, scale=2.0),
-            "attn_output.weight": weights(EMBEDDING, EMBEDDING, scale=2.0),
-            "ffn_norm.weight": np.ones(EMBEDDING, np.float32),
-            "ffn_gate.weight": weights(INNER, EMBEDDING),
-            "ffn_up.weight": weights(INNER, EMBEDDING),
-            "ffn_down.weight": weights(EMBEDDING, INNER),
+            "attn_norm.weight": np.ones(embedding, np.float32),
+            "attn_q.weight": weights(embedding, embedding),
+            "attn_k.weight": weights(embedding, embedding),
+            "attn_v.weight": weights(embedding, embedding, scale=2.0),
+            "attn_output.weight": weights(embedding, embedding, scale=2.0),
+            "ffn_norm.weight": np.ones(embedding, np.float32),
+            "ffn_gate.weight": weights(inner, embedding),
+            "ffn_up.weight": weights(inner, embedding),
+            "ffn_down.weight": weights(embedding, inner),
         }
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in block.items()}
     return tensors
@@ -104,17 +117,17 @@ def _model() -> Any:
     torch, transformers = import_module("torch"), import_module("transformers")
     config = transformers.LlamaConfig(
         vocab_size=len(TOKENS),
-        hidden_size=EMBEDDING,
-        intermediate_size=INNER,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
+        hidden_size=_TINY.embedding,
+        intermediate_size=_TINY.inner,
+        num_hidden_layers=_TINY.layers,
+        num_attention_heads=_TINY.heads,
         max_position_embeddings=CONTEXT,
         rms_norm_eps=EPSILON,
         tie_word_embeddings=False,
     )
     model = transformers.LlamaForCausalLM(config).eval()
     state = {}
-    for name, tensor in _tensors().items():
+    for name, tensor in _tensors(_TINY).items():
         parts = name.removesuffix(".weight").split(".")
         layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
         state[f"{layer}{_NAMES[parts[-1]]}.weight"] = torch.from_numpy(tensor)

@@ -5,28 +5,26 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_proto.messages.results import Loaded
 from caravan_router.core.generation import BeamSearch, GenerationSpec
-from caravan_router.core.prefixes import ShardPrefixes
+from caravan_router.core.prefixes import PinRefusal, ShardPrefixes
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.actions import (
     Action,
-    Decode,
     Deliver,
     Drafted,
     Drained,
-    Evaluate,
     Fail,
     FailureReason,
     Fetch,
-    FilterBatch,
     Flushed,
-    Load,
+    Joins,
+    Left,
+    PinAnswered,
     Preempt,
-    Prefill,
     Resume,
-    Save,
-    SetLayout,
     Start,
 )
 from caravan_router.scheduling.config import SchedulerConfig
@@ -35,14 +33,21 @@ from caravan_router.scheduling.events import (
     Event,
     Fetched,
     FlushRequested,
+    PinRequested,
+    Replaced,
     ShardDraining,
     ShardJoined,
     ShardLimits,
     ShardLost,
     Submitted,
+    Taken,
     Tick,
+    Unpinned,
 )
+from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.scheduler import Scheduler
+from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.remembered import prefixes_of, tokens_of
 from caravan_router.scheduling.shard.resident import Status
 from caravan_testing.beam_oracle import beam_outputs
 from caravan_testing.ledgers import LIMITS
@@ -51,7 +56,7 @@ from caravan_testing.model_shard import ModelShard
 from caravan_testing.requests import request
 
 if TYPE_CHECKING:
-    from caravan_router.core.speculation import DraftCount
+    from caravan_proto.messages.results import DraftCount
     from caravan_router.core.tokens import PromptToken
     from caravan_router.scheduling.sequence import Request
 
@@ -63,10 +68,17 @@ def expected_beam(spec: GenerationSpec) -> list[int]:
     return list(outputs[spec.beams.index].tokens)
 
 
+def _kept_beside(state: ShardAccount, key: bytes) -> dict[bytes, tuple[int, tuple[int, ...] | None]]:
+    """Return the length and the tokens of the prefixes that ``state`` keeps, but for one."""
+    kept = (prefix for prefix in prefixes_of(state).prefixes if prefix.key != key)
+    return {prefix.key: (prefix.tokens, tokens_of(state, prefix.key)) for prefix in kept}
+
+
 class Simulation:
     """Drives a scheduler and collects what every request receives."""
 
     def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
         self.scheduler = Scheduler(config)
         self.shards: dict[str, ModelShard] = {}
         self.requests: dict[int, Request] = {}
@@ -77,6 +89,7 @@ class Simulation:
         self.failed: dict[int, FailureReason] = {}
         self.cancelled: set[int] = set()
         self.flushed: dict[int, tuple[ShardPrefixes, ...]] = {}
+        self.pin_answers: dict[int, PinRefusal | None] = {}
         self.actions: list[Action] = []
         self.transfers: dict[int, Fetch] = {}
         self.drained: list[str] = []
@@ -85,12 +98,28 @@ class Simulation:
         self._flush_ids = itertools.count(1)
 
     def handle(self, *events: Event) -> list[Action]:
+        pinned = {name: set(state.runs.pinned) for name, state in self.scheduler.shards.items()}
         actions = self.scheduler.handle(events, self.now)
+        if not any(isinstance(event, FlushRequested | Unpinned | Loaded | ShardJoined | ShardLost) for event in events):
+            self._check_pinned(pinned)
         self.actions += actions
         for action in actions:
             self._execute(action)
         invariants.check(self.scheduler)
         return actions
+
+    def _check_pinned(self, before: dict[str, set[bytes]]) -> None:
+        """Check that no run that was pinned has made way for others, and that pins take no more than they may."""
+        for name, state in self.scheduler.shards.items():
+            assert all(key in state.runs for key in before[name]), "a pinned run has made way"
+            assert sum(state.runs.pinned.values()) <= state.capacity.limits.memory_bytes // 2
+
+    def pin(self, key: bytes, *, length: int, tokens: tuple[int, ...] = ()) -> PinRefusal | None:
+        """Pin a prefix. Return why it was refused."""
+        pin_id = next(self._flush_ids)
+        pin = Pin(key=key, length=length, tokens=tokens, tenant="", adapter="")
+        self.handle(PinRequested(pin_id, pin))
+        return self.pin_answers.pop(pin_id)
 
     def _execute(self, action: Action) -> None:
         match action:
@@ -109,11 +138,15 @@ class Simulation:
             case Fetch():
                 self.transfers[action.transfer_id] = action
             case Drained():
-                assert not self.scheduler.shards[action.shard].residents
+                assert not self.scheduler.shards[action.shard].stays.residents
                 assert not self.shards[action.shard].commands
                 self.drained.append(action.shard)
+            case PinAnswered():
+                self.pin_answers[action.pin_id] = action.refusal
             case Start() | Resume() | Preempt():
                 assert action.request_id in self.requests
+            case Joins() | Left():
+                pass
 
     def _deliver(self, action: Deliver) -> None:
         request_id = action.request_id
@@ -220,18 +253,39 @@ class Simulation:
     def flush(self, *shards: str) -> tuple[ShardPrefixes, ...]:
         """Flush ``shards``. Check that all they held of ended sequences is evicted and returned."""
         states = [state for name, state in self.scheduler.shards.items() if name in shards]
-        parked = [list(state.parked.values()) for state in states]
-        cells = [state.held_cells - state.live_cells for state in states]
+        parked = [list(state.stays.parked.values()) for state in states]
+        saved = [{run.key for run in state.runs.listed} for state in states]
+        pinned = {state.name: {pin.key for pin in state.runs.pins if state.runs.holding(pin.key)} for state in states}
+        cells = [state.cells.held - state.cells.live for state in states]
         flush_id = next(self._flush_ids)
         self.handle(FlushRequested(flush_id, frozenset(shards)))
         evicted = self.flushed.pop(flush_id)
         assert [one.shard for one in evicted] == [state.name for state in states]
-        assert [len(one.prefixes) for one in evicted] == [len(residents) for residents in parked]
-        assert [one.cells for one in evicted] == cells
-        for one, residents in zip(evicted, parked, strict=True):
+        for one, state, residents, keys in zip(evicted, states, parked, saved, strict=True):
+            expected = keys | {resident.prefix_key for resident in residents} | pinned[state.name]
+            assert len(one.prefixes) == len(expected)
+            assert {prefix.key for prefix in one.prefixes} == expected
             assert all(resident.status is not Status.PARKED for resident in residents)
+            assert not state.runs.keys
+        assert [one.cells for one in evicted] == cells
+        for one in evicted:
             assert sum(prefix.cells for prefix in one.prefixes) <= one.cells
         return evicted
+
+    def remembered(self) -> list[bytes]:
+        """Return the keys of the prefixes that shards keep of ended sequences."""
+        found = (prefixes_of(state).prefixes for state in self.scheduler.shards.values())
+        return sorted({prefix.key for prefixes in found for prefix in prefixes})
+
+    def drop(self, key: bytes) -> tuple[ShardPrefixes, ...]:
+        """Drop one prefix. Check that nobody finds it any more, and that everything else is there as before."""
+        before = {state.name: _kept_beside(state, key) for state in self.scheduler.shards.values()}
+        flush_id = next(self._flush_ids)
+        self.handle(FlushRequested(flush_id, frozenset(self.shards), key))
+        for state in self.scheduler.shards.values():
+            assert not prefixes_of(state, key).prefixes
+            assert _kept_beside(state, key) == before[state.name]
+        return self.flushed.pop(flush_id)
 
     def advance(self, name: str) -> None:
         """Let one shard run one step, and report it to the scheduler."""
@@ -253,6 +307,16 @@ class Simulation:
                 self.lose(name)
         raise AssertionError(f"not at rest after {max_steps} steps")
 
+    def replace_scheduler(self) -> None:
+        """Lose all shards, and let another scheduler take the requests that are left."""
+        for name in list(self.shards):
+            self.lose(name)
+        (left,) = (action for action in self.handle(Replaced()) if isinstance(action, Left))
+        assert not self.scheduler.sequences
+        assert not list(self.scheduler.waiting)
+        self.scheduler = Scheduler(self._config)
+        self.handle(Taken(left.sequences))
+
     def tick(self, seconds: float) -> None:
         self.now += seconds
         self.handle(Tick())
@@ -273,9 +337,9 @@ class Simulation:
                 assert received == expected[: len(received)] or made.spec.beams is not None
         for name, shard in self.shards.items():
             state = self.scheduler.shards[name]
-            assert set(shard.held) == set(state.parked), "what is held at rest is parked"
-            assert shard.used_cells == state.held_cells
-            assert state.live_cells == 0
+            assert set(shard.held) == set(state.stays.parked), "what is held at rest is parked"
+            assert shard.used_cells == state.cells.held
+            assert state.cells.live == 0
             assert set(shard.runs) >= set(state.runs.keys), "the router counts on runs that are gone"
             assert not shard.commands
 

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import replace
+from typing import Any
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.streams import RequestStream
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.toy_oracle import expected_output
 
 
@@ -39,14 +40,20 @@ def spec(
     )
 
 
+def with_feedback(wanted: GenerationSpec, kind: int) -> GenerationSpec:
+    """Return ``wanted`` with mirostat 1 or 2, or with adaptive-p for 0. The values are exact in float32."""
+    fields: dict[str, Any] = {"mirostat": kind, "mirostat_tau": 3.0, "mirostat_eta": 0.125}
+    if kind == 0:
+        fields = {"adaptive_target": 0.25, "adaptive_decay": 0.75}
+    return replace(wanted, sampling=replace(wanted.sampling, **fields))
+
+
 def undisturbed(wanted: GenerationSpec) -> list[int]:
     """Return the toy model's output for ``wanted`` alone, without interruption."""
-    assert not wanted.sampling.biases
-    fields = {name: value for name, value in asdict(wanted.sampling).items() if name != "biases"}
     return expected_output(
         wanted.prompt,
         wanted.stopping.max_new_tokens,
-        sampling=SamplingParameters(**fields),
+        sampling=wanted.sampling,
         ignore_eos=wanted.stopping.ignore_eos,
         stop_token_ids=wanted.stopping.stop_token_ids,
         min_tokens=wanted.stopping.min_tokens,

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan_proto.messages.constraint import Thought
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logits
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.matching import Matching
-from caravan_shard.constraints.thought import Thought
+from caravan_shard.sampling.biases import make_biases
+from caravan_shard.sampling.feedback import make_feedback
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.sampler import Choice, choose_token
 
@@ -39,7 +41,7 @@ def expected_output(
     prompt: Sequence[int],
     max_new_tokens: int,
     *,
-    sampling: SamplingParameters | None = None,
+    sampling: SamplingParams | None = None,
     ignore_eos: bool = False,
     stop_token_ids: frozenset[int] = frozenset(),
     min_tokens: int = 0,
@@ -53,12 +55,15 @@ def expected_output(
     ``earlier_output`` are tokens that an interrupted sequence had already. The result continues after them, and
     ``max_new_tokens`` counts the result alone.
     """
-    parameters = sampling or SamplingParameters()
+    parameters = sampling or SamplingParams(temperature=0.0)
     tokens = [*prompt, *earlier_output]
     penalties = make_penalties(parameters, lambda token: ToyVocabulary().piece(token).data)
     for penalty in penalties:
         penalty.add(prompt, output=False)
         penalty.add(earlier_output, output=True)
+    assert not (earlier_output and parameters.has_feedback), "the feedback of an earlier output is not known"
+    biases = make_biases(parameters.biases)
+    feedback = make_feedback(parameters, TOY_FACTS.vocabulary_size, None)
     matching = None if grammar is None else Matching(grammar)
     state = EMPTY_STATE
     for position, token in enumerate(tokens):
@@ -68,17 +73,18 @@ def expected_output(
         output = tokens[len(prompt) :]
         forced, answer = (None, output) if thought is None else _after_thought(thought, output)
         too_short = position - len(prompt) < min_tokens
-        barred = TOY_FACTS.eog_ids if matching is not None and (ignore_eos or answer is None) else frozenset()
+        barred = TOY_FACTS.eos_token_ids if matching is not None and (ignore_eos or answer is None) else frozenset()
         if too_short:
-            barred = TOY_FACTS.eog_ids | stop_token_ids
+            barred = TOY_FACTS.eos_token_ids | stop_token_ids
         logits = toy_logits(np.array([state], np.uint64))[0]
         allowed = None if forced is None else np.array([forced], np.intp)
         if matching is not None and answer is not None:
             matching.find(answer)  # only the first call reads it
             allowed = matching.allowed
-        token = choose_token(logits, Choice(parameters, position, penalties, allowed, barred), filter_candidates)
+        choice = Choice(parameters, position, penalties, allowed, barred, feedback=feedback, biases=biases)
+        token = choose_token(logits, choice, filter_candidates)
         tokens.append(token)
-        if token in TOY_FACTS.eog_ids and not (ignore_eos and matching is None):
+        if token in TOY_FACTS.eos_token_ids and not (ignore_eos and matching is None):
             break
         if matching is not None and answer is not None:
             matching.advance(token)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from caravan_router.core.engine import ModelFacts, TokenizedText
+from caravan_proto.messages.model import TokenizedText
+from caravan_router.core.engine import ModelFacts
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, EOS, EOS_TOKEN, ScriptedEngine, word
 
 TEMPLATE = (

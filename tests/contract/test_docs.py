@@ -5,9 +5,9 @@ import pytest
 from doc_tables import ROOT
 
 from caravan_proto.shard.v1 import shard_pb2
+from caravan_router.api.errors import TABLE, RequestError
 from caravan_router.core.errors import EngineError
 from caravan_router.http.routes import ROUTES
-from caravan_router.http.server.errors import TABLE, RequestError
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text() for path in doc_tables.documents()}
 
@@ -66,3 +66,8 @@ def test_decisions_are_numbered_without_gaps() -> None:
         assert title.startswith(f"# {name.partition('-')[0]}. "), name
         for part in ("Context", "Decision", "Why", "Rejected", "Consequences"):
             assert f"\n**{part}.**" in parts, f"{name} has no part {part}"
+
+
+def test_the_front_page_stays_short() -> None:
+    most_words = 900
+    assert len(DOCUMENTS["README.md"].split()) < most_words

@@ -22,7 +22,13 @@ _BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`([^`]+)`")
 _FILE = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(conf|json|md|proto|py|sh|toml|txt))")
 # A document names a file from the root, or within one of these packages.
-_PACKAGES = (ROOT, ROOT / "router/caravan_router", ROOT / "shard/caravan_shard", ROOT / "proto/caravan_proto")
+_PACKAGES = (
+    ROOT,
+    ROOT / "router/caravan_router",
+    ROOT / "shard/caravan_shard",
+    ROOT / "models/caravan_models",
+    ROOT / "proto/caravan_proto",
+)
 # Folders that exist on a machine, not in the repository.
 _LOCAL = (".cache/", ".venv/")
 # Command lines of programs that are not ours, or that get flags of these, with the lines that continue them.
@@ -68,7 +74,7 @@ def _flags() -> set[str]:
     configs: tuple[type[Any], ...] = (ServeConfig, RouterConfig, ShardConfig)
     flags = {f"--{field.name.replace('_', '-')}" for config in configs for field in dataclasses.fields(config)}
     # Aliases, and the flags of other commands, are named where they are added to a parser.
-    for folder in ("proto", "router", "shard", "tests/bench", "tests/soak"):
+    for folder in ("proto", "models", "router", "shard", "tests/bench", "tests/soak"):
         for file in (ROOT / folder).rglob("*.py"):
             flags.update(re.findall(r'"(--[a-z-]+)"', file.read_text()))
     return flags
@@ -131,7 +137,8 @@ def test_every_flag_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_metric_exists(page: Path) -> None:
     packages = {folder.name for folder in _PACKAGES}
-    metrics = {metric.name for metric in METRICS}
+    recorded = re.findall(r"record: (\w+)", (ROOT / "deploy/helm/caravan/templates/autoscaling.yaml").read_text())
+    metrics = {metric.name for metric in METRICS} | set(recorded)
     for span in _spans(page):
         if re.fullmatch(r"(tgi|caravan)_[a-z_]+", span):
             assert span in metrics | packages | {"caravan_testing"}, span

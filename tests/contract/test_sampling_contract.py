@@ -3,16 +3,21 @@ decoder.
 """
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
+from caravan_proto.messages.commands import Chunk, Prefill, SequenceParameters
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_proto.shard.v1 import shard_pb2
+from caravan_proto.wire import PREFILL, encode_command
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import SamplingParams, StoppingParams
-from caravan_router.engine.command_codec import prefill_request
-from caravan_router.scheduling.actions import Chunk, Header, Prefill
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
-from caravan_shard.sampling.parameters import Biases
-from caravan_shard.service.command_codec import prefill_command
+from caravan_router.core.stopping import StoppingParams
+from caravan_router.scheduling.parameters import parameters_of
+from caravan_router.scheduling.sequence import Sequence
+from caravan_testing.requests import request
+
+# Both are tuples, and empty by default.
+TUPLES: dict[str, Any] = {"biases": ((5, 0.5), (7, -1.5)), "samplers": ("top_p", "temperature")}
 
 
 def other_than(default: Any) -> Any:
@@ -26,35 +31,29 @@ def other_than(default: Any) -> Any:
             return 3.5
         case None:
             return 0
-        case tuple():
-            return ((5, 0.5), (7, -1.5))
         case frozenset():
             return frozenset({3, 250})
         case _:
             raise AssertionError(f"a sampling parameter of a new type: {default!r}")
 
 
-def as_pairs(value: Any) -> Any:
-    return tuple(zip(value.ids.tolist(), value.values.tolist(), strict=True)) if isinstance(value, Biases) else value
-
-
-def carried(sampling: SamplingParams, stopping: StoppingParams) -> SequenceParameters:
+def carried(sampling: SamplingParams, stopping: StoppingParams, feedback: float | None = None) -> SequenceParameters:
     """What the shard makes of what the router sends."""
     spec = GenerationSpec(prompt=(1, 2), sampling=sampling, stopping=stopping)
-    chunk = Chunk(sequence_id=0, start=0, token_ids=(1, 2), last=True, setup=spec)
-    command = Prefill(shard="s", command_id=1, header=Header(), chunks=(chunk,), ride=())
-    message = shard_pb2.PrefillRequest.FromString(prefill_request(command, epoch=1).SerializeToString())
-    [received] = prefill_command(message, {}).chunks
-    assert received.parameters is not None
-    return received.parameters
+    waiting = Sequence(replace(request(1), spec=spec), feedback=feedback)
+    chunk = Chunk(sequence_id=0, start=0, token_ids=(1, 2), last=True, setup=parameters_of(waiting))
+    data = encode_command(Prefill(chunks=(chunk,)), epoch=1).SerializeToString()
+    [received] = PREFILL.decode(shard_pb2.PrefillRequest.FromString(data)).chunks
+    assert received.setup is not None
+    return received.setup
 
 
 def test_every_sampling_parameter_reaches_the_shard() -> None:
     fields = dataclasses.fields(SamplingParams)
-    sent = SamplingParams(**{field.name: other_than(field.default) for field in fields})
+    sent = SamplingParams(**{field.name: TUPLES.get(field.name) or other_than(field.default) for field in fields})
     arrived = carried(sent, StoppingParams(max_new_tokens=3)).sampling
     for field in fields:
-        assert as_pairs(getattr(arrived, field.name)) == getattr(sent, field.name), field.name
+        assert getattr(arrived, field.name) == getattr(sent, field.name), field.name
 
 
 def test_a_window_of_all_tokens_is_not_one_of_none() -> None:
@@ -62,6 +61,14 @@ def test_a_window_of_all_tokens_is_not_one_of_none() -> None:
     arrived = carried(sent, StoppingParams(max_new_tokens=3)).sampling
     assert arrived.repeat_last_n is None
     assert arrived.dry_penalty_last_n is None
+
+
+def test_a_target_of_0_is_not_absent_and_feedback_comes_with_the_first_chunk() -> None:
+    sent = SamplingParams(adaptive_target=0.0)
+    assert carried(sent, StoppingParams(max_new_tokens=3)).sampling.adaptive_target == 0.0
+    assert carried(SamplingParams(), StoppingParams(max_new_tokens=3)).sampling.adaptive_target is None
+    for feedback in (None, 0.0, -2.5):
+        assert carried(sent, StoppingParams(max_new_tokens=3), feedback).feedback == feedback
 
 
 def test_every_stopping_parameter_reaches_the_shard() -> None:

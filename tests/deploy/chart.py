@@ -1,6 +1,7 @@
 """The Helm chart, and what it renders."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ _HEADER = """\
 
 def render(values: Path, *flags: str) -> str:
     """Return the manifests that the chart renders from a file of values, as the release `caravan` in `caravan`."""
-    return run_tool("helm", "template", "caravan", CHART, "--namespace", "caravan", "--values", values, *flags)
+    command = ("template", "caravan", CHART, "--namespace", "caravan", "--values", values, "--skip-tests")
+    return run_tool("helm", *command, *flags)
 
 
 def manifest(values: Path) -> str:
@@ -30,7 +32,8 @@ def manifest(values: Path) -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def documents(name: str) -> list[dict[str, Any]]:
+@cache
+def rendered(name: str) -> list[dict[str, Any]]:
     """Return the objects that the chart renders from a value set."""
     return [document for document in yaml.safe_load_all(render(CHART / f"ci/{name}.yaml")) if document]
 
@@ -43,3 +46,24 @@ def containers(objects: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], 
         )
         for container in pod.get("initContainers", []) + pod.get("containers", []):
             yield found, container
+
+
+def pod_of(name: str, workload: str) -> dict[str, Any]:
+    """Return the spec of the pods of a Deployment or StatefulSet of a value set."""
+    (pod,) = (
+        document["spec"]["template"]["spec"]
+        for document in rendered(name)
+        if document["kind"] in ("Deployment", "StatefulSet") and document["metadata"]["name"] == workload
+    )
+    found: dict[str, Any] = pod
+    return found
+
+
+def flags_of(name: str, workload: str) -> list[str]:
+    """Return the flags of the router or shard in a Deployment or StatefulSet of a value set."""
+    (flags,) = (
+        container["args"]
+        for container in pod_of(name, workload)["containers"]
+        if container["name"] in ("router", "shard")
+    )
+    return list(flags)

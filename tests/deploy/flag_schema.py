@@ -9,12 +9,12 @@ from caravan_shard.config import ShardConfig
 
 # The chart sets these from other values.
 _OWN_ROUTER = {
-    "api_keys_file", "expected_model", "graceful_termination_timeout", "handover", "hostname", "port", "shard",
-    "shard_ca_certs", "shard_certfile", "shard_grace_s", "shard_hostname", "shard_keyfile", "ssl_ca_certs",
-    "ssl_certfile", "ssl_keyfile",
+    "advertise_url", "api_keys_file", "expected_model", "graceful_termination_timeout", "handover", "hostname", "port",
+    "shard", "shard_ca_certs", "shard_certfile", "shard_grace_s", "shard_hostname", "shard_keyfile", "ssl_ca_certs",
+    "ssl_certfile", "ssl_keyfile", "state_file",
 }  # fmt: skip
 _OWN_SHARD = {
-    "address", "allow_plaintext", "ca_certs", "cache_dir", "cache_dir_space", "certfile", "drain_timeout_s",
+    "address", "alias", "allow_plaintext", "ca_certs", "cache_dir", "cache_dir_space", "certfile", "drain_timeout_s",
     "exit_with_parent", "health_address", "keyfile", "model", "shard_id",
 }  # fmt: skip
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}

@@ -8,22 +8,27 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from deploy.chart import CHART, MANIFESTS, RENDERED, SCHEMA, VALUE_SETS, containers, documents, manifest
-from deploy.tools import run_tool, try_tool
+from deploy.chart import (
+    CHART,
+    MANIFESTS,
+    RENDERED,
+    SCHEMA,
+    VALUE_SETS,
+    containers,
+    flags_of,
+    manifest,
+    rendered,
+)
+from deploy.tools import run_tool
 
 from caravan_proto import __version__
 from caravan_proto.flags import load
 from caravan_router.config import RouterConfig
 from caravan_shard.config import ShardConfig
 
-VERSIONS = ("1.31", "1.34", "1.37")
+VERSIONS = tuple(f"1.{minor}" for minor in range(31, 38))
 HERE = Path(__file__).parent
 CONFIGS = {"router": RouterConfig, "shard": ShardConfig}
-
-
-@cache
-def rendered(name: str) -> list[dict[str, Any]]:
-    return documents(name)
 
 
 @cache
@@ -34,7 +39,8 @@ def custom_schemas() -> dict[str, Any]:
 
 
 def test_there_is_a_value_set_for_each_use() -> None:
-    assert set(VALUE_SETS) == {"cpu-minimal", "gpu-pool", "two-models", "mtls", "keda-to-zero", "gateway-api"}
+    known = {"cpu-minimal", "gpu-pool", "two-models", "mtls", "keda-to-zero", "gateway-api", "endpoint-slices"}
+    assert set(VALUE_SETS) == known | {"openshift", "gated-download", "zones", "sidecar", "ipv6", "amd-gpu", "by-name"}
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -81,6 +87,17 @@ def test_the_validation_refuses_unknown_keys() -> None:
     assert checked == set(custom_schemas())
 
 
+def test_helm_test_asks_the_router_for_its_models() -> None:
+    flags = ("--namespace", "caravan", "--show-only", "templates/tests/metrics.yaml")
+    text = run_tool("helm", "template", "caravan", CHART, "--values", CHART / "ci/two-models.yaml", *flags)
+    (pod,) = yaml.safe_load_all(text)
+    assert complaints_about([pod]) == []
+    assert pod["spec"]["containers"][0]["args"][1:] == [
+        "http://caravan-router:80/metrics",
+        *("qwen2.5-7b", "gemma-3-270m-q4_k_m.gguf"),
+    ]
+
+
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_nothing_is_empty_or_has_another_namespace(name: str) -> None:
     def check(value: Any, path: str) -> None:
@@ -103,34 +120,24 @@ def test_the_programs_accept_their_flags(name: str, capsys: pytest.CaptureFixtur
     for _, container in containers(rendered(name)):
         if (config := CONFIGS.get(container["name"])) is None:
             continue
-        arguments = [argument.replace("$(CPU_LIMIT)", "4") for argument in container["args"]]
         try:
-            load(config, prog=container["name"], description="", argv=arguments)
+            load(config, prog=container["name"], description="", argv=container["args"])
         except SystemExit:
-            pytest.fail(f"{arguments}\n{capsys.readouterr().err}")
+            pytest.fail(f"{container['args']}\n{capsys.readouterr().err}")
         seen.add(container["name"])
     assert seen == set(CONFIGS)
-
-
-def flags_of(name: str, workload: str) -> list[str]:
-    (found,) = (
-        container["args"]
-        for owner, container in containers(rendered(name))
-        if owner["metadata"]["name"] == workload and container["name"] in CONFIGS
-    )
-    return list(found)
 
 
 def test_flags_of_values_come_out_as_they_are() -> None:
     assert "--payload-limit=20000000" in flags_of("gpu-pool", "caravan-router")
     shard = flags_of("gpu-pool", "caravan-qwen-gpu")
     assert {"--ctx-size=65536", "--parallel=32", "--gpu-layers=-1", "--cache-type-k=q8_0"} < set(shard)
+    assert "--alias=qwen2.5-7b" in flags_of("two-models", "caravan-large-t4")
     adapters = [flag for flag in flags_of("two-models", "caravan-large-t4") if flag.startswith("--lora")]
     assert adapters == ["--lora=poet=/models/qwen/poet.gguf", "--lora=jurist=/models/qwen/jurist.gguf"]
     assert flags_of("two-models", "caravan-router").index("--expected-model=gemma-3-270m-q4_k_m.gguf") < flags_of(
         "two-models", "caravan-router"
-    ).index("--expected-model=Qwen2.5-7B-Instruct-Q4_K_M.gguf")
-    assert "--threads=$(CPU_LIMIT)" in flags_of("two-models", "caravan-small-cpu")
+    ).index("--expected-model=qwen2.5-7b")
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -141,11 +148,13 @@ def test_pods_have_no_privileges(name: str) -> None:
         # A Service that is called caravan would set CARAVAN_PORT, which is a flag.
         assert pod["enableServiceLinks"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["runAsUser"] == 10001
+        # OpenShift has user IDs of its own.
+        assert pod["securityContext"].get("runAsUser") == (None if name == "openshift" else 10001)
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         security = container["securityContext"]
         assert security["capabilities"] == {"drop": ["ALL"]}
-        assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is ((name, container["name"]) != ("sidecar", "shard"))
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -194,10 +203,13 @@ def test_selectors_match_the_pods_that_they_mean(name: str) -> None:
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_the_router_finds_every_pool_by_its_headless_service(name: str) -> None:
     services = {document["metadata"]["name"]: document for document in rendered(name) if document["kind"] == "Service"}
-    pools = {owner["metadata"]["name"] for owner, _ in containers(rendered(name)) if owner["kind"] == "StatefulSet"}
+    pools = {
+        owner["metadata"]["name"] for owner, container in containers(rendered(name)) if container["name"] == "shard"
+    }
     flags = flags_of(name, "caravan-router")
+    watches = name == "endpoint-slices"
     assert {flag for flag in flags if flag.startswith("--shard=")} == {
-        f"--shard=dns:{pool}.caravan.svc:50051" for pool in pools
+        f"--shard=k8s:caravan/{pool}:50051" if watches else f"--shard=dns:{pool}.caravan.svc:50051" for pool in pools
     }
     for pool in pools:
         assert services[pool]["spec"]["clusterIP"] == "None"
@@ -213,7 +225,7 @@ def test_volumes_and_their_mounts_belong_together(name: str) -> None:
         mounted = {
             mount["name"]
             for container in pod.get("initContainers", []) + pod["containers"]
-            for mount in container["volumeMounts"]
+            for mount in container.get("volumeMounts", [])
         }
         assert mounted == volumes
 
@@ -221,15 +233,16 @@ def test_volumes_and_their_mounts_belong_together(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path"),
     [
-        ("cpu-minimal", "/metrics"),  # the only shard stays with the old router until that ends
-        ("keda-to-zero", "/metrics"),
-        ("mtls", "/health"),
-        ("gateway-api", "/health"),
+        ("cpu-minimal", "/livez"),  # the only shard stays with the old router until that ends
+        ("keda-to-zero", "/livez"),
+        ("mtls", "/readyz"),
+        ("gateway-api", "/readyz"),
     ],
 )
-def test_a_router_waits_for_a_shard_only_where_there_is_one_to_spare(name: str, path: str) -> None:
+def test_a_new_router_waits_for_a_shard_only_where_there_is_one_to_spare(name: str, path: str) -> None:
     (router,) = (container for _, container in containers(rendered(name)) if container["name"] == "router")
     assert router["readinessProbe"]["httpGet"]["path"] == path
+    assert router["startupProbe"]["httpGet"]["path"] == router["livenessProbe"]["httpGet"]["path"] == "/livez"
 
 
 def test_certificates_have_the_name_that_the_router_requires() -> None:
@@ -249,46 +262,12 @@ def test_keda_asks_for_the_pools_model_in_the_releases_namespace() -> None:
     (scaled,) = (document for document in rendered("keda-to-zero") if document["kind"] == "ScaledObject")
     queries = {trigger["name"]: trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]}
     selector = '{namespace="caravan",model="Qwen2.5-7B-Instruct-Q4_K_M.gguf"}'
-    assert queries["requests"] == f"sum(tgi_queue_size{selector}) + sum(tgi_batch_current_size{selector})"
+    requests = f"sum(tgi_queue_size{selector}) + sum(tgi_batch_current_size{selector})"
+    # The pool `cpu` has a shard, which runs 6 requests. Twenty shards of this one run 12 each.
+    assert queries["requests"] == f"clamp(({requests}) - 12, 0, 240) + 0"
     assert queries["kv-use"].count(selector) == 2
     assert not any("$" in query for query in queries.values())
     assert scaled["spec"]["minReplicaCount"] == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("router.replicass=2", "at '/router': additional properties 'replicass' not allowed"),
-        ("models.smollm.pools.cpu.gpu=1", "at '/models/smollm/pools/cpu': additional properties 'gpu' not allowed"),
-        ("shard.flags.ctx-siz=3", "at '/shard/flags': additional properties 'ctx-siz' not allowed"),
-        ("shard.flags.parallel=0", "at '/shard/flags/parallel': minimum: got 0, want 1"),
-        ("shard.flags.kv-layout=spilt", "at '/shard/flags/kv-layout': value must be one of 'auto', 'unified', 'split'"),
-        ("shard.flags.model=x", "at '/shard/flags': additional properties 'model' not allowed"),
-        ("router.replicas=two", "at '/router/replicas': got string, want integer"),
-        ("mtls.mode=on", "at '/mtls/mode': value must be one of 'off', 'secrets', 'cert-manager'"),
-        ("models.smollm.source.image.reference=a", "at '/models/smollm/source': maxProperties: got 2, want 1"),
-        ("models.Large.file=x", "'Large' does not match pattern"),
-        ("models.smollm=null", "at '/models/smollm': got null, want object"),
-        ("monitoring.prometheusUrl=prometheus:9090", "at '/monitoring/prometheusUrl'"),
-        ("networkPolicy.enabled=false", "whoever reaches a shard commands it: set mtls.mode, or networkPolicy.enabled"),
-        ("shard.autoscaling.type=keda", "autoscaling by keda needs monitoring.prometheusUrl"),
-        ("mtls.mode=secrets", "mtls.mode secrets needs routerSecretName and shardSecretName"),
-        ("router.drainSeconds=600", "router.shardGraceSeconds must be at least router.drainSeconds"),
-        ("defaultModel=large", "defaultModel: models has no large"),
-        (
-            "fullnameOverride=a234567890123456789012345678901234567890,models.smollm.pools.a23456.replicas=1",
-            "shorten models.",
-        ),
-    ],
-)
-def test_wrong_values_are_refused_with_a_readable_message(change: str, message: str) -> None:
-    run = try_tool("helm", "template", "caravan", CHART, "--values", CHART / "ci/cpu-minimal.yaml", "--set", change)
-    assert run.returncode != 0
-    assert message in run.stderr
-
-
-def test_a_chart_without_models_says_that_it_needs_some() -> None:
-    assert "at '/models': minProperties: got 0, want 1" in try_tool("helm", "template", "caravan", CHART).stderr
 
 
 def test_the_schema_knows_every_value() -> None:
@@ -319,5 +298,7 @@ def test_the_rendered_manifests_are_current(name: str) -> None:
 
 
 def test_yamllint_finds_nothing() -> None:
-    rules = "{extends: relaxed, rules: {line-length: disable, comments: disable}}"
+    # Helm writes lists without indentation.
+    indentation = "{level: error, indent-sequences: whatever}"
+    rules = f"{{extends: relaxed, rules: {{line-length: disable, comments: disable, indentation: {indentation}}}}}"
     run_tool("yamllint", "--strict", "-d", rules, CHART / "values.yaml", CHART / "Chart.yaml", CHART / "ci", MANIFESTS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,16 @@ def test_variables_are_flags(services: dict[str, Any], name: str, monkeypatch: p
         monkeypatch.setenv(variable, value)
     load(config, prog=name, description="", argv=[])
     assert services[name]["image"] == f"localhost/caravan-{name}:{caravan_proto.__version__}"
+
+
+def test_what_clients_store_is_on_a_volume_that_the_router_may_write_to(services: dict[str, Any]) -> None:
+    router = services["router"]
+    (folder,) = (mount.partition(":")[2] for mount in router["volumes"])
+    assert router["environment"]["CARAVAN_STATE_FILE"].startswith(f"{folder}/")
+    # Docker gives a new volume the owner that the folder has in the image.
+    made = re.search(r"install -d -o 10001 -g 10001 (.*)", (ROOT / "deploy/images/Containerfile").read_text())
+    assert made is not None
+    assert folder in made[1].split()
 
 
 def test_programs_have_time_to_drain(services: dict[str, Any]) -> None:

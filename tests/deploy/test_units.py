@@ -42,6 +42,13 @@ def test_units_confine_the_programs(unit: str) -> None:
     analyze("security", "--offline=true", f"--threshold={MOST_EXPOSURE}", UNITS / unit)
 
 
+def test_the_router_may_write_what_clients_store_and_open_more_files_than_connections() -> None:
+    lines = (UNITS / "caravan-router.service").read_text().splitlines()
+    assert {"StateDirectory=caravan", "StateDirectoryMode=0700"} < set(lines)
+    (limit,) = (int(line.partition("=")[2]) for line in lines if line.startswith("LimitNOFILE="))
+    assert limit > 2 * RouterConfig().max_connections
+
+
 def test_units_give_programs_time_to_drain() -> None:
     limits_s = {
         "caravan-router.service": RouterConfig().graceful_termination_timeout,

@@ -9,11 +9,12 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = {"caravan", "caravan_proto", "caravan_router", "caravan_shard"}
+_PACKAGES = {"caravan", "caravan_models", "caravan_proto", "caravan_router", "caravan_shard"}
 _GENERATES = """
-import caravan, caravan_router, caravan_shard, caravan_proto
+import caravan, caravan_models, caravan_router, caravan_shard, caravan_proto
 from caravan import LLM, SamplingParams
-print(*(module.__file__ for module in (caravan, caravan_router, caravan_shard, caravan_proto)), sep="\\n")
+modules = (caravan, caravan_models, caravan_router, caravan_shard, caravan_proto)
+print(*(module.__file__ for module in modules), sep="\\n")
 with LLM("toy.gguf", backend="fake") as llm:
     (output,) = llm.generate("a", SamplingParams(max_tokens=3, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 3

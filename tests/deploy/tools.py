@@ -7,13 +7,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _TOOLS = ROOT / ".cache/tools/deploy/bin"
 # Tools that PyPI does not have, with the packages of Debian that do.
-_OF_DEBIAN = {"prometheus": "prometheus", "promtool": "prometheus", "systemd-analyze": "systemd"}
+_OF_DEBIAN = {
+    "nginx": "nginx-light",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "systemd-analyze": "systemd",
+}
 
 
 def tool_path(name: str) -> Path:
     """Return the path of a tool; fails the test if it is not installed."""
     if (package := _OF_DEBIAN.get(name)) is not None:
-        found = shutil.which(name)
+        found = shutil.which(name) or shutil.which(name, path="/usr/sbin")
         assert found is not None, f"{name} is missing: apt-get install {package}"
         return Path(found)
     assert (_TOOLS / name).exists(), f"{name} is not installed: run `make test-deploy`"

@@ -70,8 +70,8 @@ def _pid_of(served: Served, shard: str) -> int:
 
 
 async def test_a_stopped_shard_is_noticed_and_its_streams_go_on_elsewhere() -> None:
-    """SIGSTOP closes no connection. The machine may be busy, so the router may notice it some seconds late."""
-    with serve("--shards", "2") as served:
+    """SIGSTOP closes no connection: the router notices that the shard reports nothing, or completes no step."""
+    with serve("--shards", "2", "-np", "4", "-c", "2048", "-t", "1") as served:
         async with ClientSession() as session, asyncio.timeout(200):
 
             def serving(shards: _Shards) -> bool:
@@ -83,11 +83,9 @@ async def test_a_stopped_shard_is_noticed_and_its_streams_go_on_elsewhere() -> N
             await _shards_when(session, served.url, lambda shards: all(one["sequences"] for one in shards.values()))
             pid = await asyncio.to_thread(_pid_of, served, "shard-1")
             os.kill(pid, signal.SIGSTOP)
-            stopped_at = time.monotonic()
             try:
                 shards = await _shards_when(session, served.url, lambda shards: shards["shard-1"]["state"] == "lost")
-                assert shards["shard-1"]["reason"]
-                assert time.monotonic() - shards["shard-1"]["state_s"] - stopped_at < 2.0 + 3.0
+                assert re.search(r"reported nothing for|no step completed for", shards["shard-1"]["reason"])
                 assert all(await asyncio.gather(*running))
             finally:
                 os.kill(pid, signal.SIGCONT)

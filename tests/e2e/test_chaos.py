@@ -6,10 +6,10 @@ import pytest
 from chaos.chaos import Plan, run
 from chaos.faults import Kind
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1800)]
 
-# Shorter answers than in `make chaos`. Other tests run beside this one, and may delay the router and its shards.
-PLAN = Plan(seconds=40, seed=7, clients=6, asks=12, longest=60, spare_s=3.0)
+# Shorter answers than in `make chaos`, which also checks how soon losses are noticed: a busy machine delays that.
+PLAN = Plan(seconds=40, seed=7, clients=6, asks=12, longest=60, spare_s=60.0)
 
 
 def test_clients_notice_no_more_than_a_pause_when_shards_and_links_break() -> None:

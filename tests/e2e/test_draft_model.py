@@ -20,7 +20,7 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "1, 2, 3, 4, 5, 6,
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     draft_model = requantise(MODEL, tmp_path_factory.mktemp("draft") / "draft.gguf")
-    flags = ("-md", str(draft_model), "-np", "4", "-c", "1024", "-t", "1", "--kv-layout", "split", "-fa", "on")
+    flags = ("-md", str(draft_model), "-np", "4", "-c", "1024", "-t", "1", "--exact")
     with serve(*flags) as running:
         yield running
 
@@ -49,7 +49,7 @@ def test_the_api_names_the_draft_model(served: Served) -> None:
 def test_a_draft_model_with_another_vocabulary_ends_the_server(tmp_path: Path) -> None:
     other = write_tiny_mamba(tmp_path / "other.gguf")
     command = [sys.executable, "-m", "caravan_router", "serve", "-m", str(MODEL), "-md", str(other), "--port", "0"]
-    done = subprocess.run([*command, "-c", "256", "-np", "1"], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*command, "-c", "256", "-np", "1"], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert "other.gguf cannot draft for" in done.stderr
     assert "another vocabulary: it has 259 tokens, the model 49152" in done.stderr

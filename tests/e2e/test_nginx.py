@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
+from caravan_testing.nginx import configuration
 from caravan_testing.scripted_engine import MODEL, Pause, ScriptedEngine, word
 from caravan_testing.serve_process import ROOT
 from caravan_testing.waiting import eventually
@@ -20,22 +21,6 @@ from caravan_testing.waiting import eventually
 pytestmark = pytest.mark.clients
 
 SITE = ROOT / "deploy/nginx/caravan.conf"
-MAIN = """
-daemon off;
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    include {folder}/site.conf;
-}}
-"""
 STREAMS = [
     ("/generate_stream", {"inputs": "a"}),
     ("/v1/completions", {"prompt": "a", "stream": True}),
@@ -56,7 +41,7 @@ def _write_configuration(folder: Path, upstream: str, port: int) -> None:
     assert site.count("127.0.0.1:3000;") == site.count("listen 80;") == 1
     site = site.replace("127.0.0.1:3000", upstream).replace("listen 80;", f"listen 127.0.0.1:{port};")
     (folder / "site.conf").write_text(site)
-    (folder / "main.conf").write_text(MAIN.format(folder=folder))
+    (folder / "main.conf").write_text(configuration(folder, f"include {folder}/site.conf;"))
 
 
 @asynccontextmanager
@@ -124,6 +109,17 @@ async def test_each_token_arrives_before_the_next_is_sampled(
             engine.resume.clear()
         await response.read()
     await eventually(service.is_idle)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/admin/shards"])
+async def test_what_is_not_for_clients_is_not_published(service: Service, tmp_path: Path, path: str) -> None:
+    async with (
+        nginx(tmp_path, service.url.removeprefix("http://")) as url,
+        ClientSession() as client,
+        client.get(f"{service.url}{path}") as direct,
+        client.get(f"{url}{path}") as published,
+    ):
+        assert (direct.status, published.status) == (200, 404)
 
 
 async def test_a_client_that_leaves_nginx_ends_its_generation(service: Service, tmp_path: Path) -> None:

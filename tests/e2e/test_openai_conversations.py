@@ -14,7 +14,8 @@ from caravan_testing.serve_process import Served, serve
 
 pytestmark = pytest.mark.e2e
 
-TOY = ("--backend", "fake", "-np", "4", "-c", "8192")
+# Computing has a price there, too, so that what is cached is worth fetching.
+TOY = ("--backend", "fake", "--fake-token-ms", "0.1", "-np", "4", "-c", "8192")
 DEMO = ("-np", "4", "-c", "8192", "-t", "1", "-fa", "off")
 
 

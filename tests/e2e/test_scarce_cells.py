@@ -13,9 +13,10 @@ from caravan_testing.oracle import Oracle, check_same
 from caravan_testing.repeated_lists import repeated_list
 from caravan_testing.serve_process import Served, serve
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1800)]
 
 CELLS = 320
+COMMON = ("-t", "1", "-fa", "off", "--max-concurrent-requests", "200")
 # The two runs round differently: reused cells are summed in another order, and flash attention sums in half precision.
 # At 1,034 places of these texts, the gap between the two likeliest tokens with and without flash attention differs by
 # 0.09 in the median, by 0.47 at one place in a hundred, and by 0.95 at most. Where tokens were seen to differ, the gap
@@ -88,31 +89,32 @@ async def run_all(served: Served, asks: Sequence[Ask]) -> Outcome:
 @pytest.fixture(scope="module")
 def without_scarcity() -> Outcome:
     """The outcome without preemption: enough KV cells for all running sequences, and no priorities."""
-    with serve("-np", "8", "-c", "4096", "-t", "1", "--max-concurrent-requests", "200") as served:
+    with serve("-np", "8", "-c", "4096", *COMMON) as served:
         outcome = asyncio.run(run_all(served, [replace(ask, priority=0) for ask in ASKS]))
     assert all(outcome.metric(f'caravan_preemptions{{how="{how}"}}') == 0 for how in ("swap", "recompute"))
     return outcome
 
 
 @pytest.mark.parametrize(
-    ("flags", "how", "other"),
+    ("flags", "may_swap"),
     [
-        (("-np", "8", "-c", str(CELLS)), "swap", None),
-        (("-np", "8", "-c", str(CELLS), "--cache-ram", "0"), "recompute", "swap"),
-        (("-np", "2", "-c", "512", "--kv-layout", "split"), "swap", None),
+        (("-np", "8", "-c", str(CELLS), "--kv-layout", "unified"), True),
+        (("-np", "8", "-c", str(CELLS), "--kv-layout", "unified", "--cache-ram", "0"), False),
+        (("-np", "2", "-c", "512", "--kv-layout", "split"), True),
     ],
     ids=["unified-swap", "unified-recompute", "split-swap"],
 )
 def test_preempted_requests_keep_their_output(
-    oracle: Oracle, without_scarcity: Outcome, flags: tuple[str, ...], how: str, other: str | None
+    oracle: Oracle, without_scarcity: Outcome, flags: tuple[str, ...], *, may_swap: bool
 ) -> None:
-    with serve(*flags, "-t", "1", "--max-concurrent-requests", "200") as served:
+    with serve(*flags, *COMMON) as served:
         outcome = asyncio.run(run_all(served, ASKS))
     asked_cells = sum(oracle.prompt_length(ask.prompt) + ask.new_tokens for ask in ASKS)
     assert asked_cells > 10 * outcome.metric("caravan_kv_cells_total")
-    assert outcome.metric(f'caravan_preemptions{{how="{how}"}}') > 0
-    if other is not None:
-        assert outcome.metric(f'caravan_preemptions{{how="{other}"}}') == 0
+    swapped, recomputed = (outcome.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute"))
+    # With memory to swap to, what was measured to take less time decides.
+    assert swapped + recomputed > 0
+    assert may_swap or not swapped
     failures = re.findall(r"^(tgi_request_failure\S* [^0].*)$", outcome.metrics, re.MULTILINE)
     assert not failures
     for ask, expected, got in zip(ASKS, without_scarcity.outputs, outcome.outputs, strict=True):

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 EXAMPLES = int(os.environ.get("CARAVAN_SCHEMATHESIS_EXAMPLES", "5"))
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 COMMAND = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"]
+TOY = ("--backend", "fake", "-np", "16", "-c", "4096", "--max-total-tokens", "128")
 FLAGS = ["--generation-deterministic", "--no-shrink", "--request-timeout", "120", "--no-color"]
 
 
@@ -24,12 +25,15 @@ FLAGS = ["--generation-deterministic", "--no-shrink", "--request-timeout", "120"
     ("server", "phases"),
     [
         # The toy model takes no time, so it can be tested with more phases.
-        (("--backend", "fake", "-np", "16", "-c", "4096", "--max-total-tokens", "128"), "coverage,fuzzing,stateful"),
+        (TOY, "fuzzing,stateful"),
+        pytest.param(TOY, "coverage", marks=pytest.mark.slow),
         pytest.param(
-            ("-np", "16", "-c", "4096", "-t", "1", "--max-total-tokens", "24"), "fuzzing", marks=pytest.mark.model
+            ("-np", "16", "-c", "4096", "-t", "1", "--max-total-tokens", "24"),
+            "fuzzing",
+            marks=[pytest.mark.slow, pytest.mark.model],
         ),
     ],
-    ids=["toy model", "real model"],
+    ids=["toy model", "toy model, coverage", "real model"],
 )
 def test_the_api_is_as_described(server: tuple[str, ...], phases: str, tmp_path: Path) -> None:
     with serve(*server, "--embeddings") as served:

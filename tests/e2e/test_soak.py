@@ -9,7 +9,7 @@ from soak.watch import Sample
 
 from caravan_testing.serve_process import serve
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1800)]
 
 SECONDS = 6.0
 # Fewer KV cells than in `make soak` are scarce sooner. The threads of one step wait for each other, so that on a busy

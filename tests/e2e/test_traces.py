@@ -16,11 +16,21 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 FLAGS = ("--shards", "2", "-np", "1", "-c", "1024", "-t", "1", "--json-output")
 
 
-async def generate(session: ClientSession, request_id: str, new_tokens: int, priority: int = 0) -> None:
-    parameters = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
-    body = {"inputs": f"The history of {request_id} begins", "parameters": parameters, "priority": priority}
-    async with session.post("/generate", json=body, headers={"X-Request-Id": request_id}) as response:
-        assert response.status == 200, await response.text()
+class Generation:
+    """A stream of ``new_tokens`` tokens; ``seen`` of them have come."""
+
+    def __init__(self, session: ClientSession, request_id: str, new_tokens: int, priority: int = 0) -> None:
+        self.seen = 0
+        parameters = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+        self._body = {"inputs": f"The history of {request_id} begins", "parameters": parameters, "priority": priority}
+        self.ended = asyncio.create_task(self._read(session, request_id))
+
+    async def _read(self, session: ClientSession, request_id: str) -> None:
+        headers = {"X-Request-Id": request_id}
+        async with session.post("/generate_stream", json=self._body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                self.seen += line.startswith(b"data:")
 
 
 async def shards(session: ClientSession) -> list[tuple[str, int]]:
@@ -29,30 +39,22 @@ async def shards(session: ClientSession) -> list[tuple[str, int]]:
     return [(one["address"], one["sequences"]) for one in listed]
 
 
-async def until_running(session: ClientSession, sequences: int) -> None:
-    async with asyncio.timeout(60):
-        while sum(count for _, count in await shards(session)) < sequences:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.05)
-
-
 async def preempt(session: ClientSession) -> None:
     """Fill both shards, and let a third request of a higher priority take the place of one."""
-    low = [asyncio.create_task(generate(session, request_id, 200)) for request_id in ("bread", "salt")]
-    await until_running(session, 2)
-    await asyncio.sleep(0.3)
-    await generate(session, "gold", 10, priority=5)
-    await asyncio.gather(*low)
+    low = [Generation(session, request_id, 200) for request_id in ("bread", "salt")]
+    await eventually(lambda: all(one.seen for one in low), "both have tokens")
+    await Generation(session, "gold", 10, priority=5).ended
+    await asyncio.gather(*(one.ended for one in low))
 
 
 async def migrate(session: ClientSession) -> str:
     """Drain the shard of a request while it runs; return the shard's address."""
-    moving = asyncio.create_task(generate(session, "ships", 250))
-    await until_running(session, 1)
-    await asyncio.sleep(0.3)
+    moving = Generation(session, "ships", 250)
+    await eventually(lambda: bool(moving.seen), "it has tokens")
     [leaving] = [address for address, count in await shards(session) if count]
     async with session.post(f"/admin/shards/{leaving.replace('/', '%2F')}/drain") as response:
         assert response.status == 200, await response.text()
-    await moving
+    await moving.ended
     return leaving
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from caravan_shard.backends.base import Prefix, StartupError
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk
+from caravan_proto.messages.commands import Chunk, PrefixCopy
+from caravan_proto.messages.limits import KvLayout
+from caravan_shard.backends.base import StartupError
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 from caravan_testing.shard_tiny_lora import write_tiny_lora
@@ -69,7 +69,7 @@ def driver(loaded: ModelDriver) -> ModelDriver:
     return loaded
 
 
-def chunk(sequence_id: int, tokens: list[int], adapter: str, copy: Prefix | None = None) -> Chunk:
+def chunk(sequence_id: int, tokens: list[int], adapter: str, copy: PrefixCopy | None = None) -> Chunk:
     whole = first_chunk(sequence_id, tokens, max_new=NEW_TOKENS, ignore_eos=True, copy=copy)
     return with_parameters(whole, adapter=adapter)
 
@@ -92,12 +92,12 @@ def test_copies_and_saved_runs_keep_their_adapter(driver: ModelDriver, expected:
     tokens = driver.tokens(TEXT)
     driver.prefill(chunk(3, tokens[:-2], "one"))
     driver.prefill(chunk(0, tokens, ""))
-    driver.prefill(chunk(1, tokens[-2:], "one", Prefix(source_id=3, length=len(tokens) - 2)))
+    driver.prefill(chunk(1, tokens[-2:], "one", PrefixCopy(source_id=3, length=len(tokens) - 2)))
     assert driver.save(save_entry(1, tokens, adapter="one")) == [True]
     driver.decode([1], steps=2)
     driver.decode([0], steps=2)
     assert driver.load(load_entry(2, tokens, adapter="one")) == [True]
-    driver.prefill(chunk(2, tokens[-2:], "one", Prefix(source_id=2, length=len(tokens) - 2)))
+    driver.prefill(chunk(2, tokens[-2:], "one", PrefixCopy(source_id=2, length=len(tokens) - 2)))
     for key in (2, 0, 1):
         driver.decode([key])
     assert driver.output[1] == driver.output[2] == expected["one"]
@@ -131,11 +131,11 @@ def test_embeddings_do_not_depend_on_adapters(files: dict[str, Path]) -> None:
     options = {"ctx_size": 512, "ubatch_size": 64, "embeddings": True}
     plain = ModelDriver(DEMO_MODEL, **options)
     tokens = plain.tokens(TEXT)
-    vector = plain.backend.embed(tokens)
+    (vector,) = plain.backend.embed([tokens])
     plain.engine.close()
     driver = ModelDriver(DEMO_MODEL, **options, lora=(str(files["one"]),))
     driver.prefill(chunk(0, tokens, "one"))
-    assert driver.backend.embed(tokens).tolist() == pytest.approx(vector.tolist(), abs=1e-5)
+    assert driver.backend.embed([tokens])[0].tolist() == pytest.approx(vector.tolist(), abs=1e-5)
     driver.engine.close()
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 import jsonschema
 import pytest
 
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.results import FinishReason
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.constraints.constraint import Constraint, ConstraintKind
 from caravan_shard.engine.engine import Engine
-from caravan_shard.protocol.results import FinishReason
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_testing.constrained_runs import Grammars, Job, Output, run_jobs
 from caravan_testing.random_schemas import random_schema
@@ -47,7 +47,7 @@ class ConstrainedModel:
             Job(
                 tokens,
                 self._grammars.compile(constraint),
-                SamplingParameters(temperature=1.0, frequency_penalty=0.3, seed=seed + 10_000 * draw),
+                SamplingParams(temperature=1.0, frequency_penalty=0.3, seed=seed + 10_000 * draw),
             )
             for seed, constraint in enumerate(constraints)
         ]
@@ -76,7 +76,7 @@ def test_outputs_for_random_schemas_parse_and_validate(model: ConstrainedModel) 
             outputs[index] = output
     for seed, (schema, output) in enumerate(zip(schemas, outputs, strict=True)):
         where = f"schema {seed}, {schema}: {output}"
-        assert output.finish is FinishReason.EOS, where
+        assert output.finish is FinishReason.EOS_TOKEN, where
         try:
             value = json.loads(output.data.decode())
             jsonschema.validate(
@@ -103,4 +103,4 @@ def test_outputs_match_every_kind_of_constraint(model: ConstrainedModel) -> None
     assert re.fullmatch(f"{pair}(,{pair}){{1,2}}", texts[2])
     assert re.fullmatch("<[A-Z]{1,6}>[0-9]{1,4}</[A-Z]{1,6}>", texts[3])
     assert set(json.loads(texts[4])) == {"name"}
-    assert {output.finish for output in outputs} == {FinishReason.EOS}
+    assert {output.finish for output in outputs} == {FinishReason.EOS_TOKEN}

@@ -6,9 +6,9 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
+from caravan_proto.messages.results import DraftSource
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import StartupError
-from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.speculation.draft import DraftSource
 from caravan_testing.requantised import requantise
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
@@ -23,8 +23,8 @@ PROMPTS = (
     "Once upon a time there was a small dragon that",
 )
 SAMPLINGS = (
-    SamplingParameters(),
-    SamplingParameters(temperature=1.0, top_k=20, repetition_penalty=1.2, seed=4),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.2, seed=4),
 )
 NEW = 24
 
@@ -41,9 +41,7 @@ def driver(drafting: Path) -> Iterator[ModelDriver]:
     found.engine.close()
 
 
-def decoded(
-    driver: ModelDriver, sequences: int, sampling: SamplingParameters, drafts: int
-) -> tuple[list[list[int]], int]:
+def decoded(driver: ModelDriver, sequences: int, sampling: SamplingParams, drafts: int) -> tuple[list[list[int]], int]:
     """Return the outputs of ``sequences`` together, and how many tokens of the draft model they have."""
     driver.engine.release_all()
     for key in range(sequences):
@@ -62,7 +60,7 @@ def decoded(
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn"])
-def test_drafts_of_a_model_change_no_token(driver: ModelDriver, sampling: SamplingParameters) -> None:
+def test_drafts_of_a_model_change_no_token(driver: ModelDriver, sampling: SamplingParams) -> None:
     """Below 257 cells, attention rounds alike for one token and for several. Flash attention is on."""
     plain, _ = decoded(driver, 1, sampling, 0)
     with_drafts, accepted = decoded(driver, 1, sampling, 4)
@@ -71,8 +69,8 @@ def test_drafts_of_a_model_change_no_token(driver: ModelDriver, sampling: Sampli
 
 
 def test_several_sequences_have_drafts_of_a_model(driver: ModelDriver) -> None:
-    plain, _ = decoded(driver, 3, SamplingParameters(), 0)
-    with_drafts, accepted = decoded(driver, 3, SamplingParameters(), 3)
+    plain, _ = decoded(driver, 3, SamplingParams(temperature=0.0), 0)
+    with_drafts, accepted = decoded(driver, 3, SamplingParams(temperature=0.0), 3)
     for prompt, without, output in zip(PROMPTS, plain, with_drafts, strict=True):
         driver.check_same(driver.tokens(prompt), without, output)
     assert accepted >= 3 * NEW // 4

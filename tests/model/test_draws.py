@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import Prefix
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.results import FinishReason
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import FinishReason
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.sampler import Choice, choose_token
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.model
 
 TEXT = "a b c a b d a b c a b d. The cat sat on the mat, and the cat sat on the"
 NEW_TOKENS = 20
-SAMPLING = SamplingParameters(
+SAMPLING = SamplingParams(
     temperature=1.2,
     min_p=0.02,
     repetition_penalty=1.1,
@@ -54,7 +54,7 @@ def driver(shard: ModelDriver) -> ModelDriver:
     return shard
 
 
-def check(driver: ModelDriver, prompt: list[int], output: list[int], sampling: SamplingParameters = SAMPLING) -> None:
+def check(driver: ModelDriver, prompt: list[int], output: list[int], sampling: SamplingParams = SAMPLING) -> None:
     """Check that each token of ``output`` is sampled from its logits, with a tolerance for their rounding."""
     driver.engine.release_all()
     tokens = [*prompt, *output]
@@ -120,7 +120,7 @@ def test_a_preempted_sequence_samples_the_same_tokens(driver: ModelDriver) -> No
     resumed = first_chunk(
         0,
         known[-1:],
-        copy=Prefix(source_id=0, length=len(known) - 1),
+        copy=PrefixCopy(source_id=0, length=len(known) - 1),
         prompt_length=len(prompt),
         sampling=SAMPLING,
         max_new=NEW_TOKENS - len(earlier),
@@ -164,4 +164,4 @@ def test_stop_tokens_and_min_tokens_on_a_real_vocabulary(driver: ModelDriver) ->
     driver.decode([2])
     assert driver.output[2][: len(free) - 1] == free[:-1]
     assert len(driver.output[2]) > len(free) + 5
-    assert not set(driver.output[2][: len(free) + 5]) & driver.backend.facts.eog_ids
+    assert not set(driver.output[2][: len(free) + 5]) & driver.backend.facts.eos_token_ids

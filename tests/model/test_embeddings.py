@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.protocol.commands import Embed
-from caravan_shard.protocol.results import Embedding
+from caravan_shard.protocol.commands import EmbedText
+from caravan_shard.protocol.results import Embedded
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
@@ -22,8 +22,8 @@ POOLINGS = {"mean": 1, "cls": 2, "last": 3, "model": 1}
 
 
 def embed(driver: ModelDriver, text: str) -> Any:
-    result = driver.engine.embed(Embed(driver.tokens(text)))
-    assert isinstance(result, Embedding), result
+    (result,) = driver.engine.embed([EmbedText(driver.tokens(text))])
+    assert isinstance(result, Embedded), result
     return result.values
 
 
@@ -59,8 +59,8 @@ def test_sequences_continue_between_texts() -> None:
     alone = embed(driver, TEXTS[0])
     driver.prefill(first_chunk(1, tokens, max_new=10, ignore_eos=True))
     while driver.decode([1], steps=2):
-        # Embed the longest allowed text, then one whose embedding is known.
-        assert isinstance(driver.engine.embed(Embed([5] * 64)), Embedding)
+        # EmbedText the longest allowed text, then one whose embedding is known.
+        assert isinstance(driver.engine.embed([EmbedText([5] * 64)])[0], Embedded)
         np.testing.assert_allclose(embed(driver, TEXTS[0]), alone, atol=1e-5)
     assert driver.output[1] == expected
     driver.engine.close()
@@ -91,8 +91,8 @@ def test_a_model_that_ranks_says_how_likely_it_answers_yes(tmp_path: Path, templ
         text = b"".join(vocabulary.piece(token).data for token in tokens if not vocabulary.piece(token).special)
         filled = f"<|q|>\n{query}<|d|>\n{document}<|end|>" if template else query + document
         assert text.decode() == filled
-        result = driver.engine.embed(Embed(tokens))
-        assert isinstance(result, Embedding), result
+        (result,) = driver.engine.embed([EmbedText(tokens)])
+        assert isinstance(result, Embedded), result
         vector = np.array(last.embed(filled, normalize=False)) if template else None
         (relevance,) = result.values
         if vector is not None:
@@ -114,6 +114,6 @@ def test_a_context_without_memory_is_a_startup_error(monkeypatch: pytest.MonkeyP
         return None if parameters.embeddings else make(model, parameters)
 
     monkeypatch.setattr(llama_cpp, "llama_init_from_model", refuse_vectors)
-    with pytest.raises(StartupError, match="--embeddings"):
+    with pytest.raises(StartupError, match="for embeddings"):
         ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True)
     assert contexts == [False, True]

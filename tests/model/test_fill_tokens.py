@@ -2,7 +2,7 @@
 
 import pytest
 
-from caravan_shard.backends.base import FillTokens
+from caravan_proto.messages.model import FillTokens
 from caravan_testing.shard_models import DEMO_MODEL
 
 pytestmark = pytest.mark.model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caravan import LLM, SamplingParams
-from caravan_testing.serve_process import serve
+from caravan_testing.serve_process import ON_ONE_CPU, serve
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
 
@@ -18,12 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
 EXPECTED = (
     (" Paris",),
-    ("0 '", "1 '", "stop", "Paris"),
+    ("0 '", "1 '", "Paris"),
+    (" the capital of the French",),
     ("weather {'city': ", "{'capital': 'Paris"),
+    ("Paris", "tokens were cached: ", "['system', 'user', 'assistant', 'user', 'assistant']"),
     (" ",),
     ("[", ", ", "]\n"),
     ("576\n", "The Loire 0.", "A hammer 0."),
+    (" Paris", "\n Paris"),
     ("(49152,)  Paris\n", "2 of 2\n", "The capital of France is Paris | The capital of France is"),
+    (" tokens stay: ", "Rome", "Madrid"),
     ("True READY  Paris\n", "The capital of France is | ", " | "),
     ("Paris is the capital of [' ", "Rome is the capital of [' "),
     ("0 ' Paris", "1 '"),
@@ -38,7 +42,12 @@ def _run(program: str, folder: Path) -> str:
     """Run a program in a process of its own, in a folder that has a model, and return what it prints."""
     (folder / "model.gguf").symlink_to(fetched(DEMO_MODEL))
     ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, "-c", f"{ON_ONE_CPU}\n{program}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout
@@ -46,7 +55,7 @@ def _run(program: str, folder: Path) -> str:
 
 def test_the_programs_of_the_documentation_run_as_printed(tmp_path: Path) -> None:
     """One process runs them one after another, since importing takes longer than most of them."""
-    with serve("--ctx-size", "2048", models=(fetched(DEMO_MODEL),)) as served:
+    with serve("--ctx-size", "2048", "--threads", "1", models=(fetched(DEMO_MODEL),)) as served:
         programs = [program.replace(URL, served.url) for program in PROGRAMS[1:]]
         program = f"for program in {programs!r}:\n    print('<program>')\n    exec(program, {{'__name__': 'program'}})"
         printed = _run(program, tmp_path).split("<program>\n")[1:]
@@ -66,6 +75,23 @@ def test_the_quick_start_of_vllm_runs_and_ends_by_itself(tmp_path: Path) -> None
     )
     for line, prompt in zip(lines, prompts, strict=True):
         assert re.fullmatch(f"Prompt: '{prompt}', Generated text: ['\"].{{8,}}['\"]", line)
+
+
+def test_the_next_turn_of_a_session_has_the_tokens_that_the_model_generated() -> None:
+    """The reply is spelled letter by letter, where the tokenizer has words."""
+    with LLM(fetched(DEMO_MODEL), ctx_size=2048, parallel=2) as llm:
+        session = llm.chat_session(system="Answer in one sentence.")
+        letters = {llm.tokenize(letter, add_special=False)[0]: 100.0 for letter in "the"}
+        params = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True, logit_bias=letters)
+        first = session.respond("Tell me a story.", params)
+        assert llm.tokenize(first.text, add_special=False) != list(first.token_ids)
+        exact = session._awaited._state.token_ids
+        second = session.respond("Go on.", SamplingParams(temperature=0, max_tokens=4))
+        assert session._awaited._state.token_ids[: len(exact)] == exact
+        assert second.cached_tokens >= len(exact) - 1
+        # Without the session, the same messages have other tokens.
+        (answer,) = llm.chat(session.messages[:-1], SamplingParams(temperature=0, max_tokens=4))
+        assert tuple(answer.prompt_token_ids[: len(exact)]) != exact
 
 
 def test_a_batch_equals_each_prompt_alone_on_the_shard() -> None:

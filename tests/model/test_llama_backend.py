@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome, Prefix, TokenBatch
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import FinishReason, StepOutcome
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.config import ShardConfig
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
+from caravan_shard.protocol.results import StepResult
 from caravan_shard.sampling.dry import SEQUENCE_BREAKERS, DryPenalty
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 from caravan_testing.shard_models import DEMO_MODEL
 
@@ -107,7 +109,7 @@ def test_a_copied_prefix_continues_like_a_computed_one(driver: EngineDriver) -> 
     options: Any = {"max_new": NEW_TOKENS, "ignore_eos": True}
     driver.prefill(first_chunk(3, prefix + tails[0], **options))
     driver.decode([3], steps=3)
-    driver.prefill(first_chunk(1, tails[1], copy=Prefix(source_id=3, length=len(prefix)), **options), riders=[3])
+    driver.prefill(first_chunk(1, tails[1], copy=PrefixCopy(source_id=3, length=len(prefix)), **options), riders=[3])
     # The copy outlives its source.
     driver.decode([3])
     driver.keep(1)
@@ -120,7 +122,7 @@ def test_eos_ends_a_sequence(driver: EngineDriver) -> None:
     text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     driver.prefill(first_chunk(2, tokens_of(driver, text), max_new=40))
     last = driver.decode([2])[-1].rows
-    assert last.finish_reasons == [FinishReason.EOS]
+    assert last.finish_reasons == [FinishReason.EOS_TOKEN]
     assert last.pieces == [b"<|im_end|>"]
     assert last.specials == [True]
     data = b"".join(driver.backend.vocabulary.piece(token).data for token in driver.output[2])
@@ -138,11 +140,11 @@ def test_logprobs_match_the_logits(driver: EngineDriver) -> None:
 
 
 def test_a_seed_reproduces_its_draws(driver: EngineDriver) -> None:
-    sampling = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.1, seed=42)
+    sampling = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.1, seed=42)
     tokens = tokens_of(driver, TEXTS[1])
     first = alone(driver, tokens, sampling=sampling)
     assert alone(driver, tokens, sampling=sampling) == first
-    other = SamplingParameters(temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.1, seed=43)
+    other = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.1, seed=43)
     assert alone(driver, tokens, sampling=other) != first
 
 
@@ -163,7 +165,7 @@ def test_a_full_cache_is_a_result_and_the_others_continue(driver: EngineDriver) 
         )
         driver.prefill(chunk)
         start += len(part)
-    copy = Prefix(source_id=0, length=3)
+    copy = PrefixCopy(source_id=0, length=3)
     result = driver.try_prefill(first_chunk(2, filler[:200], copy=copy, max_new=5), riders=[0])
     assert isinstance(result, StepResult)
     assert result.outcome is StepOutcome.NO_KV
@@ -183,18 +185,18 @@ def test_a_batch_that_llama_cpp_refuses_changes_nothing(driver: EngineDriver) ->
 @pytest.mark.parametrize(
     "parameters",
     [
-        SamplingParameters(top_k=40),
-        SamplingParameters(top_p=0.9),
-        SamplingParameters(min_p=0.05),
-        SamplingParameters(typical_p=0.6),
-        SamplingParameters(top_k=100, typical_p=0.95, top_p=0.9, min_p=0.02),
-        SamplingParameters(xtc_probability=1.0, xtc_threshold=0.02),
-        SamplingParameters(top_k=100, top_p=0.9, min_p=0.02, xtc_probability=0.01, xtc_threshold=0.05),
-        SamplingParameters(typical_p=0.6, xtc_probability=1.0, xtc_threshold=0.6),
+        SamplingParams(temperature=0.0, top_k=40),
+        SamplingParams(temperature=0.0, top_p=0.9),
+        SamplingParams(temperature=0.0, min_p=0.05),
+        SamplingParams(temperature=0.0, typical_p=0.6),
+        SamplingParams(temperature=0.0, top_k=100, typical_p=0.95, top_p=0.9, min_p=0.02),
+        SamplingParams(temperature=0.0, xtc_probability=1.0, xtc_threshold=0.02),
+        SamplingParams(temperature=0.0, top_k=100, top_p=0.9, min_p=0.02, xtc_probability=0.01, xtc_threshold=0.05),
+        SamplingParams(temperature=0.0, typical_p=0.6, xtc_probability=1.0, xtc_threshold=0.6),
     ],
     ids=str,
 )
-def test_llama_cpp_filters_like_the_reference(parameters: SamplingParameters) -> None:
+def test_llama_cpp_filters_like_the_reference(parameters: SamplingParams) -> None:
     from caravan_shard.backends.llama.filter import LlamaFilter
 
     size = 3_000
@@ -213,14 +215,14 @@ def test_dry_gives_the_penalties_of_llama_cpp(driver: EngineDriver) -> None:
     import llama_cpp
 
     backend: Any = driver.backend
-    vocab = llama_cpp.llama_model_get_vocab(backend._model)
+    vocab = llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(backend._context))
     breakers = (ctypes.c_char_p * len(SEQUENCE_BREAKERS))(*[bytes([byte]) for byte in SEQUENCE_BREAKERS])
     size = backend.facts.vocabulary_size
     random = np.random.default_rng(11)
     words = tokens_of(driver, 'a dog: the cat "saw" it\nand *ran* away. We all know')
     for last, allowed in ((None, 2), (None, 0), (64, 2), (20, 1), (50, 4)):
-        parameters = SamplingParameters(
-            dry_multiplier=0.8, dry_base=1.75, dry_allowed_length=allowed, dry_penalty_last_n=last
+        parameters = SamplingParams(
+            temperature=0.0, dry_multiplier=0.8, dry_base=1.75, dry_allowed_length=allowed, dry_penalty_last_n=last
         )
         for _ in range(6):
             chosen = random.choice(words, random.integers(1, 9))

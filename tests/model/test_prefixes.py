@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import KvLayout
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import CellSlice, DecodeOutcome, Prefix, TokenBatch
-from caravan_shard.backends.llama.context import Contexts
-from caravan_shard.kv_layout import KvLayout
+from caravan_shard.backends.base import CellSlice, DecodeOutcome, TokenBatch
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
 
@@ -39,7 +40,7 @@ class Shard:
         self.driver.decode([sequence_id])
         self.check(sequence_id)
 
-    def start_behind(self, prefix: Prefix, sequence_id: int) -> None:
+    def start_behind(self, prefix: PrefixCopy, sequence_id: int) -> None:
         """Start the prompt with a copied prefix of it."""
         rest = self.prompt[prefix.length :]
         self.driver.prefill(first_chunk(sequence_id, rest, copy=prefix, max_new=NEW_TOKENS, ignore_eos=True))
@@ -65,6 +66,15 @@ class Shard:
         assert backend.trim(sequence_id, start)
         return logits
 
+    def has_room(self, sequence_id: int, cells: int) -> bool:
+        """Whether llama.cpp has so many cells for a sequence that holds none. It holds none afterwards."""
+        token, place = np.array(self.other[:1], np.int32), np.zeros(1, np.int32)
+        batch = TokenBatch(token, place, np.full(1, sequence_id, np.int32), np.ones(1, np.int8))
+        assert self.driver.backend.decode(batch) is DecodeOutcome.OK
+        has_room = self.driver.backend._memory.fill_cells(sequence_id, cells)
+        assert self.driver.backend.trim(sequence_id, 0)
+        return bool(has_room)
+
     def neighbours(self, *sequence_ids: int) -> None:
         """Start and advance other sequences."""
         for sequence_id in sequence_ids:
@@ -87,10 +97,20 @@ CASES = {
     "demo-plain-auto": (DEMO_MODEL, None, "off", 120),
     "window-auto": (WINDOW_MODEL, None, "on", 600),
 }
-AUTO = pytest.mark.parametrize("loaded", [name for name in CASES if name.endswith("auto")], indirect=True)
+# The others have the same model or the same way to attend.
+SLOW = ("window-unified", "window-split-plain", "window-auto")
 
 
-@pytest.fixture(scope="module", params=[name for name in CASES if not name.endswith("auto")])
+def cases(*names: str) -> list[Any]:
+    """Return the parameters of these cases."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in names]
+
+
+AUTOMATIC = [name for name in CASES if name.endswith("auto")]
+AUTO = pytest.mark.parametrize("loaded", cases(*AUTOMATIC), indirect=True)
+
+
+@pytest.fixture(scope="module", params=cases(*(name for name in CASES if name not in AUTOMATIC)))
 def loaded(request: pytest.FixtureRequest) -> Iterator[Shard]:
     """A model in a layout, with the output of the prompt when it runs alone."""
     model, layout, flash_attn, length = CASES[request.param]
@@ -113,7 +133,7 @@ def shard(loaded: Shard) -> Shard:
 def test_a_copied_part_continues_like_a_computed_one(shard: Shard) -> None:
     shard.driver.prefill_long(1, shard.prompt[: shard.cut] + shard.other[:90], max_new=NEW_TOKENS)
     shard.driver.decode([1], steps=3)
-    shard.start_behind(Prefix(source_id=1, length=shard.cut), 0)
+    shard.start_behind(PrefixCopy(source_id=1, length=shard.cut), 0)
     shard.driver.keep(0)
     shard.neighbours(2)
     shard.finish(0)
@@ -123,9 +143,9 @@ def test_a_parked_prefix_serves_several(shard: Shard) -> None:
     shard.driver.prefill_long(1, shard.prompt + shard.other[:40], max_new=NEW_TOKENS)
     shard.driver.prefill(park={1: len(shard.prompt) - 1})
     shard.neighbours(2)
-    shard.start_behind(Prefix(source_id=1, length=len(shard.prompt) - 1), 0)
+    shard.start_behind(PrefixCopy(source_id=1, length=len(shard.prompt) - 1), 0)
     shard.driver.prefill(park={1: shard.cut})
-    shard.start_behind(Prefix(source_id=1, length=shard.cut), 3)
+    shard.start_behind(PrefixCopy(source_id=1, length=shard.cut), 3)
     shard.driver.decode([0, 3])
     outputs = shard.driver.output[0], shard.driver.output[3]
     for output in outputs:
@@ -137,13 +157,13 @@ def test_a_sequence_is_taken_over_in_place(shard: Shard) -> None:
     shard.neighbours(1)
     shard.driver.decode([0], steps=4)
     # Another sequence copies a shorter prefix in the same step.
-    short = Prefix(source_id=0, length=shard.cut - 7)
+    short = PrefixCopy(source_id=0, length=shard.cut - 7)
     rest = shard.prompt[shard.cut - 7 :]
     shard.driver.prefill(
         first_chunk(
             0,
             shard.prompt[shard.cut : shard.cut + 30],
-            copy=Prefix(source_id=0, length=shard.cut),
+            copy=PrefixCopy(source_id=0, length=shard.cut),
             total=len(shard.prompt),
             last=False,
             max_new=NEW_TOKENS,
@@ -153,8 +173,8 @@ def test_a_sequence_is_taken_over_in_place(shard: Shard) -> None:
     )
     assert [shard.driver.backend.length(key) for key in (0, 2)] == [shard.cut + 30, shard.cut + 23]
     shard.driver.prefill(park={0: shard.cut + 30, 2: shard.cut + 23})
-    shard.start_behind(Prefix(source_id=0, length=shard.cut + 30), 0)
-    shard.start_behind(Prefix(source_id=2, length=shard.cut + 23), 2)
+    shard.start_behind(PrefixCopy(source_id=0, length=shard.cut + 30), 0)
+    shard.start_behind(PrefixCopy(source_id=2, length=shard.cut + 23), 2)
     shard.driver.decode([0, 2])
     output = shard.driver.output[2]
     shard.check(0)
@@ -184,7 +204,7 @@ def test_loaded_cells_are_the_computed_ones(shard: Shard) -> None:
     np.testing.assert_allclose(loaded, computed, atol=4 * driver.tie_logits)
     # All cells are there: the sequence can be cut back anywhere.
     for length in (shard.cut + 11, shard.cut - 11):
-        shard.start_behind(Prefix(source_id=3, length=length), 2)
+        shard.start_behind(PrefixCopy(source_id=3, length=length), 2)
         shard.finish(2)
         driver.engine.release_all()
         assert driver.load(load_entry(3, prompt[:place], *thirds)) == [True]
@@ -192,8 +212,42 @@ def test_loaded_cells_are_the_computed_ones(shard: Shard) -> None:
     few = max(5, len(prompt) - 500)
     driver.engine.release_all()
     assert driver.load(load_entry(1, prompt[:few], (prompt[: shard.cut], few))) == [True]
-    shard.start_behind(Prefix(source_id=1, length=few - 1), 1)
+    shard.start_behind(PrefixCopy(source_id=1, length=few - 1), 1)
     shard.finish(1)
+
+
+@pytest.mark.parametrize("loaded", cases("demo-unified", "window-unified"), indirect=True)
+def test_loaded_sequences_begin_with_the_cells_of_another(shard: Shard) -> None:
+    driver, prompt, cut = shard.driver, shard.prompt, shard.cut
+    place = len(prompt) - 1
+    # Those of other tests.
+    driver.engine.runs.drop([run.key for run, _ in driver.engine.runs.list_runs()])
+    driver.prefill_long(0, prompt, max_new=NEW_TOKENS)
+    driver.prefill(park={0: place})
+    cells = shard.cells(0)
+    assert driver.save(save_entry(0, prompt[:place], release=True)) == [True]
+    # What the source computes behind the common part is in other cells.
+    driver.prefill_long(1, prompt[:cut] + shard.other[:60], max_new=NEW_TOKENS)
+    driver.decode([1], steps=3)
+    held = driver.backend.length(1)
+    copy = PrefixCopy(source_id=1, length=cut)
+    wanted = [load_entry(key, prompt[:place], (prompt[:place], place), copy=copy) for key in (2, 3)]
+    assert driver.load(*wanted) == [True, True]
+    assert driver.engine.free_cells == CELLS - held - 2 * (place - cut)
+    # llama.cpp counts as many cells: it has room for so many more, and no more.
+    assert shard.has_room(0, driver.engine.free_cells)
+    assert not shard.has_room(0, driver.engine.free_cells + 1)
+    for after, before in zip(shard.cells(2), cells, strict=True):
+        own = cut * len(before) // place
+        assert after[own:] == before[own:]
+    driver.keep(2, 3)
+    shard.neighbours(0)
+    shard.start_behind(PrefixCopy(source_id=2, length=place), 2)
+    shard.start_behind(PrefixCopy(source_id=3, length=cut + 5), 3)
+    driver.decode([2, 3])
+    outputs = driver.output[2], driver.output[3]
+    for output in outputs:
+        driver.check_same(prompt, shard.expected, output)
 
 
 @AUTO
@@ -215,7 +269,7 @@ def test_sequences_move_between_the_layouts(shard: Shard) -> None:
         # What was saved in one layout is loaded in the other.
         assert driver.load(load_entry(3, prompt[: shard.cut - 9], (prompt[: shard.cut], shard.cut - 9))) == [True]
         for source, length in ((1, shard.cut - 20), (3, shard.cut - 9)):
-            shard.start_behind(Prefix(source_id=source, length=length), 2)
+            shard.start_behind(PrefixCopy(source_id=source, length=length), 2)
             driver.decode([2])
             outputs.append(driver.output.pop(2))
             driver.prefill(release=[2])
@@ -258,20 +312,9 @@ def test_a_state_that_does_not_fit_is_neither_saved_nor_restored(model: Path, ce
     driver.engine.close()
 
 
-@pytest.mark.parametrize("is_left", [True, False])
-def test_the_faster_attention_is_chosen_and_states_move_between_both(
-    is_left: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("caravan_shard.backends.llama.backend.is_worth_leaving", lambda _with_s, _without_s: is_left)
-    with caplog.at_level("INFO"):
-        driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, flash_attn="auto")
-    (said,) = [record for record in caplog.records if record.message.startswith("flash attention is")]
-    assert ("off" in said.message) is is_left
-    assert 0 < said.__dict__["ms_with"] < 60_000
-    assert 0 < said.__dict__["ms_without"] < 60_000
-    contexts = driver.backend._contexts
-    assert (KvLayout.SPLIT in contexts._without_flash_attention) is is_left
-    assert KvLayout.UNIFIED not in contexts._without_flash_attention
+def test_states_move_between_contexts_with_and_without_flash_attention() -> None:
+    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, flash_attn="auto")
+    assert driver.backend.numerics.flash_attention == {"split": False, "unified": True}
     prompt = driver.tokens("The values are transposed, or not, and nobody can tell from the outside.")
     expected = driver.alone(prompt, NEW_TOKENS)
     driver.prefill_long(0, prompt, max_new=NEW_TOKENS)
@@ -284,35 +327,25 @@ def test_the_faster_attention_is_chosen_and_states_move_between_both(
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "flash"),
     [
-        {"flash_attn": "on"},
-        {"cache_type_v": "q8_0"},
-        # In unified cells, only flash attention skips those of others.
-        {"kv_layout": "unified"},
+        ({}, {"split": False, "unified": True}),
+        ({"flash_attn": "on"}, {"split": True, "unified": True}),
+        ({"flash_attn": "off"}, {"split": False, "unified": False}),
+        ({"cache_type_v": "q8_0"}, {"split": True, "unified": True}),
+        ({"kv_layout": "unified"}, {"unified": True}),
+        ({"kv_layout": "unified", "parallel": 1}, {"unified": False}),
     ],
     ids=str,
 )
-def test_flash_attention_stays_where_it_is_needed(flags: dict[str, str]) -> None:
-    driver = ModelDriver(fetched(DEMO_MODEL), **{"ctx_size": 1024, "flash_attn": "auto", **flags})
-    contexts = driver.backend._contexts
-    assert not any(
-        contexts.may_leave_flash_attention(layout) for layout in contexts.layouts if layout.value == "unified"
-    )
-    assert flags == {"kv_layout": "unified"} or not contexts.may_leave_flash_attention(KvLayout.SPLIT)
-    assert not contexts._without_flash_attention
-    driver.engine.close()
-
-
-def test_without_room_for_another_context_flash_attention_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Contexts.open
-    monkeypatch.setattr(
-        Contexts, "open", lambda self, layout: None if self._without_flash_attention else real(self, layout)
-    )
-    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=1024, flash_attn="auto")
-    assert not driver.backend._contexts._without_flash_attention
-    assert len(driver.alone(driver.tokens("It still"), 4)) == 4
-    driver.engine.close()
+def test_flags_alone_decide_about_flash_attention(flags: dict[str, Any], flash: dict[str, bool]) -> None:
+    found = []
+    for _ in range(2):
+        driver = ModelDriver(fetched(DEMO_MODEL), **{"ctx_size": 1024, "flash_attn": "auto", **flags})
+        found.append(driver.backend.numerics)
+        driver.engine.close()
+    assert found[0] == found[1]
+    assert found[0].flash_attention == flash
 
 
 def test_a_layout_that_cannot_be_made_keeps_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +366,7 @@ def test_a_layout_that_cannot_be_made_keeps_the_old_one(monkeypatch: pytest.Monk
         driver.set_layout(KvLayout.UNIFIED)
 
 
-@pytest.mark.parametrize("loaded", ["window-unified"], indirect=True)
+@pytest.mark.parametrize("loaded", cases("window-unified"), indirect=True)
 def test_neighbours_take_no_cell_of_a_window(shard: Shard) -> None:
     driver = shard.driver
     # Releasing a sequence leaves a gap in front of the next one's cells, where llama.cpp searches once the gap is full.
@@ -344,7 +377,7 @@ def test_neighbours_take_no_cell_of_a_window(shard: Shard) -> None:
     driver.decode([0])
     assert [driver.first_position(key) for key in range(3)] == [0, 0, 0]
     driver.prefill(park={1: shard.cut}, release=[0])
-    shard.start_behind(Prefix(source_id=1, length=shard.cut), 3)
+    shard.start_behind(PrefixCopy(source_id=1, length=shard.cut), 3)
     shard.finish(3)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import Prefix
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import RowOutputs
+from caravan_proto.messages.commands import PrefixCopy, RowOutputs
+from caravan_proto.messages.limits import KvLayout
 from caravan_testing.shard_builders import first_chunk, next_chunk, row, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
@@ -95,11 +94,11 @@ def test_rows_behind_a_held_context_equal_llamas(layout: KvLayout) -> None:
     expected = exact[np.arange(len(tokens) - 1), tokens[1:]]
     driver.prefill(first_chunk(0, driver.tokens("A neighbour says"), ignore_eos=True))
     driver.evaluate(row(1, tokens[:10], outputs=RowOutputs.NONE))
-    copy = Prefix(source_id=1, length=10)
+    copy = PrefixCopy(source_id=1, length=10)
     for _ in range(2):
         found = driver.evaluate(
             row(2, tokens[10:], copy=copy, keep_length=0),
-            row(3, tokens[10:15], copy=copy, score_ids=tokens[15:17], keep_length=0),
+            row(3, tokens[10:15], copy=copy, score_token_ids=tokens[15:17], keep_length=0),
         )
         assert found.counts == [len(tokens) - 10, 5]
         # Batches of different shapes round differently.
@@ -108,7 +107,7 @@ def test_rows_behind_a_held_context_equal_llamas(layout: KvLayout) -> None:
     driver.evaluate(row(3, tokens[10:15], copy=copy, outputs=RowOutputs.NONE))
     # The sequence grows by one token at a time, as a beam does, and is cut back.
     for place in (15, 16, 16):
-        found = driver.evaluate(row(3, tokens[place : place + 1], place, score_ids=tokens[place + 1 : place + 2]))
+        found = driver.evaluate(row(3, tokens[place : place + 1], place, score_token_ids=tokens[place + 1 : place + 2]))
         np.testing.assert_allclose(found.score_logprobs, exact[place, tokens[place + 1]], atol=0.25)
         driver.evaluate(row(3, tokens[5:9], place + 1, outputs=RowOutputs.NONE, keep_length=min(place + 1, 16)))
     driver.decode([0])

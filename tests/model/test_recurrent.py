@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Prefix, PrefixSharing, RunSaving
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Save
+from caravan_proto.messages.commands import PrefixCopy, Save
+from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import first_chunk, load_entry, row, save_entry
 from caravan_testing.shard_models import ModelDriver
@@ -43,8 +42,8 @@ def prompt(driver: ModelDriver) -> list[int]:
 
 def test_capacity_says_that_only_whole_sequences_are_shared_and_saved(driver: ModelDriver) -> None:
     assert driver.backend.facts.architecture == "mamba"
-    assert driver.backend.capacity.current.sharing is PrefixSharing.WHOLE_ONLY
-    assert driver.backend.capacity.current.saving is RunSaving.WHOLE_ONLY
+    assert driver.backend.capacity.current.whole_only
+    assert driver.backend.capacity.current.saving is Saving.WHOLE_ONLY
     # The other tests need a model whose output depends on early tokens.
     tokens = prompt(driver)
     assert driver.alone(tokens, NEW_TOKENS) != driver.alone([tokens[0], tokens[1] + 1, *tokens[2:]], NEW_TOKENS)
@@ -56,7 +55,7 @@ def test_a_sequence_is_copied_whole_while_it_continues(driver: ModelDriver) -> N
     expected = driver.alone(tokens, NEW_TOKENS)
     expected_tail = driver.alone(tokens + tail, NEW_TOKENS)
     driver.prefill(first_chunk(1, tokens, **OPTIONS))
-    whole = Prefix(source_id=1, length=len(tokens))
+    whole = PrefixCopy(source_id=1, length=len(tokens))
     driver.prefill(first_chunk(0, tail, copy=whole, **OPTIONS), first_chunk(3, tail, copy=whole, **OPTIONS), riders=[1])
     driver.decode([0, 1, 3])
     assert driver.output[1] == expected
@@ -70,7 +69,7 @@ def test_a_parked_sequence_is_copied_and_taken_over_whole(driver: ModelDriver) -
     driver.prefill(first_chunk(2, tokens, **OPTIONS))
     driver.prefill(park={2: len(tokens)})
     driver.prefill(first_chunk(0, driver.tokens("a neighbour"), **OPTIONS))
-    whole = Prefix(source_id=2, length=len(tokens))
+    whole = PrefixCopy(source_id=2, length=len(tokens))
     driver.prefill(first_chunk(2, tail, copy=whole, **OPTIONS), first_chunk(1, tail, copy=whole, **OPTIONS), riders=[0])
     driver.decode([0, 1, 2])
     assert driver.output[1] == driver.output[2] == expected
@@ -87,7 +86,7 @@ def test_a_saved_sequence_continues(driver: ModelDriver) -> None:
         driver.prefill(first_chunk(key, driver.tokens("neighbours"), **OPTIONS))
     driver.decode([0, 2, 3], steps=2)
     assert driver.load(load_entry(1, known[:-1])) == [True]
-    whole = Prefix(source_id=1, length=len(known) - 1)
+    whole = PrefixCopy(source_id=1, length=len(known) - 1)
     driver.prefill(first_chunk(1, known[-1:], copy=whole, max_new=NEW_TOKENS - 5, ignore_eos=True))
     driver.decode([0, 1, 2, 3])
     assert driver.output[1] == expected[5:]
@@ -103,7 +102,7 @@ def test_parts_are_refused_and_nothing_changes(driver: ModelDriver) -> None:
     tokens = prompt(driver)
     expected = driver.alone(tokens, NEW_TOKENS)
     driver.prefill(first_chunk(0, tokens, **OPTIONS))
-    part = Prefix(source_id=0, length=len(tokens) - 1)
+    part = PrefixCopy(source_id=0, length=len(tokens) - 1)
     answers = [
         driver.try_prefill(first_chunk(1, tokens[-1:], copy=part, **OPTIONS)),
         driver.try_prefill(first_chunk(0, tokens[-1:], copy=part, **OPTIONS)),
@@ -122,11 +121,11 @@ def test_rows_are_kept_whole_or_released(driver: ModelDriver) -> None:
     tokens = prompt(driver)
     expected = driver.alone(tokens, NEW_TOKENS)
     driver.evaluate(row(1, tokens[:-1]))
-    whole = Prefix(source_id=1, length=len(tokens) - 1)
+    whole = PrefixCopy(source_id=1, length=len(tokens) - 1)
     answer = driver.try_evaluate(row(0, tokens[-1:], copy=whole, keep_length=whole.length))
     assert isinstance(answer, Refusal)
     assert answer.error is ShardError.WRONG_POSITION
     driver.evaluate(row(0, tokens[-1:], copy=whole, keep_length=0))
     assert driver.keep(1).sequence_ids == [1]
-    found = driver.evaluate(row(1, tokens[-1:], whole.length, top_n=1))
+    found = driver.evaluate(row(1, tokens[-1:], whole.length, top_n_tokens=1))
     assert found.top_token_ids == expected[:1]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.sampler import Choice, choose_token
 
 pytestmark = pytest.mark.model
@@ -44,7 +44,7 @@ FILTERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def reference(logits: Floats, parameters: SamplingParameters, position: int, chain: LlamaFilter) -> int:
+def reference(logits: Floats, parameters: SamplingParams, position: int, chain: LlamaFilter) -> int:
     """Return the token that the number selects among those that the chain keeps."""
     temperature = np.float32(parameters.temperature)
     if parameters.xtc_probability <= uniform(parameters.seed, position, Purpose.XTC):
@@ -110,7 +110,7 @@ def test_each_draw_is_that_of_llama_cpps_chain(fields: dict[str, Any]) -> None:
         chain = LlamaFilter(size)
         for kind, logits in rows(size):
             for number, temperature in enumerate((0.8, 1.0, 0.02, 1.7)):
-                parameters = SamplingParameters(temperature=temperature, seed=size + number, **fields)
+                parameters = SamplingParams(temperature=temperature, seed=size + number, **fields)
                 for position in range(1 if size > 200_000 else 3):
                     token = choose_token(logits, Choice(parameters, position), chain)
                     assert token == reference(logits, parameters, position, chain), (size, kind, temperature, position)

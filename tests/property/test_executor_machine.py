@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 import caravan
 from caravan import Conversation, Executor, State
-from caravan_shard.backends.base import DecodeOutcome, PrefixSharing, RunSaving
+from caravan_proto.messages.limits import KvLayout, Saving
+from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
 from caravan_shard.backends.toy.model import VOCABULARY_SIZE, ToyVocabulary, toy_logits
-from caravan_shard.kv_layout import KvLayout
+from caravan_testing.examples import examples
+
+pytestmark = pytest.mark.examples
 
 _CELLS = 40
 _SEQUENCES = 3
@@ -39,15 +42,15 @@ class Kind:
     """What cells can do."""
 
     layout: KvLayout = KvLayout.UNIFIED
-    sharing: PrefixSharing = PrefixSharing.ANY
-    saving: RunSaving = RunSaving.ANY
+    whole_only: bool = False
+    saving: Saving = Saving.ANY
 
 
 _KINDS = (
     Kind(),
     Kind(layout=KvLayout.SPLIT),
-    Kind(saving=RunSaving.NOTHING),
-    Kind(sharing=PrefixSharing.WHOLE_ONLY, saving=RunSaving.WHOLE_ONLY),
+    Kind(saving=Saving.NOTHING),
+    Kind(whole_only=True, saving=Saving.WHOLE_ONLY),
 )
 
 
@@ -90,7 +93,7 @@ class ExecutorMachine(RuleBasedStateMachine):
                 max_sequences=_SEQUENCES,
                 max_batch_tokens=_BATCH,
                 layout=self.kind.layout,
-                sharing=self.kind.sharing,
+                whole_only=self.kind.whole_only,
             )
             limits = replace(backend.capacity.current, saving=self.kind.saving)
             backend.capacity = replace(backend.capacity, layouts=(limits,))
@@ -317,9 +320,9 @@ class ExecutorMachine(RuleBasedStateMachine):
                 self.executor = Executor.open(path, backend="fake")
         for pair, real in zip(self.alive, self.opened.conversations, strict=True):
             pair.real = real
-        if not fits or self.kind.saving is RunSaving.NOTHING:
+        if not fits or self.kind.saving is Saving.NOTHING:
             assert not any(pair.real.held for pair in self.alive)
-        elif self.kind.saving is RunSaving.ANY:
+        elif self.kind.saving is Saving.ANY:
             assert [pair.real.held for pair in self.alive] == held
             assert self.backend.cache.used <= used
 
@@ -365,4 +368,4 @@ class ExecutorMachine(RuleBasedStateMachine):
 
 
 TestExecutor = ExecutorMachine.TestCase
-TestExecutor.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestExecutor.settings = settings(max_examples=examples(200), stateful_step_count=50)

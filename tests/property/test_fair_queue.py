@@ -73,7 +73,7 @@ def share(service: Service, rng: random.Random, light: Tenant, heavy: Tenant, to
     return served[light] / served.total()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 2**32),
     places=st.integers(1, 6),
@@ -88,7 +88,7 @@ def test_tokens_are_shared_by_weight_though_one_submits_twenty_times_more(
     assert abs(part - weight / (weight + 1)) < 0.04
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32), places=st.integers(1, 6))
 def test_idling_earns_no_more_than_the_fair_share_later(seed: int, places: int) -> None:
     rng = random.Random(seed)
@@ -103,7 +103,7 @@ def test_idling_earns_no_more_than_the_fair_share_later(seed: int, places: int) 
     assert abs(share(service, rng, idler, heavy, tokens=3000) - 0.5) < 0.05
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     aging_s=st.sampled_from([1.0, 2.5, 10.0]),
@@ -174,7 +174,7 @@ def test_the_order_is_total_and_that_of_the_pops(
 
     for _ in sequences:
         expected = sorted(queue, key=rank)
-        assert queue.ordered(30.0) == expected
+        assert list(queue.in_order(30.0)) == expected
         assert queue.pop_fitting(lambda sequence: "place", 30.0) == (expected[0], "place")
     assert queue.pop_fitting(lambda sequence: "place", 30.0) is None
 
@@ -182,7 +182,7 @@ def test_the_order_is_total_and_that_of_the_pops(
 ANSWERS: list[str | NotNow] = ["place", NotNow.PREFIX_COMING, NotNow.NO_ROOM, NotNow.NO_ROOM]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(max_bypass=st.integers(0, 3), steps=st.integers(1, 30), data=st.data())
 def test_bypass_is_bounded(max_bypass: int, steps: int, data: st.DataObject) -> None:
     fair_share = FairShare()
@@ -191,7 +191,7 @@ def test_bypass_is_bounded(max_bypass: int, steps: int, data: st.DataObject) -> 
         priority, tenant = data.draw(st.integers(0, 2)), data.draw(st.sampled_from(TENANTS))
         queue.push(waiting(now, tenant, priority=priority, arrived_s=float(now)))
         answers: dict[Sequence, str | NotNow] = {sequence: data.draw(st.sampled_from(ANSWERS)) for sequence in queue}
-        order = queue.ordered(float(now))
+        order = list(queue.in_order(float(now)))
         before = {sequence: sequence.bypassed for sequence in order}
         taken = queue.pop_fitting(answers.__getitem__, float(now))
         ahead = order[: order.index(taken[0])] if taken is not None else order

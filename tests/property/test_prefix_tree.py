@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match, PrefixTree
+from caravan_router.scheduling.prefix_tree import NO_MATCH, Match, PrefixTree
 
 NAMESPACES = ("", "tenant")
 
@@ -72,9 +72,9 @@ class Model:
     def cells_of(self, sequence_ids: Iterable[int]) -> int:
         return len({cell for sequence_id in sequence_ids for cell in self.holders[sequence_id].cells})
 
-    def own_cells(self, sequence_id: int) -> int:
-        """Return how many cells no other sequence holds."""
-        return self.cells_of(self.holders) - self.cells_of(self.holders.keys() - {sequence_id})
+    def own_cells(self, sequence_ids: set[int]) -> int:
+        """Return how many cells only these sequences hold."""
+        return self.cells_of(self.holders) - self.cells_of(self.holders.keys() - sequence_ids)
 
     def shared_cells(self, cells: list[int], sequence_ids: Iterable[int]) -> int:
         """Return how many first ``cells`` one of these sequences holds too."""
@@ -161,10 +161,10 @@ class Comparison:
         assert self.tree.live_cells == self.model.cells_of(self.model.live())
 
     def check_own_cells(self) -> None:
-        """Check how many cells removing one sequence would free."""
-        if self.model.holders:
-            sequence_id = self.rng.choice(list(self.model.holders))
-            assert self.tree.own_cells(sequence_id) == self.model.own_cells(sequence_id)
+        """Check how many cells removing some sequences would free."""
+        holders = list(self.model.holders)
+        chosen = set(self.rng.sample(holders, self.rng.randint(0, min(3, len(holders)))))
+        assert self.tree.own_cells(chosen) == self.model.own_cells(chosen)
 
     def check_match(self) -> None:
         """Check that the longest prefix is found, with all its sources and its live part."""

@@ -4,15 +4,23 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.results import StepOutcome
 from caravan_router.core.generation import BeamSearch, EarlyStopping
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits, StepOutcome
+from caravan_router.scheduling.events import ShardLimits, Unpinned
+from caravan_router.scheduling.prefix_keys import PrefixKeys
+from caravan_router.scheduling.shard.remembered import prefixes_of
+from caravan_testing.examples import examples
 from caravan_testing.simulation import Simulation
+
+pytestmark = pytest.mark.examples
 
 
 def _limits(
@@ -24,7 +32,7 @@ def _limits(
         "split": LayoutLimits(
             cells=ids * per_sequence,
             cells_per_sequence=per_sequence,
-            shares_cells=False,
+            layout=KvLayout.SPLIT,
             whole_only=whole_only,
             saving=saving,
         ),
@@ -58,6 +66,18 @@ _LIMITS = st.builds(
     disk=st.sampled_from([0, 100]),
     fingerprint=st.sampled_from(["", "x", "x", "x"]),
 )
+# Shards that save any part of a sequence, and share cells.
+_SAVING_LIMITS = st.builds(
+    _limits,
+    ids=st.integers(2, 5),
+    per_sequence=st.integers(60, 160),
+    layouts=st.sampled_from(["unified", "unified", "auto"]),
+    batch=st.integers(20, 64),
+    saving=st.just(Saving.ANY),
+    memory=st.sampled_from([150, 1000]),
+    disk=st.sampled_from([0, 100]),
+    fingerprint=st.sampled_from(["", "x"]),
+)
 # Two tokens, and few beginnings: prefixes in common are the rule.
 _PROMPTS = (
     st.lists(st.integers(1, 2), min_size=1, max_size=60)
@@ -73,12 +93,17 @@ _PROMPTS = (
         st.lists(st.integers(1, 2), max_size=3),
     )
 )
+_TAILS = st.builds(lambda token, length: [token] * length, st.integers(1, 3), st.sampled_from([0, 3, 18, 34]))
 _NAMES = ("a", "b", "c")
 # Seconds until a request must have ended. A step takes 0.01 s.
 _LASTING = st.sampled_from([math.inf, math.inf, math.inf, 0.05, 0.15, 1.0])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    shard_limits = _LIMITS
+    # Whether the router is configured to keep what it can.
+    keeps_all = False
+
     @initialize(
         mode=st.sampled_from(PrefillMode),
         ratio=st.sampled_from([0.0, 0.3, 1.2]),
@@ -89,7 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         max_cells=st.sampled_from([None, 40]),
         aging_s=st.sampled_from([math.inf, 0.5]),
-        limits=st.lists(_LIMITS, min_size=1, max_size=3),
+        limits=st.runner().flatmap(lambda machine: st.lists(machine.shard_limits, min_size=1, max_size=3)),
     )
     def begin(
         self,
@@ -108,12 +133,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             mode=mode,
             waiting_served_ratio=ratio,
             max_waiting_tokens=max_waiting,
-            max_batch_size=max_batch_size,
+            max_batch_size=None if self.keeps_all else max_batch_size,
             run_ahead_steps=run_ahead,
             max_bypass=max_bypass,
             target_itl_s=0.03,
-            prefix_caching=prefix_caching,
-            max_batch_total_tokens=max_cells,
+            prefix_caching=self.keeps_all or prefix_caching,
+            max_batch_total_tokens=None if self.keeps_all else max_cells,
             aging_s=aging_s,
             max_losses=10**6,
             max_fatal_losses=10**6,
@@ -188,6 +213,33 @@ class SchedulerMachine(RuleBasedStateMachine):
         fields = {"ignore_eos": not eos, "priority": priority, "end_by_s": self.simulation.now + lasts_s, **kind}
         self.simulation.submit_beams(tuple(prompt), new, search, **fields)
 
+    @rule(
+        token=st.integers(1, 6),
+        length=st.sampled_from([16, 20, 37]),
+        tails=st.lists(_TAILS, min_size=2, max_size=4),
+        new=st.integers(1, 12),
+        kind=st.sampled_from([{}, {}, {"adapter": "x"}, {"prompt_logprobs": True}]),
+        saved=st.sampled_from([True, True, False]),
+    )
+    def submit_again(
+        self, token: int, length: int, tails: list[list[int]], new: int, kind: dict[str, Any], saved: bool
+    ) -> None:
+        """Submit requests that begin alike, and again when they have ended, and maybe when what they held is saved."""
+        prompts = [(token,) * length + tuple(tail) for tail in tails]
+        for prompt in prompts:
+            self.simulation.submit(prompt, new, **kind)
+        self.rest() if saved else self.simulation.run()
+        for prompt in prompts:
+            self.simulation.submit(prompt, new, **kind)
+
+    @precondition(lambda self: self.simulation.requests)
+    @rule(data=st.data(), tail=st.lists(st.integers(1, 2), min_size=1, max_size=4), new=st.integers(1, 8))
+    def fork(self, data: st.DataObject, tail: list[int], new: int) -> None:
+        """Submit a request that begins with the prompt of another, which may still run, and its output so far."""
+        one = self.simulation.requests[data.draw(st.sampled_from(sorted(self.simulation.requests)))]
+        known = (*one.spec.prompt, *self.simulation.received[one.request_id])
+        self.simulation.submit((*known, *tail), new, namespace=one.spec.namespace, adapter=one.spec.adapter)
+
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -241,6 +293,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     def flush(self, names: set[str]) -> None:
         self.simulation.flush(*names)
 
+    @precondition(lambda self: self.simulation.remembered())
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        self.simulation.drop(data.draw(st.sampled_from(self.simulation.remembered())))
+
+    @rule(prompt=_PROMPTS, kind=st.sampled_from(["", "", "salt"]))
+    def pin(self, prompt: list[int], kind: str) -> None:
+        keys = PrefixKeys(kind, lambda start, stop: prompt[start:stop])
+        self.simulation.pin(keys.at(len(prompt)), length=len(prompt), tokens=tuple(prompt))
+
+    @precondition(lambda self: self.simulation.remembered())
+    @rule(data=st.data())
+    def pin_remembered(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.simulation.remembered()))
+        found = [prefixes_of(state, key).prefixes for state in self.simulation.scheduler.shards.values()]
+        self.simulation.pin(key, length=next(prefixes[0].tokens for prefixes in found if prefixes))
+
+    @precondition(lambda self: any(self.simulation.scheduler.pins))
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pin = data.draw(st.sampled_from(list(self.simulation.scheduler.pins)))
+        self.simulation.handle(Unpinned(pin.key))
+
     @rule()
     def rest(self) -> None:
         """Let everything end, and time pass, in which shards save what they hold."""
@@ -257,7 +332,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "simulation"):
             return
         for name, state in list(self.simulation.scheduler.shards.items()):
-            if state.draining:
+            if state.drain.has_begun:
                 self.simulation.lose(name)
         for name in set(self.limits) - set(self.simulation.shards):
             self.simulation.join(name, self.limits[name])
@@ -266,4 +341,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=examples(200), stateful_step_count=60)
+
+
+class SavingSchedulerMachine(SchedulerMachine):
+    """Much returns from host memory."""
+
+    shard_limits = _SAVING_LIMITS
+    keeps_all = True
+
+
+TestSavingSchedulerMachine = SavingSchedulerMachine.TestCase
+TestSavingSchedulerMachine.settings = settings(max_examples=examples(100), stateful_step_count=40)

@@ -5,20 +5,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, LayoutLimits, Prefix
-from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.engine.drafts import DraftBudget
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import (
+from caravan_proto.messages.commands import (
     Decode,
     FilterBatch,
     Load,
     LoadEntry,
+    PrefixCopy,
     Row,
     RowOutputs,
     RunSlice,
@@ -26,19 +24,15 @@ from caravan_shard.protocol.commands import (
     SaveEntry,
     SetLayout,
 )
-from caravan_shard.protocol.results import (
-    Holdings,
-    LayoutSet,
-    Loaded,
-    PromptLogprobs,
-    Refusal,
-    Saved,
-    SavedBytes,
-    StepOutcome,
-    StepResult,
-)
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, SavedBytes
+from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
+from caravan_shard.backends.base import DecodeOutcome
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.engine.drafts import DraftBudget
+from caravan_shard.protocol.results import PromptLogprobs, Refusal, StepResult
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
+from caravan_testing.examples import examples
 from caravan_testing.shard_builders import (
     EngineDriver,
     first_chunk,
@@ -52,6 +46,8 @@ from caravan_testing.shard_promises import ADAPTERS, CHOOSING, GREEDY, Choosing,
 from caravan_testing.toy_draft import ToyDraftModel, check_draft_cells
 from caravan_testing.toy_oracle import expected_logprobs
 
+pytestmark = pytest.mark.examples
+
 CELLS = 64
 SEQUENCES = 4
 # Less than all sequences may need. A cell of the toy model takes 8 bytes.
@@ -59,6 +55,11 @@ SAVED_CELLS, DISK_CELLS = 60, 70
 UNKNOWN_KEY = bytes(16)
 CELL_BYTES = 8
 IDS = st.integers(0, SEQUENCES)  # one too many
+
+
+def run_note(tokens: list[int]) -> bytes:
+    """Return the note of the run that ends with these tokens."""
+    return bytes(tokens[::-1])
 
 
 class ShardMachine(RuleBasedStateMachine):
@@ -128,11 +129,11 @@ class ShardMachine(RuleBasedStateMachine):
         held = st.sampled_from(sorted(self.promises)) if self.promises else IDS
         return data.draw(st.one_of(held, held, held, IDS))
 
-    def some_prefix(self, data: st.DataObject) -> Prefix:
+    def some_prefix(self, data: st.DataObject) -> PrefixCopy:
         """Draw a prefix, mostly one that can be copied."""
         source_id = self.some_held(data)
         computed = len(self.promises[source_id].computed) if source_id in self.promises else 1
-        return Prefix(
+        return PrefixCopy(
             source_id=source_id, length=data.draw(st.one_of(*[st.integers(1, computed)] * 3, st.integers(0, 30)))
         )
 
@@ -197,7 +198,7 @@ class ShardMachine(RuleBasedStateMachine):
             adapter=adapter,
             prompt_logprobs=wants_prompt_logprobs,
             max_draft_tokens=max_draft_tokens,
-            predicted=predicted,
+            prediction=predicted,
             draft_pool=draft_pool,
         )
         # Those of the copied tokens and of the first one behind them are not computed.
@@ -255,7 +256,7 @@ class ShardMachine(RuleBasedStateMachine):
         held = self.promises.get(made.sequence_id)
         if made.sequence_id >= SEQUENCES or made.end > self.limits.cells_per_sequence or not 0 <= made.kept <= made.end:
             return False
-        if made.outputs is RowOutputs.ALL and len(made.tokens) > 16:
+        if made.outputs is RowOutputs.ALL and len(made.token_ids) > 16:
             return False
         if source is None:
             return made.copy is None and made.start == 0
@@ -270,7 +271,7 @@ class ShardMachine(RuleBasedStateMachine):
         assert found is not None
         assert not answer.rows.token_ids
         assert made.outputs is not None
-        count = {RowOutputs.NONE: 0, RowOutputs.LAST: 1, RowOutputs.ALL: len(made.tokens)}[made.outputs]
+        count = {RowOutputs.NONE: 0, RowOutputs.LAST: 1, RowOutputs.ALL: len(made.token_ids)}[made.outputs]
         assert found.counts == [count] * (count > 0)
         rows = expected_logprobs(tokens, made.adapter)
         pairs = list(zip(rows, tokens[1:], strict=True))[len(tokens) - count :]
@@ -375,7 +376,7 @@ class ShardMachine(RuleBasedStateMachine):
         promise = self.promises[sequence_id]
         length = data.draw(st.integers(1, len(promise.computed)))
         self.backend.hook = lambda _batch: outcome
-        chunk = first_chunk(sequence_id, [70, 71], max_new=5, copy=Prefix(source_id=sequence_id, length=length))
+        chunk = first_chunk(sequence_id, [70, 71], max_new=5, copy=PrefixCopy(source_id=sequence_id, length=length))
         chunk = with_parameters(chunk, adapter=promise.adapter)
         answer = self.driver.try_prefill(chunk)
         self.backend.hook = None
@@ -403,14 +404,14 @@ class ShardMachine(RuleBasedStateMachine):
         return SaveEntry(
             sequence_id=sequence_id,
             start=start,
-            cuts=chosen,
-            keys=[run_key(tokens[:cut], adapter) for cut in chosen],
+            cuts=tuple((cut, run_key(tokens[:cut], adapter)) for cut in chosen),
             release=data.draw(st.booleans()),
+            note=run_note(tokens[: chosen[-1]]),
         )
 
     def is_sound(self, entry: SaveEntry) -> bool:
         held = self.promises.get(entry.sequence_id)
-        return held is not None and entry.start < entry.cuts[0] and entry.cuts[-1] <= len(held.computed)
+        return held is not None and entry.start < entry.cuts[0][0] and entry.end <= len(held.computed)
 
     @precondition(lambda self: self.promises)
     @rule(data=st.data(), count=st.integers(1, 2))
@@ -422,16 +423,16 @@ class ShardMachine(RuleBasedStateMachine):
             assert isinstance(answer, Refusal)
             return
         assert isinstance(answer, Saved)
-        for entry, size in zip(entries, answer.sizes, strict=True):
+        for entry, is_saved, size in zip(entries, answer.saved, answer.sizes_bytes, strict=True):
             run = SavedRun(
                 entry.start,
-                self.promises[entry.sequence_id].computed[: entry.cuts[-1]],
+                self.promises[entry.sequence_id].computed[: entry.end],
                 self.promises[entry.sequence_id].adapter,
             )
             known = self.runs.get(run.key)
             if known is None and self.cells_in_memory + run.cells <= SAVED_CELLS:
                 known = self.runs[run.key] = run
-            assert size == (None if known is None else CELL_BYTES * known.cells)
+            assert (is_saved, size) == (known is not None, 0 if known is None else CELL_BYTES * known.cells)
             if entry.release:
                 del self.promises[entry.sequence_id]
 
@@ -443,10 +444,21 @@ class ShardMachine(RuleBasedStateMachine):
     def cells_on_disk(self) -> int:
         return sum(run.cells for run in self.runs.values() if run.on_disk)
 
-    def some_slices(self, data: st.DataObject, tokens: list[int], adapter: str) -> list[RunSlice]:
-        """Draw slices of any runs that have these tokens, one after another, as far as there are any."""
+    def some_shared(self, data: st.DataObject, tokens: list[int], adapter: str) -> PrefixCopy | None:
+        """Draw a prefix of ``tokens`` that a sequence holds, without the last token; or None."""
+        common = {
+            key: min(common_length(promise.computed, tokens), len(tokens) - 1)
+            for key, promise in self.promises.items()
+            if promise.adapter == adapter
+        }
+        source_id = data.draw(st.sampled_from([None, *(key for key, length in common.items() if length)]))
+        if source_id is None:
+            return None
+        return PrefixCopy(source_id=source_id, length=data.draw(st.integers(1, common[source_id])))
+
+    def some_slices(self, data: st.DataObject, tokens: list[int], adapter: str, at: int) -> list[RunSlice]:
+        """Draw slices of any runs that have these tokens from ``at`` on, one after another, as far as there are any."""
         slices: list[RunSlice] = []
-        at = 0
         while having := [run for run in self.runs.values() if run.adapter == adapter and run.has(tokens, at)]:
             run = data.draw(st.sampled_from(having))
             until = data.draw(st.integers(at + 1, common_length(run.tokens, tokens)))
@@ -462,22 +474,28 @@ class ShardMachine(RuleBasedStateMachine):
         last = data.draw(st.sampled_from(list(self.runs.values())))
         end = data.draw(st.integers(last.start + 1, last.end))
         tokens = last.tokens[:end]
-        slices = self.some_slices(data, tokens, last.adapter)
-        covered = slices[-1].end if slices else 0
+        copy = self.some_shared(data, tokens, last.adapter)
+        first = 0 if copy is None else copy.length
+        slices = self.some_slices(data, tokens, last.adapter, first)
+        covered = slices[-1].end if slices else first
         if covered < end:
             slices.append(RunSlice(key=UNKNOWN_KEY, start=covered, end=end))
         if not right:
             slices.append(RunSlice(key=last.key, start=end, end=last.end + 1))
-        entry = LoadEntry(sequence_id=sequence_id, tokens=tokens, slices=slices, adapter=last.adapter)
+        entry = LoadEntry(
+            sequence_id=sequence_id, token_ids=tokens[first:], slices=slices, adapter=last.adapter, copy=copy
+        )
         free_cells = self.driver.engine.free_cells
         if data.draw(st.booleans()):
             self.driver.engine.runs.fetch([one.key for one in slices])
         answer = self.driver.engine.load(Load(entries=[entry]), 0)
-        if not right or sequence_id not in free_ids or end > self.limits.cells_per_sequence:
+        is_split = self.limits.layout is KvLayout.SPLIT
+        cannot_share = is_split and copy is not None
+        if not right or sequence_id not in free_ids or end > self.limits.cells_per_sequence or cannot_share:
             assert isinstance(answer, Refusal)
             return
         assert isinstance(answer, Loaded)
-        fits = self.limits.layout is KvLayout.SPLIT or end <= free_cells
+        fits = is_split or end - first <= free_cells
         assert answer.loaded == [fits and covered == end]
         assert answer.bad_runs == ([] if covered == end else [UNKNOWN_KEY])
         if answer.loaded == [True]:
@@ -489,7 +507,7 @@ class ShardMachine(RuleBasedStateMachine):
     def drop_or_spill(self, data: st.DataObject, *, spills: bool) -> None:
         key = data.draw(st.sampled_from([*self.runs, UNKNOWN_KEY]))
         with_key = header(spill=[key]) if spills else header(drop=[key])
-        command = FilterBatch(keep_ids=list(self.promises), header=with_key)
+        command = FilterBatch(keep=list(self.promises), header=with_key)
         assert isinstance(self.driver.engine.filter_batch(command), Holdings)
         run = self.runs.get(key)
         if run is not None and spills and (run.on_disk or self.cells_on_disk + run.cells <= DISK_CELLS):
@@ -509,11 +527,11 @@ class ShardMachine(RuleBasedStateMachine):
             assert isinstance(answer, Refusal)
             return
         assert isinstance(answer, LayoutSet)
-        assert answer.limits == self.limits
-        assert answer.limits.layout is (layout if works else before)
+        assert answer.layout == self.limits
+        assert answer.layout.layout is (layout if works else before)
         # Only cells that were shared, and are not any more, may be too many.
-        assert not answer.lost_ids or (not works and before is KvLayout.UNIFIED)
-        for key in answer.lost_ids:
+        assert not answer.lost or (not works and before is KvLayout.UNIFIED)
+        for key in answer.lost:
             del self.promises[key]
 
     @rule()
@@ -538,6 +556,7 @@ class ShardMachine(RuleBasedStateMachine):
         store = self.driver.engine.runs
         expected = {key: run.on_disk for key, run in self.runs.items()}
         assert {run.key: on_disk for run, on_disk in store.list_runs()} == expected
+        assert all(run.note == run_note(self.runs[run.key].tokens) for run, _ in store.list_runs())
         assert store.used == SavedBytes(memory=CELL_BYTES * self.cells_in_memory, disk=CELL_BYTES * self.cells_on_disk)
         assert self.cells_in_memory <= SAVED_CELLS
         assert self.cells_on_disk <= DISK_CELLS
@@ -576,7 +595,7 @@ class SplitShardMachine(ShardMachine):
     layout = KvLayout.SPLIT
 
 
-MACHINE_SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None)
+MACHINE_SETTINGS = settings(max_examples=examples(150), stateful_step_count=30)
 TestUnifiedShard = ShardMachine.TestCase
 TestUnifiedShard.settings = MACHINE_SETTINGS
 TestSplitShard = SplitShardMachine.TestCase

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from caravan_router.auth.client import Client
 from caravan_router.auth.key import ApiKey, digest_of
+from caravan_router.core.tenant import Tenant
 
 
 class Keyring:
@@ -24,6 +25,11 @@ class Keyring:
             if hmac.compare_digest(client.key.digest, digest):
                 found = client
         return found
+
+    def tenant(self, name: str) -> Tenant | None:
+        """Return the tenant of the key of this name; None if there is none."""
+        client = self._clients.get(name)
+        return None if client is None else client.key.tenant
 
     def replace(self, keys: Iterable[ApiKey], now: float) -> None:
         """Make ``keys`` the only valid ones. A name keeps its used-up allowance, also under a new digest."""

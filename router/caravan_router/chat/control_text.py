@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caravan_router.core.engine import Engine
+from caravan_router.core.engine import TextEngine
 
 # In every known vocabulary, control tokens are in angle or square brackets: texts without brackets need no check.
 _BRACKETS = ("<", "[")
@@ -63,7 +63,7 @@ def strings_of(value: Any) -> Iterator[str]:
             pass
 
 
-async def marks_for(engine: Engine, texts: Sequence[str]) -> Marks:
+async def marks_for(engine: TextEngine, texts: Sequence[str]) -> Marks:
     """Return marks for the control tokens that the tokenizer sees in ``texts``.
 
     Raises NoShardError, TextTooLongError.

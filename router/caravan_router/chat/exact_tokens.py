@@ -6,11 +6,12 @@ those in the cache, from the first such place on.
 
 from dataclasses import dataclass
 
+from caravan_proto.messages.model import TokenizedText
 from caravan_router.core.common_length import common_length
-from caravan_router.core.engine import Engine, TokenizedText
+from caravan_router.core.engine import TextEngine
 
 
-async def with_exact_tokens(engine: Engine, exact: tuple[int, ...], rendered: TokenizedText) -> tuple[int, ...]:
+async def with_exact_tokens(engine: TextEngine, exact: tuple[int, ...], rendered: TokenizedText) -> tuple[int, ...]:
     """Return the tokens of ``rendered`` with those of ``exact`` in their place, as far as both stand for the same text.
 
     ``exact`` may be any ids, also a client's: control tokens count as the same only where ``rendered`` has them too.

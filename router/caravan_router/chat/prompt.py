@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from caravan_proto.messages.model import TokenizedText
 from caravan_router.chat.control_text import draw_mark, marks_for, strings_of
 from caravan_router.chat.template_renderer import TemplateError, TemplateRenderer
 from caravan_router.chat.thought_prompt import ThoughtPlan
-from caravan_router.core.engine import Engine, ModelFacts, TokenizedText
+from caravan_router.core.engine import ModelFacts, TextEngine
 
 _NO_TEMPLATE = (
     "the model has no chat template: serve a GGUF file with `tokenizer.chat_template`, "
@@ -64,7 +65,7 @@ def template_of(model: ModelFacts, *, tools: bool) -> str:
 
 
 async def prompt_of(
-    engine: Engine, renderer: TemplateRenderer, model: ModelFacts, conversation: Conversation, max_bytes: int
+    engine: TextEngine, renderer: TemplateRenderer, model: ModelFacts, conversation: Conversation, max_bytes: int
 ) -> ChatPrompt:
     """Render and tokenize ``conversation``; the rendered text must have at most ``max_bytes`` bytes.
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_router.chat.tool_format import ToolFormat
-from caravan_router.core.constraint import Constraint, ConstraintKind
 from caravan_router.core.engine import Engine
 
 # White space as Python's json writes it, which is what templates show. A weak model may write optional space forever.

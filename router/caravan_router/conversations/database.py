@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from caravan_router.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
-from caravan_router.conversations.tables import CHAIN, STATEMENTS, VERSION
+from caravan_router.conversations.tables import ADD_NODE, CHAIN, STATEMENTS, VERSION
 from caravan_router.core.common_length import common_length
 
 # Bytes that a row takes beside its contents, roughly.
 _ROW_BYTES = 400
-# Expired entries are looked for at most so often, and an entry that is used again is written at most so often.
+# Expired entries are looked for, and an entry that is used again is written, once in this many seconds.
 _SWEEP_S = 1.0
 _TOUCH_S = 30.0
 # Another router may write to the file for a moment, when it takes over from this one.
@@ -97,8 +97,25 @@ class Database:
         self._touch("nodes", node_id, row[0], now)
         return self._chain(owner, Position(node=node_id, items=row[1]))
 
-    def head(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
+    def response(self, owner: str, node_id: str, now: float) -> bytes | None:
+        """Return the JSON of a response, and read nothing else of its chain; None if the owner has none of this id."""
+        self._sweep(now)
+        row = self._connection.execute(
+            "SELECT used, response FROM nodes WHERE id = ? AND owner = ? AND named", (node_id, owner)
+        ).fetchone()
+        if row is None:
+            return None
+        used, response = row
+        self._touch("nodes", node_id, used, now)
+        return bytes(response)
+
+    def conversation(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
         """Return a head and its chain; None if the owner has no head of this id."""
+        head = self.head(owner, head_id, now)
+        return None if head is None else (head, self._chain(owner, head.position))
+
+    def head(self, owner: str, head_id: str, now: float) -> Head | None:
+        """Return a head, and read nothing of its chain; None if the owner has no head of this id."""
         self._sweep(now)
         row = self._connection.execute(
             "SELECT used, node, items, metadata, created FROM heads WHERE id = ? AND owner = ?", (head_id, owner)
@@ -108,8 +125,7 @@ class Database:
         used, node, items, metadata, created = row
         self._touch("heads", head_id, used, now)
         position = Position(node=node or "", items=items)
-        head = Head(id=head_id, created=created, position=position, metadata=_METADATA.decode(metadata))
-        return head, self._chain(owner, position)
+        return Head(id=head_id, created=created, position=position, metadata=_METADATA.decode(metadata))
 
     def commit(self, owner: str, transaction: Transaction, now: float) -> bool:
         """Write all of ``transaction``, or nothing: then return False, because the head or the parent is not there."""
@@ -176,15 +192,23 @@ class Database:
                 shared = common_length(before.token_ids, node.tokens.token_ids)
             added = _packed(node.tokens.token_ids[shared:])
         items = _encode(node.items)
-        self._connection.execute(
-            "INSERT INTO nodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-            (
-                *(node.id, owner, node.parent.node or None, node.parent.items),
-                *(items, len(node.items), node.inputs, node.response),
-                *(fingerprint, shared, added, bool(node.response)),
-                *(len(items) + len(node.response) + len(added) + _ROW_BYTES, now),
-            ),
-        )
+        row = {
+            "id": node.id,
+            "owner": owner,
+            "parent": node.parent.node or None,
+            "parent_items": node.parent.items,
+            "items": items,
+            "count": len(node.items),
+            "inputs": node.inputs,
+            "response": node.response,
+            "fingerprint": fingerprint,
+            "shared": shared,
+            "tokens": added,
+            "named": bool(node.response),
+            "size": len(items) + len(node.response) + len(added) + _ROW_BYTES,
+            "used": now,
+        }
+        self._connection.execute(ADD_NODE, row)
         return True
 
     def _write_head(self, owner: str, transaction: Transaction, now: float) -> bool:

@@ -69,12 +69,20 @@ class Store:
             if not self._pins[entry]:
                 del self._pins[entry]
 
-    async def response(self, owner: str, response_id: str) -> Chain | None:
+    async def chain(self, owner: str, response_id: str) -> Chain | None:
         """Return the chain that ends with a response; None if the owner has none of this id."""
         return await self._call(lambda database: database.node(owner, response_id, time.time()))
 
+    async def response(self, owner: str, response_id: str) -> bytes | None:
+        """Return the JSON of a response; None if the owner has none of this id. Takes the same time at any length."""
+        return await self._call(lambda database: database.response(owner, response_id, time.time()))
+
     async def conversation(self, owner: str, conversation_id: str) -> tuple[Head, Chain] | None:
         """Return a conversation and its chain; None if the owner has none of this id."""
+        return await self._call(lambda database: database.conversation(owner, conversation_id, time.time()))
+
+    async def head(self, owner: str, conversation_id: str) -> Head | None:
+        """Return a conversation; None if the owner has none of this id. Takes the same time at any length."""
         return await self._call(lambda database: database.head(owner, conversation_id, time.time()))
 
     async def commit(self, owner: str, transaction: Transaction) -> bool:

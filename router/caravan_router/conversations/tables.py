@@ -89,3 +89,13 @@ WITH RECURSIVE chain (id, upto, depth) AS (
 SELECT nodes.id, parent, parent_items, upto, items, inputs, iif(depth = 0, response, x''), fingerprint, shared, tokens
 FROM chain JOIN nodes ON nodes.id = chain.id WHERE owner = :owner ORDER BY depth DESC
 """
+
+# A node to which nothing refers yet.
+ADD_NODE = """
+INSERT INTO nodes (
+    id, owner, parent, parent_items, items, count, inputs, response, fingerprint, shared, tokens, named, size, used
+) VALUES (
+    :id, :owner, :parent, :parent_items, :items, :count, :inputs, :response, :fingerprint, :shared, :tokens, :named,
+    :size, :used
+)
+"""

@@ -1,14 +1,16 @@
-"""The models and their engines as the HTTP layer sees them."""
+"""The models and their engines as the API sees them."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from caravan_router.core.constraint import Constraint
+from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.model import ModelFile, TokenizedText
+from caravan_proto.messages.results import DraftCount
 from caravan_router.core.generation import GenerationSpec, GenerationState
-from caravan_router.core.prefixes import ShardPrefixes
+from caravan_router.core.model_names import ModelNames
+from caravan_router.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
 from caravan_router.core.shards import ShardReport
-from caravan_router.core.speculation import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 
@@ -56,74 +58,27 @@ class TokenStream(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedText:
-    """A text in columns: for each token its id, its raw bytes, and whether it is a control token."""
-
-    token_ids: tuple[int, ...]
-    pieces: tuple[bytes, ...]
-    specials: tuple[bool, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FillTokens:
-    """Control tokens for filling in the middle of a text.
-
-    ``begin`` stands before a prompt, ``repository`` before the name of a repository, ``file`` before the name of each
-    of its files. None: the vocabulary has none, or for ``begin`` the model wants none.
-    """
-
-    prefix: int
-    suffix: int
-    middle: int
-    begin: int | None = None
-    repository: int | None = None
-    file: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ModelFacts(ModelFile):
     """A model that shards serve, with the smallest of their limits.
 
-    ``tool_template``: template for prompts with tools, if the model has one beside ``chat_template``. ``adapters``:
-    those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no vectors are
-    served. ``ranks``: texts are pairs of a query and a document, and get a relevance from 0 to 1 instead of a vector.
-    ``eos_token_ids``: tokens that end an output. ``fill``: None if the vocabulary has no tokens for filling in.
-
-    The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
-    those in the memory of a shard's accelerators. ``modified_s``: when the file was last changed, in seconds since
-    1970. ``metadata`` has GGUF keys. A value that is unknown is its default.
+    ``adapters``: those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no
+    vectors are served. ``ranks``: texts are pairs of a query and a document, and get a relevance from 0 to 1 instead of
+    a vector. ``generates`` is false for a model that can do nothing but that: no generation may be submitted.
     """
 
-    name: str
-    fingerprint: str
-    vocabulary_size: int
-    chat_template: str
-    bos_text: str
-    eos_text: str
     max_sequence_tokens: int
     max_top_n_tokens: int
     max_tokenize_bytes: int
     total_cells: int
-    tool_template: str = ""
-    adapters: tuple[str, ...] = ()
-    draft_model: str = ""
-    eos_token_ids: frozenset[int] = frozenset()
     embedding_size: int = 0
     max_embed_tokens: int = 0
     ranks: bool = False
-    fill: FillTokens | None = None
-    architecture: str = ""
-    parameter_count: int = 0
-    weight_bytes: int = 0
-    quantization: str = ""
-    modified_s: int = 0
-    device_bytes: int | None = None
-    metadata: tuple[tuple[str, str | int | bool], ...] = ()
+    generates: bool = True
 
 
-class Queries(Protocol):
-    """Questions that a model answers without generating. Every call raises NoShardError if no shard answers."""
+class TextQueries(Protocol):
+    """Questions about texts, which need the vocabulary only. Every call raises NoShardError if no shard answers."""
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token.
@@ -132,12 +87,16 @@ class Queries(Protocol):
         """
         ...
 
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
-        """Return the tokens of a pair as a model that ranks reads it. Raises TextTooLongError."""
-        ...
-
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``, which must be below the vocabulary's size."""
+        ...
+
+
+class Queries(TextQueries, Protocol):
+    """Questions that a model answers without generating. Every call raises NoShardError if no shard answers."""
+
+    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
+        """Return the tokens of a pair as a model that ranks reads it. Raises TextTooLongError."""
         ...
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
@@ -152,13 +111,20 @@ class Queries(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """A model that generates, wherever it runs."""
+class TextEngine(Protocol):
+    """A model as far as its texts go."""
 
     @property
     def model(self) -> ModelFacts:
         """The model. It stays known while no shard is up."""
         ...
+
+    @property
+    def queries(self) -> TextQueries: ...
+
+
+class Engine(TextEngine, Protocol):
+    """A model, wherever it runs."""
 
     @property
     def healthy(self) -> bool:
@@ -169,12 +135,59 @@ class Engine(Protocol):
     def queries(self) -> Queries: ...
 
     def submit(self, spec: GenerationSpec, trace: GenerationTrace = NO_TRACE) -> TokenStream:
-        """Queue a generation, whose events ``trace`` gets. Never blocks and never refuses."""
+        """Queue a generation, whose events ``trace`` gets, for a model that generates. Never blocks, never refuses."""
+        ...
+
+    async def pin_prompt(self, spec: GenerationSpec) -> PrefixReport | PinRefusal:
+        """Let the prompt of ``spec`` stay: compute it where that is needed. Return it, or why not. Raises EngineError.
+
+        ``spec`` generates one token, which is thrown away.
+        """
+        ...
+
+
+class PrefixCache(Protocol):
+    """What the shards of all models keep of ended sequences."""
+
+    def cached_prefixes(self) -> Sequence[ShardPrefixes]:
+        """Return what each shard that is up keeps of ended sequences, and its running sequences."""
+        ...
+
+    def find_prefix(self, prefix_id: str) -> PrefixReport | None:
+        """Return the prefix of this id; None if no shard has it and it is not pinned."""
+        ...
+
+    async def drop_prefix(self, prefix_id: str) -> PrefixReport | None:
+        """Evict the prefix of this id from all shards, and pin it no longer. Return it as it was, if it was.
+
+        What other prefixes begin with, and what running sequences hold, is kept.
+        """
+        ...
+
+    def pins(self) -> Sequence[PrefixReport]:
+        """Return the pinned prefixes."""
+        ...
+
+    async def pin_prefix(self, prefix_id: str) -> PrefixReport | PinRefusal | None:
+        """Let a prefix stay that a shard has. Return it, or why not; None if no shard has it and it is not pinned."""
+        ...
+
+    def unpin_prefix(self, prefix_id: str) -> PrefixReport | None:
+        """Let a prefix make way for others again, and return it; None if it is not pinned."""
+        ...
+
+    async def flush_prefixes(self, shards: Collection[str]) -> Sequence[ShardPrefixes]:
+        """Evict all that ``shards`` keep of ended sequences, and return it. Shards that are not up are left out."""
         ...
 
 
 class Fleet(Protocol):
     """All models, and the shards that serve them."""
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """What the shards keep of ended sequences."""
+        ...
 
     @property
     def engines(self) -> Sequence[Engine]:
@@ -184,13 +197,8 @@ class Fleet(Protocol):
         ...
 
     @property
-    def expected(self) -> Sequence[str]:
-        """Names of models that are sure to join; the first is the default. Any other model may join, too."""
-        ...
-
-    @property
-    def strict(self) -> bool:
-        """Whether a model answers to its own name only: there are expected models, or several were served at a time."""
+    def names(self) -> ModelNames:
+        """The names that are known before a model has joined, and whether others are allowed."""
         ...
 
     def engine(self, name: str) -> Engine | None:
@@ -198,7 +206,10 @@ class Fleet(Protocol):
         ...
 
     async def wait_for_model(self, name: str) -> None:
-        """Wait until the model of this name is known, "" for any; at most the time that requests wait for a shard."""
+        """Wait until the model of this name is known, "" for any; at most the time that requests wait for a shard.
+
+        Raises NoShardError if it is not known then.
+        """
         ...
 
     @property
@@ -206,12 +217,20 @@ class Fleet(Protocol):
         """Whether at least one shard of any model is up and makes progress."""
         ...
 
-    def shards(self) -> Sequence[ShardReport]:
-        """Return the state of each shard whose address is known, in the order in which the addresses became known."""
+    @property
+    def ready(self) -> bool:
+        """Whether a shard of any model was up since the start. It stays so, since requests wait for the next one."""
         ...
 
-    def cached_prefixes(self) -> Sequence[ShardPrefixes]:
-        """Return what each shard that is up keeps of ended sequences."""
+    def neighbour(self, name: str) -> str | None:
+        """Return the URL of a router that holds a shard of the model of this name, of which this one holds none.
+
+        "" means the default model. None if this router has a shard, or no other router that is known.
+        """
+        ...
+
+    def shards(self) -> Sequence[ShardReport]:
+        """Return the state of each shard whose address is known, in the order in which the addresses became known."""
         ...
 
     async def drain_shard(self, address: str) -> bool:
@@ -219,8 +238,4 @@ class Fleet(Protocol):
 
         Its sequences, and what it keeps of ended ones, move to other shards where these have room.
         """
-        ...
-
-    async def flush_prefixes(self, shards: Collection[str]) -> Sequence[ShardPrefixes]:
-        """Evict all that ``shards`` keep of ended sequences, and return it. Shards that are not up are left out."""
         ...

@@ -6,6 +6,7 @@ class EngineError(Exception):
 
     EngineError
      +-- NoShardError         no shard is up, so that nothing could be tried (503)
+     |    +-- ModelReplacedError   other weights of the same name replaced the model (503)
      +-- GenerationError      a started generation could not continue (424)
      |    +-- IncompleteGenerationError   its stream ended without a finish reason (500)
      +-- TextTooLongError     a text is longer than a shard tokenizes (422)
@@ -15,14 +16,26 @@ class EngineError(Exception):
 
 
 class NoShardError(EngineError):
-    """No shard is up."""
+    """No shard of ``model`` is up; "" if it is not known which models there are.
 
-    def __init__(self, reason: str = "no shard is up") -> None:
+    ``told``: the sentence that clients see, if it is not the usual one.
+    """
+
+    def __init__(self, reason: str = "no shard is up", *, model: str = "", told: str = "") -> None:
         super().__init__(reason)
+        self.model = model
+        self.told = told
+
+
+class ModelReplacedError(NoShardError):
+    """Other weights took over the name of ``model``, and the tokens of the request mean nothing to them."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__("the model was replaced", model=model)
 
 
 class GenerationError(EngineError):
-    """A started generation could not continue."""
+    """A generation that had started could not continue."""
 
 
 class IncompleteGenerationError(GenerationError):
@@ -34,8 +47,8 @@ class TextTooLongError(EngineError):
 
 
 class QueueTimeoutError(EngineError):
-    """The request waited too long for its turn."""
+    """The request waited in the queue for too long."""
 
 
 class DeadlineError(EngineError):
-    """The request did not end within its timeout."""
+    """The request did not end within its `timeout`."""

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from caravan_router.core.constraint import Constraint
-from caravan_router.core.sampling import SamplingParams, StoppingParams
+from caravan_proto.messages.constraint import Constraint, Thought
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
-from caravan_router.core.thought import Thought
 
 
 class EarlyStopping(Enum):
@@ -49,7 +49,7 @@ class GenerationSpec:
     submission to the last token. ``traceparent``: of the request's span, for the log of its shards; empty if it is not
     traced. ``max_draft_tokens``: most draft tokens in one step. ``prediction``: tokens that the output may have, for
     drafts. ``beams``: see `BeamSearch`; nothing is sampled then, and all tokens come at the end. ``thought``: what the
-    output begins with; the constraint applies behind it.
+    output begins with; the constraint applies behind it. ``request_id``: that of its HTTP request, for operators.
     """
 
     prompt: tuple[int, ...]
@@ -67,6 +67,7 @@ class GenerationSpec:
     prediction: tuple[int, ...] = ()
     beams: BeamSearch | None = None
     thought: Thought | None = None
+    request_id: str = ""
 
     @property
     def max_length(self) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from caravan_proto.messages.model import Numerics
+
 
 class ShardState(Enum):
     """The state of a shard. The values are part of the HTTP API."""
@@ -53,9 +55,8 @@ class ShardRoom:
 class ShardReport:
     """One shard. ``epoch`` numbers the last lease that the router held, 0 before the first.
 
-    ``shard_id``, ``version``, ``model``, ``room`` and ``batch_invariant`` are what the shard said of itself, "" and
-    None until it has answered. ``batch_invariant``: drafts change no text, not even by rounding; None if the shard
-    has not measured it. ``sequences`` run there and use ``used_cells``.
+    ``shard_id``, ``version``, ``model``, ``model_fingerprint``, ``room`` and ``numerics`` are what the shard said of
+    itself, "" and None until it has answered. ``sequences`` run there and use ``used_cells``.
     """
 
     address: str
@@ -64,7 +65,8 @@ class ShardReport:
     shard_id: str = ""
     version: str = ""
     model: str = ""
+    model_fingerprint: str = ""
     room: ShardRoom | None = None
-    batch_invariant: bool | None = None
+    numerics: Numerics | None = None
     sequences: int = 0
     used_cells: int = 0

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.results import FinishReason
 
 
 class Alternative(NamedTuple):

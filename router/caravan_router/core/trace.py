@@ -47,8 +47,11 @@ class GenerationTrace(Protocol):
     def preempted(self, how: str) -> None:
         """The generation lost its cells to others, or because its shard drains. ``how``: a value of `Preemption`."""
 
-    def resumed(self, shard: str, computed_again: int) -> None:
-        """``shard`` continues the generation; so many of its tokens are computed for another time."""
+    def resumed(self, shard: str, computed_again: int, *, other_numerics: bool) -> None:
+        """``shard`` continues the generation; so many of its tokens are computed for another time.
+
+        ``other_numerics``: it rounds otherwise than the shard before, so that the text may be another.
+        """
 
     def finished(self, reason: str, output_tokens: int) -> None: ...
 
@@ -104,7 +107,7 @@ class NoTrace:
 
     def preempted(self, how: str) -> None: ...
 
-    def resumed(self, shard: str, computed_again: int) -> None: ...
+    def resumed(self, shard: str, computed_again: int, *, other_numerics: bool) -> None: ...
 
     def finished(self, reason: str, output_tokens: int) -> None: ...
 

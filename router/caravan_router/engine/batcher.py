@@ -1,80 +1,91 @@
 """Passes events to the scheduler of one model and executes its actions. The one owner of the model's requests."""
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Iterator
 from typing import assert_never
 
+from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import (
     DeadlineError,
     EngineError,
     GenerationError,
-    NoShardError,
+    ModelReplacedError,
     QueueTimeoutError,
 )
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.prefixes import ShardPrefixes
+from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.prefixes import PinRefusal, PrefixReport
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
-from caravan_router.engine.observer import EngineObserver, ShardUse
+from caravan_router.engine.absence import Absence
+from caravan_router.engine.model_prefixes import ModelPrefixes
+from caravan_router.engine.observer import EngineObserver, QueueUse, ShardUse
 from caravan_router.engine.queries import ShardQueries
+from caravan_router.engine.replacement import can_continue, tokens_mean_the_same
 from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.streams import RequestStream
 from caravan_router.scheduling.actions import (
     Action,
-    Decode,
     Deliver,
     Drafted,
     Drained,
-    Evaluate,
     Fail,
     FailureReason,
     Fetch,
-    FilterBatch,
     Flushed,
-    Load,
+    Joins,
+    Left,
+    PinAnswered,
     Preempt,
-    Prefill,
     Resume,
-    Save,
-    SetLayout,
     Start,
 )
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import Cancelled, Event, FlushRequested, ShardDraining, Submitted, Tick
+from caravan_router.scheduling.events import (
+    Cancelled,
+    Event,
+    GraceChanged,
+    Replaced,
+    ShardDraining,
+    Submitted,
+    Taken,
+    Tick,
+)
 from caravan_router.scheduling.scheduler import Scheduler
-from caravan_router.scheduling.sequence import Request
+from caravan_router.scheduling.sequence import Request, Sequence
 from caravan_router.scheduling.shard.saved_runs import Tier
-
-_FAILURES: dict[FailureReason, Callable[[], EngineError]] = {
-    FailureReason.NO_SHARD: NoShardError,
-    FailureReason.NO_PROGRESS: lambda: GenerationError("its shard was lost several times before the next token"),
-    FailureReason.DOES_NOT_FIT: lambda: GenerationError("no shard has a cache large enough for it"),
-    FailureReason.QUEUE_TIMEOUT: lambda: QueueTimeoutError("it waited too long for its turn"),
-    FailureReason.DEADLINE: lambda: DeadlineError("it did not end within its timeout"),
-}
 
 
 class Batcher:
     """The engine of one model. Nothing moves unless ``run`` is running; everything happens on its event loop.
 
     Events that arrive in one turn of the loop are handled together, so requests of one instant are planned together.
+
+    An engine that `replace_by` ends for good passes its requests on: its callers may still have it.
     """
 
-    def __init__(self, facts: ModelFacts, config: SchedulerConfig, observer: EngineObserver) -> None:
-        """``facts``: those of the model's first shard, which is still to be added to ``replicas``."""
+    def __init__(
+        self, facts: ModelFacts, config: SchedulerConfig, observer: EngineObserver, request_ids: Iterator[int]
+    ) -> None:
+        """``facts``: those of the model's first shard, which is still to be added to ``replicas``.
+
+        ``request_ids``: shared with engines that may replace this one.
+        """
         self.scheduler = Scheduler(config)
         self.observer = observer
         self.replicas = Replicas(facts)
-        self.queries = ShardQueries(self.replicas.links, self._sequences_on, config.no_shard_grace_s)
+        absence = Absence(config.no_shard_grace_s)
+        self.queries = ShardQueries(facts.name, self.replicas.links, self._sequences_on, absence)
         self._queue_timeout_s = config.queue_timeout_s
         self._streams: dict[int, RequestStream] = {}
-        self._request_ids = itertools.count(1)
-        self._flushes: dict[int, asyncio.Future[tuple[ShardPrefixes, ...]]] = {}
-        self._flush_ids = itertools.count(1)
+        self._request_ids = request_ids
+        # The engine that has its requests now.
+        self._successor: Batcher | None = None
         self._events: list[Event] = []
         self._posted = asyncio.Event()
+        # When the last generation was asked for, on time.monotonic.
+        self.used_s = 0.0
+        self.prefixes = ModelPrefixes(facts, self.scheduler, self.post)
         # Set once the first shard has joined.
         self.ready = asyncio.Event()
 
@@ -93,12 +104,17 @@ class Batcher:
     def is_settled(self) -> bool:
         """Whether no request is left, and the shards hold nothing of the closed streams."""
         shards = self.scheduler.shards.values()
-        return not (self._events or self.scheduler.sequences or any(shard.in_flight for shard in shards))
+        return not (self._events or self.scheduler.sequences or any(shard.commands.in_flight for shard in shards))
 
     @property
     def has_requests(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._streams)
+        return bool(self._streams) or self.queries.waiting > 0
+
+    def set_absence(self, absence: Absence) -> None:
+        """Change how long requests wait while no shard is up, and what they fail for."""
+        self.queries.absence = absence
+        self.post(GraceChanged(absence.grace_s))
 
     def drain(self) -> None:
         """Let every shard save what it keeps of ended sequences, and give it back then."""
@@ -106,16 +122,8 @@ class Batcher:
             self.post(ShardDraining(shard))
 
     def tick(self) -> None:
-        """Tell the scheduler the time, and the observer what is held and waits. Call it every fraction of a second."""
+        """Tell the scheduler the time, and the observer what is held. Call it every fraction of a second."""
         self.post(Tick())
-        waiting, now = self.scheduler.waiting, time.monotonic()
-        self.observer.queue(
-            requests=len(waiting),
-            swapped=sum(bool(sequence.saved_on) for sequence in waiting),
-            oldest_s=max(
-                (now - sequence.request.arrived_s for sequence in waiting if not sequence.started), default=0.0
-            ),
-        )
         for name, shard in self.scheduler.shards.items():
             link = self.replicas.links.get(name)
             if link is None or link.client is None:
@@ -123,14 +131,27 @@ class Batcher:
             self.observer.shard_use(
                 ShardUse(
                     shard=name,
-                    used_cells=shard.live_cells,
-                    cached_cells=shard.held_cells - shard.live_cells,
-                    total_cells=shard.capacity,
+                    used_cells=shard.cells.live,
+                    cached_cells=shard.cells.held - shard.cells.live,
+                    total_cells=shard.capacity.cells,
                     memory_bytes=shard.runs.used_bytes[Tier.MEMORY],
                     disk_bytes=shard.runs.used_bytes[Tier.DISK],
-                    sequences=len(shard.residents),
+                    pinned_bytes=sum(shard.runs.pinned.values()),
+                    sequences=len(shard.stays.residents),
                 )
             )
+
+    @property
+    def queue(self) -> QueueUse:
+        """What waits."""
+        waiting, now = self.scheduler.waiting, time.monotonic()
+        return QueueUse(
+            requests=len(waiting),
+            swapped=sum(bool(sequence.saved_on) for sequence in waiting),
+            oldest_s=max(
+                (now - sequence.request.arrived_s for sequence in waiting if not sequence.started), default=0.0
+            ),
+        )
 
     def post(self, event: Event) -> None:
         """Hand ``event`` to the scheduler, after those that were posted before."""
@@ -150,22 +171,22 @@ class Batcher:
             case Prefill():
                 if started := sum(chunk.setup is not None for chunk in action.chunks):
                     self.observer.admitted(started)
-                if action.joins is not None:
-                    self.observer.joined(action.joins)
                 self.replicas.links[action.shard].send(action)
             case Decode() | Evaluate() | FilterBatch() | Save() | Load() | SetLayout():
                 self.replicas.links[action.shard].send(action)
+            case Joins():
+                self.observer.joined(action.reason)
             case Fetch():
                 self.replicas.links[action.target].fetch(action, self.replicas.links[action.source].epoch)
             case Drained():
                 self.replicas.links[action.shard].give_back()
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:
-                    stream.start(action.shard, action.cached_tokens)
+                    stream.start(action.shard, action.cached_tokens, self.replicas.numerics(action.shard))
                 self.observer.started(action.prompt_tokens, action.cached_tokens)
             case Resume():
                 if (stream := self._streams.get(action.request_id)) is not None:
-                    stream.trace.resumed(action.shard, action.computed_again)
+                    stream.resume(action.shard, action.computed_again, self.replicas.numerics(action.shard))
                 self.observer.resumed(action.computed_again)
             case Preempt():
                 if (stream := self._streams.get(action.request_id)) is not None:
@@ -173,18 +194,39 @@ class Batcher:
                 self.observer.preempted(action.how)
             case Fail():
                 if (stream := self._streams.pop(action.request_id, None)) is not None:
-                    stream.fail(_FAILURES[action.reason]())
-            case Flushed():
-                # It is gone if its caller gave up waiting.
-                if (waiter := self._flushes.get(action.flush_id)) is not None and not waiter.done():
-                    waiter.set_result(action.evicted)
+                    stream.fail(self._error(action.reason))
+            case Flushed() | PinAnswered():
+                self.prefixes.note(action)
+            case Left():
+                self._pass_on(action.sequences)
             case _:
                 assert_never(action)
+
+    def _error(self, reason: FailureReason) -> EngineError:
+        match reason:
+            case FailureReason.NO_SHARD:
+                return self.queries.absence.error(self.model.name)
+            case FailureReason.NO_PROGRESS:
+                return GenerationError("its shard was lost several times before the next token")
+            case FailureReason.DOES_NOT_FIT:
+                return GenerationError("no shard has a cache large enough for the request")
+            case FailureReason.QUEUE_TIMEOUT:
+                return QueueTimeoutError("the request waited too long for its turn")
+            case FailureReason.DEADLINE:
+                return DeadlineError("the request did not end within its timeout")
+            case _:
+                assert_never(reason)
 
     @property
     def model(self) -> ModelFacts:
         """The model, with the limits that hold on all of its shards."""
         return self.replicas.facts
+
+    @property
+    def room(self) -> int:
+        """How many sequences its shards can have; those that drain take none. One that only embeds counts as 1."""
+        shards = self.scheduler.shards.values()
+        return sum(max(1, shard.capacity.limits.max_sequences) for shard in shards if not shard.drain.has_begun)
 
     @property
     def healthy(self) -> bool:
@@ -193,16 +235,16 @@ class Batcher:
 
     def submit(self, spec: GenerationSpec, trace: GenerationTrace = NO_TRACE) -> RequestStream:
         """Queue a generation. It starts when a shard can take it."""
+        if self._successor is not None and self._passes_on(spec):
+            return self._successor.submit(spec, trace)
         request_id = next(self._request_ids)
-
-        def cancel() -> None:
-            self._streams.pop(request_id, None)
-            self.post(Cancelled(request_id))
-
-        stream = RequestStream(cancel, lambda: self.scheduler.state_of(request_id), trace)
+        stream = RequestStream(lambda: self._cancel(request_id), lambda: self._state_of(request_id), trace)
+        if self._successor is not None:
+            stream.fail(ModelReplacedError(self.model.name))
+            return stream
         self._streams[request_id] = stream
         trace.queued()
-        now = time.monotonic()
+        now = self.used_s = time.monotonic()
         request = Request(
             request_id=request_id,
             spec=spec,
@@ -213,20 +255,67 @@ class Batcher:
         self.post(Submitted(request))
         return stream
 
-    def cached_prefixes(self) -> list[ShardPrefixes]:
-        """Return what each leased shard keeps of ended sequences."""
-        return [shard.prefixes for shard in self.scheduler.shards.values()]
+    async def pin_prompt(self, spec: GenerationSpec) -> PrefixReport | PinRefusal:
+        """Let the prompt of ``spec`` stay: compute it where that is needed. Return it, or why not. Raises EngineError.
 
-    async def flush_prefixes(self, shards: Collection[str]) -> tuple[ShardPrefixes, ...]:
-        """Evict all that ``shards`` keep of ended sequences, and return it. Shards that are not leased are left out."""
-        flush_id = next(self._flush_ids)
-        waiter: asyncio.Future[tuple[ShardPrefixes, ...]] = asyncio.get_running_loop().create_future()
-        self._flushes[flush_id] = waiter
-        self.post(FlushRequested(flush_id, frozenset(shards)))
+        ``spec`` generates one token, which is thrown away.
+        """
+        if self._successor is not None:
+            if not self._passes_on(spec):
+                raise ModelReplacedError(self.model.name)
+            return await self._successor.pin_prompt(spec)
+        return await self.prefixes.pin_computed(spec, lambda: self._compute(spec))
+
+    async def _compute(self, spec: GenerationSpec) -> None:
+        stream = self.submit(spec)
         try:
-            return await waiter
+            async for _ in stream:
+                pass
         finally:
-            del self._flushes[flush_id]
+            stream.close()
+
+    def replace_by(self, successor: "Batcher") -> None:
+        """Pass the requests that wait, and those to come, on to ``successor``; no shard may be left here.
+
+        Those whose tokens have another meaning there, or that it cannot serve, fail with ModelReplacedError.
+        """
+        self._successor = successor
+        if tokens_mean_the_same(self.model, successor.model):
+            self.queries.follow(successor.queries)
+        else:
+            self.queries.end(ModelReplacedError(self.model.name))
+        self.post(Replaced())
+
+    def _passes_on(self, spec: GenerationSpec) -> bool:
+        assert self._successor is not None
+        model = self._successor.model
+        return tokens_mean_the_same(self.model, model) and can_continue(spec, model)
+
+    def _pass_on(self, sequences: tuple[Sequence, ...]) -> None:
+        assert self._successor is not None, "requests leave, and nobody takes them"
+        taken = tuple(sequence for sequence in sequences if self._passes_on(sequence.spec))
+        self._successor.post(Taken(taken))
+        for sequence in taken:
+            stream = self._streams.pop(sequence.request_id, None)
+            if stream is None:  # it was closed meanwhile
+                self._successor.post(Cancelled(sequence.request_id))
+            else:
+                self._successor._streams[sequence.request_id] = stream
+        for sequence in sequences:
+            if (stream := self._streams.pop(sequence.request_id, None)) is not None:
+                stream.fail(ModelReplacedError(self.model.name))
+
+    def _cancel(self, request_id: int) -> None:
+        if self._streams.pop(request_id, None) is None and self._successor is not None:
+            self._successor._cancel(request_id)
+        else:
+            self.post(Cancelled(request_id))
+
+    def _state_of(self, request_id: int) -> GenerationState:
+        owner = self
+        while request_id not in owner._streams and owner._successor is not None:
+            owner = owner._successor
+        return owner.scheduler.state_of(request_id)
 
     def is_free(self, address: str) -> bool:
         """Whether the shard at ``address`` is not leased."""
@@ -234,4 +323,4 @@ class Batcher:
 
     def _sequences_on(self, address: str) -> int:
         shard = self.scheduler.shards.get(address)
-        return 0 if shard is None else len(shard.residents)
+        return 0 if shard is None else len(shard.stays.residents)

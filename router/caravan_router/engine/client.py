@@ -3,34 +3,26 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from itertools import chain
 from typing import TypeVar, assert_never
 
 import grpc
 import grpc.aio
 
 from caravan_proto.channel import client_options
-from caravan_proto.errors import ShardError, parse_error
+from caravan_proto.errors import parse_error
+from caravan_proto.messages.commands import Command, Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.model import ShardClaim, ShardStatus, TokenizedText
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
-from caravan_router.core.constraint import Constraint
-from caravan_router.core.engine import TokenizedText
-from caravan_router.engine import command_codec, info_codec, reply_codec
-from caravan_router.engine.shard_info import ShardInfo, ShardStatus, ShardWish
-from caravan_router.scheduling.actions import (
-    Command,
-    Decode,
-    Evaluate,
-    Fetch,
-    FilterBatch,
-    Load,
-    Prefill,
-    Save,
-    SetLayout,
-)
-from caravan_router.scheduling.events import LayoutSet, Loaded, Saved, SavedRun, Stepped
+from caravan_proto.wire import CONSTRAINT, INFO, LAYOUT_SET, LOADED, SAVED, STATUS, TOKENIZED_TEXT, encode_command
+from caravan_router.engine import info_codec, reply_codec
+from caravan_router.engine.shard_calls import Reply, ShardRpcError
+from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.scheduling.actions import Fetch
+from caravan_router.scheduling.events import SavedRun
 
 _T = TypeVar("_T")
-
-Reply = Stepped | Saved | Loaded | LayoutSet
 
 _CONTROL_TIMEOUT_S = 5.0
 # A transfer between two shards that is slower is given up.
@@ -40,14 +32,6 @@ _LATE_S = 0.25
 # Tokenizing the longest text that a shard accepts takes seconds.
 _TOKENIZE_TIMEOUT_S = 30.0
 _COMPILE_TIMEOUT_S = 30.0
-
-
-class ShardRpcError(Exception):
-    """A call failed: the shard refused it (``error`` is set), or the transport did not carry it."""
-
-    def __init__(self, error: ShardError | None, message: str) -> None:
-        super().__init__(message)
-        self.error = error
 
 
 async def _checked(call: Awaitable[_T], timeout_s: float) -> _T:
@@ -109,6 +93,8 @@ class ShardClient:
         self._step_timeout_s = step_timeout_s
         # Number of texts that are being embedded.
         self.embedding = 0
+        # Number of texts that are being tokenized.
+        self.tokenizing = 0
 
     @property
     def _stub(self) -> "shard_pb2_grpc.ShardServiceAsyncStub":
@@ -124,20 +110,20 @@ class ShardClient:
 
     async def info(self) -> ShardInfo:
         """Return identity and limits; wait for the connection as long as the deadline allows."""
-        return info_codec.shard_info(await _checked(self._stub.Info(shard_pb2.InfoRequest()), _CONTROL_TIMEOUT_S))
+        return ShardInfo.of(INFO.decode(await _checked(self._stub.Info(shard_pb2.InfoRequest()), _CONTROL_TIMEOUT_S)))
 
-    async def lease(self, router_id: str, epoch: int, ttl_s: float, wish: ShardWish | None = None) -> None:
-        """Take the shard with a new epoch, or keep it with the same one.
-
-        With a ``wish``, do not take it from another router, which learns of it.
-        """
+    async def lease(
+        self, router_id: str, epoch: int, ttl_s: float, claim: ShardClaim | None = None, url: str = ""
+    ) -> None:
+        """Take the shard with a new epoch, or keep it with the same one. ``claim``, ``url``: as in `ShardCalls`."""
         request = shard_pb2.LeaseRequest(
             router_id=router_id,
             epoch=epoch,
             ttl_ms=int(ttl_s * 1000),
-            if_free=wish is not None,
-            held_shards=0 if wish is None else wish.held,
-            urgent=wish is not None and wish.urgent,
+            if_free=claim is not None,
+            held_shards=0 if claim is None else claim.held,
+            urgent=claim is not None and claim.urgent,
+            url=url,
         )
         await _checked(self._stub.Lease(request), _CONTROL_TIMEOUT_S)
 
@@ -184,46 +170,41 @@ class ShardClient:
         """
         call = self._stub.Watch(shard_pb2.WatchRequest(interval_ms=int(interval_s * 1000), epoch=epoch))
         while isinstance(message := await _heard(call.read(), silence_s), shard_pb2.WatchResponse):
-            yield info_codec.shard_status(message)
+            yield STATUS.decode(message)
 
     async def start(self, command: Command, epoch: int) -> AsyncIterator[Sequence[Reply]]:
         """Send ``command`` and return its replies, one for each step, or one; those of a message together.
 
         What is started later runs later.
         """
-        stub = self._stub
+        stub, request = self._stub, encode_command(command, epoch)
         match command:
             case Decode():
-                steps = stub.Decode(command_codec.decode_request(command, epoch, self._stream_interval_ms))
+                request.reply_interval_ms = self._stream_interval_ms
+                steps = stub.Decode(request)
                 await _checked(steps.initial_metadata(), self._step_timeout_s)
                 return self._step_replies(command, steps)
             case Prefill():
-                return self._reply(
-                    command, stub.Prefill(command_codec.prefill_request(command, epoch)), reply_codec.stepped
-                )
+                return self._reply(command, stub.Prefill(request), reply_codec.stepped)
             case Evaluate():
-                return self._reply(
-                    command, stub.Evaluate(command_codec.evaluate_request(command, epoch)), reply_codec.evaluated
-                )
+                return self._reply(command, stub.Evaluate(request), reply_codec.evaluated)
             case Save():
-                return self._reply(command, stub.Save(command_codec.save_request(command, epoch)), reply_codec.saved)
+                return self._reply(command, stub.Save(request), SAVED.decode)
             case Load():
-                return self._reply(command, stub.Load(command_codec.load_request(command, epoch)), reply_codec.loaded)
+                return self._reply(command, stub.Load(request), LOADED.decode)
             case SetLayout():
-                return self._reply(
-                    command, stub.SetLayout(command_codec.set_layout_request(command, epoch)), reply_codec.layout_set
-                )
+                return self._reply(command, stub.SetLayout(request), LAYOUT_SET.decode)
             case FilterBatch():
-                return self._reply(command, stub.FilterBatch(command_codec.filter_batch_request(command, epoch)), None)
+                return self._reply(command, stub.FilterBatch(request), None)
             case _:
                 assert_never(command)
 
     async def _reply(
-        self, command: Command, call: Awaitable[_T], decode: Callable[[str, int, _T], Reply] | None
+        self, command: Command, call: Awaitable[_T], decode: Callable[..., Reply] | None
     ) -> AsyncIterator[Sequence[Reply]]:
         message = await _checked(call, self._step_timeout_s)
         if decode is not None:
-            yield (decode(self._address, command.command_id, message),)
+            yield (decode(message, shard=self._address, command_id=command.command_id),)
 
     async def _step_replies(
         self, command: Decode, call: grpc.aio.UnaryStreamCall[shard_pb2.DecodeRequest, shard_pb2.DecodeResponse]
@@ -231,7 +212,10 @@ class ShardClient:
         # Without a deadline, which would cost a timer per step: the link watches whether steps complete.
         try:
             while isinstance(message := await call.read(), shard_pb2.DecodeResponse):
-                yield [reply_codec.stepped(self._address, command.command_id, step) for step in message.steps]
+                yield [
+                    reply_codec.stepped(step, shard=self._address, command_id=command.command_id)
+                    for step in message.steps
+                ]
         except grpc.aio.AioRpcError as rpc_error:
             raise _shard_error(rpc_error) from None
 
@@ -246,8 +230,12 @@ class ShardClient:
         return await self._tokenize(shard_pb2.TokenizeRequest(text=query, document=document))
 
     async def _tokenize(self, request: shard_pb2.TokenizeRequest) -> TokenizedText:
-        message = await _checked(self._stub.Tokenize(request), _TOKENIZE_TIMEOUT_S)
-        return TokenizedText(tuple(message.token_ids), tuple(message.pieces), tuple(message.specials))
+        self.tokenizing += 1
+        try:
+            message = await _checked(self._stub.Tokenize(request), _TOKENIZE_TIMEOUT_S)
+        finally:
+            self.tokenizing -= 1
+        return TOKENIZED_TEXT.decode(message)
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""
@@ -257,15 +245,17 @@ class ShardClient:
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint``; return what is wrong with it, or None."""
-        request = shard_pb2.CompileConstraintRequest(constraint=command_codec.constraint_message(constraint))
+        request = shard_pb2.CompileConstraintRequest(constraint=CONSTRAINT.encode(constraint))
         message = await _checked(self._stub.CompileConstraint(request), _COMPILE_TIMEOUT_S)
         return message.problem or None
 
-    async def embed(self, text: Sequence[int]) -> tuple[float, ...]:
-        """Return the vector of a text's tokens."""
-        request = shard_pb2.EmbedRequest(token_ids=text, counts=[len(text)])
-        self.embedding += 1
+    async def embed(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """Return the vector of each text, given as tokens. Every text that is being embedded may take a step's time."""
+        request = shard_pb2.EmbedRequest(token_ids=chain.from_iterable(texts), counts=map(len, texts))
+        self.embedding += len(texts)
         try:
-            return tuple((await _checked(self._stub.Embed(request), self._step_timeout_s)).values)
+            values = (await _checked(self._stub.Embed(request), self._step_timeout_s * self.embedding)).values
         finally:
-            self.embedding -= 1
+            self.embedding -= len(texts)
+        size = len(values) // len(texts)
+        return [tuple(values[start : start + size]) for start in range(0, len(values), size)]

@@ -8,26 +8,18 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
-from caravan_router.engine.client import Reply, ShardClient, ShardRpcError
+from caravan_proto.messages.commands import Command, Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_proto.messages.results import StepOutcome
 from caravan_router.engine.observer import EngineObserver, Method
 from caravan_router.engine.pace import StepPace
-from caravan_router.scheduling.actions import (
-    Command,
-    Decode,
-    Evaluate,
-    Fetch,
-    FilterBatch,
-    Load,
-    Prefill,
-    Save,
-    SetLayout,
-)
-from caravan_router.scheduling.events import CommandEnded, Event, Fetched, StepOutcome, Stepped
+from caravan_router.engine.shard_calls import Reply, ShardCalls, ShardRpcError
+from caravan_router.scheduling.actions import Fetch
+from caravan_router.scheduling.events import CommandEnded, Event, Fetched, Stepped
 
 _log = logging.getLogger(__name__)
 
 
-class Home(Protocol):
+class EventSink(Protocol):
     """What a shard works for: the engine of its model, which gets its events."""
 
     @property
@@ -41,9 +33,9 @@ class Session:
     """A shard while the router holds its lease of ``epoch``. ``hostname``: see `ShardTls`."""
 
     address: str
-    client: ShardClient
+    client: ShardCalls
     epoch: int
-    home: Home
+    sink: EventSink
     hostname: str
 
 
@@ -99,9 +91,9 @@ class CommandRunner:
             except ShardRpcError as error:
                 _log.warning("a transfer failed", extra={"shard": session.address, "reason": str(error)})
                 fetched = (False,) * len(fetch.keys)
-            session.home.observer.fetched(fetch.size_bytes, complete=all(fetched))
+            session.sink.observer.fetched(fetch.size_bytes, complete=all(fetched))
             seconds = time.monotonic() - began
-            session.home.post(Fetched(transfer_id=fetch.transfer_id, fetched=fetched, seconds=seconds))
+            session.sink.post(Fetched(transfer_id=fetch.transfer_id, fetched=fetched, seconds=seconds))
 
     async def run_commands(self) -> None:
         """Send commands in order, until cancelled; the next while the last one runs, so that the shard need not wait.
@@ -131,16 +123,16 @@ class CommandRunner:
 
     async def _collect(self, sent: _Sent) -> None:
         """Post the replies to a command and its end."""
-        home = self._session.home
+        sink = self._session.sink
         # Time in which the shard had no command is not overhead.
         self._last_step_end = max(self._last_step_end, sent.at)
         async for replies in sent.replies:
             self._observe(sent.command, replies)
             for reply in replies:
-                home.post(reply)
+                sink.post(reply)
         if isinstance(sent.command, FilterBatch):
-            home.observer.filtered(time.monotonic() - sent.at)
-        home.post(CommandEnded(self._session.address, sent.command.command_id))
+            sink.observer.filtered(time.monotonic() - sent.at)
+        sink.post(CommandEnded(self._session.address, sent.command.command_id))
 
     def _observe(self, command: Command, replies: Sequence[Reply]) -> None:
         steps = [reply for reply in replies if isinstance(reply, Stepped)]
@@ -151,7 +143,7 @@ class CommandRunner:
         now = time.monotonic()
         elapsed, self._last_step_end = now - self._last_step_end, now
         overhead_s = max(0.0, elapsed - sum(step.forward_s for step in steps)) / len(steps)
-        observer = self._session.home.observer
+        observer = self._session.sink.observer
         for step in steps:
             if step.outcome is StepOutcome.OK:
                 observer.step(step, method, overhead_s=overhead_s)

@@ -1,18 +1,25 @@
-"""Finds the addresses of shards: fixed ones, the IP addresses of a DNS name, the lines of a file."""
+"""Finds the addresses of shards: fixed ones, the IP addresses of a DNS name, the lines of a file, pods of a Service."""
 
 import asyncio
+import functools
 import logging
 import re
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
+from typing import Protocol
 
 _log = logging.getLogger(__name__)
 
 _HOST_AND_PORT = re.compile(r"[^\s,]+:[0-9]{1,5}")
+_SERVICE = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+):([0-9]{1,5})")
 _SOCKET = re.compile(r"unix(-abstract)?:\S+")
+
+# What a lookup fails with when the name has no address, as that of a Service without pods.
+_NO_ADDRESS = {socket.EAI_NONAME, socket.EAI_NODATA}
+# A name has no address when so many lookups in a row say that: servers of names that have just started may say it too.
+_SURE_LOOKUPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +68,56 @@ class AddressFile:
         return f"file:{self.path}"
 
 
-ShardSource = Address | DnsName | AddressFile
+@dataclass(frozen=True, slots=True)
+class KubernetesService:
+    """The shards behind a Service, which the API server is asked for: see `caravan_router.kubernetes`."""
+
+    namespace: str
+    name: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"k8s:{self.namespace}/{self.name}:{self.port}"
 
 
-def parse_source(text: str) -> ShardSource:
+class WatchedSource(Protocol):
+    """A source that tells by itself when its addresses change."""
+
+    async def watch(self, note: Callable[[frozenset[str]], None]) -> None:
+        """Call ``note`` with every new set of addresses, until cancelled."""
+        ...
+
+
+class AddressBook:
+    """A source of shards that this program itself starts and ends."""
+
+    def __init__(self) -> None:
+        self._addresses: frozenset[str] = frozenset()
+        self._note: Callable[[frozenset[str]], None] = lambda _addresses: None
+
+    async def watch(self, note: Callable[[frozenset[str]], None]) -> None:
+        """See `WatchedSource`."""
+        self._note = note
+        note(self._addresses)
+        await asyncio.get_running_loop().create_future()
+
+    def add(self, address: str) -> None:
+        """Add the address of a shard that listens."""
+        self._addresses |= {address}
+        self._note(self._addresses)
+
+    def remove(self, address: str) -> None:
+        """Remove the address of a shard that has ended."""
+        self._addresses -= {address}
+        self._note(self._addresses)
+
+
+# What a flag can name, and where addresses are found.
+NamedSource = Address | DnsName | AddressFile | KubernetesService
+ShardSource = Address | DnsName | AddressFile | WatchedSource
+
+
+def parse_source(text: str) -> NamedSource:
     """Read a value of ``--shard``. Raises ValueError."""
     kind, _, rest = text.partition(":")
     if kind == "file":
@@ -76,6 +129,10 @@ def parse_source(text: str) -> ShardSource:
             raise ValueError(f"must be dns:name:port. Given: {text!r}")
         host, _, port = rest.rpartition(":")
         return DnsName(host, int(port))
+    if kind == "k8s":
+        if not (found := _SERVICE.fullmatch(rest)):
+            raise ValueError(f"must be k8s:namespace/service:port. Given: {text!r}")
+        return KubernetesService(found[1], found[2], int(found[3]))
     return Address(text)
 
 
@@ -83,8 +140,9 @@ class Discovery:
     """Keeps the set of addresses of all ``sources`` current, and calls ``on_change`` with every new set.
 
     Names and files are looked up every ``refresh_s`` seconds. A new address counts at once. An address counts as gone
-    when two lookups in a row lack it, so that a file that is being written and an incomplete DNS answer do no harm. A
-    lookup that fails changes nothing.
+    when two lookups in a row lack it, so that a file that is being written and an incomplete DNS answer do no harm, and
+    when five in a row say that the name has no address. Any other lookup that fails changes nothing. A source that is
+    watched says itself what counts.
     """
 
     def __init__(
@@ -94,30 +152,34 @@ class Discovery:
         self._on_change = on_change
         # The addresses of each source. A source with fixed ones is never looked up.
         self._found: dict[ShardSource, frozenset[str]] = {}
-        self._watched: list[DnsName | AddressFile] = []
+        self._looked_up: list[DnsName | AddressFile] = []
+        self._watched: list[WatchedSource] = []
         for source in dict.fromkeys(sources):
             match source:
                 case Address():
                     self._found[source] = frozenset((source.address,))
                 case DnsName() | AddressFile():
-                    self._watched.append(source)
+                    self._looked_up.append(source)
                 case _:
-                    assert_never(source)
+                    self._watched.append(source)
 
     async def run(self) -> None:
-        """Watch the names and files until cancelled; return at once if there are none."""
+        """Follow all sources until cancelled; return at once if all addresses are fixed."""
         self._on_change(self._addresses)
         async with asyncio.TaskGroup() as tasks:
-            for source in self._watched:
-                tasks.create_task(self._watch(source))
+            for source in self._looked_up:
+                tasks.create_task(self._look_up(source))
+            for watched in self._watched:
+                tasks.create_task(watched.watch(functools.partial(self._note, watched)))
 
     @property
     def _addresses(self) -> frozenset[str]:
         return frozenset[str]().union(*self._found.values())
 
-    async def _watch(self, source: DnsName | AddressFile) -> None:
+    async def _look_up(self, source: DnsName | AddressFile) -> None:
         last: frozenset[str] = frozenset()
         failed = False
+        empty = 0
         while True:
             try:
                 listed = await source.look_up()
@@ -126,13 +188,18 @@ class Discovery:
                     extra = {"source": str(source), "reason": str(error), "shards": len(last)}
                     _log.warning("the addresses of shards cannot be looked up, the last ones stay", extra=extra)
                 failed = True
+                is_empty = isinstance(error, socket.gaierror) and error.errno in _NO_ADDRESS
+                empty = empty + 1 if is_empty else 0
+                if empty == _SURE_LOOKUPS:
+                    last = frozenset()
+                    self._note(source, last)
             else:
-                failed = False
+                failed, empty = False, 0
                 self._note(source, listed | last)
                 last = listed
             await asyncio.sleep(self._refresh_s)
 
-    def _note(self, source: DnsName | AddressFile, addresses: frozenset[str]) -> None:
+    def _note(self, source: ShardSource, addresses: frozenset[str]) -> None:
         known, self._found[source] = self._found.get(source, frozenset()), addresses
         if addresses != known:
             self._on_change(self._addresses)

@@ -2,26 +2,59 @@
 
 import asyncio
 import contextlib
+import functools
+import itertools
+import logging
+import operator
+import random
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from caravan_router.core.engine import ModelFacts
-from caravan_router.core.prefixes import ShardPrefixes
-from caravan_router.core.shards import ShardReport, ShardRoom
+from caravan_router.core.model_names import ModelNames
+from caravan_router.core.shards import ShardReport, ShardRoom, ShardState
+from caravan_router.engine.absence import Absence
 from caravan_router.engine.batcher import Batcher
-from caravan_router.engine.discovery import ShardSource
-from caravan_router.engine.link import LinkConfig, ShardLink
+from caravan_router.engine.demand import Demand
+from caravan_router.engine.discovery import AddressBook, ShardSource
+from caravan_router.engine.fleet_prefixes import FleetPrefixes
+from caravan_router.engine.link import ShardLink
+from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.link_pool import LinkPool
 from caravan_router.engine.observer import EngineObserver
+from caravan_router.engine.replacement import serving
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.scheduling.config import SchedulerConfig
+
+_log = logging.getLogger(__name__)
 
 # The scheduler's deadlines are in seconds, so a coarse clock is enough when nothing else happens.
 _TICK_S = 0.5
 _SETTLE_POLL_S = 0.01
+_JOIN_POLL_S = 0.01
 # Requests for a model wait for a new shard when its last address is gone, as they do with a single model.
 _REMEMBERED_S = 600.0
+# Requests wait so long for a shard of their model that was lost, while other weights of that name are served.
+_REPLACED_S = 5.0
+# Its shard may serve again.
+_PRESENT = (ShardState.SERVING, ShardState.STANDBY, ShardState.DRAINING)
+
+
+@dataclass(slots=True)
+class _Last:
+    """When a model last had an address that is listed, and a shard, in seconds on ``time.monotonic``."""
+
+    listed_s: float
+    present_s: float
+
+
+# One file may be served under several names with other flags, and a name may get other weights.
+_Identity = tuple[str, str]
+
+
+def _identity(facts: ModelFacts) -> _Identity:
+    return facts.name, facts.fingerprint
 
 
 class Fleet:
@@ -30,8 +63,10 @@ class Fleet:
     A model is known from its first shard on. When the address of its last shard is gone, it stays known
 
     - until another model joins, if models were served one at a time so far: it was replaced;
-    - else for ten minutes, or for good if it is ``expected`` or there is no other;
-    - in any case at most until a shard joins that has another file of the same name.
+    - else for ten minutes, or for good if it is ``expected`` or there is no other.
+
+    Shards with other weights under the same name have an engine of their own, while the name is rolled out: see
+    `replacement`. An engine without shards passes its requests on to the other.
 
     ``expected`` are the names of models that are sure to join; the first is the default. ``observer_of`` returns the
     observer for the model of a name.
@@ -45,23 +80,30 @@ class Fleet:
         observer_of: Callable[[str], EngineObserver],
         expected: Sequence[str] = (),
     ) -> None:
-        self.expected = tuple(expected)
-        self.strict = bool(expected)
-        self._scheduler_config = scheduler_config
-        self._observer_of = observer_of
-        self._pool = LinkPool(sources, link_config, self)
-        # By fingerprint, in the order in which the models joined.
-        self._batchers: dict[str, Batcher] = {}
+        self.names = ModelNames(expected=tuple(expected), strict=bool(expected))
+        request_ids = itertools.count(1)
+
+        def make_batcher(facts: ModelFacts) -> Batcher:
+            return Batcher(facts, scheduler_config, observer_of(facts.name), request_ids)
+
+        self._make_batcher = make_batcher
+        self._url = link_config.url
+        # Shards that this program starts while it runs.
+        self.started_here = AddressBook()
+        self._pool = LinkPool((*sources, self.started_here), link_config, self)
+        # In the order in which the models joined.
+        self._batchers: dict[_Identity, Batcher] = {}
         # Models that are no longer known but still have requests.
         self._leaving: list[Batcher] = []
         # The batcher of each shard that was accepted, by address.
-        self._homes: dict[str, Batcher] = {}
+        self._batcher_of: dict[str, Batcher] = {}
         self._runs: dict[Batcher, asyncio.Task[None]] = {}
+        self.prefix_cache = FleetPrefixes(self._batchers.values())
         self._tasks = asyncio.TaskGroup()
-        # When each model was last seen to have an address, by fingerprint.
-        self._seen_s: dict[str, float] = {}
-        # Set when a model becomes known, and then replaced.
-        self._news = asyncio.Event()
+        # Whether a model that is no longer known had a shard.
+        self._served = False
+        self._last: dict[_Identity, _Last] = {}
+        self.demand = Demand(self, Absence(scheduler_config.no_shard_grace_s))
 
     async def run(self) -> None:
         """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
@@ -69,8 +111,10 @@ class Fleet:
             tasks.create_task(self._pool.run())
             while True:
                 self._forget_models(time.monotonic())
-                for batcher in (*self._batchers.values(), *self._leaving):
-                    batcher.tick()
+                for named in self._by_name((*self._batchers.values(), *self._leaving)):
+                    for batcher in named:
+                        batcher.tick()
+                    named[0].observer.queue(functools.reduce(operator.add, (batcher.queue for batcher in named)))
                 await asyncio.sleep(_TICK_S)
 
     async def settle(self, timeout_s: float) -> None:
@@ -88,10 +132,10 @@ class Fleet:
 
     @property
     def engines(self) -> list[Batcher]:
-        """The engine of each known model: the default first, then those that have shards, in order of joining."""
+        """The engine that serves each known name: the default first, then those that have shards, by joining."""
         return sorted(
-            self._batchers.values(),
-            key=lambda batcher: (batcher.model.name not in self.expected[:1], not batcher.replicas.links),
+            map(serving, self._by_name(self._batchers.values())),
+            key=lambda batcher: (batcher.model.name not in self.names.expected[:1], not batcher.replicas.links),
         )
 
     def engine(self, name: str) -> Batcher | None:
@@ -99,64 +143,88 @@ class Fleet:
         return next((batcher for batcher in self.engines if name in ("", batcher.model.name)), None)
 
     async def wait_for_model(self, name: str) -> None:
-        """Wait until the model of this name is known, "" for any; at most the time that requests wait for a shard."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._scheduler_config.no_shard_grace_s):
-                await self._known(name)
+        """Wait until the model of this name is known, "" for any; at most the time that requests wait for a shard.
+
+        Raises NoShardError if it is not known then.
+        """
+        await self.demand.wait_for_model(name)
+
+    def batchers(self, name: str) -> list[Batcher]:
+        """Return all engines of a name, those that only have requests left included."""
+        batchers = (*self._batchers.values(), *self._leaving)
+        return [batcher for batcher in batchers if batcher.model.name == name]
 
     async def wait_until_ready(self) -> None:
         """Wait until each of the ``expected`` models has a shard, or any model if none is expected."""
-        for name in self.expected or ("",):
-            await (await self._known(name)).ready.wait()
+        for name in self.names.expected or ("",):
+            await (await self.demand.known(name)).ready.wait()
 
-    async def _known(self, name: str) -> Batcher:
-        while (batcher := self.engine(name)) is None:
-            await self._news.wait()
-        return batcher
+    @staticmethod
+    def _by_name(batchers: Iterable[Batcher]) -> list[list[Batcher]]:
+        named: dict[str, list[Batcher]] = {}
+        for batcher in batchers:
+            named.setdefault(batcher.model.name, []).append(batcher)
+        return list(named.values())
 
     @property
     def healthy(self) -> bool:
         """Whether at least one shard of any model is leased and makes progress."""
-        return any(batcher.healthy for batcher in self._batchers.values())
+        return self.names.load_on_demand or any(batcher.healthy for batcher in self._batchers.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether a shard of any model was leased since the start."""
+        joined = any(batcher.ready.is_set() for batcher in self._batchers.values())
+        return self.names.load_on_demand or self._served or joined
 
     def accept(self, link: ShardLink, info: ShardInfo) -> Batcher | str:
         """Return the engine of the shard's model, or why the shard may not serve beside the others."""
         address, facts = link.address, info.facts
-        old = [
-            batcher
-            for batcher in self._batchers.values()
-            if batcher.model.name == facts.name and batcher.model.fingerprint != facts.fingerprint
-        ]
-        for batcher in old:
-            for other in batcher.replicas.links:
-                if other != address:
-                    return f"it serves {facts.name}, and {other} serves another model of that name"
-        home = self._homes.get(address)
-        if home is not None and home.model.fingerprint != facts.fingerprint:
+        former = self._batcher_of.get(address)
+        if former is not None and _identity(former.model) != _identity(facts):
             self.forget(address)
-        for batcher in old:
-            self._retire(batcher)
-        batcher = self._batchers.get(facts.fingerprint) or self._add(facts)
+        batcher = self._batchers.get(_identity(facts)) or self._add(facts)
         batcher.replicas.add(link, facts)
-        self._homes[address] = batcher
-        replaced = [known for known in self._batchers.values() if not known.replicas.links]
-        if len(self._batchers) - len(replaced) > 1:
-            self.strict = True
-        elif not self.strict:
-            for known in replaced:
+        self._batcher_of[address] = batcher
+        self._replace_engines(time.monotonic())
+        absent = [known for known in self._batchers.values() if not known.replicas.links]
+        if len({known.model.name for known in self._batchers.values() if known not in absent}) > 1:
+            self.names.strict = True
+        elif not self.names.strict:
+            for known in absent:
                 self._retire(known)
         return batcher
 
+    def _replace_engines(self, now: float) -> None:
+        """End engines that have no shard left, and of whose name another one serves, which gets their requests."""
+        for named in self._by_name(self._batchers.values()):
+            successor = serving(named)
+            for batcher in named:
+                identity = _identity(batcher.model)
+                links = batcher.replicas.links.values()
+                if any(link.standing.state in _PRESENT for link in links) or batcher.healthy:
+                    self._last[identity].present_s = now
+                    continue
+                lost_for_s = now - self._last[identity].present_s
+                is_given_up = successor.healthy and lost_for_s >= _REPLACED_S
+                if batcher is not successor and (is_given_up or not links):
+                    _log.info(
+                        "other weights replaced a model",
+                        extra={"model": batcher.model.name, "fingerprint": batcher.model.fingerprint},
+                    )
+                    self._retire(batcher)
+                    batcher.replace_by(successor)
+
     def is_free(self, address: str) -> bool:
         """Whether the shard at ``address`` is not leased."""
-        home = self._homes.get(address)
-        return home is None or home.is_free(address)
+        batcher = self._batcher_of.get(address)
+        return batcher is None or batcher.is_free(address)
 
     def load(self, address: str) -> int:
         """Return how many sequences the shard at ``address`` has."""
-        home = self._homes.get(address)
-        shard = None if home is None else home.scheduler.shards.get(address)
-        return 0 if shard is None else len(shard.residents)
+        batcher = self._batcher_of.get(address)
+        shard = None if batcher is None else batcher.scheduler.shards.get(address)
+        return 0 if shard is None else len(shard.stays.residents)
 
     def has_requests(self, fingerprint: str) -> bool:
         """Whether requests for the model of this fingerprint wait or run."""
@@ -169,29 +237,38 @@ class Fleet:
 
     def forget(self, address: str) -> None:
         """Forget the shard at ``address``, which is gone or has another model now."""
-        if (home := self._homes.pop(address, None)) is not None:
-            home.replicas.remove(address)
+        if (batcher := self._batcher_of.pop(address, None)) is not None:
+            batcher.replicas.remove(address)
 
     def _add(self, facts: ModelFacts) -> Batcher:
-        batcher = Batcher(facts, self._scheduler_config, self._observer_of(facts.name))
-        self._batchers[facts.fingerprint] = batcher
+        for known in self._batchers.values():
+            if known.model.name == facts.name:
+                _log.warning(
+                    "a model joins with other weights than shards of that name: the weights with more shards serve",
+                    extra={"model": facts.name, "fingerprint": facts.fingerprint, "known": known.model.fingerprint},
+                )
+        batcher = self._make_batcher(facts)
+        self._batchers[_identity(facts)] = batcher
+        self._last[_identity(facts)] = _Last(time.monotonic(), time.monotonic())
         self._runs[batcher] = self._tasks.create_task(batcher.run())
-        self._news.set()
-        self._news = asyncio.Event()
+        self.demand.note_model(batcher)
         return batcher
 
     def _retire(self, batcher: Batcher) -> None:
-        del self._batchers[batcher.model.fingerprint]
+        identity = _identity(batcher.model)
+        del self._batchers[identity], self._last[identity]
+        self._served = self._served or batcher.ready.is_set()
         self._leaving.append(batcher)
 
     def _forget_models(self, now: float) -> None:
-        for fingerprint, batcher in list(self._batchers.items()):
+        self._replace_engines(now)
+        for identity, batcher in list(self._batchers.items()):
             if batcher.replicas.links:
-                self._seen_s[fingerprint] = now
+                self._last[identity].listed_s = now
             elif (
-                now - self._seen_s.setdefault(fingerprint, now) > _REMEMBERED_S
-                and batcher.model.name not in self.expected
-                and len(self._batchers) > 1
+                batcher.model.name not in self.names.expected
+                and (now - self._last[identity].listed_s > _REMEMBERED_S or self.names.load_on_demand)
+                and (len(self._batchers) > 1 or self.names.load_on_demand)
             ):
                 self._retire(batcher)
         for batcher in [batcher for batcher in self._leaving if batcher.is_settled]:
@@ -199,7 +276,17 @@ class Fleet:
             if all(other.model.name != batcher.model.name for other in (*self._batchers.values(), *self._leaving)):
                 batcher.observer.model_gone()
             self._runs.pop(batcher).cancel()
-        self._seen_s = {fingerprint: self._seen_s[fingerprint] for fingerprint in self._batchers}
+
+    def neighbour(self, name: str) -> str | None:
+        """Return the URL of a router that holds a shard of the model, of which this one holds none."""
+        engine = self.engine(name)
+        if engine is None or engine.healthy:
+            return None
+        named = (batcher for batcher in self._batchers.values() if batcher.model.name == engine.model.name)
+        links = (link for batcher in named for link in batcher.replicas.links.values())
+        urls = {link.info.holder_url for link in links if link.standing.state is ShardState.STANDBY and link.info}
+        others = sorted(urls - {"", self._url})
+        return random.choice(others) if others else None  # noqa: S311  any of them will do
 
     def shards(self) -> list[ShardReport]:
         """Return the state of each shard whose address is known."""
@@ -209,14 +296,15 @@ class Fleet:
         report = ShardReport(address=link.address, standing=link.standing, epoch=link.epoch)
         if link.info is None:
             return report
-        home = self._homes.get(link.address)
-        leased = None if home is None else home.scheduler.shards.get(link.address)
-        limits = link.info.limits if leased is None else leased.limits
+        batcher = self._batcher_of.get(link.address)
+        leased = None if batcher is None else batcher.scheduler.shards.get(link.address)
+        limits = link.info.limits if leased is None else leased.capacity.limits
         return replace(
             report,
             shard_id=link.info.shard_id,
             version=link.info.version,
             model=link.info.facts.name,
+            model_fingerprint=link.info.facts.fingerprint,
             room=ShardRoom(
                 max_sequences=limits.max_sequences,
                 max_batch_tokens=limits.max_batch_tokens,
@@ -225,21 +313,12 @@ class Fleet:
                 unified=limits.layout.shares_cells,
                 draft_tokens=limits.draft_tokens,
             ),
-            batch_invariant=link.info.batch_invariant,
-            sequences=0 if leased is None else len(leased.residents),
-            used_cells=0 if leased is None else leased.live_cells,
+            numerics=link.info.numerics,
+            sequences=0 if leased is None else len(leased.stays.residents),
+            used_cells=0 if leased is None else leased.cells.live,
         )
 
     async def drain_shard(self, address: str) -> bool:
         """Let a shard drain and end; return whether it has agreed. Its sequences move to others where these can."""
         link = self._pool.links.get(address)
         return link is not None and await link.drain()
-
-    def cached_prefixes(self) -> list[ShardPrefixes]:
-        """Return what each leased shard keeps of ended sequences."""
-        return [prefixes for batcher in self._batchers.values() for prefixes in batcher.cached_prefixes()]
-
-    async def flush_prefixes(self, shards: Collection[str]) -> list[ShardPrefixes]:
-        """Evict all that ``shards`` keep of ended sequences, and return it. Shards that are not leased are left out."""
-        flushed = await asyncio.gather(*(batcher.flush_prefixes(shards) for batcher in self._batchers.values()))
-        return [prefixes for of_model in flushed for prefixes in of_model]

@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import grpc.aio
-
 from caravan_proto.channel import is_tcp
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.commands import Command
+from caravan_proto.messages.model import ShardClaim
 from caravan_router.core.shards import ShardStanding, ShardState
-from caravan_router.engine.client import ShardClient, ShardRpcError
-from caravan_router.engine.command_runner import CommandRunner, Home, Session
+from caravan_router.engine.client import ShardClient
+from caravan_router.engine.command_runner import CommandRunner, EventSink, Session
+from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.pace import StepPace
-from caravan_router.engine.security import ShardTls, find_tls_problem
-from caravan_router.engine.shard_info import ShardInfo, ShardWish
-from caravan_router.scheduling.actions import Command, Fetch
+from caravan_router.engine.security import find_tls_problem
+from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
+from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.scheduling.actions import Fetch
 from caravan_router.scheduling.events import (
     ShardDraining,
     ShardJoined,
@@ -41,40 +43,15 @@ _RENEWED_AFTER = 1 / 15
 # A router that ends waits so long for a shard to take its lease back.
 _LAST_CALL_S = 1.0
 
-# A router asks this often for a shard that another one holds, in seconds.
+# A router asks this often for a shard that another one holds, in seconds: while its requests wait, and else.
+_URGENT_S = 0.1
 _STANDBY_S = 1.0
-# A router that let a shard go for another router does not ask for it before so many seconds.
+# A router that let a shard go for another router does not ask for it again for this many seconds, in which that one
+# asks for it: one whose requests wait, and any other.
+_TURN_PAUSE_S = 0.4
 _YIELDED_S = 5.0
 
 _GONE = "its address is gone"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkConfig:
-    """Settings of the links to all shards.
-
-    ``router_id`` names the holder of the leases. A lease ends ``lease_ttl_s`` seconds after its last renewal.
-
-    A shard reports its progress every ``heartbeat_s`` seconds, also while it computes a step. It is given up if it
-    reports nothing for ``silence_s`` seconds, or has work and completes no step for as long as `StepPace` allows, at
-    most ``step_timeout_s`` seconds.
-
-    A decode step that follows the last reply within ``stream_interval_ms`` is reported with the next step. Names and
-    files of addresses are looked up every ``address_refresh_s`` seconds. Without ``tls``, nothing is encrypted.
-    ``wants_drafts``: requests may have draft tokens, which is no reason to refuse a shard that cannot have any.
-    ``open_channel`` makes the channel to an address in place of one over the network, for a shard in this process.
-    """
-
-    router_id: str
-    lease_ttl_s: float = 15.0
-    heartbeat_s: float = 0.5
-    silence_s: float = 1.5
-    step_timeout_s: float = 60.0
-    stream_interval_ms: int = 20
-    address_refresh_s: float = 2.0
-    tls: ShardTls | None = None
-    wants_drafts: bool = False
-    open_channel: Callable[[str], grpc.aio.Channel] | None = None
 
 
 class _SessionError(Exception):
@@ -93,35 +70,41 @@ class _DrainedError(_SessionError):
     """The shard drained as planned, and has ended or is another router's."""
 
 
-class ShardLink:
-    """Owns the connection to one shard and posts what happens there as events.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOwner:
+    """``accept`` judges a shard before it joins: it returns the engine of its model, or a reason to refuse it.
 
-    ``accept`` judges a shard before it joins: it returns the engine of the shard's model, or a reason to refuse it.
-    ``wish`` returns what to ask a shard with the model of that fingerprint with; None if this router needs no more of
-    them. ``on_wanted`` is called when ``wanted_by`` has changed.
+    ``claim`` returns what to ask a shard with the model of that fingerprint with; None if this router needs no more of
+    them. ``on_wanted`` is called when `ShardLink.wanted_by` has changed.
     """
 
-    # Set when the shard is accepted, which comes before every event.
-    _home: Home
+    accept: "Callable[[ShardLink, ShardInfo], EventSink | str]"
+    claim: Callable[[str], ShardClaim | None] = lambda _fingerprint: ShardClaim(0)
+    on_wanted: Callable[[], None] = lambda: None
 
-    def __init__(
-        self,
-        address: str,
-        config: LinkConfig,
-        *,
-        accept: "Callable[[ShardLink, ShardInfo], Home | str]",
-        wish: Callable[[str], ShardWish | None] = lambda _fingerprint: ShardWish(0),
-        on_wanted: Callable[[], None] = lambda: None,
-    ) -> None:
+    def engine_of(self, link: "ShardLink", info: ShardInfo) -> EventSink:
+        """Return the engine of the shard's model. Raises _RefusedError."""
+        accepted = self.accept(link, info)
+        if isinstance(accepted, str):
+            raise _RefusedError(accepted)
+        return accepted
+
+
+class ShardLink:
+    """Owns the connection to one shard and posts what happens there as events."""
+
+    # Set when the shard is accepted, which comes before every event.
+    _sink: EventSink
+
+    def __init__(self, address: str, config: LinkConfig, owner: LinkOwner) -> None:
         self.address = address
         self._config = config
-        self._accept = accept
-        self._wish = wish
-        self._on_wanted = on_wanted
-        # The wish of another router that wants the shard; None if there is none.
-        self.wanted_by: ShardWish | None = None
-        # The shard drains because another router takes it over.
-        self.yields = False
+        self._owner = owner
+        # The claim of another router that wants the shard; None if there is none.
+        self.wanted_by: ShardClaim | None = None
+        # The shard drains because another router takes it over, which has requests that wait for it.
+        # The seconds after that before it is asked for again; 0 if it is not to be taken over.
+        self.yields_for_s = 0.0
         # None while the shard is not leased.
         self._runner: CommandRunner | None = None
         # Nothing of the shard, which drains, is needed any more.
@@ -133,7 +116,7 @@ class ShardLink:
         self.lease: tuple[str, int] | None = None
         self.retired = False
         # Makes calls other than commands; None while the shard is not leased.
-        self.client: ShardClient | None = None
+        self.client: ShardCalls | None = None
         # The shard's last description of itself; None before it has answered.
         self.info: ShardInfo | None = None
         self.standing = ShardStanding(state=ShardState.JOINING, since_s=time.monotonic())
@@ -167,9 +150,14 @@ class ShardLink:
             return False
         return True
 
+    @property
+    def is_wanted_urgently(self) -> bool:
+        """Whether requests of another router wait for the shard."""
+        return self.wanted_by is not None and self.wanted_by.urgent
+
     def yield_shard(self) -> None:
         """Drain the shard and give it back, for another router."""
-        self.yields = True
+        self.yields_for_s = _TURN_PAUSE_S if self.is_wanted_urgently else _YIELDED_S
         self._drain("another router takes it over")
 
     def retire(self) -> None:
@@ -192,12 +180,12 @@ class ShardLink:
             except* (ShardRpcError, _SessionError) as errors:
                 self._note_end(errors.exceptions)
             finally:
-                yielded = self.yields
+                yielded_for_s = self.yields_for_s
                 self._leave()
             if self.retired:
                 return
-            if yielded:
-                backoff_s = _YIELDED_S
+            if yielded_for_s:
+                backoff_s = yielded_for_s
             elif time.monotonic() - joined_at > _MAX_BACKOFF_S:
                 backoff_s = _FIRST_BACKOFF_S
             # Jitter: routers and links that lost the same host must not come back at the same moment.
@@ -222,7 +210,7 @@ class ShardLink:
         elif any(isinstance(error, _InsecureError) for error in errors):
             level = level_of_refusal
         elif self.client is not None:
-            self._home.observer.shard_lost()
+            self._sink.observer.shard_lost()
         _log.log(level, "shard is not available", extra={"shard": self.address, "reason": reason})
         self._become(ShardState.JOINING if self.lease is None else ShardState.LOST, reason)
 
@@ -232,16 +220,16 @@ class ShardLink:
 
     def _drain(self, reason: str) -> None:
         self._become(ShardState.DRAINING, reason)
-        self._home.post(ShardDraining(self.address))
+        self._sink.post(ShardDraining(self.address))
 
     def _leave(self) -> None:
-        self.wanted_by, self.yields = None, False
+        self.wanted_by, self.yields_for_s = None, 0.0
         if self.client is not None:
             self.client = None
             self._runner = None
             self._drained.clear()
-            self._home.observer.shard_gone(self.address)
-            self._home.post(ShardLost(self.address))
+            self._sink.observer.shard_gone(self.address)
+            self._sink.post(ShardLost(self.address))
 
     def _new_pace(self) -> StepPace:
         # Progress is seen once per heartbeat, so half of one less is noticed as soon as silence.
@@ -259,8 +247,12 @@ class ShardLink:
             epoch = await self._take(client, info)
             self.client = client
             runs = await client.saved_runs()
-            self._runner = runner = CommandRunner(self._make_session(client, epoch), self._pace)
-            self._home.post(ShardJoined(self.address, info.limits, runs, survived))
+            # The engine may have been replaced meanwhile, when no shard of it was left.
+            self._sink = self._owner.engine_of(self, info)
+            hostname = "" if self._config.tls is None else self._config.tls.hostname
+            session = Session(address=self.address, client=client, epoch=epoch, sink=self._sink, hostname=hostname)
+            self._runner = runner = CommandRunner(session, self._pace)
+            self._sink.post(ShardJoined(self.address, info.limits, runs, survived))
             self._become(ShardState.SERVING)
             if self.retired:
                 self._drain(_GONE)
@@ -289,19 +281,14 @@ class ShardLink:
         finally:
             await client.close()
 
-    def _make_session(self, client: ShardClient, epoch: int) -> Session:
-        hostname = "" if self._config.tls is None else self._config.tls.hostname
-        return Session(address=self.address, client=client, epoch=epoch, home=self._home, hostname=hostname)
-
-    async def _make_client(self) -> ShardClient:
-        config, channel = self._config, None
-        if config.open_channel is not None:
-            channel = config.open_channel(self.address)
-        elif config.tls is not None:
-            channel = await config.tls.open_channel(self.address)
+    async def _make_client(self) -> ShardCalls:
+        config = self._config
+        if config.connect is not None:
+            return config.connect(self.address)
+        channel = None if config.tls is None else await config.tls.open_channel(self.address)
         return ShardClient(self.address, config.step_timeout_s, config.stream_interval_ms, channel)
 
-    async def _ask(self, client: ShardClient) -> ShardInfo:
+    async def _ask(self, client: ShardCalls) -> ShardInfo:
         """Ask the shard what it is. Raises ShardRpcError, or _InsecureError if TLS is why it cannot be asked."""
         try:
             return await client.info()
@@ -312,7 +299,7 @@ class ShardLink:
                     raise _InsecureError(problem) from None
             raise
 
-    async def _check_moved(self, client: ShardClient, info: ShardInfo) -> None:
+    async def _check_moved(self, client: ShardCalls, info: ShardInfo) -> None:
         """Raise _SessionError while the shard is still in the step in which it was lost: the step may hang."""
         async with contextlib.aclosing(client.watch(self._config.heartbeat_s, self._config.silence_s)) as statuses:
             async for status in statuses:
@@ -320,28 +307,37 @@ class ShardLink:
                     raise _SessionError("it has not completed the step in which it was lost")
                 return
 
-    async def _take(self, client: ShardClient, info: ShardInfo) -> int:
+    async def _take(self, client: ShardCalls, info: ShardInfo) -> int:
         """Take the lease and return its epoch."""
         while not await self._ask_for(client, info):
-            await asyncio.sleep(_STANDBY_S * random.uniform(0.5, 1.0))  # noqa: S311  as in `run`
-            info = await client.info()
+            await self._stand_by(info.facts.fingerprint)
+            self.info = info = await client.info()
         if self.lease is not None and info.incarnation != self.lease[0]:
             self._pace = self._new_pace()
         self.lease = (info.incarnation, info.epoch + 1)
         return self.epoch
 
-    async def _ask_for(self, client: ShardClient, info: ShardInfo) -> bool:
+    async def _stand_by(self, fingerprint: str) -> None:
+        """Wait before the shard is asked for again, no longer than until requests wait for it."""
+        asks_at = time.monotonic() + _STANDBY_S * random.uniform(0.5, 1.0)  # noqa: S311  as in `run`
+        await asyncio.sleep(_URGENT_S)
+        while time.monotonic() < asks_at:
+            claim = self._owner.claim(fingerprint)
+            if claim is not None and claim.urgent:
+                return
+            await asyncio.sleep(_URGENT_S)
+
+    async def _ask_for(self, client: ShardCalls, info: ShardInfo) -> bool:
         """Take the shard under its next epoch if no other router holds it; return whether it is this router's now."""
-        wish = self._wish(info.facts.fingerprint)
-        if wish is None:
+        claim = self._owner.claim(info.facts.fingerprint)
+        if claim is None:
             self._become(ShardState.STANDBY, "this router ends, and does not need it")
             return False
-        accepted = self._accept(self, info)
-        if isinstance(accepted, str):
-            raise _RefusedError(accepted)
-        self._home = accepted
+        self._sink = self._owner.engine_of(self, info)
         try:
-            await client.lease(self._config.router_id, info.epoch + 1, self._config.lease_ttl_s, wish)
+            await client.lease(
+                self._config.router_id, info.epoch + 1, self._config.lease_ttl_s, claim, self._config.url
+            )
         except ShardRpcError as error:
             if error.error is not ShardError.HELD:
                 raise
@@ -349,26 +345,26 @@ class ShardLink:
             return False
         return True
 
-    async def _renew(self, client: ShardClient, epoch: int) -> None:
+    async def _renew(self, client: ShardCalls, epoch: int) -> None:
         while True:
             await asyncio.sleep(self._config.lease_ttl_s * _RENEWED_AFTER)
-            await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s)
+            await client.lease(self._config.router_id, epoch, self._config.lease_ttl_s, url=self._config.url)
 
-    async def _give_back(self, client: ShardClient, epoch: int) -> None:
+    async def _give_back(self, client: ShardCalls, epoch: int) -> None:
         """Wait until the shard has drained, and end the session with its lease."""
         await self._drained.wait()
         await client.give_back(self._config.router_id, epoch)
         raise _DrainedError("it has drained")
 
-    async def _watch(self, client: ShardClient, info: ShardInfo, runner: CommandRunner) -> None:
+    async def _watch(self, client: ShardCalls, info: ShardInfo, runner: CommandRunner) -> None:
         """Note that the shard drains. Raise once it ends, reports nothing, or completes no step for too long."""
         heartbeat_s = self._config.heartbeat_s
         last_steps, still_s, heard_at, draining = -1, 0.0, time.monotonic(), False
         async with contextlib.aclosing(client.watch(heartbeat_s, self._config.silence_s, self.epoch)) as statuses:
             async for status in statuses:
-                if status.wish != self.wanted_by:
-                    self.wanted_by = status.wish
-                    self._on_wanted()
+                if status.claim != self.wanted_by:
+                    self.wanted_by = status.claim
+                    self._owner.on_wanted()
                 if status.draining and not draining:
                     draining = True
                     self._drain("the shard is ending")

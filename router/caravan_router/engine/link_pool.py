@@ -8,23 +8,27 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
+from caravan_proto.messages.model import ShardClaim
 from caravan_router.core.shards import ShardState
-from caravan_router.engine.command_runner import Home
+from caravan_router.engine.command_runner import EventSink
 from caravan_router.engine.discovery import Discovery, ShardSource
-from caravan_router.engine.link import LinkConfig, ShardLink
-from caravan_router.engine.shard_info import ShardInfo, ShardWish
+from caravan_router.engine.link import LinkOwner, ShardLink
+from caravan_router.engine.link_config import LinkConfig
+from caravan_router.engine.shard_info import ShardInfo
 
 _log = logging.getLogger(__name__)
 
 _CHECK_S = 0.2
 # Before another shard goes to another router: until all shards have heard how many it holds now.
 _SHARE_PAUSE_S = 3.0
+# A router with requests keeps its only shard for this many seconds before one whose requests wait has its turn.
+_TURN_S = 2.0
 
 
 class LinkUser(Protocol):
     """The fleet, which decides what each shard is used for."""
 
-    def accept(self, link: ShardLink, info: ShardInfo) -> Home | str:
+    def accept(self, link: ShardLink, info: ShardInfo) -> EventSink | str:
         """Return the engine of the shard's model, or why the shard may not serve beside the others."""
         ...
 
@@ -51,17 +55,19 @@ class LinkPool:
     shard is lost. An address that comes back meanwhile gets a new link then.
 
     Routers with the same shards share them out, those of each model apart: a router that hears that another one wants a
-    shard drains it for that one if it keeps at least as many, one shard at a time. A router that ends lets all go but
-    one, which serves what is left until the end. If it loses that one, it asks for another, which it gets even if that
-    is the holder's only one.
+    shard drains it for that one if it keeps at least as many, one shard at a time. Where shards are fewer than routers,
+    they take turns: a router whose requests wait for a shard gets the only one of another that has no requests, or has
+    had its turn. A router that ends lets all go but one, which serves what is left until the end. If it loses that one,
+    it asks for another, which it gets in its turn.
     """
 
     def __init__(self, sources: Iterable[ShardSource], config: LinkConfig, user: LinkUser) -> None:
         self._config = config
         self._user = user
+        self._changed = asyncio.Event()
+        self._owner = LinkOwner(accept=self._accept, claim=self._claim, on_wanted=self._changed.set)
         self._discovery = Discovery(sources, config.address_refresh_s, self._note_addresses)
         self._listed: frozenset[str] = frozenset()
-        self._changed = asyncio.Event()
         # The tasks of the links that were not cancelled, by address.
         self._running: dict[str, asyncio.Task[None]] = {}
         # By address, in the order in which the addresses became known.
@@ -109,34 +115,37 @@ class LinkPool:
                 held.setdefault(link.info.facts.fingerprint, []).append(link)
         now = time.monotonic()
         for fingerprint, links in held.items():
-            if any(link.yields for link in links):
+            if any(link.yields_for_s for link in links):
                 self._yielded_s[fingerprint] = now
                 continue
-            wanted = [link for link in links if self._should_yield(link, len(links))]
+            wanted = [link for link in links if self._should_yield(link, len(links), fingerprint)]
             is_heard = now - self._yielded_s.get(fingerprint, -math.inf) >= _SHARE_PAUSE_S
-            if wanted and (self._ends or is_heard):
+            if wanted and (self._ends or is_heard or any(link.is_wanted_urgently for link in wanted)):
                 # The one with the least to move.
                 link = min(wanted, key=lambda link: self._user.load(link.address))
                 link.yield_shard()
 
-    def _should_yield(self, link: ShardLink, held: int) -> bool:
+    def _should_yield(self, link: ShardLink, held: int, fingerprint: str) -> bool:
         if link.wanted_by is None or link.standing.state is not ShardState.SERVING:
             return False
         if self._ends:
             return held > 1
+        if link.wanted_by.urgent and held == 1:
+            had_turn = time.monotonic() - link.standing.since_s >= _TURN_S
+            return had_turn or not self._user.has_requests(fingerprint)
         return link.wanted_by.urgent or held - 1 > link.wanted_by.held
 
-    def _wish(self, fingerprint: str) -> ShardWish | None:
+    def _claim(self, fingerprint: str) -> ShardClaim | None:
         """Return what to ask for another shard of the model with; None if this router needs no more of them."""
         links = [
             link
             for link in self.links.values()
             if link.client is not None and link.info is not None and link.info.facts.fingerprint == fingerprint
         ]
-        if not self._ends:
-            return ShardWish(len(links))
         is_served = any(link.standing.state is ShardState.SERVING for link in links)
-        return None if is_served or not self._user.has_requests(fingerprint) else ShardWish(len(links), urgent=True)
+        if not is_served and self._user.has_requests(fingerprint):
+            return ShardClaim(len(links), urgent=True)
+        return None if self._ends else ShardClaim(len(links))
 
     def _forget(self, address: str, _task: asyncio.Task[None]) -> None:
         del self.links[address]
@@ -162,9 +171,9 @@ class LinkPool:
         self._changed.set()
 
     def _make_link(self, address: str) -> ShardLink:
-        return ShardLink(address, self._config, accept=self._accept, wish=self._wish, on_wanted=self._changed.set)
+        return ShardLink(address, self._config, self._owner)
 
-    def _accept(self, link: ShardLink, info: ShardInfo) -> Home | str:
+    def _accept(self, link: ShardLink, info: ShardInfo) -> EventSink | str:
         for address, other in self.links.items():
             if other is not link and other.lease == (info.incarnation, info.epoch) and info.leased:
                 return f"it is the shard at {address}"

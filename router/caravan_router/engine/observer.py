@@ -20,7 +20,7 @@ class Method(Enum):
 class ShardUse:
     """The use of a shard: running sequences take ``used_cells``, ended ones ``cached_cells``.
 
-    Saved runs take ``memory_bytes`` and ``disk_bytes``.
+    Saved runs take ``memory_bytes`` and ``disk_bytes``, those that hold pinned prefixes ``pinned_bytes`` of these.
     """
 
     shard: str
@@ -29,7 +29,27 @@ class ShardUse:
     total_cells: int
     memory_bytes: int
     disk_bytes: int
+    pinned_bytes: int
     sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueUse:
+    """This many requests wait; the cells of ``swapped`` of them are saved.
+
+    ``oldest_s``: seconds since the arrival of the oldest request that has not started yet, 0 without any.
+    """
+
+    requests: int
+    swapped: int
+    oldest_s: float
+
+    def __add__(self, other: "QueueUse") -> "QueueUse":
+        return QueueUse(
+            requests=self.requests + other.requests,
+            swapped=self.swapped + other.swapped,
+            oldest_s=max(self.oldest_s, other.oldest_s),
+        )
 
 
 class EngineObserver(Protocol):
@@ -64,16 +84,13 @@ class EngineObserver(Protocol):
         """A request started; ``cached_tokens`` of its prompt were in the cache."""
 
     def resumed(self, computed_again: int) -> None:
-        """A request that had lost its cells starts again; so many of its tokens are computed for another time."""
+        """A request that had lost its cells starts again; ``computed_again`` of its tokens are computed once more."""
 
     def preempted(self, how: Preemption) -> None:
         """A running request gave its cells to others."""
 
     def fetched(self, size_bytes: int, *, complete: bool) -> None:
-        """A shard has fetched saved runs of so many bytes from another, or at least one of them could not be had."""
+        """A shard has fetched saved runs of ``size_bytes`` from another; some are missing unless ``complete``."""
 
-    def queue(self, requests: int, swapped: int, oldest_s: float) -> None:
-        """This many requests wait; the cells of ``swapped`` of them are saved.
-
-        ``oldest_s``: seconds since the arrival of the oldest request that has not started yet, 0 without any.
-        """
+    def queue(self, use: QueueUse) -> None:
+        """All that waits for the model now."""

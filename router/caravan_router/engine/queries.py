@@ -1,23 +1,27 @@
 """Calls that touch no sequence: tokenizing, detokenizing, compiling constraints, embedding. Any shard answers them."""
 
 import asyncio
-import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from caravan_proto.errors import ShardError
-from caravan_router.core.constraint import Constraint
-from caravan_router.core.engine import TokenizedText
-from caravan_router.core.errors import GenerationError, NoShardError, TextTooLongError
-from caravan_router.engine.client import ShardClient, ShardRpcError
+from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.model import TokenizedText
+from caravan_router.core.ahead import ahead
+from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
+from caravan_router.engine.absence import Absence
 from caravan_router.engine.link import ShardLink
+from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 
 _T = TypeVar("_T")
 
 # While no shard is up, every waiting request looks for one this often.
 _POLL_S = 0.1
+# What a shard computes in one forward pass, if its flags leave it that much room.
+_TEXTS_PER_CALL = 64
+_TEXT_TOKENS_PER_CALL = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +39,41 @@ class _Unanswered:
 
 
 class ShardQueries:
-    """Asks the shards that are up; while none is, a call waits ``grace_s`` for one.
+    """Asks the shards of ``model`` that are up; while none is, a call waits for one as ``absence`` says.
 
-    ``links`` may change. ``load`` returns how many sequences the shard at an address holds.
+    ``links`` and ``absence`` may change. ``load`` returns how many sequences the shard at an address holds.
     """
 
-    def __init__(self, links: Mapping[str, ShardLink], load: Callable[[str], int], grace_s: float) -> None:
+    def __init__(
+        self, model: str, links: Mapping[str, ShardLink], load: Callable[[str], int], absence: Absence
+    ) -> None:
+        self._model = model
         self._links = links
         self._load = load
-        self._grace_s = grace_s
+        self.absence = absence
+        # Calls that wait for a shard.
+        self.waiting = 0
+        # Whose shards are asked instead, and why none will ever answer.
+        self._successor: ShardQueries | None = None
+        self._ended: EngineError | None = None
+
+    def follow(self, successor: "ShardQueries") -> None:
+        """Ask the shards of ``successor`` from now on, whose vocabulary is the same."""
+        self._successor = successor
+
+    def end(self, error: EngineError) -> None:
+        """Let all calls that wait, and those to come, fail with ``error``."""
+        self._ended = error
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
-        return await self._ask_any(
+        return await self._tokenize(
             lambda client: client.tokenize(text, add_special=add_special, parse_special=parse_special)
         )
 
     async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
         """Return the tokens of a pair as a model that ranks reads it."""
-        return await self._ask_any(lambda client: client.tokenize_pair(query, document))
+        return await self._tokenize(lambda client: client.tokenize_pair(query, document))
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""
@@ -61,30 +81,74 @@ class ShardQueries:
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint`` on every shard that is up, since its sequence may run on any; return what is wrong."""
-        deadline = time.monotonic() + self._grace_s
+        began_s = time.monotonic()
         while not (clients := self._clients()):
-            await _pause(deadline, NoShardError())
+            await self._pause(began_s, self._no_shard())
         answers = await asyncio.gather(*(_compile(client, constraint) for client in clients))
         problems = [answer.problem for answer in answers if isinstance(answer, _Compiled)]
         if not problems:
-            raise NoShardError(next(answer.reason for answer in answers if isinstance(answer, _Unanswered)))
+            raise self._no_shard(next(answer.reason for answer in answers if isinstance(answer, _Unanswered)))
         return next((problem for problem in problems if problem is not None), None)
 
     async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-        """Return a vector for each text. Each is a call of its own: decoding waits for a single text at most."""
-        return [await self._ask_any(functools.partial(ShardClient.embed, text=text)) for text in texts]
+        """Return a vector for each text, in calls of as many texts as a shard may compute in one forward pass.
 
-    def _clients(self) -> list[ShardClient]:
+        A request has one call at a time for each shard, so that the calls of others take turns with its own.
+        """
+
+        async def embed(together: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+            return await self._ask_any(lambda client: client.embed(together), lambda client: client.embedding)
+
+        calls = list(_embedded_together(texts))
+        if len(calls) == 1:
+            # Most requests have few texts, which need no task.
+            return await embed(calls[0])
+        at_once = max(1, len(self._clients()))
+        return [vector async for made in ahead(calls, embed, at_once) for vector in made]
+
+    def _no_shard(self, reason: str = "") -> NoShardError:
+        return self.absence.error(self._model, reason)
+
+    async def _pause(self, began_s: float, failure: NoShardError) -> None:
+        """Wait before the shards are asked again.
+
+        Raises ``failure`` if that has been tried for long enough, or why nobody will answer.
+        """
+        if self._successor is not None:
+            await self._successor._pause(began_s, failure)
+            return
+        if self._ended is not None:
+            raise self._ended
+        if time.monotonic() - began_s >= self.absence.grace_s:
+            raise failure
+        self.waiting += 1
+        try:
+            await asyncio.sleep(_POLL_S)
+        finally:
+            self.waiting -= 1
+
+    def _clients(self) -> list[ShardCalls]:
         """Return the clients of the shards that are up, the one with the fewest sequences first."""
+        if self._successor is not None:
+            return self._successor._clients()
         links = sorted(self._links.values(), key=lambda link: self._load(link.address))
         return [link.client for link in links if link.client is not None]
 
-    async def _ask_any(self, call: Callable[[ShardClient], Awaitable[_T]]) -> _T:
-        """Ask the shard with the fewest sequences; if it goes away meanwhile, ask the next one."""
-        deadline = time.monotonic() + self._grace_s
-        failure = NoShardError()
+    async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[TokenizedText]]) -> TokenizedText:
+        """Ask the shard that tokenizes the fewest texts, so that those of one request are spread over the shards."""
+        return await self._ask_any(call, lambda client: client.tokenizing)
+
+    async def _ask_any(
+        self, call: Callable[[ShardCalls], Awaitable[_T]], busy: Callable[[ShardCalls], int] = lambda _client: 0
+    ) -> _T:
+        """Ask the shard that is least ``busy``, and of those the one with the fewest sequences.
+
+        If it goes away meanwhile, ask the next one.
+        """
+        began_s = time.monotonic()
+        failure = self._no_shard()
         while True:
-            for client in self._clients():
+            for client in sorted(self._clients(), key=busy):
                 try:
                     return await call(client)
                 except ShardRpcError as error:
@@ -92,18 +156,25 @@ class ShardQueries:
                         raise TextTooLongError(str(error)) from None
                     if error.error is not None and error.error is not ShardError.DRAINING:
                         raise GenerationError(str(error)) from None
-                    failure = NoShardError(str(error))
-            await _pause(deadline, failure)
+                    failure = self._no_shard(str(error))
+            await self._pause(began_s, failure)
 
 
-async def _pause(deadline: float, failure: NoShardError) -> None:
-    """Wait before the shards are asked again. Raises ``failure`` after ``deadline``."""
-    if time.monotonic() >= deadline:
-        raise failure
-    await asyncio.sleep(_POLL_S)
+def _embedded_together(texts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the texts of each call, in order, at least one."""
+    together: list[tuple[int, ...]] = []
+    tokens = 0
+    for text in texts:
+        if together and (len(together) == _TEXTS_PER_CALL or tokens + len(text) > _TEXT_TOKENS_PER_CALL):
+            yield together
+            together, tokens = [], 0
+        together.append(text)
+        tokens += len(text)
+    if together:
+        yield together
 
 
-async def _compile(client: ShardClient, constraint: Constraint) -> _Compiled | _Unanswered:
+async def _compile(client: ShardCalls, constraint: Constraint) -> _Compiled | _Unanswered:
     try:
         return _Compiled(await client.compile_constraint(constraint))
     except ShardRpcError as error:

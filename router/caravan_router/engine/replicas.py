@@ -1,9 +1,12 @@
 """The shards of one model."""
 
 import dataclasses
+import logging
 
 from caravan_router.core.engine import ModelFacts
 from caravan_router.engine.link import ShardLink
+
+_log = logging.getLogger(__name__)
 
 
 class Replicas:
@@ -18,12 +21,33 @@ class Replicas:
         self.facts = facts
         self.links: dict[str, ShardLink] = {}
         self._facts: dict[str, ModelFacts] = {}
+        self._reported: set[str] = set()
 
     def add(self, link: ShardLink, facts: ModelFacts) -> None:
         """Add a shard, or note its new facts."""
         self.links[link.address] = link
         self._facts[link.address] = facts
         self._combine()
+        self._compare_numerics()
+
+    def numerics(self, address: str) -> str:
+        """Return the fingerprint of how the shard at ``address`` computes; "" if it is not known."""
+        link = self.links.get(address)
+        return "" if link is None or link.info is None else link.info.numerics.fingerprint
+
+    def _compare_numerics(self) -> None:
+        """Log once that shards compute otherwise than the others."""
+        found = {numerics for address in self.links if (numerics := self.numerics(address))}
+        if len(found) > 1 and not found <= self._reported:
+            self._reported |= found
+            _log.warning(
+                "shards of a model compute with other numerics: where tokens are nearly tied, a text depends on its "
+                "shard; see /admin/shards",
+                extra={
+                    "model": self.facts.name,
+                    "numerics": " ".join(f"{address}={self.numerics(address)}" for address in self.links),
+                },
+            )
 
     def remove(self, address: str) -> None:
         """Remove the shard at ``address``, which is gone or has another model now."""

@@ -1,7 +1,9 @@
 """The reports of a shard about itself: identity, limits, model, progress."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from caravan_proto.messages.limits import Limits
+from caravan_proto.messages.model import Info, ModelFile, Numerics
 from caravan_router.core.engine import ModelFacts
 from caravan_router.scheduling.events import ShardLimits
 
@@ -11,8 +13,8 @@ class ShardInfo:
     """A shard's identity, lease, limits and model.
 
     ``shard_id`` is its name, ``version`` that of its program. ``incarnation`` is new with every start of its process.
-    ``epoch`` numbers its last lease; ``leased`` says whether a router still holds that one.
-    ``batch_invariant``: drafts change no text there, not even by rounding; None if it was not measured.
+    ``epoch`` numbers its last lease; ``leased`` says whether a router still holds that one, which other routers reach
+    at ``holder_url``.
     """
 
     shard_id: str
@@ -20,30 +22,51 @@ class ShardInfo:
     incarnation: str
     epoch: int
     leased: bool
+    holder_url: str
     limits: ShardLimits
     facts: ModelFacts
-    batch_invariant: bool | None = None
+    numerics: Numerics
+
+    @staticmethod
+    def of(info: Info) -> "ShardInfo":
+        """Return what ``info``, the reply to Info, says."""
+        return ShardInfo(
+            shard_id=info.shard_id,
+            version=info.version,
+            incarnation=info.incarnation,
+            epoch=info.epoch,
+            leased=info.leased,
+            holder_url=info.holder_url,
+            limits=_limits(info.limits),
+            facts=_facts(info.model, info.limits),
+            numerics=info.numerics,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class ShardWish:
-    """What a router that wants a shard says of itself: how many it holds of the shard's model.
+def _limits(limits: Limits) -> ShardLimits:
+    current, *others = limits.layouts
+    return ShardLimits(
+        layout=current,
+        other_layout=others[0] if others else None,
+        max_sequences=limits.max_sequences,
+        max_batch_tokens=limits.max_batch_tokens,
+        memory_bytes=limits.saved_capacity.memory,
+        disk_bytes=limits.saved_capacity.disk,
+        max_prompt_logprob_tokens=max(1, limits.max_prompt_logprob_tokens),
+        run_fingerprint=limits.run_fingerprint,
+        max_draft_tokens=limits.max_draft_tokens,
+    )
 
-    ``urgent``: it ends, and no shard serves the requests that it has left.
-    """
 
-    held: int
-    urgent: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardStatus:
-    """A shard's progress: steps since its start, whether it has work, whether it drains.
-
-    ``wish``: of another router that asks for it; None if there is none.
-    """
-
-    steps: int
-    busy: bool
-    draining: bool
-    wish: ShardWish | None = None
+def _facts(model: ModelFile, limits: Limits) -> ModelFacts:
+    return ModelFacts(
+        **{one.name: getattr(model, one.name) for one in fields(model)},
+        max_sequence_tokens=max(layout.cells_per_sequence for layout in limits.layouts) or limits.max_embed_tokens,
+        max_top_n_tokens=limits.max_top_n_tokens,
+        max_tokenize_bytes=limits.max_tokenize_bytes,
+        total_cells=limits.layouts[0].cells,
+        embedding_size=limits.embedding_size,
+        max_embed_tokens=limits.max_embed_tokens,
+        ranks=limits.ranks,
+        generates=limits.max_sequences > 0,
+    )

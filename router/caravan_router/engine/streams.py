@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
+from caravan_proto.messages.results import DraftCount, DraftSource
 from caravan_router.core.engine import StreamTimes
 from caravan_router.core.errors import EngineError
 from caravan_router.core.generation import GenerationState
-from caravan_router.core.speculation import DraftCount, DraftSource
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.trace import GenerationTrace
 
@@ -32,6 +32,7 @@ class RequestStream:
         self._started: float | None = None
         self._first_token: float | None = None
         self.trace = trace
+        self._numerics = ""
         self.cached_tokens = 0
         self.prompt_logprobs: list[PromptToken] = []
         self._drafts: dict[DraftSource, DraftCount] = {}
@@ -46,11 +47,20 @@ class RequestStream:
         """When the request was submitted, first sent to a shard, and got its first token."""
         return StreamTimes(self._submitted, self._started, self._first_token)
 
-    def start(self, shard: str, cached_tokens: int) -> None:
-        """Note that a shard starts the request, at the token after the cached ones."""
+    def start(self, shard: str, cached_tokens: int, numerics: str) -> None:
+        """Note that a shard starts the request, at the token after the cached ones.
+
+        ``numerics``: the fingerprint of how the shard computes.
+        """
         self._started = time.monotonic()
+        self._numerics = numerics
         self.cached_tokens = cached_tokens
         self.trace.started(shard, cached_tokens)
+
+    def resume(self, shard: str, computed_again: int, numerics: str) -> None:
+        """Note that a shard continues the request, and computes ``computed_again`` of its tokens once more."""
+        before, self._numerics = self._numerics, numerics
+        self.trace.resumed(shard, computed_again, other_numerics=before != numerics)
 
     @property
     def drafts(self) -> list[DraftCount]:

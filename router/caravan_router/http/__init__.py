@@ -1,1 +1,1 @@
-"""The HTTP layer over the engine: code that all routes share, and one package per dialect."""
+"""The API over HTTP: server, routes and streams. The dialects themselves are in `caravan_router.api`."""

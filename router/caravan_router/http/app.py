@@ -6,19 +6,23 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_router.api.generation.in_progress import RequestsInProgress
+from caravan_router.api.limits import Limits
+from caravan_router.api.openai.responses.running import RunningResponses
 from caravan_router.auth.keyring import Keyring
 from caravan_router.auth.permits import PermitPools
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.conversations.store import Store, StoreSettings
 from caravan_router.core.engine import Fleet
-from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestsInProgress
-from caravan_router.http.limits import Limits
-from caravan_router.http.openai.responses.running import RUNNING, RunningResponses
+from caravan_router.core.library import Library
+from caravan_router.http.generation.in_progress import IN_PROGRESS
+from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.ops.routes import read_documents
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.connection import mark_serving
 from caravan_router.http.server.dialect import DIALECTS
+from caravan_router.http.server.handing_over import HandingOver
 from caravan_router.http.server.middleware import (
     Cors,
     add_request_id,
@@ -56,13 +60,22 @@ def build_app(
     info: InfoExtras = DEFAULT_INFO,
     access: Access = OPEN_TO_ALL,
     store: Store | None = None,
+    library: Library | None = None,
 ) -> web.Application:
     """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory."""
     cors = Cors(access.cors_allow_origin)
     authentication = Authentication(access.keyring, ROUTES)
+    neighbours = HandingOver()
     app = web.Application(
         client_max_size=limits.payload_limit,
-        middlewares=[mark_serving, identify_and_log, cors.preflight, errors_as_json, authentication.identify],
+        middlewares=[
+            mark_serving,
+            identify_and_log,
+            cors.preflight,
+            errors_as_json,
+            authentication.identify,
+            neighbours.hand_over,
+        ],
     )
     app[STATE] = AppState(
         fleet=fleet,
@@ -72,8 +85,11 @@ def build_app(
         info=info,
         templates=TemplateRenderer(),
         store=Store(StoreSettings()) if store is None else store,
+        keyring=access.keyring,
+        library=library,
     )
     app.on_cleanup.append(_close_parts)
+    app.on_cleanup.append(lambda _app: neighbours.close())
     app[ENDING] = asyncio.Event()
     app[IN_PROGRESS] = RequestsInProgress()
     app[RUNNING] = RunningResponses()

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
+from caravan_proto.messages.sampling import RANGES
+from caravan_router.api.generation.models import MODEL_HEADER
+from caravan_router.api.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
-from caravan_router.http.generation.models import MODEL_HEADER
-from caravan_router.http.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.route import EVENTS, Parameter, Route
 
@@ -50,6 +51,8 @@ _SERVING_HEADERS = [
 ]
 
 
+# Sampling parameters that have other names in some dialects.
+_OTHER_NAMES = {"repeat_penalty": "repetition_penalty"}
 _MODEL_HEADER = Parameter(name=MODEL_HEADER, place="header", description="`model` for clients that cannot send it")
 
 
@@ -57,6 +60,9 @@ def document() -> dict[str, Any]:
     """Return the document."""
     types = _types()
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    for component in components.values():
+        for name, described in component.get("properties", {}).items():
+            _add_range(_OTHER_NAMES.get(name, name), described)
     by_type = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
@@ -74,6 +80,17 @@ def document() -> dict[str, Any]:
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _add_range(name: str, described: dict[str, Any]) -> None:
+    """Add the bounds of a sampling parameter to the schema of its field, but for those that it has."""
+    allowed = RANGES.get(name)
+    for kind in described.get("anyOf", [described]):
+        if allowed is not None and kind.get("type") in {"integer", "number"}:
+            if not {"minimum", "exclusiveMinimum"} & described.keys():
+                kind["exclusiveMinimum" if allowed.above_low else "minimum"] = allowed.lowest_sent
+            if not {"maximum", "exclusiveMaximum"} & described.keys():
+                kind["maximum"] = allowed.high
 
 
 def _types() -> list[Any]:

@@ -1,26 +1,24 @@
 """The table of all routes, for the application and the OpenAPI document. Each package defines its own part."""
 
-from caravan_router.http.admin import routes as admin
-from caravan_router.http.anthropic import routes as anthropic
-from caravan_router.http.anthropic.errors import ANTHROPIC
-from caravan_router.http.cloud import routes as cloud
-from caravan_router.http.llama_server import routes as llama_server
+from caravan_router.api.anthropic.errors import ANTHROPIC
+from caravan_router.api.ollama.errors import OLLAMA
+from caravan_router.api.openai.errors import OPENAI
+from caravan_router.api.tgi.errors import TGI
+from caravan_router.http import anthropic, cloud, llama_server, llama_server_router
+from caravan_router.http.admin import prefixes, shards
+from caravan_router.http.ollama import embeddings as ollama_embeddings
+from caravan_router.http.ollama import models as ollama_models
+from caravan_router.http.ollama import pulling as ollama_pulling
 from caravan_router.http.ollama import routes as ollama
-from caravan_router.http.ollama.errors import OLLAMA
-from caravan_router.http.openai import models, requests
-from caravan_router.http.openai.chat import routes as chat
-from caravan_router.http.openai.completions import routes as completions
+from caravan_router.http.openai import chat, completions, embeddings, models, requests, scoring
+from caravan_router.http.openai.conversations import branches
 from caravan_router.http.openai.conversations import routes as conversations
-from caravan_router.http.openai.embeddings import routes as embeddings
-from caravan_router.http.openai.errors import OPENAI
 from caravan_router.http.openai.responses import routes as responses
-from caravan_router.http.openai.scoring import routes as scoring
 from caravan_router.http.ops import routes as ops
 from caravan_router.http.server.dialect import Dialects
 from caravan_router.http.server.route import Route
 from caravan_router.http.tgi import chat_tokenize
 from caravan_router.http.tgi import routes as tgi
-from caravan_router.http.tgi.errors import TGI
 
 ROUTES: tuple[Route, ...] = (
     *tgi.ROUTES,
@@ -29,16 +27,22 @@ ROUTES: tuple[Route, ...] = (
     *chat.ROUTES,
     *responses.ROUTES,
     *conversations.ROUTES,
+    *branches.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,
     *models.ROUTES,
     *requests.ROUTES,
     *llama_server.ROUTES,
+    *llama_server_router.ROUTES,
     *anthropic.ROUTES,
     *ollama.ROUTES,
+    *ollama_embeddings.ROUTES,
+    *ollama_models.ROUTES,
+    *ollama_pulling.ROUTES,
     *cloud.ROUTES,
     *ops.ROUTES,
-    *admin.ROUTES,
+    *shards.ROUTES,
+    *prefixes.ROUTES,
 )
 
 # A path without a route gets the 404 of the dialect whose prefix it has.

@@ -10,8 +10,8 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from caravan_router.core.speculation import DraftCount
-from caravan_router.engine.observer import Method, ShardUse
+from caravan_proto.messages.results import DraftCount
+from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.instruments import Histogram, Value, label_text
 from caravan_router.metrics.table import METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
 from caravan_router.scheduling.actions import Preemption
@@ -310,9 +310,9 @@ class ModelMetrics:
     def admitted(self, requests: int) -> None:
         self._observe("tgi_batch_next_size", requests)
 
-    def queue(self, requests: int, swapped: int, oldest_s: float) -> None:
-        self._queue = (requests, oldest_s)
-        self._value("caravan_sequences_swapped").set(swapped)
+    def queue(self, use: QueueUse) -> None:
+        self._queue = (use.requests, use.oldest_s)
+        self._value("caravan_sequences_swapped").set(use.swapped)
 
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
         self._value("caravan_prefix_cache_query_tokens").add(prompt_tokens)
@@ -328,6 +328,10 @@ class ModelMetrics:
         else:
             self._value("caravan_failed_fetches").add()
 
+    def handed_over(self) -> None:
+        """Another router answers a request."""
+        self._value("caravan_requests_handed_over_total").add()
+
     def preempted(self, how: Preemption) -> None:
         self._value("caravan_preemptions", how.value).add()
 
@@ -338,6 +342,7 @@ class ModelMetrics:
         self._value("caravan_sequences_running", use.shard).set(use.sequences)
         self._value("caravan_saved_bytes", use.shard, "memory").set(use.memory_bytes)
         self._value("caravan_saved_bytes", use.shard, "disk").set(use.disk_bytes)
+        self._value("caravan_pinned_bytes", use.shard).set(use.pinned_bytes)
         self._shards[use.shard] = use
         self._sum_shards()
 
@@ -356,7 +361,7 @@ class ModelMetrics:
         self._sum_shards()
 
     def model_gone(self) -> None:
-        """Remove the series of the model. What ends of its requests later is counted where nobody reads it."""
+        """Remove the series of the model. Its requests may end later: they count in new series that no page shows."""
         self._on_gone()
         self._families = {name: _Family(family.spec) for name, family in self._families.items()}
 

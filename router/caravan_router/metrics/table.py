@@ -128,12 +128,18 @@ METRICS = (
         "Draft tokens that outputs have, by their place in the draft, from 0 on",
         ("position",),
     ),
+    MetricSpec(
+        "caravan_requests_handed_over_total",
+        C,
+        "Requests that another router answered, because this one held no shard of the model: all else is counted there",
+    ),
     MetricSpec("caravan_preemptions", C, "Running requests that gave their cells to others: swap, recompute", ("how",)),
     MetricSpec("caravan_recomputed_tokens", C, "Tokens computed again for requests that had lost their cells"),
     MetricSpec("caravan_fetched_bytes", C, "Saved prefixes that shards fetched from each other, in bytes"),
     MetricSpec("caravan_failed_fetches", C, "Fetches of saved prefixes that failed, or brought only a part"),
     MetricSpec("caravan_sequences_swapped", G, "Waiting sequences whose cells are saved outside the cache"),
     MetricSpec("caravan_saved_bytes", G, "Size of prefixes that are saved outside the cache", ("shard", "tier")),
+    MetricSpec("caravan_pinned_bytes", G, "Size of what is saved of pinned prefixes", ("shard",)),
     MetricSpec("caravan_shards_up", G, "Shards that the router holds"),
     MetricSpec(
         "caravan_shard_losses_total", C, "Shards given up because they died, could not be reached or made no progress"

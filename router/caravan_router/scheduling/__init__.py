@@ -56,31 +56,40 @@ The cells of a sequence can be saved as *runs* in the shard's host memory, and m
 hash of all tokens up to its end (`prefix_keys`), so a prefix is found wherever it was saved, and a common one is saved
 once. `shard.saved_runs` knows the runs of a shard and says which make way for others. A sequence that is preempted, or
 that ended and should no longer take cells, is saved; a request that begins like it loads what was saved, where that is
-faster than computing. A shard can fetch the runs of another one into its own memory (`transfers`). So a request
+faster than computing. Where cells are shared, it loads only what no sequence has in cells, and waits for another that
+loads its prefix. A shard can fetch the runs of another one into its own memory (`transfers`). So a request
 continues elsewhere when its shard drains, or starts where there is room.
+
+Operators pin prefixes (`pins`). The runs that hold them do not make way for others; cells do.
 
 Who writes what
 ---------------
 Everybody may read everything. One owner writes; others call the owner's operations. Types help: what only reads a
-shard takes a `shard.account.ShardAccount`, of which the ledger is the writable form.
+shard takes a `shard.account.ShardAccount`, of which the ledger is the writable form. The account is made of parts, each
+with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, `runs`, `saves`, `costs` and `drain`.
 
     what                                                        owner
     ids, cells, stays, commands under way and costs of a shard  shard.ledger.ShardLedger
-    what a shard has saved                                      shard.saved_runs.SavedRuns, called by the ledger
+    what a shard has saved                                      shard.saved_runs.SavedRuns, called by the ledger,
+                                                                shard.saves and planning.moving
+    whether a shard drains                                      shard.drain.Drain, which the scheduler begins and
+                                                                planning.moving ends
     runs on their way from shard to shard                       transfers.Transfers, called by planning.moving and
                                                                 the scheduler
     which requests exist, wait or stay; what is charged         state.SchedulerState
     order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
-    which shards could take a request; how long one waits for   planning.openings.Openings
-    its prefix
+    which shards could take a request, and hold its prefix      planning.shard_index.ShardIndex and its parts, updated
+                                                                by the planner
+    what a request waits for; how long it waits for its prefix  planning.admission.Admission, by what placement returns
     prompt logprobs of sequences, for others that begin alike   known_logprobs.KnownLogprobs
-    the leased shards; output tokens and losses of a sequence   scheduler.Scheduler
+    which prefixes are pinned                                   pins.Pins, called by the state and the scheduler
+    the leased shards; a sequence's tokens, feedback and losses scheduler.Scheduler
     what the next command of a shard carries                    planning.step_plan.StepPlan
     the beams of a search                                       beams.BeamGroup, called by the scheduler; the step plan
                                                                 tells it who has a place
     actions of this call, in order                              outbox.Outbox
 
-Two caches have two: placement fills `Sequence.common`, and the shards' accounts fill `Sequence.matches`. The state
+Two caches have two: placement fills `Sequence.common`, and `shard.prefix_reuse` fills `Sequence.matches`. The state
 empties both when the sequence has a place.
 
 The plan
@@ -97,7 +106,7 @@ After events, for the shards that have changed and have nothing under way, or on
         it has a place:            the shard's step plan takes it, with a first chunk of its prompt, unless it is
                                    faster to fetch what another shard has saved of it: then it waits for that
         its prefix is on its way:  it is passed over
-        a busy shard has its prefix, and waiting for that costs less than computing it: it is set aside until then
+        a busy shard has its prefix, and waiting for that costs less than computing it: it is deferred until then
         it has none, and is first: preempt lower priorities where that helps; then admit nobody else
         it has none:               lower priorities wait too; others go before it at most `max_bypass` times
     for each shard that has changed or got a request:
@@ -111,15 +120,16 @@ A plan looks at what changed, so that its cost grows little with the number of s
 (`tests/bench/plan_cost.py`). A request that can start is compared with what several shards hold of it and compute.
 
 Costs are seconds, by what was measured of each shard: computing what is not cached, sharing the shard with others, and
-waiting. A request waits for the shard that has its prefix (`planning.shard_lines`) while that costs less than computing
-the prefix elsewhere, which delays everybody there. So a prefix stays where it is, moves when its shard is full, and is
-on several shards when many ask for it.
+waiting. A request waits for the shard that has its prefix (`planning.shard_queues`) while that costs less than
+computing the prefix elsewhere, which delays everybody there. So a prefix stays where it is, moves when its shard is
+full, and is on several shards when many ask for it.
 
-- Events note which shards changed, and where a request may start by that (`SchedulerState.note_change`). `Openings`
-  keeps the shards that can take a request, the prompts under way and the shards that hold a prefix by hashes of
-  beginnings, and the shards that are free after the step under way.
-- The queue merges its order from lines that are sorted, as far as it is read. `Admission` reads it while a shard is
-  open, and stops behind 64 requests without a place.
+- Events note which shards changed, and where a request may start by that (`SchedulerState.note_change`). `ShardIndex`
+  keeps the shards that can take a request, those that will after the step under way, and, by hashes of beginnings, the
+  prompts under way and the shards that hold a prefix.
+- The queue merges its order from buckets that are sorted, as far as it is read. `Admission` reads it while a shard is
+  open, and stops after 64 requests without a place. `placement.choose` changes nothing: it returns a place or what the
+  request waits for, which the admission notes.
 - What was found stays known until it changes: the match of a prompt until the shard's tree changes, that a shard has no
   cells until it gets some, that a prefix is on its way until the shard that computes it has done another step.
 
@@ -128,17 +138,19 @@ Time alone changes a shard only where it saves when it is idle or may return to 
 Where a new rule goes
 ---------------------
 
-    who goes first; who gets how much       waiting.queue.WaitingQueue.ordered; waiting.fair_share
+    who goes first; who gets how much       waiting.queue.WaitingQueue.in_order; waiting.fair_share
     when a request is too late              waiting.deadlines
-    whether there is room for one more      planning.forecast
-    which shard takes a request, and what   planning.placement; planning.openings
+    when one ends without its last token    failures
+    whether there is room for one more      planning.forecast; output_lengths
+    which shard takes a request, and what   planning.placement; planning.speeds
     waiting costs
-    which shards and requests are looked at planning.openings; planning.admission
+    which shards and requests are looked at planning.open_shards; planning.admission
     what one step carries, and how much     planning.step_plan; planning.chunking
     who gives way to whom, and how          planning.preemption
     what is saved, and when                 planning.saving; shard.saved_runs
     which layout the cells have             planning.layout
     which cells and ids are given up        shard.ledger
+    what is copied or loaded, not computed  shard.prefix_reuse
     what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, engine's codecs
 
 `invariants.check` says what holds between any two calls; the property tests check it after every event.

@@ -7,13 +7,27 @@ counts if its rank is below the width. Beams of equal rank keep the order of the
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from caravan_proto.messages.results import FinishReason
 from caravan_router.core.common_length import common_length
-from caravan_router.core.generation import EarlyStopping
-from caravan_router.core.sampling import FinishReason
+from caravan_router.core.generation import EarlyStopping, GenerationSpec
 from caravan_router.core.tokens import Alternative, GeneratedToken
-from caravan_router.scheduling.sequence import Sequence
+
+
+class Member(Protocol):
+    """What a search needs of the sequence that holds a beam."""
+
+    output: list[int]
+
+    @property
+    def spec(self) -> GenerationSpec: ...
+    @property
+    def known_tokens(self) -> int: ...
+    def rewrite(self, output: list[int]) -> None: ...
+
+
+M = TypeVar("M", bound=Member)
 
 
 class Hypothesis(NamedTuple):
@@ -36,7 +50,7 @@ class Branch(NamedTuple):
     length: int
 
 
-class BeamGroup:
+class BeamGroup(Generic[M]):
     """The sequences of a beam search, by index: each holds the prompt and the tokens of one beam.
 
     Only the first one, the leader, waits in the queue; it starts alone. Others branch off once the prompt is computed.
@@ -44,12 +58,12 @@ class BeamGroup:
     loses its cells as a whole. Its beams continue when the leader has been computed again.
     """
 
-    def __init__(self, leader: Sequence) -> None:
+    def __init__(self, leader: M) -> None:
         search = leader.spec.beams
-        assert search is not None, f"request {leader.request_id} is no beam search"
+        assert search is not None, "no beam search"
         self.search = search
         self.width = search.width
-        self.members: list[Sequence] = []
+        self.members: list[M] = []
         self.join(leader)
         # Best first, by member.
         self._beams: dict[int, _Beam] = {0: _Beam()}
@@ -60,15 +74,14 @@ class BeamGroup:
         # Ended outputs, best first; at most ``width``.
         self._ended: list[Hypothesis] = []
 
-    def join(self, member: Sequence) -> None:
+    def join(self, member: M) -> None:
         """Add the next member."""
         assert member.spec.beams is not None
         assert member.spec.beams.index == len(self.members), f"member {member.spec.beams.index} out of order"
-        member.group = self
         self.members.append(member)
 
     @property
-    def leader(self) -> Sequence:
+    def leader(self) -> M:
         return self.members[0]
 
     @property
@@ -110,20 +123,16 @@ class BeamGroup:
         stopping = self.leader.spec.stopping
         return stopping.stop_token_ids if stopping.ignore_eos else stopping.stop_token_ids | self.search.eos_token_ids
 
-    def index_of(self, member: Sequence) -> int:
+    def index_of(self, member: M) -> int:
         """Return the place of ``member`` in the group."""
         assert member.spec.beams is not None
         return member.spec.beams.index
 
-    def is_computed(self, member: Sequence) -> bool:
-        """Whether the next tokens of ``member`` are known."""
-        return self.index_of(member) in self._next
-
-    def note_placed(self, member: Sequence) -> None:
+    def note_placed(self, member: M) -> None:
         """Note that ``member`` has a place on the shard."""
         self._branches.pop(self.index_of(member), None)
 
-    def note_next(self, member: Sequence, likeliest: tuple[Alternative, ...]) -> bool:
+    def note_next(self, member: M, likeliest: tuple[Alternative, ...]) -> bool:
         """Note the next tokens of ``member``. Return whether those of all beams are known."""
         self._next[self.index_of(member)] = likeliest
         return len(self._next) == len(self._beams)
@@ -138,7 +147,7 @@ class BeamGroup:
             if index > 0
         }
 
-    def advance(self) -> list[Sequence] | None:
+    def advance(self) -> list[M] | None:
         """Choose the next beams and give each a sequence. Return the members whose cells hold no beam any more.
 
         None if the search has ended: `best` returns the outputs.
@@ -201,7 +210,7 @@ class BeamGroup:
             length = self.leader.spec.stopping.max_new_tokens
         return self._score(best.total, length) <= self._ended[-1].score
 
-    def _continue(self, kept: list[tuple[int, _Beam]]) -> list[Sequence]:
+    def _continue(self, kept: list[tuple[int, _Beam]]) -> list[M]:
         """Give the beams ``kept`` their sequences: the first child of a member keeps its own."""
         parents = {index for index, _ in kept}
         free = (index for index in range(self.width) if index not in parents)

@@ -57,6 +57,6 @@ class SchedulerConfig:
     queue_timeout_s: float = math.inf
     # A request that loses its cells by failures more often than this, without a token in between, fails as their cause.
     max_losses: int = 3
-    # A request fails if so many shards in a row are lost while they compute the same tokens of it, since every shard
+    # A request fails if this many shards in a row are lost while they compute the same tokens of it, since every shard
     # that computes them may die.
     max_fatal_losses: int = 2

@@ -1,37 +1,15 @@
 """What happens to the scheduler: a closed union of events."""
 
 from dataclasses import dataclass
-from enum import Enum
 
-from caravan_router.core.speculation import DraftCount
+from caravan_proto.messages.commands import RunNote
+from caravan_proto.messages.limits import LayoutLimits
+from caravan_proto.messages.results import DraftCount, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_router.scheduling.sequence import Request
+from caravan_router.scheduling.pins import Pin
+from caravan_router.scheduling.sequence import Request, Sequence
 
-
-class Saving(Enum):
-    """Which cells of a sequence can be saved."""
-
-    # Any run of them, which can be cut anywhere.
-    ANY = "any"
-    # All of them, and they cannot be cut.
-    WHOLE_ONLY = "whole_only"
-    NOTHING = "nothing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutLimits:
-    """What depends on the layout of a shard's KV cache.
-
-    ``shares_cells``: sequences with a common prefix hold its cells once, and any sequence may use any cell (the unified
-    layout); else each sequence has its own part of the cells, and copies of prefixes.
-    ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory).
-    """
-
-    cells: int
-    cells_per_sequence: int
-    shares_cells: bool = True
-    whole_only: bool = False
-    saving: Saving = Saving.NOTHING
+_NO_NOTE = RunNote()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,25 +50,19 @@ class SavedRun:
     """The cells [start, end) of a prefix that a shard keeps outside its cache.
 
     ``cuts``: the positions where the run can be cut, each with the key of the prefix that ends there. The last one is
-    its end and names the run.
+    its end and names the run. ``is_dropped``: it is kept only for the runs that begin inside it.
     """
 
     start: int
     cuts: tuple[tuple[int, bytes], ...]
     size_bytes: int
     on_disk: bool = False
+    note: RunNote = _NO_NOTE
+    is_dropped: bool = False
 
     @property
     def key(self) -> bytes:
         return self.cuts[-1][1]
-
-
-class StepOutcome(Enum):
-    """How a step ended. Any outcome but OK changed nothing on the shard."""
-
-    OK = "ok"
-    NO_KV = "no_kv"
-    ABORTED = "aborted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +77,18 @@ class Cancelled:
     """Nobody waits for this request any more. Ignored if it has ended, since cancelling races with ending."""
 
     request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Another scheduler has the requests from now on. No shard is left, and none joins. `Left` answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Requests that have `Left` another scheduler wait here, with the tokens that they have. Their ids are new here."""
+
+    sequences: tuple[Sequence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +122,11 @@ class ShardDraining:
 class Stepped:
     """A step has ended: the reply to a Prefill or an Evaluate, or one of the replies to a Decode.
 
-    ``tokens``, ``prompt_logprobs`` and ``drafts`` come with the sequence id they belong to, as of the command that
-    produced them. A sequence whose drafts were accepted has several tokens. ``prompt_logprobs`` are those of the step's
-    chunks. ``evaluations``: the likeliest next tokens of rows, likeliest first. ``seconds``: duration of the step on
-    the shard, of which ``forward_s`` computing and ``sample_s`` choosing tokens.
+    ``tokens``, ``prompt_logprobs``, ``drafts`` and ``feedback`` (see `Sequence`) come with the sequence id they belong
+    to, as of the command that produced them. A sequence whose drafts were accepted has several tokens.
+    ``prompt_logprobs`` are those of the step's chunks. ``evaluations``: the likeliest next tokens of rows, likeliest
+    first. ``seconds``: duration of the step on the shard, of which ``forward_s`` computing and ``sample_s`` choosing
+    tokens.
     """
 
     shard: str
@@ -154,39 +139,7 @@ class Stepped:
     prompt_logprobs: tuple[tuple[int, tuple[PromptToken, ...]], ...] = ()
     drafts: tuple[tuple[int, DraftCount], ...] = ()
     evaluations: tuple[tuple[int, tuple[Alternative, ...]], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """The reply to a Save. For each entry: whether a run with its key is there now, and the bytes written for it."""
-
-    shard: str
-    command_id: int
-    saved: tuple[bool, ...]
-    sizes_bytes: tuple[int, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """The reply to a Load: one flag for each entry. ``bad_runs``: keys of runs that the shard does not have."""
-
-    shard: str
-    command_id: int
-    loaded: tuple[bool, ...]
-    bad_runs: tuple[bytes, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutSet:
-    """The reply to a SetLayout: the limits now, and the ids of sequences that could not be moved, which are free."""
-
-    shard: str
-    command_id: int
-    layout: LayoutLimits
-    lost: tuple[int, ...]
-    seconds: float
+    feedback: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +161,36 @@ class CommandEnded:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequested:
-    """An operator wants ``shards`` to give up the cells of ended sequences. `Flushed` of the same id answers."""
+    """An operator wants ``shards`` to give up what they keep of ended sequences. `Flushed` of the same id answers.
+
+    ``key``: that of the prefix to give up, which is then no longer pinned; None for all. Pins of all stay.
+    """
 
     flush_id: int
     shards: frozenset[str]
+    key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PinRequested:
+    """An operator wants a prefix to stay. `PinAnswered` of the same id answers."""
+
+    pin_id: int
+    pin: Pin
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """The prefix that ``key`` names need not stay any more. Ignored if it is not pinned."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GraceChanged:
+    """From now on, requests wait for ``seconds`` while no shard is up; 0 ends those that wait."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +201,8 @@ class Tick:
 Event = (
     Submitted
     | Cancelled
+    | Replaced
+    | Taken
     | ShardJoined
     | ShardLost
     | ShardDraining
@@ -232,5 +213,8 @@ Event = (
     | Fetched
     | CommandEnded
     | FlushRequested
+    | PinRequested
+    | Unpinned
+    | GraceChanged
     | Tick
 )

@@ -13,7 +13,7 @@ def check(scheduler: Scheduler) -> None:
     staying = [
         resident.request_id
         for shard in shards
-        for resident in (*shard.residents.values(), *shard.leaving.values())
+        for resident in (*shard.stays.residents.values(), *shard.stays.leaving.values())
         if resident.is_live
     ]
     assert len(staying) == len(set(staying)), f"two stays of one request: {sorted(staying)}"
@@ -22,7 +22,9 @@ def check(scheduler: Scheduler) -> None:
     known = set(waiting) | set(staying) | resting
     assert known == set(scheduler.sequences), "a live request is nowhere, or an ended one is kept"
     for sequence in scheduler.waiting if shards else ():
-        assert any(shard.could_ever_hold(sequence) for shard in shards), f"{sequence.request_id} waits and fits nowhere"
+        assert any(shard.capacity.could_ever_hold(sequence) for shard in shards), (
+            f"{sequence.request_id} waits and fits nowhere"
+        )
     for shard in shards:
         _check_ids(shard)
         _check_residents(shard)
@@ -41,7 +43,7 @@ def _resting_beams(scheduler: Scheduler, waiting: set[int], staying: set[int]) -
         assert not group.is_whole or (ids & waiting == {sequence.request_id}) != bool(ids & staying), (
             f"beam search {sequence.request_id} waits and runs, or does neither"
         )
-        homes = [shard.name for shard in scheduler.shards.values() if group in shard.beam_groups]
+        homes = [shard.name for shard in scheduler.shards.values() if group in shard.stays.beam_groups]
         assert len(homes) <= 1, f"beam search {sequence.request_id} is on {homes}"
         resting |= ids - waiting - staying
     return resting
@@ -49,20 +51,20 @@ def _resting_beams(scheduler: Scheduler, waiting: set[int], staying: set[int]) -
 
 def _check_ids(shard: ShardAccount) -> None:
     tables = (
-        (shard.residents, {Status.STARTING, Status.LOADED, Status.RUNNING}),
-        (shard.leaving, {Status.LEAVING, Status.DROPPED}),
-        (shard.parked, {Status.PARKED}),
-        (shard.releasing, {Status.RELEASING}),
+        (shard.stays.residents, {Status.STARTING, Status.LOADED, Status.RUNNING}),
+        (shard.stays.leaving, {Status.LEAVING, Status.DROPPED}),
+        (shard.stays.parked, {Status.PARKED}),
+        (shard.stays.releasing, {Status.RELEASING}),
     )
-    ids = sorted([*shard.free_ids, *(sequence_id for table, _ in tables for sequence_id in table)])
-    assert ids == list(range(shard.limits.max_sequences)), f"{shard.name}: sequence ids do not add up: {ids}"
-    beams = {one.sequence_id: group for group, beams in shard.beam_groups.items() for one in beams.values()}
-    assert beams == {key: one.sequence.group for key, one in shard.residents.items() if one.is_beam}, (
+    ids = sorted([*shard.stays.free_ids, *(sequence_id for table, _ in tables for sequence_id in table)])
+    assert ids == list(range(shard.capacity.limits.max_sequences)), f"{shard.name}: sequence ids do not add up: {ids}"
+    beams = {one.sequence_id: group for group, beams in shard.stays.beam_groups.items() for one in beams.values()}
+    assert beams == {key: one.sequence.group for key, one in shard.stays.residents.items() if one.is_beam}, (
         f"{shard.name}: beams {beams}"
     )
-    reserved = sum(group.width for group in shard.beam_groups) - len(beams)
+    reserved = sum(group.width for group in shard.stays.beam_groups) - len(beams)
     # Ids in `leaving` come back with the end of the command that saves their cells, and before it no beam branches off.
-    assert reserved <= len(ids) - len(shard.residents), f"{shard.name}: {reserved} ids are missing"
+    assert reserved <= len(ids) - len(shard.stays.residents), f"{shard.name}: {reserved} ids are missing"
     for table, statuses in tables:
         for sequence_id, resident in table.items():
             assert resident.sequence_id == sequence_id, (
@@ -72,33 +74,35 @@ def _check_ids(shard: ShardAccount) -> None:
 
 
 def _check_residents(shard: ShardAccount) -> None:
-    for sequence_id, resident in shard.residents.items():
+    for sequence_id, resident in shard.stays.residents.items():
         computed = resident.computed
         assert computed <= resident.sequence.request.peak_cells, f"{shard.name}: {sequence_id} grew too far"
         assert computed <= shard.layout.cells_per_sequence, f"{shard.name}: {sequence_id} outgrew its share"
         if resident.status is Status.STARTING:
-            assert any(command.residents.get(sequence_id) is resident for command in shard.in_flight), (
+            assert any(command.residents.get(sequence_id) is resident for command in shard.commands.in_flight), (
                 f"{shard.name}: no command starts {sequence_id}"
             )
 
 
 def _check_cells(shard: ShardAccount) -> None:
-    running = [*shard.residents.values(), *shard.leaving.values()]
+    running = [*shard.stays.residents.values(), *shard.stays.leaving.values()]
     for resident in running:
-        held, computed = shard.tree.length(resident.sequence_id), resident.computed
+        held, computed = shard.cells.tree.length(resident.sequence_id), resident.computed
         assert held <= computed, f"{shard.name}: {resident.sequence_id} has {held} of {computed} tokens in the tree"
-    live, held = shard.live_cells, shard.held_cells
+    live, held = shard.cells.live, shard.cells.held
     if shard.layout.shares_cells:
-        tails = sum(map(shard.tail_cells, running))
-        assert live == shard.tree.live_cells + tails, f"{shard.name}: {live} live cells, {tails} beyond the tree"
+        tails = sum(map(shard.cells.tail, running))
+        assert live == shard.cells.tree.live_cells + tails, f"{shard.name}: {live} live cells, {tails} beyond the tree"
     assert 0 <= live <= held, f"{shard.name}: {live} live cells of {held} held"
-    assert shard.parked or shard.leaving or live == held, f"{shard.name}: {live} live cells, {held} held, none parked"
-    assert running or shard.parked or held == 0, f"{shard.name}: {held} cells are held by nobody"
+    assert shard.stays.parked or shard.stays.leaving or live == held, (
+        f"{shard.name}: {live} live cells, {held} held, none parked"
+    )
+    assert running or shard.stays.parked or held == 0, f"{shard.name}: {held} cells are held by nobody"
 
 
 def _check_commands(shard: ShardAccount) -> None:
-    commands = shard.in_flight
+    commands = shard.commands.in_flight
     assert len(commands) <= 2, f"{shard.name}: {len(commands)} commands under way"
     assert len(commands) < 2 or commands[0].is_decode, f"{shard.name}: only a Decode may be overtaken"
-    if shard.residents or shard.leaving or shard.has_header:
+    if shard.stays.residents or shard.stays.leaving or shard.header.is_needed:
         assert commands, f"{shard.name}: has something to do and does nothing"

@@ -17,8 +17,8 @@ class KnownLogprobs:
     def __init__(self, most: int = _MOST_LOGPROBS) -> None:
         self._most = most
         self._sizes: dict[Sequence, int] = {}
-        # The last sequence with each landmark, by its number of alternatives.
-        self._by_landmark: dict[tuple[int, int], Sequence] = {}
+        # The last sequence with each prefix, by the prefix's hash and the number of alternatives.
+        self._by_prefix: dict[tuple[int, int], Sequence] = {}
         self.size = 0
 
     def note(self, sequence: Sequence) -> None:
@@ -27,7 +27,7 @@ class KnownLogprobs:
         self._sizes[sequence] = len(sequence.prompt_logprobs) * (1 + sequence.spec.sampling.top_n_tokens)
         self.size += self._sizes[sequence]
         for key in _keys(sequence, len(sequence.prompt_logprobs)):
-            self._by_landmark[key] = sequence
+            self._by_prefix[key] = sequence
         while self.size > self._most:
             self._forget(next(iter(self._sizes)))
 
@@ -38,7 +38,7 @@ class KnownLogprobs:
         """
         prompt = sequence.spec.prompt
         for key in reversed(_keys(sequence, len(prompt))):
-            other = self._by_landmark.get(key)
+            other = self._by_prefix.get(key)
             if other is None:
                 continue
             self._sizes[other] = self._sizes.pop(other)
@@ -50,14 +50,14 @@ class KnownLogprobs:
 
     def clear(self) -> None:
         """Forget all: the model may be another one."""
-        self._sizes, self._by_landmark, self.size = {}, {}, 0
+        self._sizes, self._by_prefix, self.size = {}, {}, 0
 
     def _forget(self, sequence: Sequence) -> None:
         self.size -= self._sizes.pop(sequence, 0)
         for key in _keys(sequence, len(sequence.prompt_logprobs)):
-            if self._by_landmark.get(key) is sequence:
-                del self._by_landmark[key]
+            if self._by_prefix.get(key) is sequence:
+                del self._by_prefix[key]
 
 
 def _keys(sequence: Sequence, length: int) -> list[tuple[int, int]]:
-    return [(landmark, sequence.spec.sampling.top_n_tokens) for landmark in sequence.landmarks(length)]
+    return [(key, sequence.spec.sampling.top_n_tokens) for key in sequence.prefix_hashes(length)]

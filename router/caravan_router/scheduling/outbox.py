@@ -1,6 +1,6 @@
 """The actions of one call of `Scheduler.handle`, collected in the order in which the shell must execute them."""
 
-from caravan_router.core.speculation import DraftCount
+from caravan_proto.messages.results import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.actions import Action, Deliver, Drafted
 

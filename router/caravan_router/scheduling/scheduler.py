@@ -7,9 +7,10 @@ Plan, execute (the shell), apply (the next events).
 from collections.abc import Iterable, Mapping
 from typing import assert_never
 
+from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
 from caravan_router.core.generation import GenerationState
 from caravan_router.core.tokens import Alternative, GeneratedToken
-from caravan_router.scheduling.actions import Action, Fail, FailureReason, Flushed, Preempt, Preemption
+from caravan_router.scheduling.actions import Action, FailureReason, Flushed, Left, PinAnswered, Preempt, Preemption
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
@@ -18,18 +19,20 @@ from caravan_router.scheduling.events import (
     Event,
     Fetched,
     FlushRequested,
-    LayoutSet,
-    Loaded,
-    Saved,
+    GraceChanged,
+    PinRequested,
+    Replaced,
     ShardDraining,
     ShardJoined,
     ShardLost,
-    StepOutcome,
     Stepped,
     Submitted,
+    Taken,
     Tick,
+    Unpinned,
 )
-from caravan_router.scheduling.planning.moving import MOST_FETCHES
+from caravan_router.scheduling.failures import Failures
+from caravan_router.scheduling.pins import Pins
 from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.planning.preemption import victim_of_full_cache
 from caravan_router.scheduling.sequence import Sequence
@@ -47,7 +50,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self._state = SchedulerState(config)
         self._planner = Planner(self._state)
-        self._no_shard_since: float | None = None
+        self._failures = Failures(self._state)
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -64,6 +67,11 @@ class Scheduler:
         """Every request that has not ended, by id: waiting, or resident on a shard."""
         return self._state.sequences
 
+    @property
+    def pins(self) -> Pins:
+        """The prefixes that operators pinned."""
+        return self._state.pins
+
     def state_of(self, request_id: int) -> GenerationState:
         """Return where a request is that has not ended."""
         return self._state.state_of(request_id)
@@ -74,51 +82,64 @@ class Scheduler:
         self._state.clock.now_s = now
         for event in events:
             preempted |= self._apply(event)
-        self._fail_late(now)
-        self._fail_without_shards(now)
+        self._failures.fail_late(now)
+        self._failures.fail_without_shards(now)
         self._planner.plan(now, preempted=preempted)
         return self._state.outbox.drain()
 
     def _apply(self, event: Event) -> bool:
         """Apply ``event``. Return whether it took cells from a request."""
-        if isinstance(event, Stepped):
-            return self._apply_step(event)
         match event:
+            case Stepped():
+                return self._apply_step(event)
             case Submitted():
                 if (entered := self._state.enter(event.request)) is not None:
-                    self._fail_misfits([entered])
+                    self._failures.fail_misfits([entered])
             case Cancelled():
                 # Unknown if it ended while the cancellation was on its way.
                 if (sequence := self._state.sequences.get(event.request_id)) is not None:
                     self._state.abort(sequence)
+            case Replaced():
+                self._state.outbox.add(Left(self._state.leave()))
+            case Taken():
+                self._failures.fail_misfits([self._state.take(sequence) for sequence in event.sequences])
             case ShardJoined():
                 self._lose(event.shard)  # a shard that joins is empty, whatever was known of it
                 self._state.known_logprobs.clear()  # its file may be a newer one of the same name
-                joined = ShardLedger(event.shard, event.limits, self._state.config, self._state.clock)
-                joined.note_runs(event.runs)
+                state = self._state
+                joined = ShardLedger(event.shard, event.limits, state.config, state.clock, state.pins)
+                joined.saves.note_runs(event.runs)
                 self._state.shards[event.shard] = joined
                 if event.survived:
-                    self._acquit(event.shard)
+                    self._forgive_loss(event.shard)
                 self._note_fleet_change(event.shard)
             case ShardLost():
                 self._lose(event.shard)
                 self._note_fleet_change(event.shard)
             case ShardDraining():
                 if (shard := self._state.shards.get(event.shard)) is not None:
-                    shard.drain()
+                    shard.drain.begin(self._state.clock.now_s)
                     self._note_fleet_change(event.shard)
             case Saved() | Loaded() | LayoutSet() | CommandEnded():
                 if (found := self._find_command(event)) is not None:
                     self._apply_reply(*found, event)
             case Fetched():
                 self._apply_transfer(event)
+            case PinRequested():
+                self._state.outbox.add(PinAnswered(event.pin_id, self._state.pin(event.pin)))
+            case Unpinned():
+                self._state.pins.remove(event.key)
             case FlushRequested():
+                if event.key is not None:
+                    self._state.pins.remove(event.key)
                 flushed = [shard for name, shard in self._state.shards.items() if name in event.shards]
-                evicted = tuple(shard.flush() for shard in flushed)
+                evicted = tuple(shard.flush(event.key) for shard in flushed)
                 for shard in flushed:
-                    self._state.transfers.note_flush(shard.name)
+                    self._state.transfers.note_flush(shard.name, event.key)
                     self._state.note_change(shard.name, may_start=True)
                 self._state.outbox.add(Flushed(event.flush_id, evicted))
+            case GraceChanged():
+                self._failures.set_grace(event.seconds)
             case Tick():
                 for name in self._state.shards:  # for what is done after some time
                     self._state.note_change(name, may_start=False)
@@ -130,64 +151,17 @@ class Scheduler:
         """Let the next plan ask again for all waiting requests. End those that no shard could hold."""
         self._state.note_change(shard, may_start=True)
         self._state.waiting.mark_due()
-        self._fail_misfits(list(self._state.waiting))
+        self._failures.fail_misfits(list(self._state.waiting))
 
     # Failures
 
-    def _fail(self, sequence: Sequence, reason: FailureReason) -> None:
-        group = sequence.group
-        members = [sequence] if group is None else group.members
-        ended: set[int] = set()
-        if group is not None and reason is FailureReason.DEADLINE:
-            ended = self._deliver_beams(group)
-        self._state.abort(sequence)
-        for member in members:
-            if member.request_id not in ended:
-                self._state.outbox.add(Fail(member.request_id, reason))
-
-    def _deliver_beams(self, group: BeamGroup) -> set[int]:
-        """Deliver the best outputs so far, one to each member. Return the requests whose output has ended."""
-        ended = set()
-        for member, (_, tokens) in zip(group.members, group.best(), strict=False):
-            for token in tokens:
-                self._state.outbox.deliver_token(member.request_id, token)
-            if tokens[-1].finish is not None:
-                ended.add(member.request_id)
-        return ended
-
-    def _fail_misfits(self, sequences: list[Sequence]) -> None:
-        """End requests of ``sequences`` that fit no shard even when it is empty. Without any shard they may wait."""
-        for sequence in sequences if self._state.shards else ():
-            is_known = sequence.request_id in self._state.sequences  # else its beam search has failed
-            if is_known and not any(shard.could_ever_hold(sequence) for shard in self._state.shards.values()):
-                self._fail(sequence, FailureReason.DOES_NOT_FIT)
-
     def _move_misfits(self, shard: ShardLedger) -> None:
         """Queue the sequences of ``shard`` again that it could hold only in a layout that it failed to take."""
-        for resident in list(shard.residents.values()):
-            if resident.is_live and not shard.could_ever_hold(resident.sequence):
+        for resident in list(shard.stays.residents.values()):
+            if resident.is_live and not shard.capacity.could_ever_hold(resident.sequence):
                 shard.cancel(resident)
                 self._state.wait_again(resident.sequence)
                 self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))
-
-    def _fail_late(self, now: float) -> None:
-        """End requests whose deadline has passed."""
-        for request_id, reason in self._state.deadlines.due(now):
-            sequence = self._state.sequences.get(request_id)
-            if sequence is not None and not (reason is FailureReason.QUEUE_TIMEOUT and sequence.started):
-                self._fail(sequence, reason)
-
-    def _fail_without_shards(self, now: float) -> None:
-        """End requests that have waited without any shard for too long."""
-        if self._state.shards:
-            self._no_shard_since = None
-            return
-        if self._no_shard_since is None:
-            self._no_shard_since = now
-        for sequence in list(self._state.waiting):
-            since = max(self._no_shard_since, sequence.request.arrived_s)
-            if now - since >= self._state.config.no_shard_grace_s:
-                self._fail(sequence, FailureReason.NO_SHARD)
 
     def _lose(self, name: str) -> None:
         """Forget a shard. Its requests wait to be computed again on another."""
@@ -196,15 +170,17 @@ class Scheduler:
             return
         self._state.forget_saved(name)
         self._state.transfers.lose(name)
-        fatal = shard.positions_under_way
-        suspects = {key: positions for key, positions in fatal.items() if shard.residents[key].sequence.is_suspect}
+        fatal = shard.commands.positions_under_way
+        repeated = {
+            key: positions for key, positions in fatal.items() if shard.stays.residents[key].sequence.lost_a_shard
+        }
         # If one of them lost a shard just before, the others of the step are not to blame.
-        fatal = suspects or fatal
-        for resident in (*shard.residents.values(), *shard.leaving.values()):
+        fatal = repeated or fatal
+        for resident in (*shard.stays.residents.values(), *shard.stays.leaving.values()):
             if resident.is_live:
                 self._lose_cells(resident.sequence, fatal.get(resident.sequence_id, range(0)), name)
 
-    def _acquit(self, shard: str) -> None:
+    def _forgive_loss(self, shard: str) -> None:
         """Count the last loss of ``shard`` against no request: it did not die of what it computed."""
         for sequence in self._state.sequences.values():
             if sequence.fatal_on == shard:
@@ -225,7 +201,7 @@ class Scheduler:
             sequence.fatal, sequence.fatal_on = fatal, shard
         config = self._state.config
         if sequence.losses > config.max_losses or sequence.fatal_losses >= config.max_fatal_losses:
-            self._fail(sequence, FailureReason.NO_PROGRESS)
+            self._failures.fail(sequence, FailureReason.NO_PROGRESS)
 
     # Results
 
@@ -234,7 +210,7 @@ class Scheduler:
     ) -> tuple[ShardLedger, InFlight] | None:
         """Return the command to which ``event`` belongs; None if it was sent before the shard was lost."""
         shard = self._state.shards.get(event.shard)
-        command = None if shard is None else shard.find_command(event.command_id)
+        command = None if shard is None else shard.commands.find(event.command_id)
         return None if shard is None or command is None else (shard, command)
 
     def _apply_step(self, event: Stepped) -> bool:
@@ -252,6 +228,11 @@ class Scheduler:
         drafted = self._note_drafts(command, event) if event.drafts else 0
         may_start = shard.apply_step(command, event.seconds, tokens=len(event.tokens), drafted=drafted)
         self._state.note_change(shard.name, may_start=may_start)
+        for sequence_id, feedback in event.feedback:
+            resident = command.residents[sequence_id]
+            # Else its token is not taken either.
+            if resident.status.is_live:
+                resident.sequence.feedback = feedback
         self._apply_tokens(shard, command, event.tokens)
         if event.evaluations:
             self._apply_evaluations(shard, command, event.evaluations)
@@ -307,23 +288,23 @@ class Scheduler:
             if resident.is_live and group is not None and group.note_next(resident.sequence, likeliest):
                 self._advance(shard, group)
 
-    def _advance(self, shard: ShardLedger, group: BeamGroup) -> None:
+    def _advance(self, shard: ShardLedger, group: BeamGroup[Sequence]) -> None:
         leader = group.leader
         leader.losses = 0
         self._state.fair_share.charge(leader.spec.tenant, OUTPUT_TOKEN * group.width)
         replaced = group.advance()
         if replaced is None:
-            self._deliver_beams(group)
-            self._state.finish_beams(group)
+            self._failures.deliver_beams(group)
+            self._state.finish(leader)
             return
         for member in replaced:
             self._state.end_branch(member)
-        for resident in shard.beam_groups[group].values():
+        for resident in shard.stays.beam_groups[group].values():
             shard.extend(resident)
 
     def _make_room(self, shard: ShardLedger, command: InFlight) -> bool:
         """Give up cells of a shard that says its cache is full though its ledger says it is not."""
-        if shard.parked:
+        if shard.stays.parked:
             shard.evict_all()
             return True
         victim = victim_of_full_cache(shard, command)
@@ -335,19 +316,18 @@ class Scheduler:
 
     def _apply_transfer(self, event: Fetched) -> None:
         """Note which runs have come to a shard, and let the request that waits for them start."""
-        is_unwanted = self._state.transfers.is_unwanted(event.transfer_id)
+        unwanted = self._state.transfers.unwanted_keys(event.transfer_id)
         transfer = self._state.transfers.end(event.transfer_id, event.seconds if all(event.fetched) else 0.0)
         if transfer is None:
             return  # one of the shards was lost
         target = self._state.shards[transfer.target]
         came = [run for run, fetched in zip(transfer.runs, event.fetched, strict=True) if fetched]
-        if is_unwanted:
-            target.discard_runs(came)
-        else:
-            target.note_runs(came)
+        target.saves.note_runs(came)
+        for key in unwanted:
+            target.saves.drop(key)
         waiting = self._state.sequences.get(transfer.request_id) if transfer.request_id is not None else None
         if waiting is not None and len(came) < len(transfer.runs):
-            self._state.note_fetch(waiting, MOST_FETCHES)
+            self._state.fetch_no_more(waiting)
         self._state.waiting.mark_due()
         self._state.note_change(transfer.source, may_start=False)
         self._state.note_change(transfer.target, may_start=True)
@@ -369,8 +349,8 @@ class Scheduler:
                 for resident in shard.apply_layout(event):
                     self._lose_cells(resident.sequence)
                 self._move_misfits(shard)
-                self._fail_misfits(list(self._state.sequences.values()))
+                self._failures.fail_misfits(list(self._state.sequences.values()))
             case CommandEnded():
-                shard.end_command(command)
+                shard.commands.end(command)
             case _:
                 assert_never(event)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tokens import PromptToken
 from caravan_router.scheduling.prefix_keys import PrefixKeys
-from caravan_router.scheduling.shard.prefix_tree import Match, PrefixTree
+from caravan_router.scheduling.prefix_tree import Match, PrefixTree
 
 if TYPE_CHECKING:
     from caravan_router.scheduling.beams import BeamGroup
 
-# The length of the shortest landmark, in tokens. Each has twice the length of the one before.
-_LANDMARK_TOKENS = 16
+# The length of the shortest prefix that is hashed, in tokens. Each has twice the length of the one before.
+_HASHED_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,9 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     # How many requests behind this one started while it had no room.
     bypassed: int = 0
+    # What mirostat or adaptive-p carries to its next token, as of its last one; None without them. It comes with the
+    # tokens and goes with them to the next shard, since it cannot be computed from them.
+    feedback: float | None = None
     # How often it lost its cells by a failure since its last token.
     losses: int = 0
     # Positions that the shard ``fatal_on`` was computing for it when it was lost, and how often in a row shards were
@@ -79,11 +82,11 @@ class Sequence:
     # What shards hold of it, by name, with the tree and the version in which this was found, while it waits.
     matches: dict[str, tuple[PrefixTree, int, Match]] = field(default_factory=dict)
     keys: PrefixKeys = field(init=False)
-    # It no longer passes over an open shard for a busy one that has its prefix; None if it never did.
-    patient_until_s: float | None = None
+    # Until when it may wait for its prefix although a shard is open to it; None if it has not waited yet.
+    prefix_awaited_until_s: float | None = None
     # The beam search that it belongs to.
-    group: "BeamGroup | None" = None
-    _landmarks: list[int] = field(default_factory=list)
+    group: "BeamGroup[Sequence] | None" = None
+    _prefix_hashes: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
@@ -91,7 +94,7 @@ class Sequence:
     def rewrite(self, output: list[int]) -> None:
         """Replace the output, which a beam search does when a branch ends."""
         self.output = output
-        self._landmarks.clear()
+        self._prefix_hashes.clear()
         self.matches.clear()
         self.common.clear()
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
@@ -110,7 +113,7 @@ class Sequence:
         return len(self.spec.prompt) + len(self.output)
 
     @property
-    def is_suspect(self) -> bool:
+    def lost_a_shard(self) -> bool:
         """Whether a shard was lost while it computed this sequence, which has got no token since."""
         return self.losses > 0 and self.fatal_losses > 0
 
@@ -150,16 +153,21 @@ class Sequence:
         """Add what is not known yet of the logprobs of prompt tokens from ``start`` on, which is known or the next."""
         self.prompt_logprobs.extend(itertools.islice(tokens, len(self.prompt_logprobs) - start, None))
 
-    def landmarks(self, length: int) -> tuple[int, ...]:
+    @property
+    def prompt_hashes(self) -> tuple[int, ...]:
+        """Hashes of the prefixes of its prompt."""
+        return self.prefix_hashes(len(self.spec.prompt))
+
+    def prefix_hashes(self, length: int) -> tuple[int, ...]:
         """Return hashes of prefixes of 16, 32, 64, ... of its first ``length`` tokens, which are known.
 
         Equal hashes of the same place are equal prefixes, practically. They differ from process to process.
         """
-        count = (length // _LANDMARK_TOKENS).bit_length()
-        known = self._landmarks
+        count = (length // _HASHED_TOKENS).bit_length()
+        known = self._prefix_hashes
         while len(known) < count:
             before = known[-1] if known else hash(self.request.prefix_namespace)
-            end = _LANDMARK_TOKENS << len(known)
+            end = _HASHED_TOKENS << len(known)
             known.append(hash((before, self.tokens(end // 2 if known else 0, end))))
         return tuple(known[:count])
 

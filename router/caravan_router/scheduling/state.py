@@ -5,15 +5,18 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from caravan_router.core.generation import GenerationState
+from caravan_router.core.prefixes import PinRefusal
 from caravan_router.scheduling.actions import Resume, Start
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.known_logprobs import KnownLogprobs
 from caravan_router.scheduling.outbox import Outbox
-from caravan_router.scheduling.planning.forecast import OutputLengths
+from caravan_router.scheduling.output_lengths import OutputLengths
+from caravan_router.scheduling.pins import Pin, Pins
 from caravan_router.scheduling.sequence import Request, Sequence
-from caravan_router.scheduling.shard.ledger import Clock, ShardLedger
+from caravan_router.scheduling.shard.clock import Clock
+from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident, Status
-from caravan_router.scheduling.transfers import Transfers
+from caravan_router.scheduling.transfers import MOST_FETCHES, Transfers
 from caravan_router.scheduling.waiting.deadlines import Deadlines
 from caravan_router.scheduling.waiting.fair_share import PROMPT_TOKEN, FairShare
 from caravan_router.scheduling.waiting.queue import WaitingQueue
@@ -38,6 +41,7 @@ class SchedulerState:
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
         self.outbox = Outbox()
         self.transfers = Transfers()
+        self.pins = Pins()
         self.known_logprobs = KnownLogprobs()
         self.shards: dict[str, ShardLedger] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -64,6 +68,20 @@ class SchedulerState:
         changes, self._changes = self._changes, {}
         return changes
 
+    def pin(self, pin: Pin) -> PinRefusal | None:
+        """Pin a prefix if every shard that saves anything has room for all pinned ones. Return why not, else None."""
+        if self.pins.get(pin.key) is None and self.shards:
+            able = [one.runs for one in self.shards.values() if one.saves.are_possible and self.config.prefix_caching]
+            limit = min((runs.pin_limit for runs in able), default=0)
+            needed = max((runs.bytes_with(pin) for runs in able), default=0)
+            if needed > limit or not limit:
+                return PinRefusal(limit_bytes=limit, needed_bytes=needed)
+        self.pins.add(pin)
+        for shard in self.shards.values():
+            shard.note_pin()
+            self.note_change(shard.name, may_start=False)
+        return None
+
     @property
     def lowest_priority(self) -> int | None:
         """The lowest priority of the stays; None without any."""
@@ -71,30 +89,56 @@ class SchedulerState:
 
     def enter(self, request: Request) -> Sequence | None:
         """Let a new request wait. Return the sequence that waits; None if more members of its beam search must come."""
+        sequence = Sequence(request)
+        self._know(sequence)
+        beams = request.spec.beams
+        if beams is not None:
+            # The members are submitted one after another.
+            group = self.sequences[request.request_id - beams.index].group
+            if group is None:
+                group = BeamGroup(sequence)
+            else:
+                group.join(sequence)
+            sequence.group = group
+            if not group.is_whole:
+                return None
+            sequence = group.leader
+        self.waiting.push(sequence)
+        return sequence
+
+    def leave(self) -> tuple[Sequence, ...]:
+        """Forget all requests, none of which may be on a shard, and return them by arrival."""
+        assert not self._stays, f"requests {list(self._stays)} are on shards"
+        left = tuple(sorted(self.sequences.values(), key=lambda sequence: sequence.request_id))
+        for sequence in list(self.waiting):
+            self.waiting.remove(sequence)
+        for sequence in left:
+            self._forget(sequence)
+        return left
+
+    def take(self, sequence: Sequence) -> Sequence:
+        """Let a request wait that has left another scheduler, with its beam search. Return the sequence that waits."""
+        self._know(sequence)
+        sequence.saved_on = ""
+        sequence.fetches = 0
+        sequence.common.clear()
+        sequence.matches.clear()
+        leader = sequence if sequence.group is None else sequence.group.leader
+        if leader is sequence:
+            self.waiting.push(sequence)
+        return leader
+
+    def _know(self, sequence: Sequence) -> None:
+        request = sequence.request
         assert request.request_id not in self.sequences, f"request {request.request_id} was submitted before"
         tenant = request.spec.tenant
         _, active = self._tenants.get(tenant.name, (tenant, 0))
         if active == 0:
             self.fair_share.activate(tenant, [other for other, _ in self._tenants.values()])
         self._tenants[tenant.name] = (tenant, active + 1)
-        sequence = self.sequences[request.request_id] = Sequence(request)
-        beams = request.spec.beams
-        if beams is None or beams.index == 0:
+        self.sequences[request.request_id] = sequence
+        if request.spec.beams is None or request.spec.beams.index == 0:
             self.deadlines.add(request)
-        if beams is not None:
-            if beams.index == 0:
-                group = BeamGroup(sequence)
-            else:
-                # The members are submitted one after another.
-                known = self.sequences[request.request_id - beams.index].group
-                assert known is not None, f"request {request.request_id} has no beam search"
-                group = known
-                group.join(sequence)
-            if not group.is_whole:
-                return None
-            sequence = group.leader
-        self.waiting.push(sequence)
-        return sequence
 
     def state_of(self, request_id: int) -> GenerationState:
         """Return where a request is that has not ended. One that has not entered yet is queued."""
@@ -113,8 +157,6 @@ class SchedulerState:
 
     def stay(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
         """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
-        self._stays[sequence.request_id] = (shard, resident)
-        self._priorities[resident.priority] += 1
         self._leave_saved(sequence)
         sequence.fetches = 0
         sequence.common.clear()
@@ -122,22 +164,19 @@ class SchedulerState:
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
         sequence.charged = resident.target
         self.fair_share.charge(sequence.spec.tenant, PROMPT_TOKEN * uncharged)
-        if not sequence.started:
-            sequence.started = True
-            prompt_tokens = len(sequence.spec.prompt)
-            self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached_tokens=resident.shared))
-        else:
+        if sequence.started:
             computed_again = max(0, sequence.reached - resident.computed)
             self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))
+        self.branch(sequence, shard, resident)
 
     def branch(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
-        """Note that ``sequence`` has another beam than before, which begins on ``shard``."""
+        """Note that ``sequence``, which may have another beam than before, begins on ``shard``."""
         self._stays[sequence.request_id] = (shard, resident)
         self._priorities[resident.priority] += 1
         if not sequence.started:
             sequence.started = True
             prompt_tokens = len(sequence.spec.prompt)
-            self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached_tokens=resident.shared))
+            self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached_tokens=resident.cached))
 
     def end_branch(self, sequence: Sequence) -> None:
         """Give up the cells of a beam that has ended, if it has a place."""
@@ -146,9 +185,13 @@ class SchedulerState:
             if resident.is_live:
                 shard.take_back(resident)
 
-    def note_fetch(self, sequence: Sequence, times: int = 1) -> None:
-        """Note that ``sequence`` waits for a transfer, or as good as for so many."""
-        sequence.fetches += times
+    def note_fetch(self, sequence: Sequence) -> None:
+        """Note that ``sequence`` waits for one more transfer."""
+        sequence.fetches += 1
+
+    def fetch_no_more(self, sequence: Sequence) -> None:
+        """Let ``sequence`` wait for no other transfer in its next stay."""
+        sequence.fetches = MOST_FETCHES
 
     def wait_again(self, sequence: Sequence, *, saved_on: str = "") -> None:
         """Queue a request again whose stay has ended before it did. ``saved_on``: the shard that saved its cells.
@@ -167,21 +210,17 @@ class SchedulerState:
         sequence.saved_on = saved_on
         self.waiting.push(sequence)
 
-    def finish_beams(self, group: BeamGroup) -> None:
-        """Forget a beam search that has ended. Only what the leader holds is kept for others."""
-        shard, resident = self._end_stay(group.leader)
-        shard.finish(resident)
-        self.lengths.observe(len(group.leader.output))
-        for member in group.members:
-            self.end_branch(member)
-            self._forget(member)
-
     def finish(self, sequence: Sequence) -> None:
-        """Forget a request whose last token was sampled, and end its stay."""
+        """Forget a request that has all its tokens, or the whole beam search that it leads, and end its stay.
+
+        Only what the leader of a search holds is kept for others.
+        """
         shard, resident = self._end_stay(sequence)
         shard.finish(resident)
         self.lengths.observe(len(sequence.output))
-        self._forget(sequence)
+        for member in (sequence,) if sequence.group is None else sequence.group.members:
+            self.end_branch(member)
+            self._forget(member)
 
     def abort(self, sequence: Sequence) -> None:
         """Forget a request that nobody waits for, wherever it is. A beam search ends as a whole."""
@@ -197,7 +236,7 @@ class SchedulerState:
             self._leave_saved(sequence)
         self._forget(sequence)
 
-    def _abort_beams(self, group: BeamGroup) -> None:
+    def _abort_beams(self, group: BeamGroup[Sequence]) -> None:
         if group.is_whole and not any(member.request_id in self._stays for member in group.members):
             self.waiting.remove(group.leader)
             self.waiting.mark_due()

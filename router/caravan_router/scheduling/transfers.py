@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from caravan_router.scheduling.events import SavedRun
 
+# Most transfers for one waiting request: its prefix must not follow it from shard to shard.
+MOST_FETCHES = 2
 # The first guesses: a call through two processes, and 300 MB/s.
 _FIRST_CALL_S = 0.01
 _FIRST_BYTE_S = 1 / 300e6
@@ -37,7 +39,8 @@ class Transfers:
     def __init__(self) -> None:
         self._under_way: dict[int, Transfer] = {}
         self._awaited: set[int] = set()
-        self._unwanted: set[int] = set()
+        # By the id of the transfer: keys of runs that were given up since it began.
+        self._unwanted: dict[int, set[bytes]] = {}
         self._last_id = 0
         self._call_s = _FIRST_CALL_S
         self._byte_s = _FIRST_BYTE_S
@@ -54,7 +57,7 @@ class Transfers:
     def end(self, transfer_id: int, seconds: float = 0.0) -> Transfer | None:
         """Forget a transfer and learn from its time, 0 if it failed. Return it; None if it is unknown."""
         transfer = self._under_way.pop(transfer_id, None)
-        self._unwanted.discard(transfer_id)
+        self._unwanted.pop(transfer_id, None)
         if transfer is None:
             return None
         if transfer.request_id is not None:
@@ -76,13 +79,16 @@ class Transfers:
             self.end(transfer.transfer_id)
         return lost
 
-    def note_flush(self, shard: str) -> None:
-        """Note that nothing is wanted of what ``shard`` fetches now."""
-        self._unwanted |= {key for key, one in self._under_way.items() if one.target == shard}
+    def note_flush(self, shard: str, key: bytes | None) -> None:
+        """Note that of what ``shard`` fetches now the run with this key, or None for all, is not wanted any more."""
+        for transfer_id, transfer in self._under_way.items():
+            if transfer.target == shard:
+                keys = {run.key for run in transfer.runs} if key is None else {key}
+                self._unwanted.setdefault(transfer_id, set()).update(keys)
 
-    def is_unwanted(self, transfer_id: int) -> bool:
-        """Whether what a transfer brings is not wanted any more."""
-        return transfer_id in self._unwanted
+    def unwanted_keys(self, transfer_id: int) -> Collection[bytes]:
+        """Return the keys of the runs that a transfer brings, or not, and that are not wanted any more."""
+        return self._unwanted.get(transfer_id, ())
 
     def is_awaited_by(self, request_id: int) -> bool:
         """Whether a request waits for a transfer."""
@@ -93,7 +99,7 @@ class Transfers:
         return any(shard in (one.source, one.target) for one in self._under_way.values())
 
     def seconds(self, target: str, size_bytes: int) -> float:
-        """Return the expected time until ``target`` has fetched so many bytes more."""
+        """Return the expected time until ``target`` has fetched ``size_bytes`` more."""
         before = sum(one.size_bytes for one in self._under_way.values() if one.target == target)
         return self._call_s + (before + size_bytes) * self._byte_s
 

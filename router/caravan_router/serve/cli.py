@@ -1,7 +1,8 @@
-"""The command `caravan serve`: serve GGUF files with one command."""
+"""The command `caravan serve`: serve models with one command, each a name, a place on a hub or a GGUF file."""
 
 import argparse
 import asyncio
+import itertools
 import logging
 import os
 import subprocess
@@ -13,13 +14,20 @@ from pathlib import Path
 
 import uvloop
 
+from caravan_models.errors import FetchError
 from caravan_proto.flags import add_flags, flag, resolve
+from caravan_proto.standard_output import write_at_once
 from caravan_proto.telemetry import configure_logging
 from caravan_router.app import run_router
 from caravan_router.cli import STARTUP_ERRORS, startup_problem, stop_on_signals
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
+from caravan_router.serve.library.catalogue import CatalogueError
+from caravan_router.serve.library.flags import LibraryFlags
+from caravan_router.serve.library.setup import make_library
+from caravan_router.serve.model_files import ModelFile, local_file, model_files, uses_toy, with_draft_file
 from caravan_router.serve.shard_process import ShardProcess, ShardStartError
+from caravan_router.serve.starting import Starting
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +35,11 @@ _log = logging.getLogger(__name__)
 _CACHE_RAM_MIB = 8192
 # What --speculate is with a draft model, if it is not given.
 _DRAFT_TOKENS = 8
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(LibraryFlags):
     """Flags of `caravan serve` that neither the router nor the shards have."""
 
     shards: int = flag(1, "shard processes on this host for each --model, each with the whole model", low=1, high=64)
@@ -50,6 +59,7 @@ class _Help(argparse.Action):
 def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[str]]:
     parser = argparse.ArgumentParser(prog="caravan serve", description=__doc__, allow_abbrev=False, add_help=False)
     parser.add_argument("-h", "--help", nargs=0, action=_Help, help="show this and the shard's flags")
+    parser.usage = "caravan serve [MODEL ...] [FLAGS]"
     add_flags(parser, ServeConfig)
     add_flags(parser, RouterConfig)
     namespace, shard_flags = parser.parse_known_args(argv)
@@ -67,10 +77,13 @@ class ServeError(ValueError):
 
 
 def split_models(flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the files that ``--model`` names, which may be repeated, and all other flags of the shards."""
-    models: list[str] = []
+    """Return the models that come first or after ``--model``, which may be repeated, and all other flags of the shards.
+
+    A word after the first flag may be the value of a flag that only shards know.
+    """
+    models = list(itertools.takewhile(lambda word: not word.startswith("-"), flags))
     others: list[str] = []
-    rest = iter(flags)
+    rest = iter(flags[len(models) :])
     for given in rest:
         if given in {"-m", "--model"}:
             models.append(next(rest, ""))
@@ -81,16 +94,25 @@ def split_models(flags: Sequence[str]) -> tuple[list[str], list[str]]:
     return models, others
 
 
-def check_models(models: Sequence[str], flags: Sequence[str]) -> None:
+def check_models(models: Sequence[ModelFile], flags: Sequence[str]) -> None:
     """Require that several models can be told apart, and that ``flags`` suit all of them. Raises ServeError."""
-    names = [Path(model).name for model in models]
+    names = [model.name for model in models]
     if len(set(names)) < len(names):
-        raise ServeError(f"each --model needs a file name of its own. Given: {', '.join(models)}")
+        raise ServeError(f"each model needs a name of its own. Given: {', '.join(model.path for model in models)}")
     given = {flag.partition("=")[0] for flag in flags}
     if len(models) > 1 and "--lora" in given:
         raise ServeError("an adapter belongs to one model: --lora needs a single --model")
+    if len(models) > 1 and {"-a", "--alias"} & given:
+        raise ServeError("an alias belongs to one model: --alias needs a single --model")
     if len(models) > 1 and {"-md", "--model-draft"} & given:
         raise ServeError("a draft model belongs to one model: --model-draft needs a single --model")
+
+
+def model_flags(model: ModelFile, flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the flags of a shard for its model. One that was asked for by a name has it, unless an alias is set."""
+    given = {flag.partition("=")[0] for flag in flags}
+    has_alias = {"-a", "--alias"} & given or environment.get("CARAVAN_ALIAS")
+    return ["--model", model.path, *(["--alias", model.name] if model.named and not has_alias else [])]
 
 
 def draft_tokens(speculate: int, flags: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -121,12 +143,22 @@ def host_shares(shards: int, flags: Sequence[str], environment: Mapping[str, str
     return shares
 
 
+def value_of(flags: Sequence[str], *names: str) -> str | None:
+    """Return the last value that ``flags`` give to a flag with one of ``names``; None if they give none."""
+    found = None
+    for given, following in zip(flags, [*flags[1:], ""], strict=False):
+        name, equals, value = given.partition("=")
+        if name in names:
+            found = value if equals else following
+    return found
+
+
 def find_devices(shards: int, flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Return the names of the GPUs to divide among several shards; none if there is nothing to divide."""
-    given = {flag.partition("=")[0] for flag in flags}
-    uses_gpus = {"-ngl", "--gpu-layers", "--n-gpu-layers"} & given or "CARAVAN_GPU_LAYERS" in environment
-    chosen = {"-dev", "--device"} & given or "CARAVAN_DEVICE" in environment
-    if shards == 1 or chosen or not uses_gpus:
+    layers = value_of(flags, "-ngl", "--gpu-layers", "--n-gpu-layers") or environment.get("CARAVAN_GPU_LAYERS")
+    chosen = value_of(flags, "-dev", "--device") or "CARAVAN_DEVICE" in environment
+    is_fake = (value_of(flags, "--backend") or environment.get("CARAVAN_BACKEND")) == "fake"
+    if shards == 1 or chosen or layers == "0" or is_fake:
         return []
     listing = subprocess.run(
         [sys.executable, "-m", "caravan_shard", "--list-devices"], capture_output=True, text=True, check=True
@@ -144,19 +176,35 @@ def device_shares(devices: Sequence[str], shards: int) -> list[list[str]]:
 
 async def _announce_when_ready(fleet: Fleet, url: str) -> None:
     await fleet.wait_until_ready()
-    body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
-    sys.stdout.write(
+    _announce(fleet, url)
+
+
+def _announce(fleet: Fleet, url: str) -> None:
+    engine = fleet.engine("")
+    path, body = "/generate_stream", '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
+    if engine is not None and not engine.model.generates:
+        path, body = "/v1/embeddings", '{"input":"The capital of France"}'
+        if engine.model.ranks:
+            path, body = "/v1/rerank", '{"query":"The capital of France","documents":["Paris","Bread"]}'
+    write_at_once(
         f"\nCaravan is ready on {url}\n\nTry:\n"
-        f"  curl -N {url}/generate_stream -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"  curl -N {url}{path} -H 'Content-Type: application/json' -d '{body}'\n\n"
     )
-    sys.stdout.flush()
 
 
 async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str], folder: Path) -> None:
-    models, shard_flags = split_models(shard_flags)
+    texts, shard_flags = split_models(shard_flags)
+    if not texts and os.environ.get("CARAVAN_MODEL"):
+        texts = [os.environ["CARAVAN_MODEL"]]
+    if uses_toy(shard_flags, os.environ):
+        models = [local_file(text) for text in texts]
+    else:
+        models, shard_flags = await model_files(texts), await with_draft_file(shard_flags)
     check_models(models, shard_flags)
-    # Without a flag, shards find their model in the environment.
-    of_models = [["--model", model] for model in models] or [[]]
+    if models and serve.has_library:
+        raise ServeError("--models-dir, --models-file and --models-hub name all models that are served: drop --model")
+    of_models = [model_flags(model, shard_flags, os.environ) for model in models]
+    of_models = of_models or ([] if serve.has_library else [[]])
     total = len(of_models) * serve.shards
     check_rpc(total, shard_flags, os.environ)
     flags = [*host_shares(total, shard_flags, os.environ), *shard_flags]
@@ -166,7 +214,14 @@ async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str
         for number, own in enumerate(devices)
     ]
     stop = stop_on_signals()
-    names = [Path(model).name for model in models] if len(models) > 1 else []
+    library_of = None
+    if serve.has_library:
+        shares = host_shares(serve.shards, shard_flags, os.environ)
+        library_of = await make_library(serve, [*shares, *shard_flags], serve.shards, folder)
+    names = [model.name for model in models] if len(models) > 1 else []
+    by_model: dict[str, list[ShardProcess]] = {}
+    for number, shard in enumerate(shards):
+        by_model.setdefault(names[number // serve.shards] if names else "", []).append(shard)
     router = replace(
         router,
         shard=(*(shard.address for shard in shards), *router.shard),
@@ -179,11 +234,15 @@ async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str
         announcing: list[asyncio.Task[None]] = []
 
         def on_listening(fleet: Fleet, url: str) -> None:
+            if library_of is not None:
+                _announce(fleet, url)
+                return
             _log.info("listening, waiting for the shards to load their model", extra={"url": url})
             announcing.append(tasks.create_task(_announce_when_ready(fleet, url)))
+            announcing.append(tasks.create_task(Starting(fleet, by_model, router.shard_grace_s).run()))
 
         try:
-            await run_router(router, stop, on_listening)
+            await run_router(router, stop, on_listening, library_of)
         finally:
             for task in announcing:
                 task.cancel()
@@ -192,15 +251,25 @@ async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal. Return 0, or 2 if the server cannot start with these flags."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        # There was nothing to end yet but a download, which continues when it is started again.
+        return _INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
     serve, router, shard_flags = _parse(argv)
     configure_logging(level=router.log_level, json_output=router.json_output)
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         try:
             uvloop.run(_serve(serve, router, shard_flags, Path(folder)))
-        except* ServeError as errors:
+        except* (ServeError, FetchError) as errors:
             problem = str(errors.exceptions[0])
-        except* ShardStartError:
-            problem = "a shard could not start; its message is above"
+        except* CatalogueError as errors:
+            problem = str(errors.exceptions[0])
+        except* ShardStartError as errors:
+            problem = str(errors.exceptions[0])
         except* STARTUP_ERRORS as errors:
             problem = startup_problem(router, errors.exceptions[0])
         else:

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.results import FinishReason
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.text.detokenize import IncrementalDecoder
 from caravan_router.text.stops import StopMatcher

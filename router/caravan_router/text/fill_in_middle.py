@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_router.core.engine import FillTokens
+from caravan_proto.messages.model import FillTokens
 
-# One in so many tokens of the prompt stands after the gap when both texts are too long: llama-server's ratio.
+# When both texts are too long, a quarter of the room is for the one after the gap, as in llama-server.
 _SHARE_AFTER = 4
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from caravan_router.core.engine import TokenizedText
+from caravan_proto.messages.model import TokenizedText
 from caravan_router.text.detokenize import IncrementalDecoder, display_text
 
 

@@ -1,13 +1,9 @@
-"""Whether and where traces are sent. OpenTelemetry is imported only if they are."""
+"""Whether and where traces are sent."""
 
-import asyncio
 import importlib.util
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from caravan_router.core.trace import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -62,19 +58,3 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-@asynccontextmanager
-async def tracing(settings: TraceSettings | None) -> AsyncIterator[Tracing | None]:
-    """Send traces while the block runs; None without settings. The end takes at most a few seconds."""
-    if settings is None:
-        yield None
-        return
-    from caravan_router.tracing.export import SpanSender
-    from caravan_router.tracing.spans import OpenTelemetry
-
-    sender = await asyncio.to_thread(SpanSender, settings)
-    try:
-        yield OpenTelemetry(sender.provider)
-    finally:
-        await asyncio.to_thread(sender.close)

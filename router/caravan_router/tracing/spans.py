@@ -143,11 +143,12 @@ class _GenerationEvents:
     def preempted(self, how: str) -> None:
         self._add("preempted", {"caravan.shard": self._shard, "caravan.preemption": how})
 
-    def resumed(self, shard: str, computed_again: int) -> None:
+    def resumed(self, shard: str, computed_again: int, *, other_numerics: bool) -> None:
         before, self._shard = self._shard, shard
         if before != shard:
             self._add("migrated", {"caravan.shard.from": before, "caravan.shard.to": shard})
-        self._add("resumed", {"caravan.shard": shard, "caravan.recomputed_tokens": computed_again})
+        attributes: Attributes = {"caravan.shard": shard, "caravan.recomputed_tokens": computed_again}
+        self._add("resumed", {**attributes, "caravan.other_numerics": True} if other_numerics else attributes)
 
     def finished(self, reason: str, output_tokens: int) -> None:
         self._request.note_end(self._number, output_tokens, reason=reason)

@@ -7,8 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import KvLayout, LayoutLimits
+from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
-from caravan_shard.kv_layout import KvLayout
 from caravan_shard.sampling.token_candidates import CandidateFilter
 
 
@@ -26,93 +28,23 @@ class DecodeOutcome(Enum):
     FAILED = "failed"
 
 
-class PrefixSharing(Enum):
-    """Which prefixes of a sequence another sequence may start from."""
-
-    ANY = "any"
-    # Recurrent state cannot be cut back: another sequence starts from all that the source holds.
-    WHOLE_ONLY = "whole_only"
-
-
-class RunSaving(Enum):
-    """Which cells of a sequence can be saved and restored."""
-
-    ANY = "any"
-    # Recurrent state is one piece: it is saved and restored with the whole sequence.
-    WHOLE_ONLY = "whole_only"
-    NOTHING = "nothing"
-
-
-MetadataValue = str | int | bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FillTokens:
-    """Control tokens for filling in the middle of a text.
+class JointEmbed:
+    """What several texts that are embedded in one forward pass may have: most texts, and most tokens of all of them."""
 
-    A prompt is: begin, prefix, the text before, suffix, the text after, middle. ``repository`` stands before the name
-    of a repository, ``file`` before the name of each of its files. None: the vocabulary has none, or for ``begin`` the
-    model wants none.
-    """
-
-    prefix: int
-    suffix: int
-    middle: int
-    begin: int | None = None
-    repository: int | None = None
-    file: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """Facts about the model file that a router needs, and the names of the adapters loaded for it.
-
-    ``draft_model`` is the name of the draft model, "" without one.
-    ``quantization`` is the type of most weights, "" if unknown. ``modified_s``: when the file was last changed, in
-    seconds since 1970, 0 if unknown. ``device_bytes``: size of the weights in the memory of accelerators, None if
-    unknown. ``metadata`` has GGUF keys. ``fill``: None if the vocabulary lacks a token that filling in needs.
-    """
-
-    name: str
-    fingerprint: str
-    vocabulary_size: int
-    trained_context: int
-    chat_template: str
-    bos_text: str
-    eos_text: str
-    eog_ids: frozenset[int]
-    architecture: str
-    adapters: tuple[str, ...] = ()
-    draft_model: str = ""
-    parameter_count: int = 0
-    weight_bytes: int = 0
-    quantization: str = ""
-    modified_s: int = 0
-    device_bytes: int | None = None
-    metadata: tuple[tuple[str, MetadataValue], ...] = ()
-    fill: FillTokens | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutLimits:
-    """What depends on the layout of the cells."""
-
-    layout: KvLayout
-    cells: int
-    cells_per_sequence: int
-    sharing: PrefixSharing
-    saving: RunSaving
+    texts: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The capacity in numbers of cells, sequences and tokens.
+    """The capacity in numbers of cells, sequences and tokens. A model that only embeds has no cells and no sequences.
 
     ``layouts``: the layouts that the cells can have; the first is the current one.
     ``max_prompt_logprob_tokens``: prompt tokens with log probabilities in one step, all sequences together. A step may
-    have so many outputs beyond one per sequence.
+    have this many outputs beyond one per sequence.
     ``embedding_size``: the length of an embedding; 0 if embeddings are not served.
-    ``max_embed_tokens``: the longest text to embed.
+    ``max_embed_tokens``: the longest text to embed. ``joint_embed``: what texts may share a forward pass.
     ``ranks``: `Backend.embed` takes a query and a document, and says how relevant the document is.
     """
 
@@ -122,7 +54,13 @@ class Capacity:
     max_prompt_logprob_tokens: int
     embedding_size: int = 0
     max_embed_tokens: int = 0
+    joint_embed: JointEmbed = JointEmbed(texts=1, tokens=0)
     ranks: bool = False
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is room for sequences at all."""
+        return self.max_sequences > 0
 
     @property
     def current(self) -> LayoutLimits:
@@ -135,7 +73,7 @@ class Capacity:
 
         0 for recurrent models: their state cannot be cut back to what was accepted.
         """
-        return self.max_prompt_logprob_tokens if self.current.sharing is PrefixSharing.ANY else 0
+        return 0 if self.current.whole_only else self.max_prompt_logprob_tokens
 
     def limits(self, layout: KvLayout) -> LayoutLimits | None:
         """Return the limits of a layout; None if the cells cannot have it."""
@@ -171,14 +109,6 @@ class Piece:
 
     data: bytes
     special: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
-    """Tokens [0, length) of the sequence ``source_id``."""
-
-    source_id: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +153,7 @@ class DraftModel(Protocol):
     """
 
     @property
-    def facts(self) -> ModelFacts: ...
+    def facts(self) -> ModelFile: ...
 
     @property
     def capacity(self) -> Capacity: ...
@@ -241,7 +171,7 @@ class Backend(Protocol):
     """A model with a KV cache. Only the thread that made it may call it."""
 
     @property
-    def facts(self) -> ModelFacts: ...
+    def facts(self) -> ModelFile: ...
 
     @property
     def capacity(self) -> Capacity:
@@ -254,11 +184,8 @@ class Backend(Protocol):
         ...
 
     @property
-    def batch_invariant(self) -> bool | None:
-        """Whether the logits after a token do not depend on how many tokens of its sequence are computed with it.
-
-        As measured in the first layout; None if it was not measured.
-        """
+    def numerics(self) -> Numerics:
+        """How it computes, as found in the first layout."""
         ...
 
     @property
@@ -306,11 +233,12 @@ class Backend(Protocol):
         """
         ...
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
         """Put saved cells, which follow each other from position 0 on, under an id that holds nothing.
 
         ``shared``: cells of another sequence that are equal to the first of these, and are used for both sequences
-        where the layout lets them be. False if there was no room or a state is damaged; the id holds nothing then.
+        where the layout lets them be; there, the slices may begin as late as where these cells end. False if there was
+        no room or a state is damaged; the id holds nothing then.
         """
         ...
 
@@ -321,10 +249,12 @@ class Backend(Protocol):
         """
         ...
 
-    def embed(self, tokens: Sequence[int]) -> Floats | None:
-        """Return the embedding [embedding_size], of Euclidean length 1; None if the forward pass failed.
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+        """Return the embedding [embedding_size] of each text, of Euclidean length 1; None if the text has none.
 
-        A model that ranks takes a pair and returns [1], from 0 to 1. Must not be called where ``capacity`` has neither.
+        The texts, given as tokens, share a forward pass: there is one, or as many as ``capacity.joint_embed`` allows.
+        The others change how a text's vector is rounded, and nothing else. A model that ranks takes pairs and returns
+        [1] for each, from 0 to 1. Must not be called where ``capacity`` has neither.
         """
         ...
 

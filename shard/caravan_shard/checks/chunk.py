@@ -5,25 +5,28 @@ from collections.abc import Iterator
 
 from caravan_proto.errors import ShardError
 from caravan_proto.limits import MAX_STOP_TOKEN_IDS, MAX_THOUGHT_CLOSINGS, MAX_THOUGHT_MARKER
-from caravan_shard.backends.base import Capacity, ModelFacts
+from caravan_proto.messages.commands import Chunk
+from caravan_proto.messages.constraint import Thought
+from caravan_proto.messages.model import ModelFile
+from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import check_sampling
-from caravan_shard.constraints.thought import Thought
-from caravan_shard.protocol.commands import Chunk
 from caravan_shard.protocol.results import Refusal, bad_request
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
+from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.sequence import Phase
 
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _SHOWN_CHARACTERS = 128
 _MOST_POOL_BYTES = 64
+# Far more than any sequence reaches: a token changes mirostat's value by a few thousand at most.
+MAX_FEEDBACK = 1e12
 
 
 class ChunkCheck:
     """Checks the chunks of one command, whose header ``preview`` has seen."""
 
-    def __init__(self, preview: Preview, capacity: Capacity, facts: ModelFacts, *, draining: bool) -> None:
+    def __init__(self, preview: Preview, capacity: Capacity, facts: ModelFile, *, draining: bool) -> None:
         self._preview = preview
         self._capacity = capacity
         self._facts = facts
@@ -31,26 +34,27 @@ class ChunkCheck:
 
     def __call__(self, chunk: Chunk) -> Refusal | None:
         """Check the first chunk of a sequence or a further one."""
-        if not chunk.tokens:
+        if not chunk.token_ids:
             return bad_request(f"the chunk of sequence {chunk.sequence_id} is empty")
-        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self._facts.vocabulary_size:
-            return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(chunk.tokens)}")
+        if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= self._facts.vocabulary_size:
+            return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(chunk.token_ids)}")
         sequence = self._preview.find(chunk.sequence_id)
         if sequence is None or chunk.takes_over:
-            if chunk.parameters is None:
+            if chunk.setup is None:
                 return Refusal(
                     ShardError.UNKNOWN_SEQUENCE,
                     f"sequence {chunk.sequence_id} has not begun and comes without parameters",
                 )
-            return self._check_first(chunk, chunk.parameters)
-        if chunk.parameters is not None or chunk.copy is not None:
+            assert isinstance(chunk.setup, PreparedParameters)
+            return self._check_first(chunk, chunk.setup)
+        if chunk.setup is not None or chunk.copy is not None:
             return Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {chunk.sequence_id} has begun already")
         if self._preview.phase(chunk.sequence_id) is not Phase.PREFILLING:
             return Refusal(ShardError.WRONG_POSITION, f"the prompt of sequence {chunk.sequence_id} is complete already")
         return self._check_place(chunk, sequence.computed, sequence.parameters)
 
     @first_refusal
-    def _check_first(self, chunk: Chunk, parameters: SequenceParameters) -> Iterator[Refusal | None]:
+    def _check_first(self, chunk: Chunk, parameters: PreparedParameters) -> Iterator[Refusal | None]:
         if self._draining:
             yield Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
         start = 0
@@ -64,7 +68,7 @@ class ChunkCheck:
         yield check_sampling(parameters.sampling, self._facts.vocabulary_size)
         yield self._check_place(chunk, start, parameters)
 
-    def _check_parameters(self, parameters: SequenceParameters) -> Refusal | None:
+    def _check_parameters(self, parameters: PreparedParameters) -> Refusal | None:
         if parameters.adapter and parameters.adapter not in self._facts.adapters:
             return bad_request(f"there is no adapter {parameters.adapter[:_SHOWN_CHARACTERS]!r} here")
         if not 1 <= parameters.prompt_length < parameters.max_length:
@@ -72,6 +76,10 @@ class ChunkCheck:
                 "prompt_length must be >= 1 and < max_length. "
                 f"Given: {parameters.prompt_length} and {parameters.max_length}"
             )
+        if parameters.feedback is not None and not abs(parameters.feedback) <= MAX_FEEDBACK:
+            return bad_request(f"feedback must be a number up to {MAX_FEEDBACK:g}. Given: {parameters.feedback}")
+        if parameters.sampling.processors and parameters.processors is None:
+            return bad_request(f"processors {parameters.sampling.processors} are not registered in this process")
         if parameters.traceparent and not _TRACEPARENT.fullmatch(parameters.traceparent):
             return bad_request(
                 "traceparent must be that of W3C Trace Context, version 00. "
@@ -85,7 +93,7 @@ class ChunkCheck:
             )
         return None
 
-    def _check_stopping(self, parameters: SequenceParameters) -> Refusal | None:
+    def _check_stopping(self, parameters: PreparedParameters) -> Refusal | None:
         stops = parameters.stop_token_ids
         if len(stops) > MAX_STOP_TOKEN_IDS:
             return bad_request(f"there must be <= {MAX_STOP_TOKEN_IDS} stop_token_ids. Given: {len(stops)}")
@@ -98,8 +106,8 @@ class ChunkCheck:
             )
         return None
 
-    def _check_drafts(self, parameters: SequenceParameters) -> Refusal | None:
-        predicted = parameters.predicted
+    def _check_drafts(self, parameters: PreparedParameters) -> Refusal | None:
+        predicted = parameters.prediction
         most = max(limits.cells_per_sequence for limits in self._capacity.layouts)
         if len(predicted) > most:
             return bad_request(f"there must be <= {most} predicted_token_ids. Given: {len(predicted)}")
@@ -125,14 +133,14 @@ class ChunkCheck:
             return bad_request("max_tokens of a thought needs ending_token_ids")
         return None
 
-    def _check_place(self, chunk: Chunk, held: int, parameters: SequenceParameters) -> Refusal | None:
+    def _check_place(self, chunk: Chunk, held: int, parameters: PreparedParameters) -> Refusal | None:
         """Check that the chunk continues the ``held`` tokens and ends where it may."""
         if chunk.start != held:
             return Refusal(
                 ShardError.WRONG_POSITION,
                 f"sequence {chunk.sequence_id} continues at {held}. Given: {chunk.start}",
             )
-        end = chunk.start + len(chunk.tokens)
+        end = chunk.start + len(chunk.token_ids)
         if end > self._capacity.current.cells_per_sequence:
             return Refusal(
                 ShardError.SEQUENCE_TOO_LONG,

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Capacity, ModelFacts
+from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, RowOutputs, Save, SetLayout
+from caravan_proto.messages.model import ModelFile
+from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.chunk import ChunkCheck
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.row import RowCheck
 from caravan_shard.checks.runs import LoadCheck, SaveCheck
-from caravan_shard.protocol.commands import Decode, Evaluate, FilterBatch, Load, Prefill, RowOutputs, Save, SetLayout
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
@@ -25,31 +26,31 @@ class CommandCheck:
         self._preview = Preview(held, capacity)
 
     @first_refusal
-    def prefill(self, command: Prefill, *, facts: ModelFacts, draining: bool) -> Iterator[Refusal | None]:
+    def prefill(self, command: Prefill, *, facts: ModelFile, draining: bool) -> Iterator[Refusal | None]:
         """Check a Prefill; ``draining`` refuses new sequences."""
         yield self._preview.check_header(command.header)
-        yield self._preview.check_distinct([*(chunk.sequence_id for chunk in command.chunks), *command.rider_ids])
+        yield self._preview.check_distinct([*(chunk.sequence_id for chunk in command.chunks), *command.ride])
         check = ChunkCheck(self._preview, self._capacity, facts, draining=draining)
         for chunk in command.chunks:
             yield check(chunk)
-        yield self._check_complete(command.rider_ids)
-        yield self._check_step_size(sum(len(chunk.tokens) for chunk in command.chunks), command.rider_ids)
-        parameters = [chunk.parameters or self._preview.parameters(chunk.sequence_id) for chunk in command.chunks]
+        yield self._check_complete(command.ride)
+        yield self._check_step_size(sum(len(chunk.token_ids) for chunk in command.chunks), command.ride)
+        parameters = [chunk.setup or self._preview.parameters(chunk.sequence_id) for chunk in command.chunks]
         pairs = zip(parameters, command.chunks, strict=True)
-        prompt_logprobs = sum(known.prompt_logprob_count(chunk.start, len(chunk.tokens)) for known, chunk in pairs)
+        prompt_logprobs = sum(known.prompt_logprob_count(chunk.start, len(chunk.token_ids)) for known, chunk in pairs)
         yield self._check_output_budget(prompt_logprobs, "prompt_logprobs")
-        yield self._check_one_adapter({known.adapter for known in parameters}, command.rider_ids)
+        yield self._check_one_adapter({known.adapter for known in parameters}, command.ride)
 
     @first_refusal
-    def evaluate(self, command: Evaluate, *, facts: ModelFacts, draining: bool) -> Iterator[Refusal | None]:
+    def evaluate(self, command: Evaluate, *, facts: ModelFile, draining: bool) -> Iterator[Refusal | None]:
         """Check an Evaluate; ``draining`` refuses sequences that start from nothing."""
         yield self._preview.check_header(command.header)
         yield self._preview.check_distinct([row.sequence_id for row in command.rows])
         check = RowCheck(self._preview, self._capacity, facts, draining=draining)
         for row in command.rows:
             yield check(row)
-        yield self._check_step_size(sum(len(row.tokens) for row in command.rows), ())
-        outputs = sum(len(row.tokens) for row in command.rows if row.outputs is RowOutputs.ALL)
+        yield self._check_step_size(sum(len(row.token_ids) for row in command.rows), ())
+        outputs = sum(len(row.token_ids) for row in command.rows if row.outputs is RowOutputs.ALL)
         yield self._check_output_budget(outputs, "outputs")
         yield self._check_one_adapter({row.adapter for row in command.rows}, ())
 
@@ -69,7 +70,7 @@ class CommandCheck:
     def filter_batch(self, command: FilterBatch) -> Iterator[Refusal | None]:
         """Check a FilterBatch."""
         yield self._preview.check_header(command.header)
-        yield self._preview.check_listed(command.keep_ids)
+        yield self._preview.check_listed(command.keep)
 
     @first_refusal
     def save(self, command: Save) -> Iterator[Refusal | None]:
@@ -78,7 +79,7 @@ class CommandCheck:
         yield from SaveCheck(self._preview, self._capacity.current.saving)(command.entries)
 
     @first_refusal
-    def load(self, command: Load, *, facts: ModelFacts, draining: bool) -> Iterator[Refusal | None]:
+    def load(self, command: Load, *, facts: ModelFile, draining: bool) -> Iterator[Refusal | None]:
         """Check a Load; ``draining`` refuses it."""
         yield self._preview.check_header(command.header)
         if draining:

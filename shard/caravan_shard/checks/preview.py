@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Capacity, Prefix, PrefixSharing
+from caravan_proto.messages.commands import Header, PrefixCopy
+from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.first_refusal import first_refusal
-from caravan_shard.protocol.commands import Header
 from caravan_shard.protocol.results import Refusal, bad_request
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
+from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 
@@ -26,13 +26,13 @@ class Preview:
     @first_refusal
     def check_header(self, header: Header) -> Iterator[Refusal | None]:
         """Check the releases, the parks, then the keys."""
-        yield self.check_listed(header.release_ids)
-        self._released = frozenset(header.release_ids)
-        yield self.check_listed([park.sequence_id for park in header.parks])
-        for park in header.parks:
-            yield self.check_prefix(Prefix(source_id=park.sequence_id, length=park.length))
-        self._parked = {park.sequence_id: park.length for park in header.parks}
-        yield check_keys([*header.dropped_runs, *header.spilled_runs])
+        yield self.check_listed(header.release)
+        self._released = frozenset(header.release)
+        yield self.check_listed([sequence_id for sequence_id, _ in header.park])
+        for sequence_id, length in header.park:
+            yield self.check_prefix(PrefixCopy(sequence_id, length))
+        self._parked = dict(header.park)
+        yield check_keys([*header.drop_runs, *header.spill_runs])
 
     def find(self, sequence_id: int) -> ShardSequence | None:
         """Return a sequence as it is now, if it will still be held; see `length` and `phase`."""
@@ -50,7 +50,7 @@ class Preview:
         """Return the phase of a sequence that will be held."""
         return Phase.ENDED if sequence_id in self._parked else self._held[sequence_id].phase
 
-    def parameters(self, sequence_id: int) -> SequenceParameters:
+    def parameters(self, sequence_id: int) -> PreparedParameters:
         """Return the parameters of a sequence that will be held."""
         return self._held[sequence_id].parameters
 
@@ -76,7 +76,7 @@ class Preview:
                 return Refusal(ShardError.UNKNOWN_SEQUENCE, f"sequence {sequence_id} is not held here")
         return None
 
-    def check_prefix(self, prefix: Prefix, adapter: str | None = None) -> Refusal | None:
+    def check_prefix(self, prefix: PrefixCopy, adapter: str | None = None) -> Refusal | None:
         """Check that the prefix can be kept or copied; with ``adapter``, that it was computed with that one."""
         refusal = self.check_known([prefix.source_id])
         if refusal is not None:
@@ -90,7 +90,7 @@ class Preview:
                 f"sequence {prefix.source_id} holds {computed} tokens; a prefix has 1 to {computed}. "
                 f"Given: {prefix.length}",
             )
-        if self._capacity.current.sharing is PrefixSharing.WHOLE_ONLY and prefix.length != computed:
+        if self._capacity.current.whole_only and prefix.length != computed:
             return Refusal(
                 ShardError.WRONG_POSITION,
                 f"this model shares only whole sequences: {computed} tokens. Given: {prefix.length}",

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from caravan_proto.errors import ShardError
 from caravan_proto.limits import MAX_SCORE_TOKEN_IDS
-from caravan_shard.backends.base import Capacity, ModelFacts, PrefixSharing
+from caravan_proto.messages.commands import Row, RowOutputs
+from caravan_proto.messages.model import ModelFile
+from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
-from caravan_shard.protocol.commands import Row, RowOutputs
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.sequence import Phase
 
@@ -18,7 +19,7 @@ _SHOWN_CHARACTERS = 128
 class RowCheck:
     """Checks the rows of one command, whose header ``preview`` has seen."""
 
-    def __init__(self, preview: Preview, capacity: Capacity, facts: ModelFacts, *, draining: bool) -> None:
+    def __init__(self, preview: Preview, capacity: Capacity, facts: ModelFile, *, draining: bool) -> None:
         self._preview = preview
         self._capacity = capacity
         self._facts = facts
@@ -27,9 +28,9 @@ class RowCheck:
     @first_refusal
     def __call__(self, row: Row) -> Iterator[Refusal | None]:
         """Check one row."""
-        if not row.tokens:
+        if not row.token_ids:
             yield bad_request(f"the row of sequence {row.sequence_id} is empty")
-        yield self._check_ids("token ids", row.tokens)
+        yield self._check_ids("token ids", row.token_ids)
         yield self._check_outputs(row)
         if row.takes_over or self._preview.find(row.sequence_id) is None:
             yield self._check_new(row)
@@ -48,13 +49,14 @@ class RowCheck:
         if row.outputs is None:
             return bad_request("outputs must be none, last or all")
         most = min(MAX_TOP_N_TOKENS, self._facts.vocabulary_size)
-        if not 0 <= row.top_n <= most:
-            return bad_request(f"top_n_tokens must be <= {most}. Given: {row.top_n}")
-        if len(row.score_ids) > MAX_SCORE_TOKEN_IDS:
-            return bad_request(f"there must be <= {MAX_SCORE_TOKEN_IDS} score_token_ids. Given: {len(row.score_ids)}")
-        if row.outputs is RowOutputs.NONE and (row.top_n or row.score_ids):
+        if not 0 <= row.top_n_tokens <= most:
+            return bad_request(f"top_n_tokens must be <= {most}. Given: {row.top_n_tokens}")
+        if len(row.score_token_ids) > MAX_SCORE_TOKEN_IDS:
+            given = len(row.score_token_ids)
+            return bad_request(f"there must be <= {MAX_SCORE_TOKEN_IDS} score_token_ids. Given: {given}")
+        if row.outputs is RowOutputs.NONE and (row.top_n_tokens or row.score_token_ids):
             return bad_request("top_n_tokens and score_token_ids need outputs")
-        return self._check_ids("score_token_ids", row.score_ids)
+        return self._check_ids("score_token_ids", row.score_token_ids)
 
     @first_refusal
     def _check_new(self, row: Row) -> Iterator[Refusal | None]:
@@ -86,7 +88,7 @@ class RowCheck:
     def _check_kept(self, row: Row) -> Refusal | None:
         if not 0 <= row.kept <= row.end:
             return Refusal(ShardError.WRONG_POSITION, f"keep_length must be <= {row.end}. Given: {row.kept}")
-        if self._capacity.current.sharing is PrefixSharing.WHOLE_ONLY and row.kept not in (0, row.end):
+        if self._capacity.current.whole_only and row.kept not in (0, row.end):
             return Refusal(
                 ShardError.WRONG_POSITION,
                 "this model's memory is recurrent and cannot be cut back: "

@@ -4,18 +4,20 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import LayoutLimits, ModelFacts, RunSaving
+from caravan_proto.messages.commands import LoadEntry, RunSlice, SaveEntry
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.model import ModelFile
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.preview import Preview, check_keys
-from caravan_shard.protocol.commands import LoadEntry, RunSlice, SaveEntry
 from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.sequences.run_format import MAX_NOTE_BYTES
 from caravan_shard.sequences.runs import RunStore
 
 
 class SaveCheck:
     """Checks the entries of one Save, whose header ``preview`` has seen."""
 
-    def __init__(self, preview: Preview, saving: RunSaving) -> None:
+    def __init__(self, preview: Preview, saving: Saving) -> None:
         self._preview = preview
         self._saving = saving
 
@@ -30,22 +32,23 @@ class SaveCheck:
             yield self._preview.check_distinct([entry.sequence_id])
             yield self._preview.check_known([entry.sequence_id])
             yield self._check_cuts(entry)
-            yield check_keys(entry.keys)
+            yield check_keys([key for _, key in entry.cuts])
+            if len(entry.kept_note) > MAX_NOTE_BYTES:
+                yield bad_request(f"a note has at most {MAX_NOTE_BYTES} bytes. Given: {len(entry.kept_note)}")
 
     def _check_cuts(self, entry: SaveEntry) -> Refusal | None:
-        if not entry.cuts or len(entry.cuts) != len(entry.keys):
-            return bad_request(
-                f"a run has one key for each of its cuts. Given: {len(entry.cuts)} cuts and {len(entry.keys)} keys"
-            )
-        if entry.start < 0 or any(cut <= before for before, cut in pairwise((entry.start, *entry.cuts))):
+        if not entry.cuts:
+            return bad_request("a run has at least one cut. Given: 0 cuts")
+        cuts = [cut for cut, _ in entry.cuts]
+        if entry.start < 0 or any(cut <= before for before, cut in pairwise((entry.start, *cuts))):
             return bad_request(f"cuts must ascend from above start, {entry.start}")
         computed = self._preview.length(entry.sequence_id)
-        if entry.cuts[-1] > computed:
+        if entry.end > computed:
             return Refusal(
                 ShardError.WRONG_POSITION,
-                f"sequence {entry.sequence_id} holds {computed} tokens. Given: a cut at {entry.cuts[-1]}",
+                f"sequence {entry.sequence_id} holds {computed} tokens. Given: a cut at {entry.end}",
             )
-        if self._saving is RunSaving.WHOLE_ONLY and (entry.start != 0 or len(entry.cuts) != 1):
+        if self._saving is Saving.WHOLE_ONLY and (entry.start != 0 or len(entry.cuts) != 1):
             return Refusal(ShardError.WRONG_POSITION, "this model saves only whole sequences: start 0 and one cut")
         return None
 
@@ -53,7 +56,7 @@ class SaveCheck:
 class LoadCheck:
     """Checks the entries of one Load, whose header ``preview`` has seen."""
 
-    def __init__(self, preview: Preview, runs: RunStore, limits: LayoutLimits, facts: ModelFacts) -> None:
+    def __init__(self, preview: Preview, runs: RunStore, limits: LayoutLimits, facts: ModelFile) -> None:
         self._preview = preview
         self._runs = runs
         self._limits = limits
@@ -66,33 +69,45 @@ class LoadCheck:
             yield Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {entry.sequence_id} is held already")
         if entry.adapter and entry.adapter not in self._facts.adapters:
             yield bad_request(f"there is no adapter {entry.adapter[:128]!r} here")
-        yield self._check_tokens(entry.tokens)
+        yield self._check_copy(entry)
+        yield self._check_tokens(entry)
         yield check_keys([piece.key for piece in entry.slices])
         yield self._check_slices(entry)
         for piece in entry.slices:
             yield self._check_slice(piece)
 
-    def _check_tokens(self, tokens: Sequence[int]) -> Refusal | None:
+    def _check_copy(self, entry: LoadEntry) -> Refusal | None:
+        if entry.copy is None:
+            return None
+        if self._limits.layout is not KvLayout.UNIFIED or self._limits.saving is not Saving.ANY:
+            return bad_request(
+                f"sequence {entry.sequence_id} cannot begin with cells of sequence {entry.copy.source_id}: "
+                "loaded cells are shared only in the unified layout, and not by models with recurrent layers"
+            )
+        return self._preview.check_prefix(entry.copy, entry.adapter)
+
+    def _check_tokens(self, entry: LoadEntry) -> Refusal | None:
+        tokens = entry.token_ids
         if not tokens:
             return bad_request("a sequence to load has no tokens")
         if not 0 <= min(tokens) <= max(tokens) < self._facts.vocabulary_size:
             return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(tokens)}")
-        if len(tokens) > self._limits.cells_per_sequence:
+        if entry.end > self._limits.cells_per_sequence:
             return Refusal(
                 ShardError.SEQUENCE_TOO_LONG,
-                f"a sequence holds {self._limits.cells_per_sequence} tokens. Given: {len(tokens)}",
+                f"a sequence holds {self._limits.cells_per_sequence} tokens. Given: {entry.end}",
             )
         return None
 
     def _check_slices(self, entry: LoadEntry) -> Refusal | None:
-        """Check that the slices follow each other from 0 to the last token."""
-        end = 0
+        """Check that the slices follow each other from the first of its tokens to the last."""
+        end = entry.start
         for piece in entry.slices:
             if piece.start != end or piece.end <= piece.start:
                 return bad_request(f"a slice must begin at {end} and not be empty. Given: {piece.start} to {piece.end}")
             end = piece.end
-        if end != len(entry.tokens):
-            return bad_request(f"the slices must end with the {len(entry.tokens)} tokens. Given: {end}")
+        if end != entry.end:
+            return bad_request(f"the slices must end at {entry.end}, with the tokens. Given: {end}")
         return None
 
     def _check_slice(self, piece: RunSlice) -> Refusal | None:
@@ -103,6 +118,6 @@ class LoadCheck:
             return bad_request(
                 f"run {piece.key.hex()} has the cells {run.start} to {run.end}. Given: {piece.start} to {piece.end}"
             )
-        if self._limits.saving is RunSaving.WHOLE_ONLY and (piece.start, piece.end) != (run.start, run.end):
+        if self._limits.saving is Saving.WHOLE_ONLY and (piece.start, piece.end) != (run.start, run.end):
             return bad_request(f"this model loads only whole runs: {run.start} to {run.end}")
         return None

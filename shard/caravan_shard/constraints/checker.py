@@ -8,8 +8,9 @@ import signal
 import sys
 from typing import Any
 
+from caravan_proto.messages.constraint import Constraint
 from caravan_shard.constraints.check_process import HEAD_BYTES, MAX_CPU_S, frame_size, write_frame
-from caravan_shard.constraints.constraint import Constraint, Problem
+from caravan_shard.constraints.problem import Problem
 from caravan_shard.constraints.tokenizer import TokenTable
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from caravan_proto.messages.constraint import Constraint
 from caravan_shard.constraints.checker import Checker, CheckUnavailableError
-from caravan_shard.constraints.constraint import Constraint, Problem
 from caravan_shard.constraints.grammar import Grammar, check_size, make_matcher
+from caravan_shard.constraints.problem import Problem
 from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 
 _log = logging.getLogger(__name__)

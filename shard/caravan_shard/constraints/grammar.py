@@ -3,8 +3,9 @@
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from caravan_proto.limits import MAX_CONSTRAINT_BYTES
-from caravan_shard.constraints.constraint import Constraint, Problem
+from caravan_proto.messages.constraint import Constraint
 from caravan_shard.constraints.grammar_text import grammar_text
+from caravan_shard.constraints.problem import Problem
 
 _MOST_LETTERS = 300
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from caravan_shard.constraints.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.gbnf import lark_from_gbnf
 
 # Where only one text is allowed, the model still chooses the tokens for it. Forcing them would tokenize that text again

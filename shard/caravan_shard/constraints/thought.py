@@ -1,26 +1,13 @@
 """Follows a sequence whose output begins with a thought, which may end by force, before an answer with a grammar."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan_proto.messages.constraint import Thought
 from caravan_shard.constraints.matching import Matching
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thought:
-    """The thought that an output begins with. It ends where the output has one of ``closings``.
-
-    After ``max_tokens`` tokens, if that is not None, it ends with the tokens of ``ending`` whatever the model would
-    choose. The answer follows it.
-    """
-
-    closings: tuple[bytes, ...]
-    ending: tuple[int, ...] = ()
-    max_tokens: int | None = None
 
 
 class _Phase(Enum):

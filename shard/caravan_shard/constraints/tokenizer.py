@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from caravan_shard.backends.base import ModelFacts, Vocabulary
+from caravan_proto.messages.model import ModelFile
+from caravan_shard.backends.base import Vocabulary
 
 # llguidance's mark of tokens that are not text. The byte never occurs in UTF-8.
 _SPECIAL_MARK = b"\xff"
@@ -18,13 +19,13 @@ class TokenTable:
     eog_ids: list[int]  # at least one
 
 
-def make_token_table(vocabulary: Vocabulary, facts: ModelFacts) -> TokenTable:
+def make_token_table(vocabulary: Vocabulary, facts: ModelFile) -> TokenTable:
     """Make the table, which takes half a second for 260,000 tokens.
 
     A token matches as exactly the bytes that clients get for it.
     """
     tokens = [_SPECIAL_MARK + piece.data if piece.special else piece.data for piece in vocabulary.pieces()]
-    return TokenTable(tokens, sorted(facts.eog_ids))
+    return TokenTable(tokens, sorted(facts.eos_token_ids))
 
 
 def make_tokenizer(table: TokenTable) -> LLTokenizer:

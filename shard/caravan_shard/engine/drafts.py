@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from math import expm1, log
 from typing import NamedTuple
 
-from caravan_shard.backends.base import LayoutLimits
+from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_shard.engine.model_drafting import Draftable, ModelDrafting
 from caravan_shard.engine.step import Part
-from caravan_shard.kv_layout import KvLayout
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.draft import Draft, DraftKind

@@ -10,7 +10,10 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Backend, DecodeOutcome, LayoutLimits
+from caravan_proto.messages.commands import Chunk, Decode, Evaluate, FilterBatch, Load, Prefill, Row, Save, SetLayout
+from caravan_proto.messages.limits import LayoutLimits
+from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
+from caravan_shard.backends.base import Backend, DecodeOutcome
 from caravan_shard.checks.command import CommandCheck
 from caravan_shard.constraints.finder import Finder
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, Drafting
@@ -19,33 +22,16 @@ from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble
 from caravan_shard.engine.token_rows import sample_rows
 from caravan_shard.engine.verification import verify_drafts
-from caravan_shard.protocol.commands import (
-    Adopt,
-    Chunk,
-    Decode,
-    Embed,
-    Evaluate,
-    FilterBatch,
-    Load,
-    Prefill,
-    Row,
-    Save,
-    SetLayout,
-)
+from caravan_shard.protocol.commands import Adopt, EmbedText
 from caravan_shard.protocol.results import (
     Adopted,
     DraftRows,
-    Embedding,
+    Embedded,
     Evaluations,
-    Holdings,
-    LayoutSet,
-    Loaded,
     PromptLogprobs,
     Refusal,
-    Saved,
-    StepOutcome,
     StepResult,
-    Timings,
+    StepTimings,
     TokenRows,
 )
 from caravan_shard.sampling.sampler import Sampler
@@ -116,8 +102,8 @@ class Engine:
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
-        parts = [self._chunk_part(chunk) for chunk in command.chunks]
-        parts += self._decode_parts(command.rider_ids)
+        parts = [_chunk_part(self._pool, chunk) for chunk in command.chunks]
+        parts += _decode_parts(self._pool, command.ride)
         return self._run_chunks(parts, command.chunks, started_ns)
 
     def evaluate(self, command: Evaluate, started_ns: int) -> StepResult | Refusal:
@@ -126,7 +112,7 @@ class Engine:
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
-        return self._run_chunks([self._row_part(row) for row in command.rows], command.rows, started_ns)
+        return self._run_chunks([_row_part(self._pool, row) for row in command.rows], command.rows, started_ns)
 
     def begin_decode(self, command: Decode) -> Refusal | None:
         """Check the command and carry out its header; `decode_step` follows."""
@@ -139,7 +125,7 @@ class Engine:
         self, sequence_ids: Sequence[int], started_ns: int, budget: DraftBudget = NO_DRAFTS
     ) -> StepResult | Refusal | None:
         """Run one step over the sequences that have not ended, drafts within ``budget``; None if all have ended."""
-        parts = self._decode_parts(sorted(sequence_ids))
+        parts = _decode_parts(self._pool, sorted(sequence_ids))
         if not parts:
             return None
         if not (budget.total and budget.each):
@@ -156,8 +142,8 @@ class Engine:
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
-        self._pool.release(self._pool.held.keys() - set(command.keep_ids))
-        return Holdings(self.free_cells, sorted(self._pool.held))
+        self._pool.release(self._pool.held.keys() - set(command.keep))
+        return Holdings(free_cells=self.free_cells, sequence_ids=sorted(self._pool.held))
 
     def save(self, command: Save, started_ns: int) -> Saved | Refusal:
         """Save runs."""
@@ -166,7 +152,11 @@ class Engine:
             return refusal
         self._pool.apply(command.header)
         sizes = [self._pool.save(entry) for entry in command.entries]
-        return Saved(sizes=sizes, total_ns=perf_counter_ns() - started_ns)
+        return Saved(
+            saved=[size is not None for size in sizes],
+            sizes_bytes=[size or 0 for size in sizes],
+            seconds=_seconds_since(started_ns),
+        )
 
     def load(self, command: Load, started_ns: int) -> Loaded | Refusal:
         """Make sequences of saved runs."""
@@ -178,7 +168,7 @@ class Engine:
         return Loaded(
             loaded=[bad is None for bad in bad_runs],
             bad_runs=list(dict.fromkeys(key for bad in bad_runs for key in bad or ())),
-            total_ns=perf_counter_ns() - started_ns,
+            seconds=_seconds_since(started_ns),
         )
 
     def set_layout(self, command: SetLayout, started_ns: int) -> LayoutSet | Refusal:
@@ -189,14 +179,17 @@ class Engine:
         self._pool.apply(command.header)
         assert command.layout is not None
         lost = self._pool.set_layout(command.layout) if command.layout is not self._limits.layout else []
-        return LayoutSet(limits=self._limits, lost_ids=lost, total_ns=perf_counter_ns() - started_ns)
+        return LayoutSet(layout=self._limits, lost=lost, seconds=_seconds_since(started_ns))
 
-    def embed(self, command: Embed) -> Embedding | Refusal:
-        """Embed a text."""
-        values = self.backend.embed(command.tokens)
-        if values is None:
-            return Refusal(ShardError.FORWARD_FAILED, f"a text of {len(command.tokens)} tokens has no embedding")
-        return Embedding(values)
+    def embed(self, commands: Sequence[EmbedText]) -> list[Embedded | Refusal]:
+        """EmbedText texts in one forward pass."""
+        made = self.backend.embed([command.tokens for command in commands])
+        return [
+            Embedded(values)
+            if values is not None
+            else Refusal(ShardError.FORWARD_FAILED, f"a text of {len(command.tokens)} tokens has no embedding")
+            for command, values in zip(commands, made, strict=True)
+        ]
 
     def adopt(self, command: Adopt) -> Adopted:
         """Keep a run of another shard."""
@@ -223,26 +216,6 @@ class Engine:
 
     def _new_check(self) -> CommandCheck:
         return CommandCheck(self._pool.held, self.runs, self.backend.capacity)
-
-    def _chunk_part(self, chunk: Chunk) -> Part:
-        new = chunk.parameters is not None
-        sequence = self._pool.make(chunk) if new else self._pool.held[chunk.sequence_id]
-        return Part(sequence=sequence, start=chunk.start, tokens=chunk.tokens, samples=chunk.last, prompt=True, new=new)
-
-    def _row_part(self, row: Row) -> Part:
-        new = row.takes_over or row.sequence_id not in self._pool.held
-        sequence = self._pool.make_ended(row) if new else self._pool.held[row.sequence_id]
-        return Part(sequence=sequence, start=row.start, tokens=row.tokens, samples=False, new=new, row=row)
-
-    def _decode_parts(self, sequence_ids: Iterable[int]) -> list[Part]:
-        parts = []
-        for sequence_id in sequence_ids:
-            sequence = self._pool.held[sequence_id]
-            if sequence.phase is Phase.RUNNING:
-                parts.append(
-                    Part(sequence=sequence, start=sequence.computed, tokens=sequence.tokens[-1:], samples=True)
-                )
-        return parts
 
     def _run_chunks(
         self, parts: list[Part], chunks: Sequence[Chunk] | Sequence[Row], started_ns: int
@@ -337,5 +310,30 @@ class Engine:
         return evaluations
 
 
-def _timings(started_ns: int, forward_ns: int, sample_ns: int) -> Timings:
-    return Timings(forward_ns=forward_ns, sample_ns=sample_ns, total_ns=perf_counter_ns() - started_ns)
+def _chunk_part(pool: SequencePool, chunk: Chunk) -> Part:
+    new = chunk.setup is not None
+    sequence = pool.make(chunk) if new else pool.held[chunk.sequence_id]
+    return Part(sequence=sequence, start=chunk.start, tokens=chunk.token_ids, samples=chunk.last, prompt=True, new=new)
+
+
+def _row_part(pool: SequencePool, row: Row) -> Part:
+    new = row.takes_over or row.sequence_id not in pool.held
+    sequence = pool.make_ended(row) if new else pool.held[row.sequence_id]
+    return Part(sequence=sequence, start=row.start, tokens=row.token_ids, samples=False, new=new, row=row)
+
+
+def _decode_parts(pool: SequencePool, sequence_ids: Iterable[int]) -> list[Part]:
+    parts = []
+    for sequence_id in sequence_ids:
+        sequence = pool.held[sequence_id]
+        if sequence.phase is Phase.RUNNING:
+            parts.append(Part(sequence=sequence, start=sequence.computed, tokens=sequence.tokens[-1:], samples=True))
+    return parts
+
+
+def _seconds_since(started_ns: int) -> float:
+    return (perf_counter_ns() - started_ns) / 1e9
+
+
+def _timings(started_ns: int, forward_ns: int, sample_ns: int) -> StepTimings:
+    return StepTimings(forward_ns=forward_ns, sample_ns=sample_ns, total_ns=perf_counter_ns() - started_ns)

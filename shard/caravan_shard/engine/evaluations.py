@@ -22,8 +22,8 @@ def take_evaluations(parts: Sequence[Part], logits: Floats, vocabulary: Vocabula
         columns.sequence_ids.append(row.sequence_id)
         columns.counts.append(count)
         # Each token that has an output before it, and none after the last token.
-        following = (*row.tokens[len(row.tokens) - count + 1 :], None)
+        following = (*row.token_ids[len(row.token_ids) - count + 1 :], None)
         for output, token in zip(logits[start:end], following, strict=True):
-            columns.score_logprobs += add_entry(columns, output, token, row.top_n, row.score_ids)
+            columns.score_logprobs += add_entry(columns, output, token, row.top_n_tokens, row.score_token_ids)
     add_pieces(columns, vocabulary)
     return columns

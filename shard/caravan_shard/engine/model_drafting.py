@@ -8,7 +8,7 @@ from typing import NamedTuple
 from caravan_shard.engine.step import Part
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.draft import Draft, DraftKind
-from caravan_shard.speculation.model_drafter import READ_AT_ONCE, Asked, ModelDrafter
+from caravan_shard.speculation.model_drafter import READ_AT_ONCE, DraftInput, ModelDrafter
 from caravan_shard.speculation.step_costs import StepCosts
 
 # Where drafts do not pay, this share of the time is spent on drafts of this length, to find out whether they do by now.
@@ -48,10 +48,11 @@ class _Candidate(NamedTuple):
         return min(parameters.max_length - length, max(_LEAST_COMING, length - parameters.prompt_length))
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> DraftInput:
         """The part of the sequence that the drafter needs."""
         sequence = self.sequence
-        return Asked(sequence.sequence_id, sequence.tokens, sequence.parameters.sampling, sequence.penalties)
+        sampling = sequence.parameters.sampling
+        return DraftInput(sequence.sequence_id, sequence.tokens, sampling, sequence.penalties, sequence.biases)
 
 
 class ModelDrafting:

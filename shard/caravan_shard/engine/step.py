@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caravan_proto.messages.commands import Row, RowOutputs
 from caravan_shard.backends.base import TokenBatch
-from caravan_shard.protocol.commands import Row, RowOutputs
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.draft import Draft
 

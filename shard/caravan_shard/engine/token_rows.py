@@ -1,10 +1,12 @@
 """Samples a token for each sequence of a step, ends the sequences that are complete, and fills the reply's columns."""
 
+import math
 from collections.abc import Sequence
 
+from caravan_proto.messages.results import FinishReason
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend, Vocabulary
-from caravan_shard.protocol.results import FinishReason, TokenRows
+from caravan_shard.protocol.results import TokenRows
 from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.sampler import Choice, Sampler
 from caravan_shard.sequences.sequence import Phase
@@ -26,10 +28,13 @@ def add_rows(
 
     ``rows`` are empty, or those of other tokens of these sequences, and maybe of others, in the same step.
     """
-    eog_ids = backend.facts.eog_ids
-    choices = [_choice(sequence, eog_ids) for sequence in sequences]
+    eog_ids = backend.facts.eos_token_ids
+    choices = [_choice(sequence, eog_ids, logits[index]) for index, sequence in enumerate(sequences)]
     tokens = sampler.choose(logits, choices)
     with_logprobs = bool(rows.logprobs) or any(choice.parameters.logprobs for choice in choices)
+    if rows.feedback or any(choice.feedback is not None for choice in choices):
+        rows.feedback += [math.nan] * (len(rows.token_ids) - len(rows.feedback))
+        rows.feedback += [math.nan if choice.feedback is None else choice.feedback.value for choice in choices]
     rows.token_ids += tokens
     for index, sequence in enumerate(sequences):
         token = tokens[index]
@@ -50,7 +55,7 @@ def add_rows(
     return tokens
 
 
-def _choice(sequence: ShardSequence, eog_ids: frozenset[int]) -> Choice:
+def _choice(sequence: ShardSequence, eog_ids: frozenset[int], logits: Floats) -> Choice:
     parameters = sequence.parameters
     position = len(sequence.tokens)
     matching = sequence.matching
@@ -60,7 +65,19 @@ def _choice(sequence: ShardSequence, eog_ids: frozenset[int]) -> Choice:
         barred = eog_ids | parameters.stop_token_ids
     elif matching is not None and (matching.needs_more or (parameters.ignore_eos and matching.has_grammar)):
         barred = eog_ids
-    return Choice(parameters.sampling, position, sequence.penalties, allowed, barred)
+    processed = None
+    if parameters.processors is not None:
+        processed = parameters.processors.apply(sequence.tokens[parameters.prompt_length :], logits)
+    return Choice(
+        parameters.sampling,
+        position,
+        sequence.penalties,
+        allowed,
+        barred,
+        processed,
+        sequence.feedback,
+        sequence.biases,
+    )
 
 
 def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int]) -> FinishReason | None:
@@ -70,16 +87,19 @@ def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int])
         if matching.failed:
             return FinishReason.LENGTH
         if token in eog_ids and matching.has_grammar:
-            return FinishReason.EOS
+            return FinishReason.EOS_TOKEN
         matching.advance(token)
         if matching.failed:
             return FinishReason.LENGTH
         if matching.ended:
-            return FinishReason.EOS
+            return FinishReason.EOS_TOKEN
     parameters = sequence.parameters
+    # Nobody gets a token that was chosen without the functions.
+    if parameters.processors is not None and parameters.processors.ended:
+        return FinishReason.LENGTH
     length = len(sequence.tokens)
     if token in eog_ids and not parameters.ignore_eos:
-        return FinishReason.EOS
+        return FinishReason.EOS_TOKEN
     if token in parameters.stop_token_ids and length > parameters.prompt_length + parameters.min_tokens:
         return FinishReason.STOP_TOKEN
     if length >= parameters.max_length:

@@ -3,37 +3,28 @@
 A running Decode yields at the next step boundary, after at least one step, when another command is queued. Texts to
 embed and runs of other shards have a queue of their own. They are taken one at a time between two commands or two
 steps, so that no sequence waits for more than one of them, and take at most half of the time while a Decode runs.
+While no sequence could wait, texts share forward passes.
 """
 
 import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from typing import Any, TypeVar, assert_never
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_proto.messages.results import StepOutcome
 from caravan_shard.backends.base import Backend
 from caravan_shard.engine.drafts import DraftBudget
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
-from caravan_shard.protocol.commands import (
-    Adopt,
-    Command,
-    Decode,
-    Embed,
-    Evaluate,
-    FilterBatch,
-    Load,
-    Prefill,
-    ReleaseAll,
-    Save,
-    SetLayout,
-)
-from caravan_shard.protocol.results import Refusal, StepOutcome, StepResult
+from caravan_shard.protocol.commands import Adopt, EmbedText, ReleaseAll, Work
+from caravan_shard.protocol.results import Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
 
 _log = logging.getLogger(__name__)
@@ -45,7 +36,7 @@ ENDING = Refusal(ShardError.DRAINING, "this shard is ending")
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    command: Command
+    command: Work
     replies: Replies
 
 
@@ -84,7 +75,7 @@ class Worker:
             self._changed.notify()
         await asyncio.wait({self.ended}, timeout=timeout_s)
 
-    def submit(self, command: Command) -> Replies:
+    def submit(self, command: Work) -> Replies:
         """Queue a command. Only the event loop may call it. Commands run in the order of calls, but for
         those that have a queue of their own."""
         replies = Replies(self._loop, self._notify)
@@ -93,7 +84,7 @@ class Worker:
                 replies.put(ENDING)
                 replies.end()
                 return replies
-            queue = self._asides if isinstance(command, Embed | Adopt) else self._queue
+            queue = self._asides if isinstance(command, EmbedText | Adopt) else self._queue
             queue.append(_Job(command, replies))
             if self._working_since is None:
                 self._working_since = monotonic()
@@ -203,15 +194,49 @@ class Worker:
                 job.replies.put(engine.load(command, started_ns))
             case SetLayout():
                 job.replies.put(engine.set_layout(command, started_ns))
-            case Embed() | Adopt():
-                self._aside_began_ns = perf_counter_ns()
-                job.replies.put(engine.embed(command) if isinstance(command, Embed) else engine.adopt(command))
+            case EmbedText():
+                self._aside_began_ns = started_ns
+                self._embed(engine, job, command)
+                self._aside_ended_ns = perf_counter_ns()
+            case Adopt():
+                self._aside_began_ns = started_ns
+                job.replies.put(engine.adopt(command))
                 self._aside_ended_ns = perf_counter_ns()
             case ReleaseAll():
                 engine.release_all()
             case _:
                 assert_never(command)
         job.replies.end()
+
+    def _embed(self, engine: Engine, job: _Job, command: EmbedText) -> None:
+        """EmbedText a text, and those that wait behind it, as far as they may share its forward pass."""
+        others = self._texts_beside(engine, command)
+        results: Sequence[Result] = [ENDING] * (1 + len(others))  # if the backend fails
+        try:
+            results = engine.embed([command, *(other for _, other in others)])
+        finally:
+            for (other_job, _), result in zip(others, results[1:], strict=True):
+                other_job.replies.put(result)
+                other_job.replies.end()
+        job.replies.put(results[0])
+
+    def _texts_beside(self, engine: Engine, first: EmbedText) -> list[tuple[_Job, EmbedText]]:
+        """Take the texts that are next in the queue and fit into a forward pass with ``first``."""
+        joint = engine.backend.capacity.joint_embed
+        taken: list[tuple[_Job, EmbedText]] = []
+        tokens = len(first.tokens)
+        with self._changed:
+            if self._queue or engine.unfinished_count:
+                return []
+            while self._asides and len(taken) + 1 < joint.texts:
+                job = self._asides[0]
+                if not isinstance(job.command, EmbedText) or tokens + len(job.command.tokens) > joint.tokens:
+                    break
+                self._asides.popleft()
+                if not job.replies.cancelled:
+                    taken.append((job, job.command))
+                    tokens += len(job.command.tokens)
+        return taken
 
     def _decode(self, engine: Engine, command: Decode, replies: Replies, started_ns: int) -> None:
         refusal = engine.begin_decode(command)
@@ -232,7 +257,7 @@ class Worker:
                 return
             tokens += result.most_tokens
             started_ns = perf_counter_ns()
-            replies.put(result, interval_ns=0 if result.rows.ends_a_sequence else command.reply_interval_ns)
+            replies.put(result, interval_ns=0 if result.rows.ends_a_sequence else command.reply_interval_ms * 1_000_000)
             self._working_since = monotonic()
 
     def _may_continue(self, engine: Engine, replies: Replies) -> bool:

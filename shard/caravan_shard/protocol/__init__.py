@@ -1,5 +1,5 @@
-"""The commands of a router and the results of a shard, as the shard's own types.
+"""What the worker is asked and what it answers, beyond the messages that router and shard share.
 
-May import `backends.base`, `constraints`, `sampling` and below. Must never import protobuf: the codecs in `service`
-translate. Nothing in a command is checked yet; `checks` does that.
+May import `backends.base`, `constraints`, `sampling` and below. Must never import protobuf: `service` translates.
+Nothing in a command is checked yet; `checks` does that.
 """

@@ -1,12 +1,10 @@
 """The results of commands."""
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.results import DraftSource, FinishReason, Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import LayoutLimits
-from caravan_shard.speculation.draft import DraftSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +20,6 @@ def bad_request(sentence: str) -> Refusal:
     return Refusal(ShardError.BAD_REQUEST, sentence)
 
 
-class StepOutcome(Enum):
-    """How a step went that was allowed to run; all but OK left the sequences as they were."""
-
-    OK = "ok"
-    NO_KV = "no_kv"
-    ABORTED = "aborted"
-
-
-class FinishReason(Enum):
-    """Why a sequence ended on the shard."""
-
-    EOS = "eos"
-    LENGTH = "length"
-    STOP_TOKEN = "stop_token"
-
-
 @dataclass(slots=True)
 class TokenRows:
     """The sampled tokens of a step, as columns: the n-th entries of all lists belong to one token.
@@ -45,7 +27,8 @@ class TokenRows:
     A sequence whose drafts were accepted has several, in their order.
 
     ``logprobs`` (NaN where not requested) and ``top_counts`` are empty if no sequence requested them. The ``top_``
-    lists have the alternatives of the first token, then those of the second, and so on.
+    lists have the alternatives of the first token, then those of the second, and so on. ``feedback``: what the token's
+    sequence carries to its next one, NaN for nothing; empty if no sequence carries anything.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -59,6 +42,7 @@ class TokenRows:
     top_logprobs: list[float] = field(default_factory=list)
     top_pieces: list[bytes] = field(default_factory=list)
     top_specials: list[bool] = field(default_factory=list)
+    feedback: list[float] = field(default_factory=list)
 
     @property
     def ends_a_sequence(self) -> bool:
@@ -113,7 +97,7 @@ class Evaluations(LogprobColumns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+class StepTimings:
     """Nanoseconds of one step; ``total_ns`` starts when the command was taken or the previous step ended."""
 
     forward_ns: int
@@ -130,7 +114,7 @@ class StepResult:
 
     outcome: StepOutcome
     rows: TokenRows
-    timings: Timings
+    timings: StepTimings
     prompt_logprobs: PromptLogprobs | None = None
     evaluations: Evaluations | None = None
     drafts: DraftRows | None = None
@@ -142,49 +126,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """The free cells and held sequences after FilterBatch."""
-
-    free_cells: int
-    sequence_ids: list[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedBytes:
-    """Bytes of saved runs in host memory and on disk."""
-
-    memory: int
-    disk: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """``sizes`` has the size of the run of each entry in bytes, None if it was not saved."""
-
-    sizes: list[int | None]
-    total_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """``loaded`` has an entry for each of the command; ``bad_runs`` the keys of runs that are unknown or damaged."""
-
-    loaded: list[bool]
-    bad_runs: list[bytes]
-    total_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutSet:
-    """The limits of the current layout, and the sequences that could not be moved."""
-
-    limits: LayoutLimits
-    lost_ids: list[int]
-    total_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
+class Embedded:
     """What `Backend.embed` returned."""
 
     values: Floats
@@ -197,4 +139,4 @@ class Adopted:
     kept: bool
 
 
-Result = StepResult | Holdings | Saved | Loaded | LayoutSet | Embedding | Adopted | Refusal
+Result = StepResult | Holdings | Saved | Loaded | LayoutSet | Embedded | Adopted | Refusal

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The cells [start, end) of a sequence, ``size`` bytes. The last of ``keys`` names the run."""
+class StoredRun:
+    """The cells [start, end) of a sequence, ``size`` bytes. The last of ``keys`` names the run.
+
+    ``note``: what the router wants to know of the run; any bytes.
+    """
 
     start: int
     cuts: Sequence[int]
     keys: Sequence[bytes]
     size: int
+    note: bytes = b""
 
     @property
     def key(self) -> bytes:

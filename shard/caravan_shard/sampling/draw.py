@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats
 
+Weights = Floats | NDArray[np.float64]
+
 _BLOCK = 128
 _ONES = np.ones(_BLOCK, np.float32)
 # Sums of blocks in float32 move a border between two tokens by less than this share of the whole. Each addition rounds
@@ -39,7 +41,7 @@ def draw_index(logits: Floats, number: float) -> int:
     return draw_weighted(np.exp(logits), number)
 
 
-def draw_weighted(weights: Floats, number: float) -> int:
+def draw_weighted(weights: Weights, number: float) -> int:
     """Return the index that ``number`` selects where probabilities are in proportion to ``weights``."""
     if len(weights) < _BLOCK * _BLOCK:
         return _invert(weights.cumsum(dtype=np.float64), number)
@@ -54,7 +56,7 @@ def draw_weighted(weights: Floats, number: float) -> int:
     return _invert_blocks(weights, sums, number)[0]
 
 
-def sum_blocks(weights: Floats) -> NDArray[np.float64]:
+def sum_blocks(weights: Weights) -> NDArray[np.float64]:
     """Return the sums of all blocks of adjacent ``weights``, with the precision of float32."""
     end = len(weights) // _BLOCK * _BLOCK
     sums = np.vecdot(weights[:end].reshape(-1, _BLOCK), _ONES)
@@ -67,7 +69,7 @@ def _invert(cumulative: NDArray[np.float64], number: float) -> int:
     return min(index, len(cumulative) - 1)
 
 
-def _invert_blocks(weights: Floats, sums: NDArray[np.float64], number: float) -> tuple[int, float]:
+def _invert_blocks(weights: Weights, sums: NDArray[np.float64], number: float) -> tuple[int, float]:
     """Return the index that `_invert` would find, from the ``sums`` of blocks of ``weights``.
 
     Also return the distance from ``number`` to the nearer end of the index's part.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
-from caravan_shard.sampling.parameters import SamplingParameters
 
 # No repetition reaches across a token that contains one of these characters, and such a token is never penalized.
 SEQUENCE_BREAKERS = frozenset(b'\n:"*')
@@ -27,7 +27,9 @@ class DryPenalty:
     loses ``dry_multiplier`` x ``dry_base`` ^ (n - ``dry_allowed_length``).
     """
 
-    def __init__(self, parameters: SamplingParameters, piece: Callable[[int], bytes]) -> None:
+    sampler = "dry"
+
+    def __init__(self, parameters: SamplingParams, piece: Callable[[int], bytes]) -> None:
         self._parameters = parameters
         self._piece = piece
         self._tokens = array("i")

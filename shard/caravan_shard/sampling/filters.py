@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
-from caravan_shard.sampling.parameters import SamplingParameters
 
 
 def _softmax(logits: Floats) -> NDArray[np.float64]:
@@ -18,7 +18,7 @@ def _kept(below: NDArray[np.bool_]) -> int:
     return int(np.count_nonzero(below)) + 1
 
 
-def filter_candidates(logits: Floats, parameters: SamplingParameters) -> Ids:
+def filter_candidates(logits: Floats, parameters: SamplingParams) -> Ids:
     """Apply top_k, then typical_p, top_p, min_p and XTC, each to what the one before left. A CandidateFilter."""
     ids = np.argsort(-logits, kind="stable").astype(np.int32)
     if 0 < parameters.top_k < len(ids):

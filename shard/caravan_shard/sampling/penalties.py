@@ -6,13 +6,18 @@ from typing import Protocol
 
 import numpy as np
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
 from caravan_shard.sampling.dry import DryPenalty
-from caravan_shard.sampling.parameters import SamplingParameters
 
 
 class Penalty(Protocol):
-    """Lowers the logits of tokens because of the tokens of one sequence so far."""
+    """Lowers the logits of tokens because of the tokens of one sequence so far.
+
+    A token's new logit depends on its own alone. ``sampler``: its name in `caravan_proto.messages.sampling.SAMPLERS`.
+    """
+
+    sampler: str
 
     def add(self, tokens: Sequence[int], *, output: bool) -> None:
         """Append tokens of the prompt or of the output."""
@@ -23,7 +28,7 @@ class Penalty(Protocol):
         ...
 
 
-def make_penalties(parameters: SamplingParameters, piece: Callable[[int], bytes]) -> tuple[Penalty, ...]:
+def make_penalties(parameters: SamplingParams, piece: Callable[[int], bytes]) -> tuple[Penalty, ...]:
     """Make the penalties that ``parameters`` switch on, in order. ``piece`` gives the bytes of a token."""
     penalties: list[Penalty] = []
     if parameters.repeat_last_n != 0 and (
@@ -44,7 +49,9 @@ class OccurrencePenalty:
     full, so that `apply` costs the number of distinct tokens and no Python loop.
     """
 
-    def __init__(self, parameters: SamplingParameters) -> None:
+    sampler = "penalties"
+
+    def __init__(self, parameters: SamplingParams) -> None:
         self._parameters = parameters
         self._index: dict[int, int] = {}
         self._ids: Ids = np.empty(256, np.int32)

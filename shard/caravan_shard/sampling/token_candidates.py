@@ -11,13 +11,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
 from caravan_shard.sampling.draw import sum_blocks
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.peaks import Peaks
 
 # Logits below the peak. A token this far down is less likely than one in 4e15.
 HOPELESS = 36.0
+# The same where the logits will still be divided by a temperature, which may bring tokens nearer to the peak. Behind
+# it, probabilities in float32 have too few digits for llama.cpp's filters.
+FAR = 80.0
 # How far below the peak to look for the likeliest tokens, in scaled logits, until enough are found.
 _REACHES = (10.0, 15.0, 20.0, HOPELESS)
 # The largest share of the probability within the first reach that top_p may ask for. Above it, rounding could matter.
@@ -29,11 +32,11 @@ _MARGIN = 0.001
 class CandidateFilter(Protocol):
     """Takes unlikely candidates away. Any thread may call it."""
 
-    def __call__(self, logits: Floats, parameters: SamplingParameters) -> Ids:
+    def __call__(self, logits: Floats, parameters: SamplingParams) -> Ids:
         """Return the indices of ``logits`` that are left, in any order, at least one.
 
         ``logits`` [candidates] are already divided by the temperature and must not be changed. None of them is more
-        than HOPELESS below the highest. XTC is applied if ``parameters.xtc_probability`` is not 0: the caller has drawn
+        than FAR below the highest. XTC is applied if ``parameters.xtc_probability`` is not 0: the caller has drawn
         whether it is.
         """
 
@@ -47,7 +50,7 @@ class Candidates:
 
     ids: NDArray[np.intp]
     scaled: Floats
-    parameters: SamplingParameters | None
+    parameters: SamplingParams | None
 
 
 def scale(logits: Floats, peak: np.float32, temperature: float) -> Floats:
@@ -59,53 +62,81 @@ def scale(logits: Floats, peak: np.float32, temperature: float) -> Floats:
     return scaled
 
 
-def find_candidates(logits: Floats, parameters: SamplingParameters) -> Candidates:
+def find_candidates(logits: Floats, parameters: SamplingParams, hopeless: float = HOPELESS) -> Candidates:
     """Find the candidates among penalized ``logits`` [vocabulary], at a temperature > 0; none if the logits are NaN.
 
-    The remaining filters leave the same of these candidates as all filters would leave of the whole vocabulary.
+    The remaining filters leave the same of these candidates as all filters would leave of the whole vocabulary, but for
+    those that are more than ``hopeless`` below the peak.
     """
-    search = _Search(logits, parameters)
+    search = _Search(logits, parameters, hopeless)
     if search.peaks.has_nan:
         return search.within(0.0)
+    if parameters.top_n_sigma > 0.0:
+        return search.top_n_sigma()
     if parameters.top_k > 0:
         return search.top_k()
     if parameters.typical_p < 1.0:
-        return search.within(HOPELESS)
+        return search.within(hopeless)
     if parameters.top_p < 1.0:
         return search.top_p()
     if parameters.min_p > 0.0:
-        return search.within(min(HOPELESS, _MARGIN - math.log(parameters.min_p)))
-    return search.within(HOPELESS)
+        return search.within(min(hopeless, _MARGIN - math.log(parameters.min_p)))
+    return search.within(hopeless)
+
+
+def filtered(
+    logits: Floats, parameters: SamplingParams, candidate_filter: CandidateFilter, hopeless: float = HOPELESS
+) -> tuple[NDArray[np.intp], Floats]:
+    """Return the ascending ids of the tokens that the filters leave of penalized ``logits`` [vocabulary].
+
+    Also return their scaled logits relative to the peak of ``logits``. None are left if the logits are NaN.
+    """
+    candidates = find_candidates(logits, parameters, hopeless)
+    if candidates.parameters is None or len(candidates.ids) == 0:
+        return candidates.ids, candidates.scaled
+    # Ascending, so that the draw does not depend on the order in which the filter returned them.
+    left = np.sort(candidate_filter(candidates.scaled, candidates.parameters))
+    return candidates.ids[left], candidates.scaled[left]
 
 
 class _Search:
     """Finds the candidates of one row of logits. Each method suits one filter as the first."""
 
-    def __init__(self, logits: Floats, parameters: SamplingParameters) -> None:
+    def __init__(self, logits: Floats, parameters: SamplingParams, hopeless: float) -> None:
         self.peaks = Peaks(logits)
         self._logits = logits
         self._parameters = parameters
+        self._hopeless = hopeless
 
     def within(self, reach: float) -> Candidates:
         """Return the tokens at most ``reach`` scaled logits below the peak."""
         return self._among(self._ids(reach), self._parameters)
 
+    def top_n_sigma(self) -> Candidates:
+        """Return the candidates among the tokens within ``top_n_sigma`` standard deviations of the peak."""
+        level = self.peaks.highest - self._parameters.top_n_sigma * _deviation(self._logits)
+        near = self.peaks.reaching(np.float32(level))
+        rest = replace(self._parameters, top_n_sigma=0.0)
+        found = find_candidates(self._logits[near], rest, self._hopeless)
+        return Candidates(near[found.ids], found.scaled, found.parameters if rest.filters else None)
+
     def top_k(self) -> Candidates:
         """Return the ``top_k`` likeliest tokens and a few more."""
         count = min(self._parameters.top_k, len(self._logits))
-        level = max(self.peaks.level(count), self._level(HOPELESS))
+        level = max(self.peaks.level(count), self._level(self._hopeless))
         found = self._among(self.peaks.reaching(level), self._parameters)
         rising = np.sort(found.scaled)
         if (rising[1:] > rising[:-1]).all():
             return found
         # Which of several equally likely tokens a filter keeps depends on all the candidates that it gets.
         near = self.within(_REACHES[0])
-        return near if len(near.ids) >= count else self.within(HOPELESS)
+        return near if len(near.ids) >= count else self.within(self._hopeless)
 
     def top_p(self) -> Candidates:
         """Return the fewest likeliest tokens that together are ``top_p`` likely."""
         parameters = self._parameters
-        rest = replace(parameters, top_p=1.0) if parameters.min_p > 0.0 or parameters.xtc_probability > 0.0 else None
+        others = replace(parameters, top_p=1.0)
+        rest = others if others.filters else None
         weights = scale(self._logits, self.peaks.highest, parameters.temperature)
         np.exp(weights, out=weights)
         near = self._ids(_REACHES[0])
@@ -123,9 +154,9 @@ class _Search:
             kept = _likeliest(weights[ids], total, parameters.top_p)
             if kept is not None:
                 return self._among(ids[kept], rest)
-        return self.within(HOPELESS)
+        return self.within(self._hopeless)
 
-    def _among(self, ids: NDArray[np.intp], parameters: SamplingParameters | None) -> Candidates:
+    def _among(self, ids: NDArray[np.intp], parameters: SamplingParams | None) -> Candidates:
         return Candidates(ids, scale(self._logits[ids], self.peaks.highest, self._parameters.temperature), parameters)
 
     def _ids(self, reach: float) -> NDArray[np.intp]:
@@ -133,6 +164,13 @@ class _Search:
 
     def _level(self, reach: float) -> np.float32:
         return np.float32(self.peaks.highest - np.float32(reach) * np.float32(self._parameters.temperature))
+
+
+def _deviation(logits: Floats) -> float:
+    """Return the standard deviation of the ``logits`` of tokens that are not ruled out, which are -inf."""
+    if np.isneginf(logits.min()):
+        logits = logits[logits > -np.inf]
+    return float(logits.std(dtype=np.float64))
 
 
 def _likeliest(weights: Floats, total: np.float32, share: float) -> NDArray[np.bool_] | None:

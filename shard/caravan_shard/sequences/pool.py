@@ -4,15 +4,17 @@ import logging
 from collections.abc import Iterable
 from itertools import count
 
+from caravan_proto.messages.commands import Chunk, Header, LoadEntry, PrefixCopy, Row, SaveEntry
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import State
-from caravan_shard.backends.base import Backend, CellSlice, LayoutLimits, Prefix, RunSaving, Vocabulary
+from caravan_shard.backends.base import Backend, CellSlice, Vocabulary
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.constraints.thought import ThoughtMatching
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk, Header, LoadEntry, Row, SaveEntry
-from caravan_shard.protocol.run import Run
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.protocol.run import StoredRun
+from caravan_shard.protocol.sequence_parameters import PreparedParameters
+from caravan_shard.sampling.biases import make_biases
+from caravan_shard.sampling.feedback import make_feedback
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
@@ -51,11 +53,11 @@ class SequencePool:
 
     def apply(self, header: Header) -> None:
         """Carry out a command's header."""
-        self.release(header.release_ids)
-        for park in header.parks:
-            self._park(park.sequence_id, park.length)
-        self.runs.drop(header.dropped_runs)
-        self.runs.spill(header.spilled_runs)
+        self.release(header.release)
+        for sequence_id, length in header.park:
+            self._park(sequence_id, length)
+        self.runs.drop(header.drop_runs)
+        self.runs.spill(header.spill_runs)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences and free their cells."""
@@ -72,34 +74,31 @@ class SequencePool:
 
     def make(self, chunk: Chunk) -> Sequence:
         """Make the new sequence of a first chunk. The pool changes only with `share` and after the step."""
-        assert chunk.parameters is not None
-        vocabulary = self._backend.vocabulary
+        setup, vocabulary = chunk.setup, self._backend.vocabulary
+        assert isinstance(setup, PreparedParameters)
         sequence = Sequence(
             sequence_id=chunk.sequence_id,
-            parameters=chunk.parameters,
+            parameters=setup,
             birth=next(self._births),
             own_start=chunk.start,
             computed=chunk.start,
-            penalties=make_penalties(chunk.parameters.sampling, lambda token: vocabulary.piece(token).data),
-            matching=_make_matching(chunk.parameters, vocabulary),
-            drafter=self._make_drafter(chunk.parameters) if chunk.parameters.max_draft_tokens else None,
+            penalties=make_penalties(setup.sampling, lambda token: vocabulary.piece(token).data),
+            biases=make_biases(setup.sampling.biases),
+            feedback=make_feedback(setup.sampling, self._backend.facts.vocabulary_size, setup.feedback),
+            matching=_make_matching(setup, vocabulary),
+            drafter=self._make_drafter(setup) if setup.max_draft_tokens else None,
         )
         if chunk.copy is not None:
             sequence.extend(self.held[chunk.copy.source_id].tokens[: chunk.copy.length])
             self._inherit(sequence, chunk.copy)
         return sequence
 
-    def _make_drafter(self, parameters: SequenceParameters) -> Drafter:
-        return Drafter(parameters.predicted, self._kinds, self._ended_texts, parameters.draft_pool)
+    def _make_drafter(self, parameters: PreparedParameters) -> Drafter:
+        return Drafter(parameters.prediction, self._kinds, self._ended_texts, parameters.draft_pool)
 
     def make_ended(self, row: Row) -> Sequence:
         """Make the new sequence of a row. The pool changes only with `share` and after the step."""
-        source = self.held[row.copy.source_id].tokens if row.copy is not None else []
-        sequence = self._ended(row.sequence_id, source[: row.start], row.adapter)
-        if row.copy is not None:
-            sequence.own_start = row.start
-            self._inherit(sequence, row.copy)
-        return sequence
+        return self._ended(row.sequence_id, (), row.adapter, row.copy)
 
     def keep_row(self, sequence: Sequence, row: Row) -> None:
         """Let a sequence keep what a row has computed behind it, as far as the row says."""
@@ -110,7 +109,7 @@ class SequencePool:
             # It may have held other cells of its own at these positions, which others still hold.
             sequence.inherited, sequence.birth = sequence.runs(), next(self._births)
         del sequence.tokens[row.start :]
-        sequence.tokens.extend(row.tokens)
+        sequence.tokens.extend(row.token_ids)
         sequence.computed = row.end
         if row.kept == 0:
             self.release([row.sequence_id])
@@ -165,22 +164,24 @@ class SequencePool:
         return size
 
     def _save(self, entry: SaveEntry) -> int | None:
-        key, end = entry.keys[-1], entry.cuts[-1]
+        end, key = entry.cuts[-1]
         known = self.runs.find(key)
         if known is not None:
             return known.size
         saving = self._limits.saving
-        if saving is RunSaving.NOTHING or self.runs.memory_room <= 0:
+        if saving is Saving.NOTHING or self.runs.memory_room <= 0:
             return None
-        if saving is RunSaving.WHOLE_ONLY and end != self.held[entry.sequence_id].computed:
+        if saving is Saving.WHOLE_ONLY and end != self.held[entry.sequence_id].computed:
             return None  # it has grown since the router decided
         state = self._backend.save(entry.sequence_id, entry.start, end, self.runs.memory_room, releasing=entry.release)
         if state is None:
             return None
-        self.runs.put(Run(start=entry.start, cuts=entry.cuts, keys=entry.keys, size=state.nbytes), state)
+        cuts, keys = zip(*entry.cuts, strict=True)
+        run = StoredRun(start=entry.start, cuts=cuts, keys=keys, size=state.nbytes, note=entry.kept_note)
+        self.runs.put(run, state)
         return state.nbytes
 
-    def adopt(self, run: Run, state: State) -> bool:
+    def adopt(self, run: StoredRun, state: State) -> bool:
         """Keep a run of another shard; False if there is no room for it."""
         if self.runs.find(run.key) is not None:
             return True
@@ -193,16 +194,16 @@ class SequencePool:
         """Make an ended sequence of saved runs. Return None if it is held now, else the keys of its bad runs."""
         found = {piece.key: self.runs.read(piece.key) for piece in entry.slices}
         kept = {key: one for key, one in found.items() if one is not None}
-        sequence = self._ended(entry.sequence_id, list(entry.tokens), entry.adapter)
-        if len(kept) < len(found) or self._limits.saving is RunSaving.NOTHING or not self.has_room([sequence], 0):
+        sequence = self._ended(entry.sequence_id, entry.token_ids, entry.adapter, entry.copy)
+        if len(kept) < len(found) or self._limits.saving is Saving.NOTHING or not self.has_room([sequence], 0):
             return [key for key in found if key not in kept]
         slices = [
             CellSlice(state=state, first=run.start, start=piece.start, end=piece.end)
             for piece in entry.slices
             for run, state in (kept[piece.key],)
         ]
-        restored = self._backend.restore(entry.sequence_id, slices)
-        if not restored or self._backend.length(entry.sequence_id) != len(entry.tokens):
+        restored = self._backend.restore(entry.sequence_id, slices, entry.copy)
+        if not restored or self._backend.length(entry.sequence_id) != entry.end:
             # There is room, so the content of a run is not what its key promises.
             self._backend.trim(entry.sequence_id, 0)
             self.runs.drop(kept)
@@ -210,20 +211,25 @@ class SequencePool:
         self.held[entry.sequence_id] = sequence
         return None
 
-    def _ended(self, sequence_id: int, tokens: list[int], adapter: str) -> Sequence:
-        """Make an ended sequence that holds ``tokens``."""
-        length = len(tokens)
-        parameters = SequenceParameters(
-            sampling=SamplingParameters(), prompt_length=length, max_length=length + 1, adapter=adapter
+    def _ended(self, sequence_id: int, tokens: Iterable[int], adapter: str, copy: PrefixCopy | None) -> Sequence:
+        """Make an ended sequence that holds ``copy``, if there is one, and ``tokens`` behind it."""
+        copied = [] if copy is None else self.held[copy.source_id].tokens[: copy.length]
+        length = len(known := [*copied, *tokens])
+        parameters = PreparedParameters(
+            sampling=SamplingParams(temperature=0.0), prompt_length=length, max_length=length + 1, adapter=adapter
         )
-        return Sequence(
+        sequence = Sequence(
             sequence_id=sequence_id,
             parameters=parameters,
             birth=next(self._births),
-            tokens=tokens,
+            own_start=len(copied),
+            tokens=known,
             computed=length,
             phase=Phase.ENDED,
         )
+        if copy is not None:
+            self._inherit(sequence, copy)
+        return sequence
 
     def set_layout(self, layout: KvLayout) -> list[int]:
         """Give the cells another layout, with all sequences in them. Return the ids of those that are lost."""
@@ -248,11 +254,11 @@ class SequencePool:
         return lost
 
     def _state_to_move(self, sequence: Sequence) -> State | None:
-        if self._limits.saving is RunSaving.NOTHING:
+        if self._limits.saving is Saving.NOTHING:
             return None
         return self._backend.save(sequence.sequence_id, 0, sequence.computed, _NO_LIMIT, releasing=True)
 
-    def _inherit(self, sequence: Sequence, prefix: Prefix) -> None:
+    def _inherit(self, sequence: Sequence, prefix: PrefixCopy) -> None:
         """Record the cells of a copied prefix: those of the source if unified, new ones if split."""
         if self._limits.layout is KvLayout.UNIFIED:
             sequence.inherited = self.held[prefix.source_id].runs_up_to(prefix.length)
@@ -275,7 +281,7 @@ class SequencePool:
         assert held == length, f"sequence {sequence_id} holds {held} tokens, not {length}"
 
 
-def _make_matching(parameters: SequenceParameters, vocabulary: Vocabulary) -> Matching | ThoughtMatching | None:
+def _make_matching(parameters: PreparedParameters, vocabulary: Vocabulary) -> Matching | ThoughtMatching | None:
     matching = None if parameters.grammar is None else Matching(parameters.grammar)
     if parameters.thought is None:
         return matching

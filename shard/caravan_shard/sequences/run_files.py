@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from caravan_shard.arrays import State
-from caravan_shard.protocol.run import Run
+from caravan_shard.protocol.run import StoredRun
 from caravan_shard.sequences.run_format import FIXED_BYTES, BadRunError, RunFormat
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class RunFiles:
         probe.write_bytes(b"")
         probe.unlink()
 
-    def scan(self) -> Iterator[Run]:
+    def scan(self) -> Iterator[StoredRun]:
         """Yield the runs, the least recently used first, and remove what is broken or was left by a dead process."""
         found = []
         for path in self.folder.iterdir():
@@ -59,7 +59,7 @@ class RunFiles:
         found.sort(key=lambda pair: pair[0])
         return (run for _, run in found)
 
-    def write(self, run: Run, state: State) -> None:
+    def write(self, run: StoredRun, state: State) -> None:
         """Write the file of a run, which others see only once it is complete. Raises OSError."""
         path = self._path(run.key)
         new = path.with_suffix(_NEW_SUFFIX)
@@ -74,7 +74,7 @@ class RunFiles:
             new.unlink(missing_ok=True)
             raise
 
-    def read(self, run: Run) -> State:
+    def read(self, run: StoredRun) -> State:
         """Return the state of a run. Raises BadRunError or OSError."""
         path = self._path(run.key)
         data: State = np.empty(path.stat().st_size, np.uint8)
@@ -88,7 +88,7 @@ class RunFiles:
         os.utime(path)
         return state
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: StoredRun) -> None:
         """Remove the file of a run, if it is there."""
         try:
             self._path(run.key).unlink(missing_ok=True)
@@ -102,7 +102,7 @@ class RunFiles:
     def _path(self, key: bytes) -> Path:
         return self.folder / f"{key.hex()}{_SUFFIX}"
 
-    def _read_header(self, path: Path) -> Run:
+    def _read_header(self, path: Path) -> StoredRun:
         with path.open("rb") as file:
             start = file.read(FIXED_BYTES)
             header_bytes, size = self._format.sizes(start)

@@ -1,7 +1,7 @@
 """The bytes of a saved run, in a file or on their way to another shard.
 
     8 bytes magic and version, u32 CRC-32 of all that follows, u32 number of cuts, u64 bytes of the state, u32 start,
-    32 bytes fingerprint, a u32 for each cut, a key of 16 bytes for each cut, the state
+    32 bytes fingerprint, u32 bytes of the note, a u32 for each cut, a key of 16 bytes for each cut, the note, the state
 
 The checksum is CRC-32: it must find accidents, not forgeries, and zlib computes 4 GB/s where the functions of hashlib
 compute 0.8 (BLAKE2b) to 1.4 (SHA-256).
@@ -13,16 +13,22 @@ import zlib
 import numpy as np
 
 from caravan_shard.arrays import State
-from caravan_shard.protocol.run import Run
+from caravan_shard.protocol.run import StoredRun
 
-_MAGIC = b"CRVNRUN1"
+_MAGIC = b"CRVNRUN2"
 _HEAD = struct.Struct("<8sI")
-_REST = struct.Struct("<IQI32s")
+_REST = struct.Struct("<IQI32sI")
 _CUT_BYTES = 4
 _KEY_BYTES = 16
 _MAX_CUTS = 1 << 20
+# A note has some bytes for each token of its run. A message of a list of runs can have the longest one.
+MAX_NOTE_BYTES = 1 << 23
 # The part of the header whose size does not depend on the run.
 FIXED_BYTES = _HEAD.size + _REST.size
+
+
+def _header_bytes(cuts: int, note_bytes: int) -> int:
+    return FIXED_BYTES + cuts * (_CUT_BYTES + _KEY_BYTES) + note_bytes
 
 
 class BadRunError(Exception):
@@ -36,13 +42,14 @@ class RunFormat:
         """``fingerprint``: 64 hexadecimal digits."""
         self._fingerprint = bytes.fromhex(fingerprint)
 
-    def header(self, run: Run, state: State) -> bytes:
+    def header(self, run: StoredRun, state: State) -> bytes:
         """Return what precedes the state."""
         rest = b"".join(
             (
-                _REST.pack(len(run.cuts), state.nbytes, run.start, self._fingerprint),
+                _REST.pack(len(run.cuts), state.nbytes, run.start, self._fingerprint, len(run.note)),
                 struct.pack(f"<{len(run.cuts)}I", *run.cuts),
                 *run.keys,
+                run.note,
             )
         )
         return _HEAD.pack(_MAGIC, zlib.crc32(state.data, zlib.crc32(rest))) + rest
@@ -51,27 +58,27 @@ class RunFormat:
         """Return the bytes of the header and of the state, from the first FIXED_BYTES. Raises BadRunError."""
         if len(fixed) < FIXED_BYTES or bytes(fixed[: len(_MAGIC)]) != _MAGIC:
             raise BadRunError("no header")
-        count, size, _, fingerprint = _REST.unpack_from(fixed, _HEAD.size)
-        if fingerprint != self._fingerprint or not 0 < count <= _MAX_CUTS:
+        count, size, _, fingerprint, note_bytes = _REST.unpack_from(fixed, _HEAD.size)
+        if fingerprint != self._fingerprint or not 0 < count <= _MAX_CUTS or note_bytes > MAX_NOTE_BYTES:
             raise BadRunError("another fingerprint")
-        return FIXED_BYTES + count * (_CUT_BYTES + _KEY_BYTES), size
+        return _header_bytes(count, note_bytes), size
 
-    def run(self, header: bytes) -> Run:
+    def run(self, header: bytes) -> StoredRun:
         """Return the run of a whole header. Raises BadRunError."""
         header_bytes, size = self.sizes(header)
         if len(header) != header_bytes:
             raise BadRunError("truncated")
-        count, _, first, _ = _REST.unpack_from(header, _HEAD.size)
-        table = header[FIXED_BYTES:]
+        count, _, first, _, note_bytes = _REST.unpack_from(header, _HEAD.size)
+        table, note = header[FIXED_BYTES : header_bytes - note_bytes], header[header_bytes - note_bytes :]
         cuts = struct.unpack_from(f"<{count}I", table)
         keys = [table[at : at + _KEY_BYTES] for at in range(count * _CUT_BYTES, len(table), _KEY_BYTES)]
         if list(cuts) != sorted({*cuts}) or cuts[0] <= first:
             raise BadRunError("cuts that do not ascend")
-        return Run(start=first, cuts=cuts, keys=tuple(keys), size=size)
+        return StoredRun(start=first, cuts=cuts, keys=tuple(keys), size=size, note=note)
 
-    def state(self, data: State, run: Run) -> State:
+    def state(self, data: State, run: StoredRun) -> State:
         """Return the state within all bytes of ``run``. Raises BadRunError."""
-        header_bytes = FIXED_BYTES + len(run.cuts) * (_CUT_BYTES + _KEY_BYTES)
+        header_bytes = _header_bytes(len(run.cuts), len(run.note))
         if len(data) != header_bytes + run.size:
             raise BadRunError("another size")
         magic, checksum = _HEAD.unpack_from(data.data)
@@ -110,7 +117,7 @@ class RunReceiver:
         self._data[self._filled : end] = np.frombuffer(part, np.uint8)
         self._filled = end
 
-    def finish(self) -> tuple[Run, State]:
+    def finish(self) -> tuple[StoredRun, State]:
         """Return the run and its state. Raises BadRunError unless all is there and unchanged."""
         if self._data is None or self._filled < len(self._data):
             raise BadRunError("truncated")

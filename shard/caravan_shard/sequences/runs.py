@@ -7,9 +7,9 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
 
+from caravan_proto.messages.limits import SavedBytes
 from caravan_shard.arrays import State
-from caravan_shard.protocol.results import SavedBytes
-from caravan_shard.protocol.run import Run
+from caravan_shard.protocol.run import StoredRun
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.run_format import BadRunError
 
@@ -25,7 +25,7 @@ CLOSE_S = 10.0
 class _Kept:
     """A run, in memory if it has a ``state``. One that ``is_leaving`` memory waits to be written."""
 
-    run: Run
+    run: StoredRun
     state: State | None
     is_leaving: bool = False
 
@@ -49,7 +49,7 @@ class RunStore:
         self._memory = self._leaving = self._disk = 0
         # Protects all of the above.
         self._lock = Lock()
-        self._work: SimpleQueue[_Kept | Run | None] = SimpleQueue()
+        self._work: SimpleQueue[_Kept | StoredRun | None] = SimpleQueue()
         self._write_until: float | None = None
         self._writer = Thread(target=self._write_all, name="runs", daemon=True)
         if files is not None:
@@ -66,18 +66,18 @@ class RunStore:
         """Size of the largest run that can be put now, in bytes."""
         return self.capacity.memory - self._memory
 
-    def find(self, key: bytes) -> Run | None:
+    def find(self, key: bytes) -> StoredRun | None:
         """Return a run; None if it is unknown."""
         kept = self._kept.get(key)
         return None if kept is None else kept.run
 
-    def list_runs(self) -> list[tuple[Run, bool]]:
+    def list_runs(self) -> list[tuple[StoredRun, bool]]:
         """Return all runs, each with whether it is on disk. A run comes after all that end where it starts."""
         with self._lock:
             runs = [(kept.run, kept.state is None or kept.is_leaving) for kept in self._kept.values()]
         return sorted(runs, key=lambda pair: pair[0].start)
 
-    def put(self, run: Run, state: State) -> None:
+    def put(self, run: StoredRun, state: State) -> None:
         """Keep a run whose key is new and for which there is room."""
         assert run.key not in self._kept, f"run {run.key.hex()} is here"
         assert state.nbytes == run.size <= self.memory_room, f"{run.size} bytes for {self.memory_room}"
@@ -96,7 +96,7 @@ class RunStore:
                 with self._lock:
                     self._fetched[run.key] = state
 
-    def peek(self, key: bytes) -> tuple[Run, State] | None:
+    def peek(self, key: bytes) -> tuple[StoredRun, State] | None:
         """Return a run and its state, for another shard; None if it is unknown or cannot be read."""
         with self._lock:
             kept = self._kept.get(key)
@@ -107,7 +107,7 @@ class RunStore:
             state = self._read_file(kept.run)
         return None if state is None else (kept.run, state)
 
-    def read(self, key: bytes) -> tuple[Run, State] | None:
+    def read(self, key: bytes) -> tuple[StoredRun, State] | None:
         """Return a run and its state; None if it is unknown, or damaged and thus forgotten."""
         with self._lock:
             kept = self._kept.pop(key, None)
@@ -193,7 +193,7 @@ class RunStore:
         else:
             self._memory -= size
 
-    def _read_file(self, run: Run) -> State | None:
+    def _read_file(self, run: StoredRun) -> State | None:
         assert self._files is not None
         try:
             return self._files.read(run)
@@ -204,7 +204,7 @@ class RunStore:
     def _write_all(self) -> None:
         assert self._files is not None
         while (work := self._work.get()) is not None:
-            if isinstance(work, Run):
+            if isinstance(work, StoredRun):
                 self._files.remove(work)
             elif self._write_until is None or monotonic() < self._write_until:
                 self._write(self._files, work)

@@ -4,11 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_shard.arrays import Floats
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.constraints.thought import ThoughtMatching
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.sequence_parameters import SequenceParameters
+from caravan_shard.protocol.sequence_parameters import PreparedParameters
+from caravan_shard.sampling.biases import LogitBiases
+from caravan_shard.sampling.feedback import Feedback
 from caravan_shard.sampling.penalties import Penalty
 from caravan_shard.speculation.drafter import Drafter
 
@@ -46,7 +48,7 @@ class Sequence:
     """
 
     sequence_id: int
-    parameters: SequenceParameters
+    parameters: PreparedParameters
     birth: int
     inherited: tuple[CellRun, ...] = ()
     own_start: int = 0
@@ -54,9 +56,11 @@ class Sequence:
     computed: int = 0
     phase: Phase = Phase.PREFILLING
     penalties: tuple[Penalty, ...] = ()
+    biases: LogitBiases | None = None
     last_logits: Floats | None = None
     matching: Matching | ThoughtMatching | None = None
     drafter: Drafter | None = None
+    feedback: Feedback | None = None
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens that were computed or sampled."""
@@ -82,7 +86,7 @@ class Sequence:
         self.phase = Phase.ENDED
         if self.drafter is not None:
             self.drafter.end(self.tokens, self.parameters.prompt_length)
-        self.matching = self.drafter = None
+        self.matching = self.drafter = self.feedback = None
 
     def runs(self) -> tuple[CellRun, ...]:
         """Return the cells it holds, in order of position."""

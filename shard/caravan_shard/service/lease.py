@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.model import ShardClaim
 from caravan_shard.protocol.results import Refusal
 
 _MAX_ROUTER_ID = 256
 # A router that asks for a shard which another one holds asks again within this time, in seconds.
-_WISH_S = 2.5
+_CLAIM_S = 2.5
 # When the holder's connection breaks, it has this time to renew its lease, in seconds.
 _BROKEN_S = 2.0
 
@@ -26,18 +27,8 @@ class LeaseChange(Enum):
 @dataclass(slots=True)
 class _Holder:
     router_id: str
+    url: str
     expires_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseWish:
-    """A router asks for a shard that another one may hold; it holds ``held_shards`` others.
-
-    ``urgent``: it ends, and no shard serves the requests that it has left.
-    """
-
-    held_shards: int
-    urgent: bool = False
 
 
 class LeaseBook:
@@ -46,8 +37,8 @@ class LeaseBook:
     def __init__(self) -> None:
         self._epoch = 0
         self._holder: _Holder | None = None
-        self._wish: LeaseWish | None = None
-        self._wished_at = 0.0
+        self._claim: ShardClaim | None = None
+        self._claimed_at = 0.0
 
     @property
     def epoch(self) -> int:
@@ -59,7 +50,12 @@ class LeaseBook:
         """Whether a router holds the shard."""
         return self._holder is not None
 
-    def request(self, router_id: str, epoch: int, ttl_s: float, now: float) -> LeaseChange | Refusal:
+    @property
+    def holder_url(self) -> str:
+        """Where other routers reach the holder; empty if there is none, or they cannot."""
+        return "" if self._holder is None else self._holder.url
+
+    def request(self, router_id: str, epoch: int, ttl_s: float, now: float, url: str = "") -> LeaseChange | Refusal:
         """Grant the shard to a higher epoch, or renew the lease of the same one."""
         if not 0 < len(router_id) <= _MAX_ROUTER_ID:
             return Refusal(ShardError.BAD_REQUEST, f"router_id must have 1 to {_MAX_ROUTER_ID} characters")
@@ -67,26 +63,26 @@ class LeaseBook:
             return Refusal(ShardError.BAD_REQUEST, "ttl_ms must be >= 1")
         if epoch > self._epoch:
             self._epoch = epoch
-            self._holder = _Holder(router_id, now + ttl_s)
-            self._wish = None
+            self._holder = _Holder(router_id, url, now + ttl_s)
+            self._claim = None
             return LeaseChange.TAKEN
         if epoch == self._epoch and self._holder is not None and self._holder.router_id == router_id:
             self._holder.expires_at = now + ttl_s
             return LeaseChange.RENEWED
         return Refusal(ShardError.STALE_EPOCH, f"epoch {self._epoch} was granted. Given: {epoch}")
 
-    def ask(self, router_id: str, wish: LeaseWish, now: float) -> Refusal | None:
+    def ask(self, router_id: str, claim: ShardClaim, now: float) -> Refusal | None:
         """Return None if no other router holds the shard; else note that ``router_id`` would like to."""
         if self._holder is None or self._holder.router_id == router_id:
             return None
-        noted = self.wish(now)
-        if noted is None or wish.urgent or not noted.urgent:
-            self._wish, self._wished_at = wish, now
+        noted = self.claim(now)
+        if noted is None or claim.urgent or not noted.urgent:
+            self._claim, self._claimed_at = claim, now
         return Refusal(ShardError.HELD, f"another router holds this shard under epoch {self._epoch}")
 
-    def wish(self, now: float) -> LeaseWish | None:
-        """Return the wish of a router that asked for this shard a short time ago, an urgent one first."""
-        return None if now - self._wished_at > _WISH_S else self._wish
+    def claim(self, now: float) -> ShardClaim | None:
+        """Return the claim of a router that asked for this shard a short time ago, an urgent one first."""
+        return None if now - self._claimed_at > _CLAIM_S else self._claim
 
     def note_broken(self, epoch: int, now: float) -> None:
         """Let the lease of ``epoch``, whose holder's connection broke, end soon unless it is renewed."""

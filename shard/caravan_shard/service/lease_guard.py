@@ -4,9 +4,10 @@ import logging
 from time import monotonic
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.model import ShardClaim
 from caravan_shard.engine.worker import Worker
 from caravan_shard.protocol.results import Refusal
-from caravan_shard.service.lease import LeaseBook, LeaseChange, LeaseWish
+from caravan_shard.service.lease import LeaseBook, LeaseChange
 
 _log = logging.getLogger(__name__)
 
@@ -33,25 +34,31 @@ class LeaseGuard:
         self.expire()
         return self._book.is_held
 
-    def request(self, router_id: str, epoch: int, ttl_s: float) -> Refusal | None:
+    @property
+    def holder_url(self) -> str:
+        """Where other routers reach the router that holds the shard; empty if none does, or they cannot."""
+        self.expire()
+        return self._book.holder_url
+
+    def request(self, router_id: str, epoch: int, ttl_s: float, url: str) -> Refusal | None:
         """Grant or renew a lease. Return why not, if refused."""
         self.expire()
-        granted = self._book.request(router_id, epoch, ttl_s, monotonic())
+        granted = self._book.request(router_id, epoch, ttl_s, monotonic(), url)
         if isinstance(granted, Refusal):
             return granted
         if granted is LeaseChange.TAKEN:
             self._worker.release_all(_OVERTAKEN)
         return None
 
-    def ask(self, router_id: str, wish: LeaseWish) -> Refusal | None:
+    def ask(self, router_id: str, claim: ShardClaim) -> Refusal | None:
         """Return None if no other router holds the shard; else note that this one would like to."""
         self.expire()
-        return self._book.ask(router_id, wish, monotonic())
+        return self._book.ask(router_id, claim, monotonic())
 
     @property
-    def wish(self) -> LeaseWish | None:
-        """The wish of another router that would like to have this shard; None if there is none."""
-        return self._book.wish(monotonic())
+    def claim(self) -> ShardClaim | None:
+        """The claim of another router that would like to have this shard; None if there is none."""
+        return self._book.claim(monotonic())
 
     def note_broken(self, epoch: int) -> None:
         """Let the lease of ``epoch``, whose holder's connection broke, end soon."""

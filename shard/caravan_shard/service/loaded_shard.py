@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 
 import caravan_proto
-from caravan_proto.shard.v1 import shard_pb2
+from caravan_proto.messages.model import Info
 from caravan_proto.tls import MutualTls
 from caravan_shard.backends.base import Backend
 from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
@@ -15,35 +15,45 @@ from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.tokenizer import make_token_table
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
+from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.sequences.runs import CLOSE_S
 from caravan_shard.service import info_codec
+from caravan_shard.service.calls import CallHandler, ShardParts
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.loading import backend_loader, make_run_store
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.run_exchange import RunExchange, run_fingerprint
-from caravan_shard.service.servicer import ShardParts, ShardServicer
 from caravan_shard.service.text import TextService
 
 _STOP_GRACE_S = 1.0
 
 
 class LoadedShard:
-    """Create it, `start` it and finally `stop` it, all on one event loop. Calls go to ``servicer``."""
+    """Create it, `start` it and finally `stop` it, all on one event loop. ``calls`` answers calls."""
 
     # Set by `start`.
     engine: Engine
     lease: LeaseGuard
-    servicer: ShardServicer
+    calls: CallHandler
 
-    def __init__(self, config: ShardConfig, load: Callable[[], Backend] | None = None) -> None:
-        """``load`` makes the backend on the worker's thread; by default the one that the flags name."""
+    def __init__(
+        self,
+        config: ShardConfig,
+        load: Callable[[], Backend] | None = None,
+        ask_drain: Callable[[], None] | None = None,
+    ) -> None:
+        """``load`` makes the backend on the worker's thread; by default the one that the flags name.
+
+        ``ask_drain``: see `ShardParts`.
+        """
         self._config = config
         self.worker = Worker(
             load or backend_loader(config), config.sampling_threads, lambda backend: make_run_store(config, backend)
         )
         self.phase = PhaseSignal()
-        # A router wants the shard to drain.
-        self.drain_asked = asyncio.Event()
+        # Functions of the program in whose process the shard is.
+        self.processors = ProcessorRegistry()
+        self._ask_drain = ask_drain
         # Releases what `start` acquired apart from the worker, the last first.
         self._acquired = contextlib.AsyncExitStack()
 
@@ -64,9 +74,11 @@ class LoadedShard:
         backend = self.engine.backend
         text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
         self._acquired.callback(text.close)
-        # Made before anybody waits for the shard, since this holds the GIL for up to a second.
-        compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
-        self._acquired.push_async_callback(compiler.close)
+        compiler = None
+        if backend.capacity.generates:
+            # Made before anybody waits for the shard, since this holds the GIL for up to a second.
+            compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
+            self._acquired.push_async_callback(compiler.close)
         self.lease = LeaseGuard(self.worker)
         parts = ShardParts(
             worker=self.worker,
@@ -76,15 +88,15 @@ class LoadedShard:
             text=text,
             compiler=compiler,
             exchange=RunExchange(self.worker, self.engine.runs, run_fingerprint(backend), tls),
-            ask_drain=self.drain_asked.set,
+            processors=self.processors,
+            ask_drain=self._ask_drain,
         )
-        self.servicer = ShardServicer(self._make_info(self.engine), parts)
+        self.calls = CallHandler(self._make_info(self.engine), parts)
 
-    def _make_info(self, engine: Engine) -> Callable[[], shard_pb2.InfoResponse]:
+    def _make_info(self, engine: Engine) -> Callable[[], Info]:
         incarnation = secrets.token_hex(8)
-        model = info_codec.model_info(engine.backend.facts)
 
-        def info() -> shard_pb2.InfoResponse:
+        def info() -> Info:
             # The layout may change.
             limits = info_codec.limits(
                 engine.backend.capacity,
@@ -93,13 +105,16 @@ class LoadedShard:
                 saved_capacity=engine.runs.capacity,
                 run_fingerprint=run_fingerprint(engine.backend),
             )
-            return shard_pb2.InfoResponse(
+            return Info(
                 shard_id=self._config.shard_id,
                 incarnation=incarnation,
-                model=model,
+                model=engine.backend.facts,
                 limits=limits,
                 version=caravan_proto.__version__,
-                batch_invariant=engine.backend.batch_invariant,
+                numerics=engine.backend.numerics,
+                epoch=self.lease.epoch,
+                leased=self.lease.is_held,
+                holder_url=self.lease.holder_url,
             )
 
         return info

@@ -1,17 +1,20 @@
 """Makes the backend and the store of saved runs that the flags describe."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from caravan_shard.backends.base import Backend, RunSaving, StartupError
+from caravan_proto.host_memory import available_memory
+from caravan_proto.messages.limits import Saving
+from caravan_shard.backends.base import Backend, StartupError
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.host_memory import available_memory
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
+from caravan_shard.service.gpu_turn import gpu_turn
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ def backend_loader(config: ShardConfig) -> Callable[[], Backend]:
 
 def _load_fake(config: ShardConfig) -> Backend:
     _log.info("toy model ready")
-    cells = config.ctx_size or 8192
+    cells = config.cells_of(trained_context=8192)
     layout, *other_layouts = config.layouts(cells)
     backend = ToyBackend(
         cells=cells,
@@ -43,6 +46,8 @@ def _load_fake(config: ShardConfig) -> Backend:
     backend.facts = replace(backend.facts, draft_model=Path(config.model_draft).name)
     if config.model:
         backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=f"toy-{config.model}")
+    if config.alias:
+        backend.facts = replace(backend.facts, name=config.alias)
     return backend
 
 
@@ -54,8 +59,27 @@ def _load_llama(config: ShardConfig) -> Backend:
     os.environ.setdefault("GOMP_SPINCOUNT", str(config.spin_count))
     # Imported here, so that the toy model needs no llama.cpp.
     from caravan_shard.backends.llama.backend import LlamaCppBackend
+    from caravan_shard.backends.llama.devices import find_devices, first_devices
+    from caravan_shard.backends.llama.embedding_backend import LlamaEmbeddingBackend
+    from caravan_shard.backends.llama.log import route_llama_log
+    from caravan_shard.backends.llama.model import open_model
+    from caravan_shard.backends.llama.plan import checked, plan_load
 
-    return LlamaCppBackend(config)
+    route_llama_log()
+    devices = first_devices(config.rpc_servers)
+    with gpu_turn() if devices else contextlib.nullcontext():
+        plan = checked(plan_load(config, find_devices() if devices else []))
+        config = plan.config
+        loaded = open_model(config, plan.devices)
+        if config.alias:
+            loaded = replace(loaded, facts=replace(loaded.facts, name=config.alias))
+        return LlamaEmbeddingBackend(config, loaded) if loaded.only_embeds else LlamaCppBackend(config, loaded)
+
+
+def room_for_runs(config: ShardConfig, available: int | None) -> int:
+    """Return the most bytes of saved runs in memory, of which ``available`` bytes are free; None if that is unknown."""
+    wanted = config.cache_ram << 20
+    return wanted if available is None else min(wanted, available - available // _FREE_SHARE)
 
 
 def make_run_store(config: ShardConfig, backend: Backend) -> RunStore:
@@ -63,12 +87,14 @@ def make_run_store(config: ShardConfig, backend: Backend) -> RunStore:
 
     Call it once the model is loaded, so that the memory it takes is gone from what is free.
     """
-    memory_bytes = config.cache_ram << 20
     available = available_memory()
-    if available is not None and memory_bytes > available - available // _FREE_SHARE:
-        memory_bytes = available - available // _FREE_SHARE
+    if available is not None and config.backend == "llama" and config.mmap and backend.facts.device_bytes == 0:
+        # The file's pages are in memory, but count as free, since the kernel could drop them.
+        available = max(0, available - backend.facts.weight_bytes)
+    memory_bytes = room_for_runs(config, available)
+    if memory_bytes < config.cache_ram << 20:
         _log.info("--cache-ram is more than the host has free", extra={"mib_used": memory_bytes >> 20})
-    if config.cache_dir_bytes == 0 or backend.capacity.current.saving is RunSaving.NOTHING:
+    if config.cache_dir_bytes == 0 or backend.capacity.current.saving is Saving.NOTHING:
         return RunStore(memory_bytes)
     try:
         files = RunFiles(Path(config.cache_dir), backend.state_fingerprint)

@@ -1,28 +1,14 @@
 """Encodes the results of commands as protobuf messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from caravan_proto.messages.results import DraftSource, FinishReason, StepOutcome
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import Piece
-from caravan_shard.protocol.results import (
-    Evaluations,
-    FinishReason,
-    Holdings,
-    LayoutSet,
-    Loaded,
-    PromptLogprobs,
-    Saved,
-    StepOutcome,
-    StepResult,
-    Timings,
-    TokenRows,
-)
-from caravan_shard.service import info_codec
-from caravan_shard.speculation.draft import DraftSource
+from caravan_shard.protocol.results import Evaluations, PromptLogprobs, StepResult, StepTimings, TokenRows
 
 _FINISH = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.EOS_TOKEN: types_pb2.FINISH_REASON_EOS,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
 }
@@ -48,6 +34,8 @@ def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, result
     columns.pieces.extend(rows.pieces)
     columns.specials.extend(rows.specials)
     columns.finish_reasons.extend([_FINISH[reason] for reason in rows.finish_reasons])
+    if rows.feedback:
+        columns.feedback.extend(rows.feedback)
     if rows.logprobs:
         _fill_logprobs(columns, rows)
     _fill_timings(message.timings, result.timings)
@@ -65,7 +53,7 @@ def _fill_logprobs(
     columns.top_specials.extend(rows.top_specials)
 
 
-def _fill_timings(message: types_pb2.StepTimings, timings: Timings) -> None:
+def _fill_timings(message: types_pb2.StepTimings, timings: StepTimings) -> None:
     message.forward_ns = timings.forward_ns
     message.sample_ns = timings.sample_ns
     message.total_ns = timings.total_ns
@@ -107,51 +95,3 @@ def decode_response(results: Iterable[StepResult]) -> shard_pb2.DecodeResponse:
             step.drafts.drafted.extend(drafts.drafted)
             step.drafts.accepted.extend(drafts.accepted)
     return message
-
-
-def filter_response(holdings: Holdings) -> shard_pb2.FilterBatchResponse:
-    """Encode the reply to FilterBatch."""
-    return shard_pb2.FilterBatchResponse(free_cells=holdings.free_cells, sequence_ids=holdings.sequence_ids)
-
-
-def save_response(result: Saved) -> shard_pb2.SaveResponse:
-    """Encode the reply to Save."""
-    return shard_pb2.SaveResponse(
-        saved=[size is not None for size in result.sizes],
-        bytes=[size or 0 for size in result.sizes],
-        total_ns=result.total_ns,
-    )
-
-
-def load_response(result: Loaded) -> shard_pb2.LoadResponse:
-    """Encode the reply to Load."""
-    return shard_pb2.LoadResponse(
-        loaded=result.loaded,
-        bad_runs=result.bad_runs,
-        total_ns=result.total_ns,
-    )
-
-
-def layout_response(result: LayoutSet) -> shard_pb2.SetLayoutResponse:
-    """Encode the reply to SetLayout."""
-    return shard_pb2.SetLayoutResponse(
-        limits=info_codec.layout_limits(result.limits), lost_sequence_ids=result.lost_ids, total_ns=result.total_ns
-    )
-
-
-def detokenize_response(pieces: Sequence[Piece]) -> shard_pb2.DetokenizeResponse:
-    """Encode the reply to Detokenize."""
-    return shard_pb2.DetokenizeResponse(
-        text=b"".join(piece.data for piece in pieces),
-        pieces=[piece.data for piece in pieces],
-        specials=[piece.special for piece in pieces],
-    )
-
-
-def tokenize_response(token_ids: Sequence[int], pieces: Sequence[Piece]) -> shard_pb2.TokenizeResponse:
-    """Encode the reply to Tokenize."""
-    return shard_pb2.TokenizeResponse(
-        token_ids=token_ids,
-        pieces=[piece.data for piece in pieces],
-        specials=[piece.special for piece in pieces],
-    )

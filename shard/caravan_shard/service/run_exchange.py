@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 import grpc.aio
 
 from caravan_proto.channel import open_channel
+from caravan_proto.messages.limits import Saving
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_proto.tls import MutualTls
-from caravan_shard.backends.base import Backend, RunSaving
+from caravan_shard.backends.base import Backend
 from caravan_shard.engine.worker import Worker
 from caravan_shard.protocol.commands import Adopt
 from caravan_shard.protocol.results import Adopted
@@ -28,7 +29,7 @@ def run_fingerprint(backend: Backend) -> str:
 
     The bytes of whole sequences have no format that could be checked before llama.cpp reads them.
     """
-    return backend.state_fingerprint if backend.capacity.current.saving is RunSaving.ANY else ""
+    return backend.state_fingerprint if backend.capacity.current.saving is Saving.ANY else ""
 
 
 class RunExchange:

@@ -20,6 +20,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.service.health import HealthMonitor
 from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_shard.service.phase import Phase
+from caravan_shard.service.servicer import ShardServicer
 
 _log = logging.getLogger(__name__)
 
@@ -35,12 +36,12 @@ class ShardServer:
     def __init__(self, config: ShardConfig, load: Callable[[], Backend] | None = None) -> None:
         """``load`` makes the backend on the worker's thread; by default the one that the flags name."""
         self._config = config
-        self._shard = LoadedShard(config, load)
+        # A router wants the shard to drain.
+        self.drain_asked = asyncio.Event()
+        self._shard = LoadedShard(config, load, self.drain_asked.set)
         self._server = grpc.aio.server(options=server_options())
         self._health_server = grpc.aio.server()
         self._health: HealthMonitor | None = None
-        # A router wants the shard to drain.
-        self.drain_asked = self._shard.drain_asked
         # Releases what `start` acquired, the last first.
         self._acquired = contextlib.AsyncExitStack()
         self.address = config.address
@@ -53,7 +54,7 @@ class ShardServer:
         await shard.start(tls)
         self._acquired.push_async_callback(shard.close)
         self._health = HealthMonitor(shard.worker, shard.engine, shard.lease, [_SERVICE], self._config.stall_timeout_s)
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(shard.servicer, self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard.calls), self._server)
         for server in (self._server, self._health_server):
             health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = (_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
@@ -130,7 +131,10 @@ class ShardServer:
 
 
 async def serve(config: ShardConfig) -> None:
-    """Run until a signal or a router has drained the shard, or a second signal ends it; raise what broke the worker."""
+    """Run until a signal or a router has drained the shard, or a second signal ends it.
+
+    Raises StartupError, and what broke the worker.
+    """
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
@@ -143,7 +147,13 @@ async def serve(config: ShardConfig) -> None:
     starting = asyncio.ensure_future(server.start())
     asked = asyncio.ensure_future(first.wait())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
-    await starting  # loading cannot be interrupted
+    try:
+        await starting  # loading cannot be interrupted
+    except StartupError:
+        raise
+    except Exception as error:
+        _log.exception("the shard could not start")
+        raise StartupError(f"unexpected {error!r}; its traceback is above") from error
     try:
         drain_asked = asyncio.ensure_future(server.drain_asked.wait())
         await _first_of(asked, drain_asked, asyncio.ensure_future(server.failed()))

@@ -1,144 +1,82 @@
-"""The calls of ShardService: each turns a request into a command and the results into replies."""
+"""The calls of ShardService over gRPC: each decodes a request, and encodes what the shard answers."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from time import perf_counter_ns
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc.aio
 
+from caravan_proto.codec import Codec, MalformedError
 from caravan_proto.errors import ShardError, format_error
+from caravan_proto.messages.model import ShardClaim
+from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
-from caravan_shard.checks.embed import split_texts
-from caravan_shard.checks.preview import check_keys
-from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.constraint import Problem
-from caravan_shard.engine.engine import Engine
-from caravan_shard.engine.replies import Replies
-from caravan_shard.engine.worker import Worker
-from caravan_shard.protocol.commands import Command, Embed
-from caravan_shard.protocol.results import (
-    Embedding,
-    Holdings,
-    LayoutSet,
-    Loaded,
-    Refusal,
-    Result,
-    Saved,
-    StepResult,
-    bad_request,
+from caravan_proto.wire import (
+    CONSTRAINT,
+    DECODE,
+    EVALUATE,
+    FILTER_BATCH,
+    HOLDINGS,
+    INFO,
+    LAYOUT_SET,
+    LOAD,
+    LOADED,
+    PREFILL,
+    SAVE,
+    SAVED,
+    SET_LAYOUT,
+    STATUS,
+    TOKENIZED_TEXT,
 )
-from caravan_shard.service import command_codec, info_codec, reply_codec
-from caravan_shard.service.lease import LeaseWish
-from caravan_shard.service.lease_guard import LeaseGuard
-from caravan_shard.service.phase import Phase, PhaseSignal
-from caravan_shard.service.run_exchange import RunExchange
-from caravan_shard.service.text import TextService
+from caravan_shard.engine.replies import Replies
+from caravan_shard.protocol.results import Refusal, Result, StepResult, bad_request
+from caravan_shard.service import info_codec, reply_codec
+from caravan_shard.service.calls import CallHandler
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_R = TypeVar("_R")
+_T = TypeVar("_T")
 
 _MIN_WATCH_MS = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardParts:
-    """The parts of a started shard that answer calls. ``ask_drain`` begins to drain the shard."""
-
-    worker: Worker
-    engine: Engine
-    lease: LeaseGuard
-    phase: PhaseSignal
-    text: TextService
-    compiler: ConstraintCompiler
-    exchange: RunExchange
-    ask_drain: Callable[[], None]
-
-
 class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
-    """Runs on the event loop. ``make_info`` makes the reply to Info but for the lease."""
+    """Runs on the event loop."""
 
-    def __init__(self, make_info: Callable[[], shard_pb2.InfoResponse], parts: ShardParts) -> None:
-        self._make_info = make_info
-        self._worker = parts.worker
-        self._engine = parts.engine
-        self._lease = parts.lease
-        self._phase = parts.phase
-        self._text = parts.text
-        self._compiler = parts.compiler
-        self._exchange = parts.exchange
-        self._ask_drain = parts.ask_drain
-        # Commands acquire it in the order in which they arrive.
-        self._turn = asyncio.Lock()
+    def __init__(self, calls: CallHandler) -> None:
+        self._calls = calls
 
     async def Info(self, request: shard_pb2.InfoRequest, context: Context) -> shard_pb2.InfoResponse:
-        info = self._make_info()
-        info.leased = self._lease.is_held
-        info.epoch = self._lease.epoch
-        return info
+        return INFO.encode(self._calls.info())
 
     async def Lease(self, request: shard_pb2.LeaseRequest, context: Context) -> shard_pb2.LeaseResponse:
         if request.release:
-            refusal = self._lease.release(request.router_id, request.epoch)
-        elif self._is_draining and request.epoch > self._lease.epoch:
-            refusal = Refusal(ShardError.DRAINING, "this shard is ending")
+            refusal = self._calls.give_back(request.router_id, request.epoch)
         else:
-            wish = LeaseWish(request.held_shards, request.urgent)
-            refusal = self._lease.ask(request.router_id, wish) if request.if_free else None
-            refusal = refusal or self._lease.request(request.router_id, request.epoch, request.ttl_ms / 1000)
-        if refusal is not None:
-            await _abort(context, refusal)
+            claim = ShardClaim(request.held_shards, request.urgent) if request.if_free else None
+            refusal = self._calls.lease(request.router_id, request.epoch, request.ttl_ms / 1000, claim, request.url)
+        await _accepted(refusal, context)
+        status = self._calls.status
         return shard_pb2.LeaseResponse(
-            steps=self._engine.step_count,
-            sequences=self._engine.sequence_count,
-            busy=self._worker.is_busy,
-            draining=self._is_draining,
+            steps=status.steps, sequences=status.sequences, busy=status.busy, draining=status.draining
         )
 
     async def Watch(self, request: shard_pb2.WatchRequest, context: Context) -> AsyncIterator[shard_pb2.WatchResponse]:
         if request.interval_ms < _MIN_WATCH_MS:
             await _abort(context, bad_request(f"interval_ms must be >= {_MIN_WATCH_MS}. Given: {request.interval_ms}"))
-        is_whole = False
-        try:
-            while True:
-                seen, wish = self._phase.current, self._lease.wish
-                yield shard_pb2.WatchResponse(
-                    steps=self._engine.step_count,
-                    sequences=self._engine.sequence_count,
-                    busy=self._worker.is_busy,
-                    draining=self._is_draining,
-                    wanted_by=None if wish is None else wish.held_shards,
-                    wanted_urgently=wish is not None and wish.urgent,
-                )
-                if seen is Phase.ENDED:
-                    is_whole = True
-                    return
-                await self._phase.wait_for_change(seen, request.interval_ms / 1000)
-        finally:
-            if request.epoch and not is_whole:
-                self._lease.note_broken(request.epoch)
-
-    @property
-    def _is_draining(self) -> bool:
-        return self._phase.current is not Phase.SERVING
+        async with aclosing(self._calls.watch(request.interval_ms / 1000, request.epoch)) as statuses:
+            async for status in statuses:
+                yield STATUS.encode(status)
 
     async def Prefill(self, request: shard_pb2.PrefillRequest, context: Context) -> shard_pb2.PrefillResponse:
-        async with self._turn:
-            # A running Decode continues meanwhile. Commands that arrive later wait.
-            grammars = await self._compiler.compile_all(command_codec.constraints(request))
-            if isinstance(grammars, Problem):
-                await _abort(context, bad_request(grammars.sentence))
-            replies = await self._submit_next(
-                command_codec.prefill_command(request, grammars), request.header.epoch, context
-            )
+        replies = await self._submit(PREFILL, request, context)
         return reply_codec.prefill_response(await _result(replies, StepResult, context))
 
     async def Decode(
         self, request: shard_pb2.DecodeRequest, context: Context
     ) -> AsyncIterator[shard_pb2.DecodeResponse]:
-        replies = await self._submit(command_codec.decode_command(request), request.header.epoch, context)
+        replies = await self._submit(DECODE, request, context)
         await context.send_initial_metadata(())
         while (results := await replies.next()) is not None:
             steps = [result for result in results if isinstance(result, StepResult)]
@@ -148,119 +86,86 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
                 await _abort_with(context, results[-1])
 
     async def Evaluate(self, request: shard_pb2.EvaluateRequest, context: Context) -> shard_pb2.EvaluateResponse:
-        replies = await self._submit(command_codec.evaluate_command(request), request.header.epoch, context)
+        replies = await self._submit(EVALUATE, request, context)
         return reply_codec.evaluate_response(await _result(replies, StepResult, context))
 
     async def FilterBatch(
         self, request: shard_pb2.FilterBatchRequest, context: Context
     ) -> shard_pb2.FilterBatchResponse:
-        replies = await self._submit(command_codec.filter_command(request), request.header.epoch, context)
-        return reply_codec.filter_response(await _result(replies, Holdings, context))
+        replies = await self._submit(FILTER_BATCH, request, context)
+        return HOLDINGS.encode(await _result(replies, Holdings, context))
 
     async def Save(self, request: shard_pb2.SaveRequest, context: Context) -> shard_pb2.SaveResponse:
-        replies = await self._submit(command_codec.save_command(request), request.header.epoch, context)
-        return reply_codec.save_response(await _result(replies, Saved, context))
+        replies = await self._submit(SAVE, request, context)
+        return SAVED.encode(await _result(replies, Saved, context))
 
     async def Load(self, request: shard_pb2.LoadRequest, context: Context) -> shard_pb2.LoadResponse:
-        command = command_codec.load_command(request)
-        keys = [piece.key for entry in command.entries for piece in entry.slices]
-        async with self._turn:
-            # A running Decode continues meanwhile. Commands that arrive later wait.
-            await asyncio.get_running_loop().run_in_executor(None, self._engine.runs.fetch, keys)
-            replies = await self._submit_next(command, request.header.epoch, context)
-        return reply_codec.load_response(await _result(replies, Loaded, context))
+        replies = await self._submit(LOAD, request, context)
+        return LOADED.encode(await _result(replies, Loaded, context))
+
+    async def SetLayout(self, request: shard_pb2.SetLayoutRequest, context: Context) -> shard_pb2.SetLayoutResponse:
+        replies = await self._submit(SET_LAYOUT, request, context)
+        return LAYOUT_SET.encode(await _result(replies, LayoutSet, context))
 
     async def ListRuns(
         self, request: shard_pb2.ListRunsRequest, context: Context
     ) -> AsyncIterator[shard_pb2.ListRunsResponse]:
-        for response in info_codec.runs_responses(self._engine.runs.list_runs()):
+        for response in info_codec.runs_responses(self._calls.list_runs()):
             yield response
 
     async def FetchRuns(self, request: shard_pb2.FetchRunsRequest, context: Context) -> shard_pb2.FetchRunsResponse:
-        await self._check_epoch(request.epoch, context)
-        refusal = check_keys(request.keys) if request.source_address else bad_request("there is no source_address")
-        if refusal is not None:
-            await _abort(context, refusal)
         began_ns = perf_counter_ns()
         source = (request.source_address, request.source_hostname, request.source_epoch)
-        fetched = await self._exchange.fetch(*source, request.keys)
+        fetched = await _accepted(await self._calls.fetch_runs(*source, request.keys, request.epoch), context)
         return shard_pb2.FetchRunsResponse(fetched=fetched, total_ns=perf_counter_ns() - began_ns)
 
     async def ReadRun(
         self, request: shard_pb2.ReadRunRequest, context: Context
     ) -> AsyncIterator[shard_pb2.ReadRunResponse]:
-        await self._check_epoch(request.epoch, context)
         is_here = False
-        async for part in self._exchange.send(request.key):
+        async for part in await _accepted(self._calls.read_run(request.key, request.epoch), context):
             is_here = True
             yield shard_pb2.ReadRunResponse(part=part)
         if not is_here:
             await _abort(context, Refusal(ShardError.UNKNOWN_RUN, f"run {request.key.hex()[:32]} is not here"))
 
     async def Drain(self, request: shard_pb2.DrainRequest, context: Context) -> shard_pb2.DrainResponse:
-        await self._check_epoch(request.epoch, context)
-        self._ask_drain()
+        await _accepted(self._calls.drain(request.epoch), context)
         return shard_pb2.DrainResponse()
-
-    async def SetLayout(self, request: shard_pb2.SetLayoutRequest, context: Context) -> shard_pb2.SetLayoutResponse:
-        replies = await self._submit(command_codec.layout_command(request), request.header.epoch, context)
-        return reply_codec.layout_response(await _result(replies, LayoutSet, context))
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
         if request.HasField("document"):
-            tokens = await self._text.tokenize_pair(request.text, request.document)
+            found = await self._calls.tokenize_pair(request.text, request.document)
         else:
-            tokens = await self._text.tokenize(
+            found = await self._calls.tokenize(
                 request.text, add_special=request.add_special, parse_special=request.parse_special
             )
-        if isinstance(tokens, Refusal):
-            await _abort(context, tokens)
-        return reply_codec.tokenize_response(tokens.token_ids, tokens.pieces)
+        return TOKENIZED_TEXT.encode(await _accepted(found, context))
 
     async def Detokenize(self, request: shard_pb2.DetokenizeRequest, context: Context) -> shard_pb2.DetokenizeResponse:
-        pieces = await self._text.detokenize(list(request.token_ids), skip_special=request.skip_special)
-        if isinstance(pieces, Refusal):
-            await _abort(context, pieces)
-        return reply_codec.detokenize_response(pieces)
+        found = await self._calls.detokenize(list(request.token_ids), skip_special=request.skip_special)
+        text = await _accepted(found, context)
+        return shard_pb2.DetokenizeResponse(text=b"".join(text.pieces), pieces=text.pieces, specials=text.specials)
 
     async def CompileConstraint(
         self, request: shard_pb2.CompileConstraintRequest, context: Context
     ) -> shard_pb2.CompileConstraintResponse:
-        constraint = command_codec.constraint(request.constraint)
+        constraint = CONSTRAINT.decode(request.constraint)
         if constraint is None:
             await _abort(context, bad_request("there is no constraint"))
-        outcome = await self._compiler.compile(constraint)
-        return shard_pb2.CompileConstraintResponse(problem=outcome.sentence if isinstance(outcome, Problem) else "")
+        problem = await _accepted(await self._calls.compile_constraint(constraint), context)
+        return shard_pb2.CompileConstraintResponse(problem="" if problem is None else problem.sentence)
 
     async def Embed(self, request: shard_pb2.EmbedRequest, context: Context) -> shard_pb2.EmbedResponse:
-        backend = self._engine.backend
-        texts = split_texts(request.token_ids, request.counts, backend.capacity, backend.facts.vocabulary_size)
-        if isinstance(texts, Refusal):
-            await _abort(context, texts)
-        response = shard_pb2.EmbedResponse()
-        for text in texts:
-            # A command for each text, so that other commands need not wait for all of them.
-            embedding = await _result(self._queue(Embed(text), context), Embedding, context)
-            response.values.extend(embedding.values.tolist())
-        return response
+        values = await _accepted(await self._calls.embed(request.token_ids, request.counts), context)
+        return shard_pb2.EmbedResponse(values=values)
 
-    async def _submit(self, command: Command, epoch: int, context: Context) -> Replies:
-        """Queue a command of the router that holds the lease, after the commands that arrived before it."""
-        async with self._turn:
-            return await self._submit_next(command, epoch, context)
-
-    async def _submit_next(self, command: Command, epoch: int, context: Context) -> Replies:
-        """Queue a command. Awaits only to refuse it, so that the order of commands is kept."""
-        await self._check_epoch(epoch, context)
-        return self._queue(command, context)
-
-    async def _check_epoch(self, epoch: int, context: Context) -> None:
-        refusal = self._lease.check(epoch)
-        if refusal is not None:
-            await _abort(context, refusal)
-
-    def _queue(self, command: Command, context: Context) -> Replies:
-        replies = self._worker.submit(command)
+    async def _submit(self, codec: Codec[Any, Any], request: Any, context: Context) -> Replies:
+        try:
+            command = codec.decode(request)
+        except MalformedError as error:
+            await _abort(context, bad_request(str(error)))
+        replies = await _accepted(await self._calls.submit(command, request.header.epoch), context)
         context.add_done_callback(cast("Any", lambda _context: replies.cancel()))
         return replies
 
@@ -269,7 +174,14 @@ async def _abort(context: Context, refusal: Refusal) -> NoReturn:
     await context.abort(refusal.error.status, format_error(refusal.error, refusal.sentence))
 
 
-async def _result(replies: Replies, kind: type[_R], context: Context) -> _R:
+async def _accepted(answer: _T | Refusal, context: Context) -> _T:
+    """Return the answer to a call; abort the call if it was refused."""
+    if isinstance(answer, Refusal):
+        await _abort(context, answer)
+    return answer
+
+
+async def _result(replies: Replies, kind: type[_T], context: Context) -> _T:
     """Return the one result of a command; abort the call if the command was refused."""
     (result,) = await replies.next() or (None,)
     if not isinstance(result, kind):

@@ -3,21 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Piece, Vocabulary
+from caravan_proto.messages.model import TokenizedText
+from caravan_shard.backends.base import Vocabulary
 from caravan_shard.protocol.results import Refusal
 
 _THREADS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Token ids and the piece of each."""
-
-    token_ids: list[int]
-    pieces: list[Piece]
 
 
 class TextService:
@@ -29,17 +21,17 @@ class TextService:
         self._max_bytes = max_bytes
         self._pool = ThreadPoolExecutor(_THREADS, "text")
 
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens | Refusal:
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenizedText | Refusal:
         """Return the tokens of ``text``."""
         return await self._tokenize(
             [text], lambda: self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
         )
 
-    async def tokenize_pair(self, query: str, document: str) -> Tokens | Refusal:
+    async def tokenize_pair(self, query: str, document: str) -> TokenizedText | Refusal:
         """Return the tokens of a pair as a model that ranks reads it."""
         return await self._tokenize([query, document], lambda: self._vocabulary.pair(query, document))
 
-    async def _tokenize(self, texts: Sequence[str], tokenize: Callable[[], list[int]]) -> Tokens | Refusal:
+    async def _tokenize(self, texts: Sequence[str], tokenize: Callable[[], list[int]]) -> TokenizedText | Refusal:
         # A character takes at least a byte, so a text of too many characters need not be encoded.
         size = sum(map(len, texts))
         if size <= self._max_bytes:
@@ -47,14 +39,16 @@ class TextService:
         if size > self._max_bytes:
             return Refusal(ShardError.TEXT_TOO_LONG, f"text must have <= {self._max_bytes} bytes. Given: {size}")
 
-        def run() -> Tokens:
-            token_ids = tokenize()
-            return Tokens(token_ids, [self._vocabulary.piece(token) for token in token_ids])
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: self._with_pieces(tokenize()))
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+    def _with_pieces(self, token_ids: Sequence[int]) -> TokenizedText:
+        pieces = [self._vocabulary.piece(token) for token in token_ids]
+        return TokenizedText(
+            tuple(token_ids), tuple(piece.data for piece in pieces), tuple(piece.special for piece in pieces)
+        )
 
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool) -> list[Piece] | Refusal:
-        """Return the pieces of the tokens, of which there may be as many as a text may have bytes."""
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool) -> TokenizedText | Refusal:
+        """Return the tokens with their pieces. There may be as many as a text may have bytes."""
         if len(token_ids) > self._max_bytes:
             return Refusal(
                 ShardError.TEXT_TOO_LONG, f"there must be <= {self._max_bytes} tokens. Given: {len(token_ids)}"
@@ -64,9 +58,11 @@ class TextService:
                 ShardError.BAD_REQUEST, f"token ids must be < {self._vocabulary_size}. Given: {max(token_ids)}"
             )
 
-        def run() -> list[Piece]:
-            pieces = map(self._vocabulary.piece, token_ids)
-            return [piece for piece in pieces if not (skip_special and piece.special)]
+        def run() -> TokenizedText:
+            shown = token_ids
+            if skip_special:
+                shown = [token for token in token_ids if not self._vocabulary.piece(token).special]
+            return self._with_pieces(shown)
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)
 

@@ -4,20 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-
-class DraftSource(Enum):
-    """Where a draft comes from."""
-
-    # The output as the client predicts it.
-    PREDICTION = "prediction"
-    # The sequence's own prompt and output, behind an earlier occurrence of its last tokens.
-    CONTEXT = "context"
-    # Text that the constraint forces.
-    CONSTRAINT = "constraint"
-    # A second, smaller model.
-    MODEL = "model"
-    # Outputs of ended sequences of the same pool.
-    POOL = "pool"
+from caravan_proto.messages.results import DraftSource
 
 
 class DraftKind(Enum):

@@ -6,7 +6,7 @@ from caravan_shard.speculation.acceptance import KindAcceptance, SequenceAccepta
 from caravan_shard.speculation.context import Context
 from caravan_shard.speculation.draft import Draft
 from caravan_shard.speculation.ended_texts import EndedTexts
-from caravan_shard.speculation.prediction import Prediction
+from caravan_shard.speculation.prediction import PredictionFollower
 
 
 class Drafter:
@@ -25,7 +25,7 @@ class Drafter:
         sequence may see those of ``pool``; with an empty name none.
         """
         self.acceptance = SequenceAcceptance(kinds)
-        self._prediction = Prediction(predicted) if predicted else None
+        self._prediction = PredictionFollower(predicted) if predicted else None
         self._context = Context()
         self._ended = ended
         self._pool = pool

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, DraftModel, TokenBatch
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.sampling.biases import LogitBiases
 from caravan_shard.sampling.penalties import Penalty
 from caravan_shard.sampling.sampler import Choice, Sampler
 from caravan_shard.speculation.step_costs import StepCosts
@@ -27,13 +28,14 @@ _MEASURED = 64
 _GROWTH = 2 * READ_AT_ONCE
 
 
-class Asked(NamedTuple):
+class DraftInput(NamedTuple):
     """A sequence that gets a draft, all its tokens, and how the next one is chosen."""
 
     sequence_id: int
     tokens: Sequence[int]
-    sampling: SamplingParameters
+    sampling: SamplingParams
     penalties: Sequence[Penalty]
+    biases: LogitBiases | None = None
 
 
 class ModelDrafter:
@@ -58,7 +60,7 @@ class ModelDrafter:
         for count in (1, _FIRST_STEPS):
             # The first step of all takes longer.
             self.costs = StepCosts()
-            self.propose([Asked(0, [0], SamplingParameters(), ())], count)
+            self.propose([DraftInput(0, [0], SamplingParams(temperature=0.0), ())], count)
             self.keep(0, 0)
 
     @property
@@ -123,7 +125,7 @@ class ModelDrafter:
         self._observe(count, began)
         return True
 
-    def propose(self, asked: Sequence[Asked], count: int) -> list[list[int]]:
+    def propose(self, asked: Sequence[DraftInput], count: int) -> list[list[int]]:
         """Return ``count`` tokens for each sequence, none if a step fails. ``asked`` are in ascending order of id."""
         ids = [one.sequence_id for one in asked]
         most = self._model.capacity.max_batch_tokens // len(ids)
@@ -139,7 +141,7 @@ class ModelDrafter:
             if not self._decode(ids, new):
                 return [[] for _ in asked]
             logits = self._logits(len(ids))
-            choices = [Choice(one.sampling, len(one.tokens) + place, one.penalties) for one in asked]
+            choices = [Choice(one.sampling, len(one.tokens) + place, one.penalties, biases=one.biases) for one in asked]
             chosen = self._sampler.choose(logits, choices)
             self._observe(sum(map(len, new)), began)
             new = [[token] for token in chosen]

@@ -11,7 +11,7 @@ _MOST_MISSES = 3
 _TAILS = (4, 3, 2)
 
 
-class Prediction:
+class PredictionFollower:
     """Knows the place in the predicted tokens that the output has reached.
 
     Where the output differs, it is searched for by its last tokens, first behind the place. Until it is found, each

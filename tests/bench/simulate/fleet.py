@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.simulate.played_shard import PlayedShard
-from caravan_router.scheduling.actions import Action, Decode, Drained, FilterBatch, Load, Prefill, Save
+from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, Save
+from caravan_router.scheduling.actions import Action, Drained
 from caravan_router.scheduling.events import (
     CommandEnded,
     Event,

@@ -2,16 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from bench.simulate.step_times import StepTimes
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.commands import Command, Decode, FilterBatch, Load, Prefill, Save, SequenceParameters
+from caravan_proto.messages.results import FinishReason, Loaded, Saved, StepOutcome
 from caravan_router.core.tokens import GeneratedToken
-from caravan_router.scheduling.actions import Command, Decode, FilterBatch, Load, Prefill, Save
-from caravan_router.scheduling.events import CommandEnded, Event, Loaded, Saved, StepOutcome, Stepped
-
-if TYPE_CHECKING:
-    from caravan_router.core.generation import GenerationSpec
+from caravan_router.scheduling.events import CommandEnded, Event, Stepped
 
 # Every output is a row of this token, so that traces can contain answers before they are given.
 OUTPUT_TOKEN_ID = 1234
@@ -34,7 +30,7 @@ class PlayedShard:
         self._commands: deque[Command] = deque()
         self._decode_steps = 0
         # By sequence id.
-        self._setups: dict[int, GenerationSpec] = {}
+        self._setups: dict[int, SequenceParameters] = {}
         self._tokens_left: dict[int, int] = {}
 
     @property

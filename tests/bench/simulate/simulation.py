@@ -9,8 +9,9 @@ from bench.simulate.played_shard import PlayedShard
 from bench.simulate.results import Clients, Report, Targets
 from bench.simulate.step_times import LINEAR, StepTimes
 from bench.simulate.traces import Trace
+from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits, Submitted
+from caravan_router.scheduling.events import ShardLimits, Submitted
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_testing.requests import request
 

@@ -51,7 +51,12 @@ class Pod:
         self._probing.start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        replaced = {"$(POD_NAME)": self.place.name, "0.0.0.0": self.place.address, **self.place.replaced}
+        replaced = {
+            "$(POD_NAME)": self.place.name,
+            "$(POD_IP)": self.place.address,
+            "0.0.0.0": self.place.address,
+            **self.place.replaced,
+        }
         words = [_PROGRAMS / f"caravan-{self._container['name']}"]
         for word in self._container["args"]:
             for text, replacement in replaced.items():

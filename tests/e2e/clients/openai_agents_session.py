@@ -16,7 +16,15 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
-SETTINGS = ModelSettings(temperature=0, max_tokens=400)
+# A weak model may ramble on, and a run whose answer is cut off fails: the schema lets each answer end.
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "maxLength": 60}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "name": "answer", "schema": ANSWER, "strict": True}
+SETTINGS = ModelSettings(temperature=0, max_tokens=400, extra_body={"text": {"format": FORMAT}})
 CALLING = ModelSettings(temperature=0, max_tokens=120, tool_choice="required", parallel_tool_calls=False)
 
 

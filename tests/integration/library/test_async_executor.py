@@ -21,8 +21,8 @@ _SMALL = {"backend": "fake", "ctx_size": 64, "parallel": 4, "batch_size": 16, "c
 _GREEDY = SamplingParams(temperature=0)
 
 # What users do not call, and properties that are awaited.
-_OF_EXECUTOR = {"backend", "check", "share", "trim", "end", "save_all"}
-_OF_CONVERSATION = {"waiting", "first_output", "advance", "note_held", "saved", "restore", "generation"}
+_OF_EXECUTOR = {"backend", "chat_prompts", "check", "share", "trim", "end", "save_all"}
+_OF_CONVERSATION = {"waiting", "steps", "first_output", "advance", "note_held", "saved", "restore", "generation"}
 
 
 def _executor(**options: object) -> AsyncExecutor:

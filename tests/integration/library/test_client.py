@@ -103,6 +103,7 @@ def _plain(outputs: list[RequestOutput]) -> list[RequestOutput]:
         ("drawn", SamplingParams(n=3, seed=11, max_tokens=16, temperature=1.3, top_p=0.9, top_k=30, min_p=0.01)),
         ("logs", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=0, prompt_logprobs=2)),
         ("choices", SamplingParams(seed=4, max_tokens=8, choice_parameters=[{}, {"temperature": 0.1}, {"seed": 9}])),
+        ("best", SamplingParams(n=2, best_of=4, seed=11, max_tokens=8, ignore_eos=True)),
         ("beams", SamplingParams(n=3, max_tokens=6, use_beam_search=True, ignore_eos=True, logprobs=0)),
         ("sure?", SamplingParams(seed=3, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))),
         ("stop", SamplingParams(seed=3, max_tokens=60, stop=["e", "9"], logit_bias={101: 2.0}, stop_token_ids=[55])),
@@ -142,6 +143,8 @@ def test_the_parts_of_a_stream_are_the_output(client: Client) -> None:
 def test_a_chat_answers_as_a_model_of_ones_own(client: Client, llm: LLM) -> None:
     params = SamplingParams(seed=2, max_tokens=10, n=2, logprobs=0)
     assert _plain(client.chat([_HELLO, _HELLO], params)) == _plain(llm.chat([_HELLO, _HELLO], params))
+    best = replace(params, n=1, best_of=3)
+    assert _plain(client.chat(_HELLO, best)) == _plain(llm.chat(_HELLO, best))
     (whole,) = client.chat(_HELLO, params)
     parts = list(client.stream_chat(_HELLO, params))
     for index in range(2):
@@ -362,7 +365,7 @@ def test_an_error_in_a_list_names_its_entry(client: Client) -> None:
 
 
 def test_a_name_that_is_not_there_is_not_found(client: Client) -> None:
-    with pytest.raises(NotFoundError, match="There is no conversation of this id"):
+    with pytest.raises(NotFoundError, match="There is no conversation with this id"):
         client.conversation("conv_/../x")
     conversation = client.create_conversation()
     for call in (lambda: conversation.item("msg_x"), lambda: conversation.delete_item("msg_x")):

@@ -5,13 +5,26 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import caravan
-from caravan import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from caravan import (
+    LLM,
+    AsyncLLM,
+    ChoiceParameters,
+    CompletionOutput,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from caravan_router.scheduling.scheduler import Scheduler
 from caravan_shard.backends.toy.model import BOS, ToyVocabulary
 from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import eventually
@@ -92,6 +105,31 @@ def test_n_outputs_draw_apart_and_a_seed_draws_again(llm: LLM) -> None:
     assert [output.index for output in first] == [0, 1, 2]
     assert len({output.text for output in first}) == 3
     assert [output.text for output in first] == [output.text for output in second]
+
+
+def test_the_best_outputs_are_returned(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=11, max_tokens=8, ignore_eos=True, logprobs=0)
+    messages = [{"role": "user", "content": "drawn"}]
+    ways: list[Callable[[SamplingParams], Sequence[CompletionOutput]]] = [
+        lambda own: llm.generate("drawn", own)[0].outputs,
+        lambda own: llm.chat(messages, own)[0].outputs,
+    ]
+    for outputs_of in ways:
+        every = sorted(outputs_of(params), key=lambda output: -(output.cumulative_logprob or 0))
+        best = outputs_of(replace(params, n=2, best_of=4, logprobs=None))
+        assert [(output.index, output.text, output.logprobs) for output in best] == [
+            (index, output.text, None) for index, output in enumerate(every[:2])
+        ]
+        choices: list[ChoiceParameters] = [{}, {"temperature": 0.1}]
+        (one,) = outputs_of(replace(params, n=1, best_of=2, choice_parameters=choices))
+        assert one.text in {output.text for output in outputs_of(replace(params, n=2, choice_parameters=choices))}
+
+
+def test_what_is_streamed_cannot_be_ranked(llm: LLM) -> None:
+    params = SamplingParams(n=2, best_of=3, max_tokens=2)
+    for parts in (llm.stream("x", params), llm.stream_chat([{"role": "user", "content": "x"}], params)):
+        with pytest.raises(RequestError, match=r"`best_of` > `n` is not supported when streaming\. Given: `best_of` 3"):
+            list(parts)
 
 
 def test_logprobs_of_output_and_prompt(llm: LLM) -> None:
@@ -329,6 +367,88 @@ def test_a_closed_model_says_so() -> None:
         with pytest.raises(caravan.ClosedError):
             call()
     assert len(ended) <= 1
+
+
+class _Bug(Exception):
+    """What the engine ends by."""
+
+
+@pytest.fixture
+def engine_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what makes the engines of the models that the test has opened fail with their next event."""
+    opened: list[object] = []
+    make, handle = Scheduler.__init__, Scheduler.handle
+
+    def note(scheduler: Scheduler, *given: Any, **named: Any) -> None:
+        opened.append(scheduler)
+        make(scheduler, *given, **named)
+
+    def fail(scheduler: Scheduler, *given: Any) -> Any:
+        # The model that all tests share has a timer.
+        if any(scheduler is one for one in opened):
+            raise _Bug("an invariant is violated")
+        return handle(scheduler, *given)
+
+    monkeypatch.setattr(Scheduler, "__init__", note)
+    return lambda: monkeypatch.setattr(Scheduler, "handle", fail)
+
+
+def _refuses(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/v1/models", timeout=60).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_an_engine_that_fails_ends_all_calls_and_refuses_later_ones(engine_fails: Callable[[], None]) -> None:
+    before = threading.active_count()
+    endless = SamplingParams(max_tokens=8000, ignore_eos=True)
+    ended: list[caravan.ClosedError] = []
+    with LLM("toy.gguf", backend="fake", ctx_size=20_000, parallel=4) as llm, llm.serve(port=0) as server:
+
+        def generate() -> None:
+            try:
+                llm.generate("endless", endless)
+            except caravan.ClosedError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=generate)
+        parts = llm.stream("other", endless)
+        next(parts)
+        thread.start()
+        engine_fails()
+        thread.join()
+        late = llm.stream("late", endless)
+        for call in (lambda: list(parts), lambda: llm.generate("p"), lambda: next(late), lambda: llm.tokenize("p")):
+            with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant") as raised:
+                call()
+            ended.append(raised.value)
+        assert {type(error.__cause__) for error in ended} == {_Bug}
+        while not _refuses(server.url):
+            time.sleep(0.01)
+    assert len(ended) == 5
+    assert threading.active_count() <= before
+
+
+def test_a_model_whose_engine_fails_at_once_is_not_opened(engine_fails: Callable[[], None]) -> None:
+    engine_fails()
+    with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
+        LLM("toy.gguf", backend="fake")
+
+
+async def test_an_engine_that_fails_ends_asynchronous_calls(engine_fails: Callable[[], None]) -> None:
+    endless = SamplingParams(max_tokens=8000, ignore_eos=True)
+    async with AsyncLLM("toy.gguf", backend="fake", ctx_size=20_000) as llm:
+        parts = llm.stream("other", endless)
+        await anext(parts)
+        call = asyncio.create_task(llm.generate("endless", endless))
+        engine_fails()
+        with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
+            await call
+        with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
+            async for _part in parts:
+                pass
 
 
 async def test_a_model_that_cannot_be_opened_leaves_nothing() -> None:

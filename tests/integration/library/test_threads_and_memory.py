@@ -37,6 +37,7 @@ def _calls(executor: Executor, conversation: Conversation) -> dict[str, Callable
         "tokenize": lambda: executor.tokenize("a"),
         "close": executor.close,
         "conversation.prompt": lambda: conversation.prompt("a"),
+        "conversation.prompt_messages": lambda: conversation.prompt_messages([{"role": "user", "content": "a"}]),
         "conversation.logits": conversation.logits,
         "conversation.sample": conversation.sample,
         "conversation.generate": lambda: list(conversation.generate(1)),
@@ -91,7 +92,7 @@ def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
 
 def test_every_call_is_tried_above() -> None:
     internal = {"check", "share", "trim", "end", "save_all", "open"}
-    internal |= {"advance", "note_held", "saved", "restore", "generation"}
+    internal |= {"advance", "note_held", "saved", "restore", "generation", "steps"}
     names = [name for name, member in vars(Executor).items() if callable(member)]
     names += [f"conversation.{name}" for name, member in vars(Conversation).items() if callable(member)]
     public = {name for name in names if not name.rpartition(".")[2].startswith("_")}

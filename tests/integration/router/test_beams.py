@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientSession
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_router.core.generation import BeamSearch, EarlyStopping, GenerationSpec
 from caravan_router.core.tokens import GeneratedToken
 from caravan_shard.backends.toy.model import TOY_FACTS
-from caravan_shard.kv_layout import KvLayout
 from caravan_testing.beam_oracle import BeamOutput, beam_outputs
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.specs import run, spec, undisturbed
@@ -32,7 +32,7 @@ def members(prompt: bytes, new: int, search: BeamSearch, *, priority: int = 0) -
 
 def search(width: int, penalty: float = 1.0, early: EarlyStopping = EarlyStopping.NO) -> BeamSearch:
     return BeamSearch(
-        width=width, index=0, length_penalty=penalty, early_stopping=early, eos_token_ids=TOY_FACTS.eog_ids
+        width=width, index=0, length_penalty=penalty, early_stopping=early, eos_token_ids=TOY_FACTS.eos_token_ids
     )
 
 
@@ -89,7 +89,8 @@ async def test_a_lost_shard() -> None:
         tasks = [asyncio.create_task(found(running, one)) for one in wanted]
         address = running.addresses[0]
         await eventually(
-            lambda: any(group.leader.output for group in running.engine.scheduler.shards[address].beam_groups), "beams"
+            lambda: any(group.leader.output for group in running.engine.scheduler.shards[address].stays.beam_groups),
+            "beams",
         )
         await running.stop_shard(address)
         for one, task in zip(wanted, tasks, strict=True):
@@ -100,7 +101,7 @@ async def test_clients_that_leave() -> None:
     async with cluster(ClusterConfig(step_s=0.002)) as running:
         streams = [running.engine.submit(one) for one in members(b"abc", 200, search(3))]
         shard = running.engine.scheduler.shards[running.addresses[0]]
-        await eventually(lambda: any(group.leader.output for group in shard.beam_groups), "beams")
+        await eventually(lambda: any(group.leader.output for group in shard.stays.beam_groups), "beams")
         for stream in streams:
             stream.close()
         await running.wait_until_at_rest()

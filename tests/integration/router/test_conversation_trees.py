@@ -4,8 +4,10 @@ Whatever a conversation went through, what it generates is what its items give w
 """
 
 import asyncio
+import json
 import random
 import threading
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import ClientSession
@@ -148,18 +150,23 @@ async def test_a_tree_of_conversations_generates_what_its_items_do() -> None:
 
 
 class Pause:
-    """The hook of a shard: after `arm`, the first step over a single token waits until `release`."""
+    """The hook of a shard: after `arm`, a step over a single token waits until `release`."""
 
     def __init__(self) -> None:
         self._armed, self._released = threading.Event(), threading.Event()
+        self._before = 0
         self.has_begun = threading.Event()
 
     def __call__(self, batch: TokenBatch) -> None:
         if self._armed.is_set() and len(batch.tokens) == 1:
-            self.has_begun.set()
-            assert self._released.wait(60)
+            self._before -= 1
+            if self._before < 0:
+                self.has_begun.set()
+                assert self._released.wait(60)
 
-    def arm(self) -> None:
+    def arm(self, before: int = 0) -> None:
+        """Let the first step over a single token wait that comes after so many others."""
+        self._before = before
         self._armed.set()
 
     def release(self) -> None:
@@ -192,4 +199,45 @@ async def test_a_preempted_response_is_what_its_items_give() -> None:
         assert (await stated)["output"][0]["content"] == sent["output"][0]["content"]
         preempted = [await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")]
         assert sum(preempted) == 1
+        await running.wait_until_at_rest()
+
+
+async def test_a_fork_of_a_response_under_way_starts_from_what_was_generated() -> None:
+    pause = Pause()
+    # Each token is sent at once.
+    config = ClusterConfig(hook=pause, link=replace(ClusterConfig().link, stream_interval_ms=0))
+    async with cluster(config) as running, ClientSession(running.url) as session:
+        walker = Walker(session, 1)
+        items = [{"role": "user", "content": "the sea"}]
+        fields = {"max_output_tokens": 60, "temperature": 0}
+        prompt = (await walker._generate({**fields, "max_output_tokens": 1, "store": False, "input": items}))["usage"]
+        conversation = (await walker._post("", {}))["id"]
+        pause.arm(before=20)
+        body = {**fields, "conversation": conversation, "input": items, "stream": True}
+        async with session.post("/v1/responses", json=body) as response:
+            text, response_id, event = "", "", dict[str, Any]()
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[len(b"data: ") :])
+                response_id = response_id or event["response"]["id"]
+                text += event.get("delta", "")
+                if len(text) >= 15:
+                    break
+            await eventually(pause.has_begun.is_set, "it decodes")
+            fork = (await walker._post(f"/{conversation}/fork", {"at": response_id}))["id"]
+            known = await walker._items(fork)
+            assert known[-1]["content"][0]["text"].startswith(text)
+            question = [{"role": "user", "content": "and then?"}]
+            asked = asyncio.create_task(walker._generate({**fields, "conversation": fork, "input": question}))
+            await eventually(lambda: running.queued_commands(running.addresses[0]) > 0, "a command for the fork")
+            pause.release()
+            answer = await asked
+            async for line in response.content:
+                event = json.loads(line[len(b"data: ") :]) if line.startswith(b"data: {") else event
+        assert event["response"]["usage"]["output_tokens"] > 20
+        # A letter is a token. Of what was generated, the last token may not be in a cell.
+        assert answer["usage"]["input_tokens_details"]["cached_tokens"] >= prompt["input_tokens"] + len(text) - 1
+        sent = await walker._generate({**fields, "store": False, "input": [*known, *question]})
+        assert answer["output"][0]["content"] == sent["output"][0]["content"]
         await running.wait_until_at_rest()

@@ -15,7 +15,7 @@ from aiohttp import ClientSession
 from caravan_router.core.shards import ShardReport, ShardState
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.fleet import Fleet
-from caravan_router.engine.link import LinkConfig
+from caravan_router.engine.link_config import LinkConfig
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
@@ -24,8 +24,6 @@ from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.waiting import eventually
 
 SILENCE_S = 1.5
-# A busy machine may run this test's own process late.
-SPARE_S = 3.0
 
 
 @contextlib.asynccontextmanager
@@ -69,14 +67,14 @@ async def test_a_stopped_process_is_noticed_and_its_late_replies_count_for_nothi
         wanted = [spec([number, 2, 3], 300) for number in range(4)]
         reading = [asyncio.create_task(run(engine, one)) for one in wanted]
         shards = engine.scheduler.shards
-        await eventually(lambda: len(shards) == 2 and all(shard.decoding for shard in shards.values()), "both decode")
+        await eventually(
+            lambda: len(shards) == 2 and all(shard.stays.decoding for shard in shards.values()), "both decode"
+        )
         stopped = addresses[0]
-        stopped_at = time.monotonic()
         processes[stopped].send_signal(signal.SIGSTOP)
         await eventually(lambda: report_of(fleet, stopped).standing.state is ShardState.LOST, "it is lost")
-        standing = report_of(fleet, stopped).standing
-        assert standing.since_s - stopped_at < 2.0 + SPARE_S
-        assert standing.reason
+        reason = report_of(fleet, stopped).standing.reason
+        assert f"reported nothing for {SILENCE_S} s" in reason or "no step completed for" in reason
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
         processes[stopped].send_signal(signal.SIGCONT)
         await eventually(lambda: report_of(fleet, stopped).standing.state is ShardState.SERVING, "it serves again")
@@ -90,12 +88,15 @@ async def test_a_shard_that_is_started_again_under_its_address_is_another_incarn
         engine = fleet.engines[0]
         wanted = spec([1, 2, 3], 300)
         reading = asyncio.create_task(run(engine, wanted))
-        await eventually(lambda: bool(engine.scheduler.shards[address].decoding), "it decodes")
-        killed_at = time.monotonic()
+        await eventually(lambda: bool(engine.scheduler.shards[address].stays.decoding), "it decodes")
         process.kill()
         await process.wait()
         await eventually(lambda: report_of(fleet, address).standing.state is ShardState.LOST, "it is lost")
-        assert report_of(fleet, address).standing.since_s - killed_at < 1.0 + SPARE_S
+        # The connection ends with the process: nobody waits for a report or a step.
+        reason = report_of(fleet, address).standing.reason
+        assert reason
+        assert "reported nothing" not in reason
+        assert "no step completed" not in reason
         async with shard_process(address):
             assert await reading == undisturbed(wanted)
             report = report_of(fleet, address)
@@ -135,15 +136,13 @@ async def test_a_step_that_hangs_is_noticed_though_the_process_answers() -> None
         wanted = [spec([number, 2, 3], 300) for number in range(4)]
         reading = [asyncio.create_task(run(running.engine, one)) for one in wanted]
         shards = running.engine.scheduler.shards
-        await eventually(lambda: any(shard.decoding for shard in shards.values()), "some decode")
-        hung_at = time.monotonic()
+        await eventually(lambda: any(shard.stays.decoding for shard in shards.values()), "some decode")
         hung.hang.set()
         try:
             await eventually(lambda: ShardState.LOST in map(running.state, running.addresses), "it is lost")
             (lost,) = [address for address in running.addresses if running.state(address) is ShardState.LOST]
             report = running.report(lost)
             assert report is not None
-            assert report.standing.since_s - hung_at < 1.0 + SPARE_S
             assert "no step completed for" in report.standing.reason
             # What it ran goes on elsewhere, and it stays out while its step hangs.
             assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]

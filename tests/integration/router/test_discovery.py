@@ -33,7 +33,9 @@ async def test_a_shard_joins_when_its_address_is_listed() -> None:
         await eventually(lambda: running.state(second) is ShardState.SERVING)
         wanted = [spec([number, 2, 3], 100) for number in range(8)]
         streams = [running.engine.submit(one) for one in wanted]
-        await eventually(lambda: all(shard.residents for shard in running.engine.scheduler.shards.values()), "both run")
+        await eventually(
+            lambda: all(shard.stays.residents for shard in running.engine.scheduler.shards.values()), "both run"
+        )
         assert await asyncio.gather(*map(read, streams)) == [undisturbed(one) for one in wanted]
         await running.wait_until_at_rest()
 
@@ -45,11 +47,11 @@ async def test_a_shard_whose_address_is_gone_ends_what_it_runs_and_gets_nothing_
         wanted = spec([1, 2, 3], 40)
         reading = asyncio.create_task(run(running.engine, wanted))
         async with log.held():
-            (leaving,) = [name for name, shard in shards.items() if shard.residents]
+            (leaving,) = [name for name, shard in shards.items() if shard.stays.residents]
             (staying,) = set(running.addresses) - {leaving}
             ledger = shards[leaving]
             await set_list(running, staying)
-            await eventually(lambda: ledger.draining, "it drains")
+            await eventually(lambda: ledger.drain.has_begun, "it drains")
             report = running.report(leaving)
             assert report is not None
             assert (report.standing.state, report.standing.reason) == (ShardState.DRAINING, "its address is gone")
@@ -94,7 +96,7 @@ async def test_a_shard_that_is_lost_while_it_drains_does_not_come_back() -> None
         wanted = spec([1, 2, 3], 40)
         reading = asyncio.create_task(run(running.engine, wanted))
         async with log.held():
-            (leaving,) = [name for name, shard in shards.items() if shard.residents]
+            (leaving,) = [name for name, shard in shards.items() if shard.stays.residents]
             await set_list(running, *(set(running.addresses) - {leaving}))
             await eventually(lambda: running.state(leaving) is ShardState.DRAINING, "it drains")
             client = ShardClient(leaving, 5.0)
@@ -104,26 +106,6 @@ async def test_a_shard_that_is_lost_while_it_drains_does_not_come_back() -> None
         assert await reading == undisturbed(wanted)
         await eventually(lambda: running.state(leaving) is None, "it is forgotten")
         assert leaving not in shards
-
-
-async def test_a_shard_of_another_model_of_the_same_name_is_refused_with_the_reason() -> None:
-    async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
-        (first,) = running.addresses
-        second = running.add_address()
-        await running.start_shard(second, file="toy-2")
-        await set_list(running, first, second)
-        await eventually(lambda: running.state(second) is ShardState.REFUSED, "it is refused")
-        async with session.get(f"{running.url}/admin/shards") as reply:
-            serving, refused = (await reply.json())["shards"]
-        assert (serving["address"], serving["state"], serving["reason"]) == (first, "serving", None)
-        assert (serving["epoch"], serving["layout"], serving["limits"]["cells"]) == (1, "unified", running.config.cells)
-        reason = f"it serves toy, and {first} serves another model of that name"
-        assert (refused["address"], refused["state"], refused["reason"]) == (second, "refused", reason)
-        assert (refused["epoch"], refused["model"]) == (0, "toy")
-        # It may join once the other model is gone.
-        await set_list(running, second)
-        await eventually(lambda: running.state(second) is ShardState.SERVING, "it serves")
-        assert running.engine.model.fingerprint == "toy-2"
 
 
 async def test_a_shard_with_two_addresses_joins_once() -> None:
@@ -217,7 +199,6 @@ async def until_left(running: Cluster, address: str) -> None:
 
 async def test_metrics_do_not_grow_with_shards_that_come_and_go() -> None:
     async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
-        sizes = []
         for number in range(6):
             old, new = running.addresses[-1], running.add_address()
             await running.start_shard(new)
@@ -234,14 +215,13 @@ async def test_metrics_do_not_grow_with_shards_that_come_and_go() -> None:
             await generate(session, running.url, body(f"other {number}", 5))
             page = (await running.metrics.render()).decode()
             assert set(re.findall(r'shard="([^"]*)"', page)) <= {new}
-            sizes.append(page.count("\n"))
-        assert max(sizes[1:]) <= sizes[1] + 10, sizes
+            assert not any(address in page for address in running.addresses if address != new)
         # Three were lost while they were up; three others drained.
         assert await running.metric("caravan_shard_losses_total") == 3
 
 
 async def until_waiting(running: Cluster, requests: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while total((await running.metrics.render()).decode(), "tgi_queue_size") != requests:  # noqa: ASYNC110  metrics notify nobody
             await asyncio.sleep(0.01)
 

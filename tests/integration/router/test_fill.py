@@ -42,6 +42,12 @@ async def test_llama_servers_routes_return_the_same_text() -> None:
         body = {"input_prefix": "def f(", "prompt": "</s>", "input_suffix": ")\n", **greedy, "return_tokens": True}
         filled = await post(session, running, "/infill", body)
         assert filled["tokens"] == expected_output(PROMPT, 12)
+        for path, one in (("/completion", {"prompt": "hello", **greedy}), ("/infill", body)):
+            async with session.post(f"{running.url}{path}", json={**one, "n": 2}) as response:
+                both = await response.json()
+            assert [(each["index"], each["content"]) for each in both] == [
+                (index, (plain if path == "/completion" else filled)["content"]) for index in range(2)
+            ]
         long = {**body, "input_prefix": "x" * 200}
         first, again = [await post(session, running, "/infill", long) for _ in range(2)]
         assert first["tokens_cached"] == 0

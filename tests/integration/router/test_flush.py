@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from caravan_shard.kv_layout import KvLayout
+from caravan_proto.messages.limits import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, generate
 from caravan_testing.specs import read, spec, undisturbed
 from caravan_testing.waiting import eventually
@@ -64,22 +64,26 @@ async def test_a_running_stream_notices_nothing(layout: KvLayout) -> None:
         wanted = spec([1, 2, 3], 400)
         reading = asyncio.create_task(read(running.engine.submit(wanted)))
         shard = running.engine.scheduler.shards[running.addresses[0]]
-        await eventually(lambda: bool(shard.decoding), "it decodes")
+        await eventually(lambda: bool(shard.stays.decoding), "it decodes")
         gone = (await prefixes(session, running, "DELETE"))[shard.name]
         # Unified cells are saved and released when nobody waits.
-        assert (len(gone["prefixes"]), gone["memory_bytes"] > 0) == ((0, True) if shares else (4, False))
+        assert len(gone["prefixes"]) == 4
+        in_cells, in_memory = gone["cells"], sum(prefix["memory_bytes"] for prefix in gone["prefixes"])
+        assert ((in_cells, in_memory) == (0, gone["memory_bytes"])) if shares else (in_cells > 0 == in_memory)
         assert not reading.done()
         # The shard hears of it with the next command.
         assert await reading == undisturbed(wanted)
         await running.wait_until_at_rest()
-        assert (len(shard.parked), len(shard.runs)) == ((0, 1) if shares else (1, 0))
+        assert (len(shard.stays.parked), len(shard.runs.keys)) == ((0, 1) if shares else (1, 0))
 
 
 async def test_an_operator_that_leaves_leaves_nothing() -> None:
     async with cluster() as running:
-        waiting = asyncio.create_task(running.fleet.flush_prefixes(running.addresses))
+        waiting = asyncio.create_task(running.fleet.prefix_cache.flush_prefixes(running.addresses))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert [one.shard for one in await running.fleet.flush_prefixes(running.addresses)] == running.addresses
-        assert not running.engine._flushes
+        assert [
+            one.shard for one in await running.fleet.prefix_cache.flush_prefixes(running.addresses)
+        ] == running.addresses
+        assert not running.engine.prefixes._flushes

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from caravan_router.engine.client import ShardClient, ShardRpcError
-from caravan_router.engine.link import LinkConfig, ShardLink
+from caravan_router.engine.client import ShardClient
+from caravan_router.engine.link import LinkOwner, ShardLink
+from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.observer import EngineObserver
+from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling.events import Event, ShardDraining, ShardJoined, ShardLost
 from caravan_shard.backends.toy.backend import ToyBackend
@@ -31,15 +33,15 @@ async def test_the_router_hears_at_once_that_a_shard_drains() -> None:
         shards = running.engine.scheduler.shards
         reading = asyncio.create_task(run(running.engine, spec([1, 2, 3], 20)))
         async with log.held():
-            (leaving,) = [name for name, shard in shards.items() if shard.residents]
+            (leaving,) = [name for name, shard in shards.items() if shard.stays.residents]
             drained = asyncio.create_task(running.servers[leaving].drain())
-            await eventually(lambda: shards[leaving].draining, "the router knows")
+            await eventually(lambda: shards[leaving].drain.has_begun, "the router knows")
         assert await reading == undisturbed(spec([1, 2, 3], 20))
         await drained
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class Sink:
     """Takes the events of a shard in place of an engine."""
 
     observer: EngineObserver
@@ -52,8 +54,8 @@ async def test_the_router_hears_of_a_drain_before_the_shard_is_gone(tmp_path: Pa
     server = ShardServer(config, ToyBackend)
     await server.start()
     events: list[Event] = []
-    home = Home(observer=Metrics().of("toy"), post=events.append)
-    link = ShardLink(server.address, NO_HEARTBEAT, accept=lambda _link, _info: home)
+    sink = Sink(observer=Metrics().of("toy"), post=events.append)
+    link = ShardLink(server.address, NO_HEARTBEAT, LinkOwner(accept=lambda _link, _info: sink))
     running = asyncio.create_task(link.run())
     await eventually(lambda: bool(events), "it joined")
     await server.drain()
@@ -71,12 +73,12 @@ async def test_what_was_sent_before_the_router_knew_of_a_drain_is_carried_out() 
         (address,) = running.addresses
         (shard,) = running.engine.scheduler.shards.values()
         reading = [asyncio.create_task(run(running.engine, wanted[0]))]
-        await eventually(lambda: bool(shard.decoding), "the first decodes")
+        await eventually(lambda: bool(shard.stays.decoding), "the first decodes")
         async with log.held():
             reading.append(asyncio.create_task(run(running.engine, wanted[1])))
             await eventually(lambda: running.queued_commands(address) > 0, "the shard has the prompt of the second")
             drained = asyncio.create_task(running.servers[address].drain())
-            await eventually(lambda: shard.draining, "the router knows")
+            await eventually(lambda: shard.drain.has_begun, "the router knows")
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
         assert running.engine.scheduler.shards[address] is shard, "the shard was lost"
         await drained

@@ -11,6 +11,8 @@ from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expec
 from caravan_testing.specs import read, spec, undisturbed
 from caravan_testing.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("copies_cost_as_guessed")
+
 # Computing takes long enough that moving cells is faster.
 CONFIG = ClusterConfig(shards=2, step_s=0.004, token_s=0.002, drain_timeout_s=30.0)
 PROMPT = list(range(60, 200))
@@ -23,19 +25,6 @@ async def until_started(running: Cluster, count: int) -> None:
     )
 
 
-async def drained(running: Cluster, address: str) -> None:
-    """Drain a shard by the HTTP route, and end it when it has drained."""
-    server = running.servers[address]
-    async with ClientSession() as session:
-        name = address.replace("/", "%2F")
-        async with session.post(f"{running.url}/admin/shards/{name}/drain") as response:
-            assert response.status == 200, await response.text()
-    assert server.drain_asked.is_set()
-    async with asyncio.timeout(20):
-        await server.drain()
-    await running.stop_shard(address)
-
-
 @pytest.mark.parametrize("same_cells", [True, False])
 async def test_sequences_move_while_they_are_generated(same_cells: bool) -> None:
     async with cluster(CONFIG) as running:
@@ -46,9 +35,9 @@ async def test_sequences_move_while_they_are_generated(same_cells: bool) -> None
         reading = [asyncio.create_task(read(stream)) for stream in streams]
         await until_started(running, 6)
         leaving = running.addresses[0]
-        moving = len(running.engine.scheduler.shards[leaving].residents)
+        moving = len(running.engine.scheduler.shards[leaving].stays.residents)
         assert moving > 0
-        await drained(running, leaving)
+        await running.drain_shard(leaving)
         assert running.state(leaving) is not ShardState.SERVING
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
         again = await running.metric("caravan_recomputed_tokens")
@@ -74,7 +63,7 @@ async def test_prefixes_of_ended_sequences_survive_a_rolling_restart_of_all_shar
         assert (await generate(session, running.url, body(text, 5)))["generated_text"] == expected_text(text, 5)
         for address in list(running.addresses):
             await running.wait_until_up(2)
-            await drained(running, address)
+            await running.drain_shard(address)
             await running.start_shard(address)
         await running.wait_until_up(2)
         before = await running.metric("caravan_prefix_cache_hit_tokens")
@@ -103,7 +92,7 @@ async def test_a_rolling_restart_under_load_fails_no_request_and_computes_little
         clients = [asyncio.create_task(client(number)) for number in range(9)]
         await until_started(running, 9)
         for address in list(running.addresses):
-            await drained(running, address)
+            await running.drain_shard(address)
             await running.start_shard(address)
             await running.wait_until_up(3)
             await asyncio.sleep(0.2)

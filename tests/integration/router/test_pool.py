@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog
@@ -106,4 +106,4 @@ async def test_without_prefix_caching_nothing_stays() -> None:
             assert stream.cached_tokens == 0
             await running.wait_until_at_rest()
         (shard,) = running.engine.scheduler.shards.values()
-        assert not shard.parked
+        assert not shard.stays.parked

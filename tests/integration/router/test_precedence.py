@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_router.core.errors import DeadlineError, EngineError, QueueTimeoutError
 from caravan_router.core.tenant import Tenant
-from caravan_router.engine.link import LinkConfig
+from caravan_router.engine.link_config import LinkConfig
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog
@@ -41,14 +41,15 @@ async def delays_of_one(running: Cluster, log: StepLog, number: int) -> tuple[in
     wanted = spec([number, *[MARK] * MARKS], 3, priority=10)
     async with log.held():
         await until_settled(running, log)
-        sent = list(shard.in_flight)
+        sent = list(shard.commands.in_flight)
         stream = running.engine.submit(wanted)
         begun = len(log.steps)
         if sent[0].is_decode:
             # The next command reaches the shard before the step ends, as it does when steps take longer; or it is the
             # one that runs, and the Decode has ended.
             await eventually(
-                lambda: running.queued_commands(address) > 0 or sent[0] not in shard.in_flight, "the shard knows"
+                lambda: running.queued_commands(address) > 0 or sent[0] not in shard.commands.in_flight,
+                "the shard knows",
             )
     assert await read(stream) == undisturbed(wanted)
     steps = log.steps[begun:]
@@ -75,7 +76,7 @@ async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: Kv
         (shard,) = running.engine.scheduler.shards.values()
         flood = [spec([number] * 20, 30 + number % 7) for number in range(100)]
         reading = [asyncio.create_task(run(running.engine, one)) for one in flood]
-        await eventually(lambda: len(shard.decoding) == 4, "the shard is full")
+        await eventually(lambda: len(shard.stays.decoding) == 4, "the shard is full")
         delays = [await delays_of_one(running, log, number) for number in range(200, 220)]
         assert all(1 <= steps <= commands <= 2 for steps, commands in delays), delays
         assert (1, 1) in delays

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.streams import RequestStream
-from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
-from caravan_testing.specs import read, run, spec, undisturbed
+from caravan_testing.specs import read, run, spec, undisturbed, with_feedback
 from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("copies_cost_as_guessed")
 
 CELLS = 512
 # Size of a cell in the toy model's saved states.
@@ -47,7 +49,7 @@ def with_history(wanted: GenerationSpec) -> GenerationSpec:
 def demand(chance: random.Random) -> list[GenerationSpec]:
     """Return sampled requests of mixed lengths: a third begin with the same tokens, the second half has priorities.
 
-    A quarter use samplers that look at earlier tokens.
+    A quarter use samplers that look at earlier tokens, and a half those that carry a value from token to token.
     """
     common = [chance.randrange(256) for _ in range(24)]
     wanted = []
@@ -55,7 +57,11 @@ def demand(chance: random.Random) -> list[GenerationSpec]:
         own = [chance.randrange(256) for _ in range(chance.randrange(1, 60))]
         prompt = [*common, *own] if number % 3 == 0 else own
         one = spec(prompt, chance.randrange(4, 60), seed=number, priority=chance.randrange(3) * (number // 40))
-        wanted.append(with_history(one) if number % 4 == 1 else one)
+        if number % 4 == 1:
+            one = with_history(one)
+        if number % 4 >= 2:
+            one = with_feedback(one, number % 3)
+        wanted.append(one)
     return wanted
 
 
@@ -125,7 +131,7 @@ async def swap_out(running: Cluster) -> tuple[list[RequestStream], list[Generati
     (address,) = running.addresses
     wanted = [spec([number] * 40, 50, seed=number) for number in range(10)]
     streams = [running.engine.submit(one) for one in wanted]
-    await eventually(lambda: len(running.engine.scheduler.shards[address].decoding) >= 4, "they decode")
+    await eventually(lambda: len(running.engine.scheduler.shards[address].stays.decoding) >= 4, "they decode")
     more = [spec([100 + number] * 40, 80, seed=number, priority=1) for number in range(4)]
     streams += [running.engine.submit(one) for one in more]
     await eventually(lambda: bool(swapped_requests(running)), "some are swapped out")

@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 
 from caravan_proto.shard.v1 import shard_pb2
-from caravan_router.engine.client import ShardClient, ShardRpcError
+from caravan_router.engine.client import ShardClient
+from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.waiting import eventually
 
@@ -61,6 +62,28 @@ async def test_a_caller_that_is_cancelled_stays_cancelled(tmp_path: Path) -> Non
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
+
+
+async def test_texts_are_spread_over_the_shards(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    async with (
+        silent_shard(folders[0]) as (first, one),
+        silent_shard(folders[1]) as (second, other),
+        cluster(ClusterConfig(shards=2)) as running,
+    ):
+        links = list(running.engine.replicas.links.values())
+        clients = [link.client for link in links]
+        links[0].client, links[1].client = one, other
+        asking = [asyncio.create_task(running.engine.queries.tokenize(f"text {number}")) for number in range(4)]
+        await eventually(lambda: (first.asked, second.asked) == (2, 2), "each shard has half of the texts")
+        for call in asking:
+            call.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert (one.tokenizing, other.tokenizing) == (0, 0)
+        for link, client in zip(links, clients, strict=True):
+            link.client = client
 
 
 async def test_a_text_is_tokenized_elsewhere_when_its_shard_is_lost(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from aiohttp import ClientSession
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, generate
 from caravan_testing.step_log import StepLog
 
@@ -82,7 +82,7 @@ async def test_a_prompt_is_prefilling_while_it_is_computed() -> None:
             assert await first == 410
         # The cells are back with the next step, long before its thousand tokens would have been computed.
         await running.wait_until_at_rest()
-        assert running.engine.scheduler.shards[running.addresses[0]].held_cells == 0
+        assert running.engine.scheduler.shards[running.addresses[0]].cells.held == 0
 
 
 async def test_every_choice_of_an_aborted_request_ends() -> None:

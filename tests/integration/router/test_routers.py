@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 
@@ -11,7 +12,7 @@ from caravan_router.core.shards import ShardState
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.fleet import Fleet
-from caravan_router.engine.link import LinkConfig
+from caravan_router.engine.link_config import LinkConfig
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
@@ -46,6 +47,7 @@ def held(fleet: Fleet) -> set[str]:
     return {report.address for report in fleet.shards() if report.standing.state is ShardState.SERVING}
 
 
+@pytest.mark.usefixtures("copies_cost_as_guessed")
 async def test_routers_share_out_their_shards_while_requests_run() -> None:
     async with cluster(CONFIG) as running:
         wanted = [spec([number, *range(60, 160)], 400) for number in range(8)]
@@ -69,7 +71,7 @@ async def test_a_router_stands_by_while_another_holds_the_only_shard() -> None:
         (address,) = running.addresses
         async with other_router(running) as second:
             await eventually(lambda: [one.standing.state for one in second.shards()] == [ShardState.STANDBY])
-            assert not second.healthy
+            assert (second.healthy, second.ready) == (False, False)
             wanted = spec([1, 2, 3], 300)
             assert await run(running.engine, wanted) == undisturbed(wanted)
             assert held(running.fleet) == {address}
@@ -80,7 +82,34 @@ async def test_a_router_stands_by_while_another_holds_the_only_shard() -> None:
             assert held(running.fleet) == {address}
             await running.end_router()
             assert await waiting == undisturbed(wanted)
+            assert second.ready
             assert held(second) == {address}
+
+
+async def test_routers_take_turns_with_the_only_shard() -> None:
+    async with cluster(ClusterConfig(step_s=0.005, link=CONFIG.link)) as running, other_router(running) as second:
+        await eventually(lambda: [one.standing.state for one in second.shards()] == [ShardState.STANDBY])
+        wanted, theirs = spec([1, 2, 3], 100), spec([7, 8, 9], 100)
+        # A router without requests lets its only shard go to one whose requests wait, and gets it back in the same way.
+        for engine in (second.engines[0], running.engine, second.engines[0]):
+            assert await run(engine, theirs) == undisturbed(theirs)
+        # With requests of its own, each has its turn. Without, no request of the second would end before the first's.
+        ended: list[str] = []
+
+        async def ask(name: str, fleet: Fleet) -> None:
+            for _ in range(12):
+                assert await run(fleet.engines[0], wanted) == undisturbed(wanted)
+                ended.append(name)
+
+        await asyncio.gather(*(ask(name, fleet) for name, fleet in (("first", running.fleet), ("second", second))))
+        assert sum(one != other for one, other in pairwise(ended)) >= 2
+
+
+async def test_a_query_without_a_shard_counts_as_a_request() -> None:
+    async with cluster(ClusterConfig(step_s=0.005, link=CONFIG.link)) as running, other_router(running) as second:
+        await eventually(lambda: [one.standing.state for one in second.shards()] == [ShardState.STANDBY])
+        assert (await second.engines[0].queries.tokenize("ab")).token_ids
+        assert held(running.fleet) == set()
 
 
 async def test_a_router_that_ends_lets_its_shards_go_but_for_one() -> None:

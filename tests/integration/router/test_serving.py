@@ -7,10 +7,11 @@ import time
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.engine.client import ShardClient, ShardRpcError
+from caravan_proto.messages.limits import KvLayout
+from caravan_router.engine.client import ShardClient
+from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.toy.model import TOY_FACTS
-from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
 from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.step_log import StepLog
@@ -130,7 +131,8 @@ async def test_a_lost_shard_costs_a_pause_and_not_an_error() -> None:
         answers = [asyncio.create_task(generate(session, running.url, body(prompt, 100))) for prompt in prompts]
         lost = running.addresses[0]
         await eventually(
-            lambda: all(shard.decoding for shard in running.engine.scheduler.shards.values()), "both shards decode"
+            lambda: all(shard.stays.decoding for shard in running.engine.scheduler.shards.values()),
+            "both shards decode",
         )
         await running.stop_shard(lost)
         assert [answer["generated_text"] for answer in await asyncio.gather(*answers)] == [
@@ -146,7 +148,7 @@ async def test_requests_wait_for_the_only_shard_to_come_back() -> None:
     async with cluster(ClusterConfig(step_s=0.005)) as running, ClientSession() as session:
         (address,) = running.addresses
         answer = asyncio.create_task(generate(session, running.url, body("wait for me", 60)))
-        await eventually(lambda: bool(running.engine.scheduler.shards[address].decoding), "it decodes")
+        await eventually(lambda: bool(running.engine.scheduler.shards[address].stays.decoding), "it decodes")
         await running.stop_shard(address)
         await running.wait_until_up(0)
         async with session.get(f"{running.url}/health") as health:
@@ -162,7 +164,7 @@ async def test_without_a_shard_a_request_is_refused_with_a_reason() -> None:
         await running.wait_until_up(0)
         async with session.post(f"{running.url}/generate", json=body("hello", 5)) as response:
             assert response.status == 503
-            assert "shard is up" in (await response.json())["error"]
+            assert "No shard of the model toy is up" in (await response.json())["error"]
 
 
 async def test_a_second_router_takes_the_shard_and_the_first_notices() -> None:
@@ -170,7 +172,7 @@ async def test_a_second_router_takes_the_shard_and_the_first_notices() -> None:
     async with cluster(ClusterConfig(step_s=0.002)) as running, ClientSession() as session:
         answer = asyncio.create_task(generate(session, running.url, body("fenced", 200)))
         (address,) = running.addresses
-        await eventually(lambda: bool(running.engine.scheduler.shards[address].decoding), "it decodes")
+        await eventually(lambda: bool(running.engine.scheduler.shards[address].stays.decoding), "it decodes")
         client = ShardClient(address, 5.0)
         epoch = (await client.info()).epoch
         await client.lease("another", epoch + 1, 1.0)
@@ -202,11 +204,11 @@ async def test_a_shard_that_drains_keeps_its_requests_and_gets_no_new_ones() -> 
             asyncio.create_task(generate(session, running.url, body(f"prompt {number}", 150))) for number in range(4)
         ]
         shards = running.engine.scheduler.shards
-        await eventually(lambda: all(shard.decoding for shard in shards.values()), "both shards decode")
+        await eventually(lambda: all(shard.stays.decoding for shard in shards.values()), "both shards decode")
         leaving = running.addresses[0]
         async with log.held():
             drained = asyncio.create_task(running.servers[leaving].drain())
-            await eventually(lambda: shards[leaving].draining, "the router knows")
+            await eventually(lambda: shards[leaving].drain.has_begun, "the router knows")
         await asyncio.gather(*(generate(session, running.url, body(f"later {number}", 5)) for number in range(4)))
         await drained
         texts = [answer["generated_text"] for answer in await asyncio.gather(*answers)]

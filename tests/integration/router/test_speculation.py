@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import DraftSource
+from caravan_router.api.limits import Limits
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import StoppingParams
-from caravan_router.core.speculation import DraftSource
+from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tokens import GeneratedToken
-from caravan_router.http.limits import Limits
-from caravan_shard.backends.base import PrefixSharing
-from caravan_shard.kv_layout import KvLayout
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.shard_builders import toy_grammar
 from caravan_testing.specs import read, run, spec, undisturbed
@@ -58,9 +57,9 @@ def demand(count: int, *, seeded: bool) -> list[tuple[GenerationSpec, list[int]]
 
 
 def _parameters(wanted: GenerationSpec) -> Any:
-    from caravan_shard.sampling.parameters import SamplingParameters
+    from caravan_proto.messages.sampling import SamplingParams
 
-    return SamplingParameters(temperature=wanted.sampling.temperature, seed=wanted.sampling.seed)
+    return SamplingParams(temperature=wanted.sampling.temperature, seed=wanted.sampling.seed)
 
 
 async def accepted(running: Cluster, source: str) -> float:
@@ -168,7 +167,7 @@ async def test_where_memory_cannot_be_cut_back_drafts_are_wanted_and_there_are_n
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     link = replace(ClusterConfig().link, wants_drafts=True)
-    async with cluster(ClusterConfig(sharing=PrefixSharing.WHOLE_ONLY, link=link)) as running:
+    async with cluster(ClusterConfig(whole_only=True, link=link)) as running:
         wanted = spec([1, 2, 3], 20)
         output = undisturbed(wanted)
         stream = running.engine.submit(predicted(wanted, output, 0))
@@ -177,7 +176,9 @@ async def test_where_memory_cannot_be_cut_back_drafts_are_wanted_and_there_are_n
         report = running.report(running.addresses[0])
         assert report is not None
         assert report.room is not None
-        assert (report.room.draft_tokens, report.batch_invariant) == (0, True)
+        assert report.room.draft_tokens == 0
+        assert report.numerics is not None
+        assert report.numerics.same_in_chunks
     (warning,) = [record for record in caplog.records if "draft" in record.message]
     assert warning.message.endswith("the memory of its sequences cannot be cut back")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import ClientSession
 
+from caravan_proto.messages.constraint import Thought
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.thought import Thought
 from caravan_testing.cluster import VOCABULARY, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.waiting import eventually
@@ -36,7 +36,7 @@ def demand(count: int) -> list[tuple[GenerationSpec, list[int]]]:
                 prompt=(*one.prompt, *forced),
                 stopping=replace(one.stopping, max_new_tokens=40 - len(forced)),
             )
-            thought = Thought(closings=("</think>",), ending=ENDING, max_tokens=budget)
+            thought = Thought(closings=(b"</think>",), ending=ENDING, max_tokens=budget)
             one = replace(one, thought=thought, max_draft_tokens=4 * (number % 3))
             output = [*forced, *undisturbed(rest)]
         wanted.append((one, output))

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.tracing.settings import TraceSettings, tracing
+from caravan_router.tracing.sending import tracing
+from caravan_router.tracing.settings import TraceSettings
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text
 from caravan_testing.otlp_receiver import ReceivedSpan, Receiver, grpc_receiver, http_receiver
 from caravan_testing.waiting import eventually
@@ -112,6 +113,7 @@ async def test_a_request_has_one_span(
     assert lines(caplog, span.trace_id) == ["sequence started", "sequence ended", "%s %s %d %.3f s"]
 
 
+@pytest.mark.usefixtures("copies_cost_as_guessed")
 async def test_the_trace_of_a_preempted_request(caplog: pytest.LogCaptureFixture) -> None:
     with grpc_receiver() as receiver:
         async with traced(receiver.endpoint, replace(CONFIG, max_sequences=1)) as running:
@@ -132,13 +134,14 @@ async def test_the_trace_of_a_preempted_request(caplog: pytest.LogCaptureFixture
     assert messages[1:-1] == ["sequence released", "sequence started", "sequence ended"]
 
 
+@pytest.mark.usefixtures("copies_cost_as_guessed")
 async def test_the_trace_of_a_migrated_request(caplog: pytest.LogCaptureFixture) -> None:
     with grpc_receiver() as receiver:
         async with traced(receiver.endpoint, replace(CONFIG, shards=2)) as running:
             moving = asyncio.create_task(post(running, "moving", body(prompt("a"), 200)))
             shards = running.engine.scheduler.shards
-            await eventually(lambda: any(shard.decoding for shard in shards.values()), "it decodes")
-            [before] = [name for name, shard in shards.items() if shard.residents]
+            await eventually(lambda: any(shard.stays.decoding for shard in shards.values()), "it decodes")
+            [before] = [name for name, shard in shards.items() if shard.stays.residents]
             [after] = set(shards) - {before}
             await running.servers[before].drain()
             await running.stop_shard(before)
@@ -159,14 +162,38 @@ async def test_a_lost_shard_is_a_migration_without_preemption() -> None:
         async with traced(receiver.endpoint, replace(CONFIG, shards=2)) as running:
             moving = asyncio.create_task(post(running, "moving", body(prompt("a"), 150)))
             shards = running.engine.scheduler.shards
-            await eventually(lambda: any(shard.decoding for shard in shards.values()), "it decodes")
-            [before] = [name for name, shard in shards.items() if shard.residents]
+            await eventually(lambda: any(shard.stays.decoding for shard in shards.values()), "it decodes")
+            [before] = [name for name, shard in shards.items() if shard.stays.residents]
             await running.stop_shard(before)
             assert await moving == expected_text(prompt("a"), 150)
             span = await received(receiver, "moving")
     names = [name for name in span.event_names if name != "first_token"]
     assert names == ["queued", "started", "migrated", "resumed", "finished"]
     assert span.event("resumed")["caravan.recomputed_tokens"] > len(prompt("a"))
+    assert "caravan.other_numerics" not in span.event("resumed")
+
+
+async def test_shards_that_compute_otherwise_are_logged_once_and_traced_for_who_moves_between_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = replace(CONFIG, shards=2, numerics=("one", "other"))
+    with grpc_receiver() as receiver:
+        async with traced(receiver.endpoint, config) as running:
+            moving = asyncio.create_task(post(running, "moving", body(prompt("a"), 150)))
+            shards = running.engine.scheduler.shards
+            await eventually(lambda: any(shard.stays.decoding for shard in shards.values()), "it decodes")
+            [before] = [name for name, shard in shards.items() if shard.stays.residents]
+            await running.stop_shard(before)
+            assert await moving == expected_text(prompt("a"), 150)
+            span = await received(receiver, "moving")
+            await running.start_shard(before)
+            await running.wait_until_up(2)
+    assert span.event("resumed")["caravan.other_numerics"] is True
+    warnings = [record for record in caplog.records if "with other numerics" in record.getMessage()]
+    assert len(warnings) == 1
+    assert {f"{address}={name}" for address, name in zip(running.addresses, config.numerics, strict=True)} == set(
+        warnings[0].__dict__["numerics"].split()
+    )
 
 
 async def test_each_generation_of_a_request_has_its_events() -> None:

@@ -8,14 +8,15 @@ import grpc.aio
 import pytest
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.constraint import Constraint
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import VOCABULARY_SIZE
 from caravan_shard.checks.sampling import MAX_BIASES
 from caravan_shard.constraints import checker
 from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.constraint import Constraint, Problem
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.constraints.problem import Problem
 from caravan_testing.shard_builders import toy_grammar
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 from caravan_testing.toy_oracle import expected_output
@@ -164,7 +165,7 @@ async def test_a_call_cancelled_while_its_constraint_is_compiled_delays_no_other
 
 
 BIASES = [
-    ({"bias_token_ids": [1, 2], "biases": [1.0]}, "a bias for each of bias_token_ids. Given: 1 and 2"),
+    ({"bias_token_ids": [1, 2], "biases": [1.0]}, "one of biases for each of bias_token_ids. Given: 1 and 2"),
     ({"bias_token_ids": [1, 1], "biases": [1.0, 2.0]}, "differ"),
     ({"bias_token_ids": [VOCABULARY_SIZE], "biases": [1.0]}, f"< {VOCABULARY_SIZE}. Given: {VOCABULARY_SIZE}"),
     ({"bias_token_ids": [2**32 - 1], "biases": [1.0]}, f"Given: {2**32 - 1}"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_proto.shard.v1 import shard_pb2
+from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_shard.arrays import Floats
 from caravan_shard.backends.toy.backend import ToyBackend, toy_embedding
 from caravan_shard.backends.toy.model import BOS, EOS
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 from caravan_testing.toy_oracle import expected_output
+from caravan_testing.waiting import eventually
 
 # grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -93,6 +95,25 @@ async def test_a_shard_without_vectors_says_so() -> None:
         assert "--embeddings" in (caught.value.details() or "")
 
 
+async def test_a_shard_that_only_embeds_has_room_for_no_sequence() -> None:
+    backend = ToyBackend(cells=0, max_sequences=0, max_batch_tokens=0, embedding_size=SIZE)
+    async with running_shard(backend) as shard:
+        limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
+        assert (limits.max_sequences, limits.layouts[0].cells, limits.embedding_size) == (0, 0, SIZE)
+        await shard.take()
+        constraint = shard_pb2.CompileConstraintRequest(constraint=types_pb2.Constraint(regex="a"))
+        calls: list[Callable[[], Any]] = [
+            lambda: shard.prefill(prompt_chunk(0, b"abc")),
+            lambda: shard.stub.CompileConstraint(constraint),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call()
+            assert error_code(caught.value) is ShardError.BAD_REQUEST
+            assert "only embeds" in (caught.value.details() or "")
+        np.testing.assert_array_equal(await embed(shard, *TEXTS), [toy_embedding(text, SIZE) for text in TEXTS])
+
+
 async def test_texts_come_between_the_steps_of_a_decode() -> None:
     prompt = list(b"to be continued")
     async with running_shard(ToyBackend(embedding_size=SIZE, step_s=0.005)) as shard:
@@ -105,6 +126,31 @@ async def test_texts_come_between_the_steps_of_a_decode() -> None:
         async for step in steps:
             output += step.tokens.token_ids
         assert output == expected_output(prompt, 50, ignore_eos=True)
+
+
+async def test_texts_of_several_calls_take_turns_while_a_sequence_runs() -> None:
+    first_entered, go_on = threading.Event(), threading.Event()
+    computed: list[Sequence[int]] = []
+
+    class Gated(ToyBackend):
+        def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+            computed.extend(texts)
+            first_entered.set()
+            assert go_on.wait(60)
+            return super().embed(texts)
+
+    backend = Gated(embedding_size=SIZE)
+    async with running_shard(backend) as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, b"to be continued", ignore_eos=True))
+        many = asyncio.ensure_future(embed(shard, *[[number] for number in range(10)]))
+        assert await asyncio.to_thread(first_entered.wait, 60)
+        one = asyncio.ensure_future(embed(shard, [200]))
+        waiting = shard.server._shard.worker._asides
+        await eventually(lambda: len(waiting) == 1, "the other call waits")
+        go_on.set()
+        await asyncio.gather(many, one)
+    assert [text[0] for text in computed] == [0, 200, *range(1, 10)]
 
 
 async def test_another_lease_leaves_texts_alone() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.limits import KvLayout
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import PrefixSharing, StartupError
+from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.kv_layout import KvLayout
 from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_builders import load_entry, run_key
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
@@ -107,14 +107,16 @@ async def test_many_runs_are_listed_in_several_messages() -> None:
         cuts = range(1, len(PROMPT) + 1)
         keys = [number.to_bytes(16, "little") for number in range(2_001)]
         entries = [
-            shard_pb2.SaveEntry(sequence_id=0, start=0, cuts=cuts, keys=[*[bytes(16)] * (len(cuts) - 1), key])
+            shard_pb2.SaveEntry(
+                sequence_id=0, start=0, cuts=cuts, keys=[*[bytes(16)] * (len(cuts) - 1), key], note=bytes(84)
+            )
             for key in keys
         ]
         assert all((await shard.save(*entries)).saved)
         assert {key for key, *_ in await shard.runs()} == set(keys)
         parts = [len(part.starts) async for part in shard.stub.ListRuns(shard_pb2.ListRunsRequest())]
-        # A message has 20,000 cuts, of 22 for each run.
-        assert parts == [910, 910, 181]
+        # A message has half a MiB: 20 bytes for each of the 22 cuts of a run, and 84 of its note.
+        assert parts == [1001, 1000]
 
 
 async def test_the_layout_changes_under_running_sequences() -> None:
@@ -172,19 +174,19 @@ async def test_commands_about_runs_are_fenced_and_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharing", "expected", "saving"),
+    ("whole_only", "expected", "saving"),
     [
-        (PrefixSharing.ANY, shard_pb2.PREFIX_SHARING_ANY, shard_pb2.RUN_SAVING_ANY),
-        (PrefixSharing.WHOLE_ONLY, shard_pb2.PREFIX_SHARING_WHOLE_ONLY, shard_pb2.RUN_SAVING_WHOLE_ONLY),
+        (False, shard_pb2.PREFIX_SHARING_ANY, shard_pb2.RUN_SAVING_ANY),
+        (True, shard_pb2.PREFIX_SHARING_WHOLE_ONLY, shard_pb2.RUN_SAVING_WHOLE_ONLY),
     ],
 )
 async def test_info_has_what_can_be_shared_and_saved(
-    sharing: PrefixSharing,
+    whole_only: bool,
     expected: shard_pb2.PrefixSharing.ValueType,
     saving: shard_pb2.RunSaving.ValueType,
     tmp_path: Path,
 ) -> None:
-    backend = ToyBackend(sharing=sharing, layout=KvLayout.SPLIT)
+    backend = ToyBackend(whole_only=whole_only, layout=KvLayout.SPLIT)
     async with running_shard(backend, cache_ram=64, cache_dir=str(tmp_path), cache_dir_space=2.0) as shard:
         limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
         (layout,) = limits.layouts

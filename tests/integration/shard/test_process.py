@@ -43,7 +43,7 @@ async def shard_process(folder: Path, *flags: str) -> AsyncIterator[tuple[asynci
 
 
 async def test_sigterm_drains_what_runs_and_refuses_what_is_new(tmp_path: Path) -> None:
-    async with shard_process(tmp_path, "--fake-step-ms", "1") as (process, shard):
+    async with shard_process(tmp_path, "--fake-step-ms", "1", "--drain-timeout-s", "300") as (process, shard):
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=400))
         replies = aiter(shard.decode([0]))
@@ -66,7 +66,7 @@ async def test_sigterm_drains_what_runs_and_refuses_what_is_new(tmp_path: Path) 
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(process.wait()), 0.3)
             await shard.give_back()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
     assert not (tmp_path / "shard").exists()
 
@@ -89,7 +89,7 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def save_of(prompt: bytes) -> shard_pb2.SaveEntry:
-    return shard_pb2.SaveEntry(sequence_id=0, cuts=[len(prompt)], keys=[run_key(prompt)])
+    return shard_pb2.SaveEntry(sequence_id=0, cuts=[len(prompt)], keys=[run_key(prompt)], note=prompt[::-1])
 
 
 def load_of(prompt: bytes) -> shard_pb2.LoadEntry:
@@ -113,7 +113,9 @@ async def test_saved_runs_outlive_the_process(tmp_path: Path, number: signal.Sig
             assert await process.wait() == (0 if number is signal.SIGTERM else -signal.SIGKILL)
     async with shard_process(tmp_path, *flags) as (_process, shard):
         await shard.take()
-        found = {key for key, *_ in await shard.runs()}
+        notes = await shard.notes()
+        found = set(notes)
+        assert all(notes.get(run_key(prompt), prompt[::-1]) == prompt[::-1] for prompt in prompts)
         if number is signal.SIGTERM:
             # What was in memory went to disk.
             assert found == {run_key(prompt) for prompt in prompts}

@@ -20,15 +20,31 @@ COMMAND = (sys.executable, "-m", "caravan_shard")
     ],
 )
 def test_a_start_that_cannot_work_says_why(flags: tuple[str, ...], advice: str) -> None:
-    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:0", *flags], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:0", *flags], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert advice in done.stderr
     assert "Traceback" not in done.stderr
 
 
+def test_a_start_that_fails_by_a_bug_is_not_worth_repeating() -> None:
+    script = (
+        "import sys\n"
+        "from caravan_shard import cli\n"
+        "from caravan_shard.service import loading\n"
+        "def load(**_options): raise KeyError('a bug')\n"
+        "loading.ToyBackend = load\n"
+        "sys.exit(cli.main(['--backend', 'fake', '--address', '127.0.0.1:0']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == "caravan-shard: error: unexpected KeyError('a bug'); its traceback is above"
+
+
 def test_the_configuration_can_be_printed() -> None:
     done = subprocess.run(
-        [*COMMAND, "--backend", "fake", "-np", "3", "--print-config"], capture_output=True, text=True, timeout=60
+        [*COMMAND, "--backend", "fake", "-np", "3", "--print-config"], capture_output=True, text=True, timeout=300
     )
     assert json.loads(done.stdout)["parallel"] == 3
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_proto.shard.v1 import types_pb2
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_output
 
@@ -32,7 +32,7 @@ async def test_a_stop_token_has_a_reason_of_its_own() -> None:
         async for reply in shard.steps([0]):
             output += reply.tokens.token_ids
             reasons += reply.tokens.finish_reasons
-        sampling = SamplingParameters(temperature=1.0, seed=2)
+        sampling = SamplingParams(temperature=1.0, seed=2)
         stops = frozenset(range(97, 110))
         assert output == expected_output(
             PROMPT, 50, sampling=sampling, ignore_eos=True, stop_token_ids=stops, min_tokens=9
@@ -60,7 +60,7 @@ async def test_a_window_of_0_is_off_and_an_absent_one_is_everything() -> None:
             ),
         )
     for key, (last, dry_last) in enumerate(windows):
-        sampling = SamplingParameters(
+        sampling = SamplingParams(
             temperature=1.0,
             seed=4,
             repetition_penalty=1.5,

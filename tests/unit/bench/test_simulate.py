@@ -19,7 +19,7 @@ from bench.simulate.sizing import SIZINGS
 from bench.simulate.step_times import LINEAR, StepTimes, recorded
 from bench.simulate.traces import TRACES, Load
 
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.results import FinishReason
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.scheduling.actions import Deliver, Start
 from caravan_router.scheduling.config import SchedulerConfig

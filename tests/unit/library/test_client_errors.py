@@ -4,6 +4,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import httpx2
 import msgspec
@@ -30,8 +31,8 @@ from caravan.client import (
     UnreachableError,
 )
 from caravan.client.failures import response_failure
-from caravan_router.http.openai.errors import openai_code, openai_status, openai_type
-from caravan_router.http.server.errors import INTERNAL, TABLE, ErrorKind
+from caravan_router.api.errors import INTERNAL, TABLE, ErrorKind, KeyConcurrencyError, RateLimitedError
+from caravan_router.api.openai.errors import openai_code, openai_status, openai_type
 
 _Handler = Callable[[httpx2.Request], httpx2.Response]
 _URL = "http://caravan.test"
@@ -76,7 +77,7 @@ async def _streamed_response(client: AsyncClient) -> None:
         pass
 
 
-_KINDS = sorted([*dict.fromkeys(TABLE.values()), INTERNAL], key=lambda kind: (kind.error_type, kind.meaning))
+_KINDS = sorted([*dict.fromkeys(TABLE.values()), INTERNAL], key=repr)
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -98,6 +99,13 @@ async def test_every_kind_of_error_has_a_type(kind: ErrorKind) -> None:
             assert pickle.loads(pickle.dumps(found.value)).details == details
     # An error that ends a stream has no status, so that its code alone must be enough.
     assert type(response_failure(error["code"] or "", "No.", "r-1")) is not ApiError
+
+
+def test_only_the_limits_of_a_key_have_openais_code() -> None:
+    kinds = [kind for kind in TABLE.values() if openai_code(kind) == "rate_limit_exceeded"]
+    assert kinds == [TABLE[RateLimitedError], TABLE[KeyConcurrencyError]]
+    # Another kind of error, whose fields happen to be the same.
+    assert openai_code(replace(TABLE[RateLimitedError])) == "overloaded"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from caravan import llm
-from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
+from caravan.options import ENGINE_OPTIONS, ModelOptions, ServerOptions, split_options
 from caravan_proto.flags import from_values
 from caravan_router.config import RouterConfig
 from caravan_shard.config import ShardConfig
@@ -20,7 +20,14 @@ def test_every_option_is_a_flag_of_the_same_type() -> None:
     for name, hint in hints.items():
         assert name in fields
         flag = (of_router if name in ENGINE_OPTIONS else of_shard)[name]
-        assert flag in (hint, hint | None) or name == "lora"
+        assert flag in (hint, hint | None) or name in {"lora", "override_tensor"}
+
+
+def test_every_option_of_a_server_is_a_flag_of_the_router() -> None:
+    flags = typing.get_type_hints(RouterConfig)
+    for name, hint in typing.get_type_hints(ServerOptions).items():
+        assert flags[name] in (hint, hint | None) or name == "cors_allow_origin"
+    assert not ENGINE_OPTIONS & ServerOptions.__annotations__.keys()
 
 
 def test_options_go_to_the_model_or_to_the_engine() -> None:
@@ -34,6 +41,8 @@ def test_the_target_of_a_list_of_prompts_can_be_changed(monkeypatch: pytest.Monk
     opened: list[dict[str, Any]] = []
 
     class Opened:
+        loop = None
+
         def __init__(self, _model: str, options: dict[str, Any]) -> None:
             opened.append(options)
 

@@ -4,21 +4,22 @@ import dataclasses
 
 from caravan import ChoiceParameters, SamplingParams
 from caravan.client import RespondOptions
-from caravan.request_fields import completion_fields
-from caravan_router.http.openai.completions.schema import CompletionRequest
-from caravan_router.http.openai.responses.schema import ResponseRequest
-from caravan_router.http.openai.schema import SamplingFields
+from caravan.request_fields import FUNCTIONS, completion_fields
+from caravan_router.api.openai.completions.schema import CompletionRequest
+from caravan_router.api.openai.responses.schema import ResponseRequest
+from caravan_router.api.openai.schema import SamplingFields
 
 
 def test_a_choice_has_all_parameters_of_sampling() -> None:
-    # `mirostat` must be 0.
-    assert ChoiceParameters.__annotations__.keys() == {*SamplingFields.__struct_fields__} - {"mirostat"}
+    assert ChoiceParameters.__annotations__.keys() == {*SamplingFields.__struct_fields__}
     assert ChoiceParameters.__annotations__.keys() <= {field.name for field in dataclasses.fields(SamplingParams)}
 
 
 def test_every_parameter_is_a_field_of_a_completion() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert names <= {*CompletionRequest.__struct_fields__}
+    # Functions cannot be sent.
+    assert names - FUNCTIONS <= {*CompletionRequest.__struct_fields__}
+    assert not FUNCTIONS & {*CompletionRequest.__struct_fields__}
 
 
 def test_the_options_of_a_response_are_fields_of_its_body() -> None:

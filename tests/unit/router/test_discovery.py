@@ -149,6 +149,19 @@ async def test_a_name_that_cannot_be_resolved_keeps_its_addresses(
     ]
 
 
+async def test_a_name_that_has_no_address_for_long_loses_those_that_it_had(names: Names) -> None:
+    async with watching(DnsName("shards", 1)) as told:
+        names.found = ["10.0.0.1"]
+        await names.looked_up()
+        names.found = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        before = names.lookups
+        await eventually(lambda: told[-1] == frozenset())
+        assert names.lookups - before >= 5
+        names.found = ["10.0.0.2"]
+        await names.looked_up()
+        assert told == [frozenset(), {"10.0.0.1:1"}, frozenset(), {"10.0.0.2:1"}]
+
+
 def replace_file(path: Path, text: str) -> None:
     path.with_suffix(".new").write_text(text)
     os.replace(path.with_suffix(".new"), path)

@@ -56,7 +56,11 @@ def test_each_shard_gets_devices_of_its_own_where_there_are_enough(
     ("shards", "flags", "environment"),
     [
         (1, ["-ngl", "99"], {}),
-        (2, [], {}),
+        (2, ["-ngl", "0"], {}),
+        (2, ["--gpu-layers=0"], {}),
+        (2, [], {"CARAVAN_GPU_LAYERS": "0"}),
+        (2, ["--backend", "fake"], {}),
+        (2, [], {"CARAVAN_BACKEND": "fake"}),
         (2, ["-ngl", "99", "--device=CUDA1"], {}),
         (2, ["-ngl", "99"], {"CARAVAN_DEVICE": "CUDA1"}),
     ],
@@ -71,6 +75,10 @@ def test_devices_are_not_divided_where_that_is_not_wanted(
 def test_devices_to_divide_are_those_that_a_shard_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = subprocess.CompletedProcess([], 0, stdout="CUDA0\t8192 MiB\ta GPU\nCUDA1\t8192 MiB\ta GPU\n")
     monkeypatch.setattr(subprocess, "run", lambda *_args, **_kwargs: listing)
-    assert (
-        find_devices(2, ["-ngl", "99"], {}) == find_devices(2, [], {"CARAVAN_GPU_LAYERS": "-1"}) == ["CUDA0", "CUDA1"]
-    )
+    for flags, environment in (
+        ([], {}),
+        (["-ngl", "99"], {}),
+        (["-ngl", "0", "-ngl", "99"], {"CARAVAN_GPU_LAYERS": "0"}),
+        ([], {"CARAVAN_GPU_LAYERS": "-1"}),
+    ):
+        assert find_devices(2, flags, environment) == ["CUDA0", "CUDA1"]

@@ -1,13 +1,14 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from caravan_proto.messages.results import StepOutcome
 from caravan_router.core.tokens import GeneratedToken
-from caravan_router.engine.observer import Method, ShardUse
+from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.instruments import Histogram
 from caravan_router.metrics.recorder import Failure, Metrics
 from caravan_router.metrics.table import METRICS
 from caravan_router.scheduling.config import JoinReason
-from caravan_router.scheduling.events import StepOutcome, Stepped
+from caravan_router.scheduling.events import Stepped
 
 
 async def lines(metrics: Metrics) -> list[str]:
@@ -22,6 +23,7 @@ def use(shard: str, used: int, sequences: int) -> ShardUse:
         total_cells=100,
         memory_bytes=0,
         disk_bytes=0,
+        pinned_bytes=0,
         sequences=sequences,
     )
 
@@ -101,7 +103,7 @@ async def test_each_model_has_its_own_series() -> None:
     metrics = Metrics()
     for model, requests in (("a", 2), ("b", 5)):
         metrics.of(model).request_arrived(requests)
-        metrics.of(model).queue(requests, 0, 0.0)
+        metrics.of(model).queue(QueueUse(requests=requests, swapped=0, oldest_s=0.0))
         metrics.of(model).shard_use(use(f"shard of {model}", requests, 1))
     exposed = await lines(metrics)
     for model, requests in (("a", 2), ("b", 5)):
@@ -115,7 +117,7 @@ async def test_each_model_has_its_own_series() -> None:
 async def test_the_gauges_that_autoscalers_read() -> None:
     metrics = Metrics()
     model = metrics.of("m")
-    model.queue(3, 1, 12.5)
+    model.queue(QueueUse(requests=3, swapped=1, oldest_s=12.5))
     model.shard_use(use("a", 90, 2))
     model.shard_use(use("b", 30, 1))
     assert {
@@ -131,7 +133,7 @@ async def test_the_gauges_that_autoscalers_read() -> None:
 async def test_requests_that_cannot_be_tokenized_without_a_shard_count_as_waiting() -> None:
     metrics = Metrics()
     model = metrics.of("m")
-    model.queue(1, 0, 0.0)
+    model.queue(QueueUse(requests=1, swapped=0, oldest_s=0.0))
     with model.validating(4), model.validating(2):
         assert 'tgi_queue_size{model="m"} 7' in await lines(metrics)
         assert 'caravan_queue_oldest_seconds{model="m"} 0' not in await lines(metrics)
@@ -144,8 +146,8 @@ async def test_requests_that_cannot_be_tokenized_without_a_shard_count_as_waitin
 async def test_vllm_names_are_exposed_if_asked_for_and_for_known_models_only() -> None:
     assert not [line for line in await lines(Metrics()) if "vllm:" in line]
     metrics = Metrics(vllm_names=True)
-    metrics.of("").queue(5, 0, 0.0)
-    metrics.of("m").queue(3, 0, 0.0)
+    metrics.of("").queue(QueueUse(requests=5, swapped=0, oldest_s=0.0))
+    metrics.of("m").queue(QueueUse(requests=3, swapped=0, oldest_s=0.0))
     metrics.of("m").shard_use(use("a", 40, 2))
     assert [line for line in await lines(metrics) if line.startswith("vllm:")] == [
         'vllm:num_requests_waiting{model_name="m"} 3',
@@ -164,7 +166,7 @@ async def test_the_series_of_a_model_that_is_gone_are_removed_for_good() -> None
     # A client that reads slowly ends its request later.
     gone.request_failed(Failure.DROPPED)
     gone.observe_inter_token(0.1)
-    gone.queue(0, 0, 0.0)
+    gone.queue(QueueUse(requests=0, swapped=0, oldest_s=0.0))
     assert not [line for line in await lines(metrics) if "gone" in line]
     metrics.of("gone").request_arrived()
     assert 'tgi_request_count{model="gone"} 1' in await lines(metrics)

@@ -3,7 +3,16 @@
 import pytest
 
 from caravan_proto.flags import load
-from caravan_router.serve.cli import ServeError, _parse, check_models, check_rpc, draft_tokens, split_models
+from caravan_router.serve.cli import (
+    ServeError,
+    _parse,
+    check_models,
+    check_rpc,
+    draft_tokens,
+    model_flags,
+    split_models,
+)
+from caravan_router.serve.model_files import ModelFile, local_file, uses_toy
 from caravan_shard.config import ShardConfig
 
 
@@ -24,23 +33,50 @@ def test_flags_of_the_shard_reach_the_shard() -> None:
         (["-m", "a.gguf", "-mg", "1", "--model", "b.gguf"], ["a.gguf", "b.gguf"], ["-mg", "1"]),
         (["--model=a.gguf", "--main-gpu", "0", "--model=b.gguf"], ["a.gguf", "b.gguf"], ["--main-gpu", "0"]),
         (["-np", "4", "--model"], [""], ["-np", "4"]),
+        (["smollm2", "-np", "4"], ["smollm2"], ["-np", "4"]),
+        (["a.gguf", "hf:x/y:Q8_0", "-np", "4", "-m", "b.gguf"], ["a.gguf", "hf:x/y:Q8_0", "b.gguf"], ["-np", "4"]),
     ],
 )
-def test_each_model_flag_names_a_model(flags: list[str], models: list[str], others: list[str]) -> None:
+def test_words_that_come_first_and_each_model_flag_name_a_model(
+    flags: list[str], models: list[str], others: list[str]
+) -> None:
     assert split_models(flags) == (models, others)
+
+
+def files(*paths: str) -> list[ModelFile]:
+    return [local_file(path) for path in paths]
 
 
 def test_models_that_cannot_be_told_apart_are_refused() -> None:
     check_models([], ["--lora", "x.gguf"])
-    check_models(["a/x.gguf"], ["--lora", "x.gguf"])
-    check_models(["a/x.gguf", "a/y.gguf"], ["-np", "4"])
-    with pytest.raises(ServeError, match=r"a file name of its own\. Given: a/x\.gguf, b/x\.gguf"):
-        check_models(["a/x.gguf", "b/x.gguf"], [])
+    check_models(files("a/x.gguf"), ["--lora", "x.gguf"])
+    check_models(files("a/x.gguf", "a/y.gguf"), ["-np", "4"])
+    with pytest.raises(ServeError, match=r"a name of its own\. Given: a/x\.gguf, b/x\.gguf"):
+        check_models(files("a/x.gguf", "b/x.gguf"), [])
     with pytest.raises(ServeError, match="--lora needs a single --model"):
-        check_models(["x.gguf", "y.gguf"], ["--lora=z.gguf"])
-    check_models(["x.gguf"], ["-md", "z.gguf"])
+        check_models(files("x.gguf", "y.gguf"), ["--lora=z.gguf"])
+    check_models(files("x.gguf"), ["--alias", "z"])
+    with pytest.raises(ServeError, match="--alias needs a single --model"):
+        check_models(files("x.gguf", "y.gguf"), ["-a", "z"])
+    check_models(files("x.gguf"), ["-md", "z.gguf"])
     with pytest.raises(ServeError, match="--model-draft needs a single --model"):
-        check_models(["x.gguf", "y.gguf"], ["--model-draft=z.gguf"])
+        check_models(files("x.gguf", "y.gguf"), ["--model-draft=z.gguf"])
+
+
+def test_shards_call_a_model_by_the_name_that_it_was_asked_for_by() -> None:
+    named = ModelFile("/cache/x.gguf", "owner/x:Q8_0", named=True)
+    assert model_flags(named, [], {}) == ["--model", "/cache/x.gguf", "--alias", "owner/x:Q8_0"]
+    assert model_flags(named, ["--alias=y"], {}) == ["--model", "/cache/x.gguf"]
+    assert model_flags(named, ["-a", "y"], {}) == ["--model", "/cache/x.gguf"]
+    assert model_flags(named, [], {"CARAVAN_ALIAS": "y"}) == ["--model", "/cache/x.gguf"]
+    assert model_flags(local_file("/models/x.gguf"), [], {}) == ["--model", "/models/x.gguf"]
+
+
+def test_the_toy_model_needs_no_file() -> None:
+    assert uses_toy(["--backend", "fake"], {})
+    assert uses_toy(["-np", "4", "--backend=fake"], {})
+    assert uses_toy([], {"CARAVAN_BACKEND": "fake"})
+    assert not uses_toy(["--backend", "llama", "--alias", "fake"], {})
 
 
 def test_a_draft_model_switches_speculation_on() -> None:

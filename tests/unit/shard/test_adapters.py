@@ -3,10 +3,9 @@
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Prefix
+from caravan_proto.messages.commands import Chunk, Decode, Load, PrefixCopy
+from caravan_proto.messages.limits import KvLayout
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk, Decode, Load
 from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import (
     EngineDriver,
@@ -27,7 +26,7 @@ def expected(adapter: str, prompt: list[int] = PROMPT) -> list[int]:
     return expected_output(prompt, 20, ignore_eos=True, adapter=adapter)
 
 
-def chunk(sequence_id: int, adapter: str, tokens: list[int] = PROMPT, *, copy: Prefix | None = None) -> Chunk:
+def chunk(sequence_id: int, adapter: str, tokens: list[int] = PROMPT, *, copy: PrefixCopy | None = None) -> Chunk:
     return with_parameters(first_chunk(sequence_id, tokens, copy=copy, max_new=20, ignore_eos=True), adapter=adapter)
 
 
@@ -62,7 +61,7 @@ def test_a_prompt_in_chunks_keeps_its_adapter(driver: EngineDriver) -> None:
 
 def test_prefixes_are_shared_within_an_adapter(driver: EngineDriver) -> None:
     driver.prefill(chunk(0, "one"))
-    tail, prefix = toy_prompt(" and more"), Prefix(source_id=0, length=len(PROMPT))
+    tail, prefix = toy_prompt(" and more"), PrefixCopy(source_id=0, length=len(PROMPT))
     driver.prefill(chunk(1, "one", tail, copy=prefix), riders=[0])
     for adapter in ("", "other"):
         refused = driver.try_prefill(chunk(2, adapter, tail, copy=prefix))
@@ -72,8 +71,8 @@ def test_prefixes_are_shared_within_an_adapter(driver: EngineDriver) -> None:
     assert driver.output[1] == expected("one", PROMPT + tail)
     # A parked sequence keeps its adapter.
     driver.prefill(park={0: 5})
-    assert isinstance(driver.try_prefill(chunk(0, "", tail, copy=Prefix(source_id=0, length=5))), Refusal)
-    driver.prefill(chunk(0, "one", tail, copy=Prefix(source_id=0, length=5)))
+    assert isinstance(driver.try_prefill(chunk(0, "", tail, copy=PrefixCopy(source_id=0, length=5))), Refusal)
+    driver.prefill(chunk(0, "one", tail, copy=PrefixCopy(source_id=0, length=5)))
     driver.decode([0])
     assert driver.output[0] == expected("one", PROMPT[:5] + tail)
 
@@ -93,13 +92,13 @@ def test_saved_sequences_keep_their_adapter(driver: EngineDriver) -> None:
     driver.prefill(chunk(0, ""))
     assert driver.load(load_entry(1, PROMPT, adapter="one")) == [True]
     for adapter in ADAPTERS:
-        answer = driver.try_prefill(chunk(2, adapter, [65], copy=Prefix(source_id=1, length=len(PROMPT))))
+        answer = driver.try_prefill(chunk(2, adapter, [65], copy=PrefixCopy(source_id=1, length=len(PROMPT))))
         assert isinstance(answer, Refusal) == (adapter != "one")
     refused = driver.engine.load(Load(entries=[load_entry(3, PROMPT, adapter="unknown")]), 0)
     assert isinstance(refused, Refusal)
     assert refused.error is ShardError.BAD_REQUEST
     # Resumed by a chunk of its last token.
-    driver.prefill(chunk(1, "one", PROMPT[-1:], copy=Prefix(source_id=1, length=len(PROMPT) - 1)))
+    driver.prefill(chunk(1, "one", PROMPT[-1:], copy=PrefixCopy(source_id=1, length=len(PROMPT) - 1)))
     driver.decode([1], steps=5)
     driver.decode([0])
     driver.decode([1])

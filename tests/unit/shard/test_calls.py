@@ -3,7 +3,7 @@
 import numpy as np
 
 from caravan_shard.backends.base import TokenBatch
-from caravan_shard.backends.llama.calls import Call, split_calls
+from caravan_shard.backends.llama.calls import DecodeCall, split_calls
 
 
 def batch(*sequences: tuple[int, int]) -> TokenBatch:
@@ -19,7 +19,7 @@ def batch(*sequences: tuple[int, int]) -> TokenBatch:
     )
 
 
-def places(call: Call) -> list[tuple[int, int]]:
+def places(call: DecodeCall) -> list[tuple[int, int]]:
     return list(zip(call.batch.sequence_ids.tolist(), call.batch.tokens.tolist(), strict=True))
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_shard.adapter_file import AdapterFile
-from caravan_shard.config import ShardConfig, physical_cores
-from caravan_shard.kv_layout import KvLayout
+from caravan_shard.config import ShardConfig
+from caravan_shard.cores import usable_cores
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,9 @@ from caravan_shard.kv_layout import KvLayout
         ({"certfile": "c.pem"}, "need each other"),
         ({"ca_certs": "a.pem"}, "need each other"),
         ({"keyfile": "k.pem"}, "--keyfile needs both"),
+        ({"alias": "two\nlines"}, "printable"),
+        ({"alias": " chat"}, "no space"),
+        ({"alias": "a" * 201}, "at most 200"),
         ({"address": "unix:/s", "certfile": "c.pem", "ca_certs": "a.pem"}, "a Unix socket has no TLS"),
     ],
 )
@@ -50,9 +54,9 @@ def test_beyond_loopback_a_shard_needs_certificates_or_a_flag() -> None:
     assert ShardConfig(backend="fake", address="0.0.0.0:1", allow_plaintext=True).tls is None
 
 
-def test_threads_default_to_the_physical_cores() -> None:
+def test_threads_default_to_the_cores_that_may_be_used() -> None:
     config = ShardConfig(backend="fake")
-    assert config.decode_threads == config.batch_threads == physical_cores() >= 1
+    assert config.decode_threads == config.batch_threads == usable_cores() >= 1
     config = ShardConfig(backend="fake", threads=3)
     assert (config.decode_threads, config.batch_threads) == (3, 3)
     assert ShardConfig(backend="fake", threads=3, threads_batch=5).batch_threads == 5

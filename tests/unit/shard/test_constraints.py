@@ -3,21 +3,24 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome, Prefix
+from caravan_proto.messages.commands import Decode, PrefixCopy
+from caravan_proto.messages.constraint import ConstraintKind
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import FinishReason, StepOutcome
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, TURN_END
-from caravan_shard.constraints.constraint import ConstraintKind
 from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Decode
-from caravan_shard.protocol.results import FinishReason, StepOutcome, StepResult
+from caravan_shard.protocol.results import StepResult
+from caravan_shard.sampling.biases import make_biases
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.parameters import Biases, SamplingParameters
 from caravan_shard.sampling.penalties import OccurrencePenalty
 from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
 from caravan_shard.sequences.sequence import Phase
@@ -32,13 +35,13 @@ from caravan_testing.shard_builders import (
 )
 from caravan_testing.toy_oracle import expected_output
 
-DRAWN = SamplingParameters(temperature=1.0, seed=5, repetition_penalty=1.2, top_k=60)
+DRAWN = SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.2, top_k=60)
 PROMPT = toy_prompt("a prompt")
 
 
-def biased(**by_token: float) -> Biases:
+def biased(**by_token: float) -> tuple[tuple[int, float], ...]:
     """Return biases for tokens that are given as characters."""
-    return Biases(np.array([ord(key) for key in by_token], np.intp), np.array([*by_token.values()], np.float32))
+    return tuple((ord(key), value) for key, value in by_token.items())
 
 
 def finish(results: list[StepResult]) -> list[FinishReason | None]:
@@ -56,36 +59,33 @@ def test_biases_come_before_penalties_and_both_before_the_grammar() -> None:
     logits = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
     before = logits.copy()
     # 1 + 9 = 10, halved by the penalty: 5. The other way around it would be 0.5 + 9.
-    parameters = SamplingParameters(
-        repetition_penalty=2.0, biases=Biases(np.array([0, 1]), np.array([9.0, 7.5], np.float32))
-    )
+    parameters = SamplingParams(temperature=0.0, repetition_penalty=2.0)
     penalty = OccurrencePenalty(parameters)
     penalty.add([0], output=True)
-    assert choose_token(logits, Choice(parameters, 0, [penalty]), filter_candidates) == 1
-    assert choose_token(logits, Choice(parameters, 0, [penalty], np.array([0, 2, 3])), filter_candidates) == 0
-    assert choose_token(logits, Choice(parameters, 0, [penalty], np.array([2])), filter_candidates) == 2
+    choice = Choice(parameters, 0, [penalty], biases=make_biases([(0, 9.0), (1, 7.5)]))
+    assert choose_token(logits, choice, filter_candidates) == 1
+    assert choose_token(logits, replace(choice, allowed=np.array([0, 2, 3])), filter_candidates) == 0
+    assert choose_token(logits, replace(choice, allowed=np.array([2])), filter_candidates) == 2
     assert (logits == before).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_bias_makes_a_forbidden_token_allowed(temperature: float) -> None:
     logits = np.zeros(500, np.float32)
-    parameters = SamplingParameters(
-        temperature=temperature, biases=Biases(np.array([3]), np.array([100.0], np.float32)), top_p=0.9
-    )
-    assert choose_token(logits, Choice(parameters, 0), filter_candidates) == 3
+    choice = Choice(SamplingParams(temperature=temperature, top_p=0.9), 0, biases=make_biases([(3, 100.0)]))
+    assert choose_token(logits, choice, filter_candidates) == 3
     allowed = np.array([7, 9])
-    assert choose_token(logits, Choice(parameters, 0, (), allowed), filter_candidates) in allowed
+    assert choose_token(logits, replace(choice, allowed=allowed), filter_candidates) in allowed
 
 
 @pytest.mark.parametrize("logit", [np.nan, -np.inf, np.inf])
-@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}])
+@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {}, {"top_k": 3}])
 def test_a_forbidden_token_is_never_chosen_whatever_its_logit(logit: float, fields: dict[str, Any]) -> None:
     logits = np.full(500, logit, np.float32)
     logits[0] = 50.0
     allowed = np.array([7, 9, 11])
     with np.errstate(invalid="ignore"):
-        token = choose_token(logits, Choice(SamplingParameters(**fields), 0, (), allowed), filter_candidates)
+        token = choose_token(logits, Choice(SamplingParams(**fields), 0, (), allowed), filter_candidates)
     assert token in allowed
 
 
@@ -93,7 +93,7 @@ def test_a_draw_is_the_same_when_everything_is_allowed() -> None:
     logits = np.random.default_rng(1).standard_normal(5_000).astype(np.float32)
     for fields in ({}, {"top_k": 40}, {"top_p": 0.8}, {"min_p": 0.1}):
         for seed in range(20):
-            parameters = SamplingParameters(temperature=1.0, seed=seed, **fields)
+            parameters = SamplingParams(temperature=1.0, seed=seed, **fields)
             free = choose_token(logits, Choice(parameters, 3), filter_candidates)
             assert choose_token(logits, Choice(parameters, 3, (), np.arange(5_000)), filter_candidates) == free
 
@@ -101,10 +101,10 @@ def test_a_draw_is_the_same_when_everything_is_allowed() -> None:
 def test_a_batch_mixes_biased_constrained_and_plain_rows() -> None:
     logits = np.tile(np.arange(10, dtype=np.float32), (4, 1))
     choices = [
-        Choice(SamplingParameters(), 0),
-        Choice(SamplingParameters(biases=Biases(np.array([2]), np.array([50.0], np.float32))), 0),
-        Choice(SamplingParameters(), 0, (), np.array([4, 5])),
-        Choice(SamplingParameters(), 0),
+        Choice(SamplingParams(temperature=0.0), 0),
+        Choice(SamplingParams(temperature=0.0), 0, biases=make_biases([(2, 50.0)])),
+        Choice(SamplingParams(temperature=0.0), 0, (), np.array([4, 5])),
+        Choice(SamplingParams(temperature=0.0), 0),
     ]
     for threads in (1, 2):
         sampler = Sampler(filter_candidates, threads)
@@ -115,7 +115,7 @@ def test_a_batch_mixes_biased_constrained_and_plain_rows() -> None:
 def test_log_probabilities_are_the_models_own() -> None:
     plain, constrained = EngineDriver(), EngineDriver()
     free = plain.prefill(first_chunk(0, PROMPT, logprobs=True, top_n_tokens=3))
-    sampling = SamplingParameters(logprobs=True, top_n_tokens=3, biases=biased(q=50.0))
+    sampling = SamplingParams(temperature=0.0, logprobs=True, top_n_tokens=3, biases=biased(q=50.0))
     bound = constrained.prefill(first_chunk(0, PROMPT, sampling=sampling, grammar=toy_grammar("[xz]+")))
     assert chr(bound.rows.token_ids[0]) in "xz"
     assert free.rows.top_token_ids == bound.rows.top_token_ids
@@ -125,7 +125,7 @@ def test_log_probabilities_are_the_models_own() -> None:
 
 def test_a_bias_decides_between_tokens_that_the_grammar_allows() -> None:
     driver = EngineDriver()
-    sampling = SamplingParameters(biases=biased(b=60.0, c=90.0, d=30.0))
+    sampling = SamplingParams(temperature=0.0, biases=biased(b=60.0, c=90.0, d=30.0))
     driver.prefill(first_chunk(0, PROMPT, sampling=sampling, grammar=toy_grammar("[a-b]{5}")))
     driver.decode([0])
     assert text(driver.output[0]) == "bbbbb"
@@ -141,23 +141,23 @@ def test_an_output_ends_with_its_last_token_when_nothing_can_follow() -> None:
         results = driver.decode([0])
         assert text(driver.output[0]) == "abc"
         assert len(driver.output[0]) == 3
-        assert finish(results) == [None, FinishReason.EOS]
+        assert finish(results) == [None, FinishReason.EOS_TOKEN]
 
 
 def test_end_tokens_are_allowed_only_where_the_output_may_end() -> None:
     grammar = toy_grammar("(ab)+")
     for end in (EOS, TURN_END):
         # The end token would win everywhere.
-        sampling = SamplingParameters(biases=Biases(np.array([end]), np.array([100.0], np.float32)))
+        sampling = SamplingParams(temperature=0.0, biases=((end, 100.0),))
         driver = EngineDriver()
         driver.prefill(first_chunk(0, PROMPT, sampling=sampling, grammar=grammar))
         results = driver.decode([0])
         assert driver.output[0] == [*b"ab", end]
-        assert finish(results)[-1] is FinishReason.EOS
+        assert finish(results)[-1] is FinishReason.EOS_TOKEN
 
 
 def test_ignored_end_tokens_are_sampled_only_when_nothing_else_is_allowed() -> None:
-    sampling = SamplingParameters(biases=Biases(np.array([EOS, TURN_END]), np.array([100.0, 99.0], np.float32)))
+    sampling = SamplingParams(temperature=0.0, biases=((EOS, 100.0), (TURN_END, 99.0)))
     driver = EngineDriver()
     driver.prefill(
         first_chunk(0, PROMPT, sampling=sampling, grammar=toy_grammar("(ab)+"), ignore_eos=True, max_new=11),
@@ -183,7 +183,7 @@ def test_a_failed_grammar_ends_its_sequence_and_no_other() -> None:
         first_chunk(0, [*PROMPT, *b"not a number"], prompt_length=len(PROMPT), grammar=toy_grammar("[0-9]+")),
         first_chunk(1, PROMPT),
     )
-    assert driver.output[0] == [min(TOY_FACTS.eog_ids)]
+    assert driver.output[0] == [min(TOY_FACTS.eos_token_ids)]
     driver.decode([0, 1])
     assert len(driver.output[0]) == 1
     assert driver.output[1] == expected_output(PROMPT, 50)
@@ -209,8 +209,8 @@ def grammar(request: pytest.FixtureRequest) -> Grammar:
     return toy_grammar(*GRAMMARS[request.param])
 
 
-@pytest.mark.parametrize("sampling", [SamplingParameters(), DRAWN], ids=["greedy", "drawn"])
-def test_sequences_of_one_grammar_do_not_disturb_each_other(grammar: Grammar, sampling: SamplingParameters) -> None:
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), DRAWN], ids=["greedy", "drawn"])
+def test_sequences_of_one_grammar_do_not_disturb_each_other(grammar: Grammar, sampling: SamplingParams) -> None:
     driver = EngineDriver(sampling_threads=2)
     prompts = [toy_prompt(f"prompt {key}") for key in range(6)]
     grammars = [grammar if key % 2 else None for key in range(6)]
@@ -257,7 +257,7 @@ def test_a_grammar_survives_preemption_failed_steps_and_a_shared_prompt(grammar:
     chunk = first_chunk(
         0,
         PROMPT[4:],
-        copy=Prefix(source_id=1, length=4),
+        copy=PrefixCopy(source_id=1, length=4),
         prompt_length=len(PROMPT),
         sampling=DRAWN,
         grammar=grammar,
@@ -278,7 +278,7 @@ def test_a_grammar_survives_preemption_failed_steps_and_a_shared_prompt(grammar:
         resumed = first_chunk(
             0,
             known[-1:],
-            copy=Prefix(source_id=0, length=len(known) - 1),
+            copy=PrefixCopy(source_id=0, length=len(known) - 1),
             prompt_length=len(PROMPT),
             sampling=DRAWN,
             grammar=grammar,

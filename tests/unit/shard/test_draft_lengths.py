@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from caravan_shard.backends.base import TokenBatch
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.drafts import Drafting
 from caravan_shard.speculation.acceptance import KindAcceptance, SequenceAcceptance
@@ -123,30 +124,46 @@ def test_a_draft_is_watched_over_several_steps() -> None:
     assert kinds.shares[DraftKind.CONTEXT_3][1] < following
 
 
-def decoded(predicted: tuple[int, ...], backend: ToyBackend, sequences: int = 1) -> tuple[int, int]:
+class Clock:
+    """The time as steps take it: ``step_s`` plus ``token_s`` for each token, whatever else this machine does."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, step_s: float = 0.0, token_s: float = 0.0) -> None:
+        self._now_ns = 0
+        self._step_s, self._token_s = step_s, token_s
+        for module in ("caravan_shard.engine.engine", "caravan_testing.shard_builders"):
+            patch.setattr(f"{module}.perf_counter_ns", lambda: self._now_ns)
+
+    def step(self, batch: TokenBatch) -> None:
+        """Let a step pass: a hook of the toy backend."""
+        self._now_ns += int(1e9 * (self._step_s + self._token_s * len(batch.tokens)))
+
+
+def decoded(predicted: tuple[int, ...], clock: Clock, sequences: int = 1) -> tuple[int, int]:
     """Return the number of steps and of draft tokens of 200 tokens with Caravan's own rule."""
-    driver = EngineDriver(backend, drafting=Drafting())
+    driver = EngineDriver(ToyBackend(hook=clock.step), drafting=Drafting())
     prompt = toy_prompt("learn what it costs")
     expected = expected_output(prompt, 200, ignore_eos=True)
     chunks = [first_chunk(0, prompt, max_new=200, ignore_eos=True)]
     chunks += [first_chunk(key, toy_prompt(f"{key}"), max_new=200, ignore_eos=True) for key in range(1, sequences)]
-    driver.prefill(with_parameters(chunks[0], max_draft_tokens=8, predicted=predicted), *chunks[1:])
+    driver.prefill(with_parameters(chunks[0], max_draft_tokens=8, prediction=predicted), *chunks[1:])
     results = driver.decode(list(range(sequences)), max_draft_tokens=8)
     assert driver.output[0] == expected
     return len(results), sum(sum(one.drafts.drafted) for one in results if one.drafts is not None)
 
 
-def test_right_predictions_are_used_where_tokens_are_cheap_and_wrong_ones_are_given_up() -> None:
+def test_right_predictions_are_used_where_tokens_are_cheap_and_wrong_ones_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     expected = tuple(expected_output(toy_prompt("learn what it costs"), 200, ignore_eos=True))
-    steps, _ = decoded(expected, ToyBackend(step_s=0.002))
+    steps, _ = decoded(expected, Clock(monkeypatch, step_s=0.002))
     assert steps < 60
     source = random.Random(1)
     wrong = tuple(source.randrange(32, 127) for _ in expected)
-    steps, drafted = decoded(wrong, ToyBackend(step_s=0.002))
+    steps, drafted = decoded(wrong, Clock(monkeypatch, step_s=0.002))
     assert drafted < 0.6 * 200
 
 
-def test_drafts_are_given_up_where_tokens_are_dear() -> None:
+def test_drafts_are_given_up_where_tokens_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tuple(expected_output(toy_prompt("learn what it costs"), 200, ignore_eos=True))
-    _, drafted = decoded(expected, ToyBackend(token_s=0.004), sequences=4)
+    _, drafted = decoded(expected, Clock(monkeypatch, token_s=0.004), sequences=4)
     assert drafted < 90

@@ -2,29 +2,31 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
+from caravan_proto.messages.commands import Chunk, PrefixCopy
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import DraftSource
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import DecodeOutcome, Prefix, PrefixSharing
+from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.drafts import Drafting
 from caravan_shard.engine.model_drafting import Draftable
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk
 from caravan_shard.protocol.results import StepResult
-from caravan_shard.sampling.parameters import Biases, SamplingParameters
-from caravan_shard.speculation.draft import Draft, DraftSource
 from caravan_shard.speculation.step_costs import StepCosts
 from caravan_testing.shard_builders import EngineDriver, first_chunk, toy_grammar, toy_prompt, with_parameters
 from caravan_testing.toy_draft import ToyDraftModel, check_draft_cells
 from caravan_testing.toy_oracle import expected_output
 
-GREEDY = SamplingParameters()
-DRAWN = SamplingParameters(temperature=0.9, top_k=40, repetition_penalty=1.2, seed=5)
-HISTORICAL = SamplingParameters(
+if TYPE_CHECKING:
+    from caravan_shard.speculation.draft import Draft
+
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = SamplingParams(temperature=0.9, top_k=40, repetition_penalty=1.2, seed=5)
+HISTORICAL = SamplingParams(
     temperature=1.0, frequency_penalty=0.4, dry_multiplier=0.9, dry_allowed_length=1, xtc_probability=0.5, seed=3
 )
 
@@ -53,7 +55,7 @@ def pair(draft_model: ToyDraftModel, **fields: Any) -> EngineDriver:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_a_model_that_is_right_takes_fewer_steps(sampling: SamplingParameters) -> None:
+def test_a_model_that_is_right_takes_fewer_steps(sampling: SamplingParams) -> None:
     prompt = toy_prompt("the prompt of a sequence whose tokens the draft model must read first")
     draft_model = ToyDraftModel()
     driver = pair(draft_model)
@@ -69,7 +71,7 @@ def test_a_model_that_is_right_takes_fewer_steps(sampling: SamplingParameters) -
 
 @pytest.mark.parametrize("wrong_every", [1, 2, 3, 7])
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN, HISTORICAL], ids=["greedy", "drawn", "historical"])
-def test_a_model_that_is_wrong_changes_nothing(sampling: SamplingParameters, wrong_every: int) -> None:
+def test_a_model_that_is_wrong_changes_nothing(sampling: SamplingParams, wrong_every: int) -> None:
     prompts = [toy_prompt(f"{key} wrong") for key in range(3)]
     draft_model = ToyDraftModel(wrong_every=wrong_every)
     driver = pair(draft_model)
@@ -104,14 +106,14 @@ def test_the_cells_of_the_draft_model_follow_those_of_the_sequences(layout: KvLa
     check_draft_cells(driver, draft_model)
     before = draft_model.cache.used
     assert before > len(prompt)
-    copied = Prefix(source_id=0, length=len(prompt))
+    copied = PrefixCopy(source_id=0, length=len(prompt))
     driver.prefill(drafted(1, toy_prompt(" one"), copy=copied), drafted(2, toy_prompt(" two"), copy=copied))
     assert draft_model.cache.length(1) == len(prompt)
     assert draft_model.cache.used == before, "copies share cells"
     driver.decode([0, 1, 2], steps=8, max_draft_tokens=16)
     check_draft_cells(driver, draft_model)
     # The id is taken over, and the sequence is cut back.
-    driver.prefill(drafted(0, toy_prompt(" three"), copy=Prefix(source_id=0, length=len(prompt) - 4)))
+    driver.prefill(drafted(0, toy_prompt(" three"), copy=PrefixCopy(source_id=0, length=len(prompt) - 4)))
     assert draft_model.cache.length(0) == len(prompt) - 4
     driver.keep(0)
     assert {key for key, cells in draft_model.cache.held.items() if cells} == {0}
@@ -188,7 +190,7 @@ def test_without_room_a_sequence_has_no_drafts() -> None:
 
 def test_a_recurrent_model_has_no_drafts_of_a_model() -> None:
     draft_model = ToyDraftModel()
-    driver = pair(draft_model, sharing=PrefixSharing.WHOLE_ONLY)
+    driver = pair(draft_model, whole_only=True)
     driver.prefill(first_chunk(0, toy_prompt("recurrent")))
     driver.decode([0])
     assert draft_model.steps == 0
@@ -309,11 +311,11 @@ def test_the_draft_model_may_lack_the_last_tokens_of_the_vocabulary() -> None:
     draft_model = Small()
     draft_model.facts = replace(draft_model.facts, vocabulary_size=200)
     driver = pair(draft_model)
-    biases = Biases(np.array([250, 65]), np.array([100.0, 0.5], np.float32))
+    biases = ((250, 100.0), (65, 0.5))
     for prompt, sampling, drafts in (
         (toy_prompt("abc"), GREEDY, True),
         # The draft model has the prompt, but none of the tokens that are chosen.
-        (toy_prompt("abc"), SamplingParameters(biases=biases), False),
+        (toy_prompt("abc"), SamplingParams(temperature=0.0, biases=biases), False),
         ([97, 230, 99], GREEDY, False),
     ):
         driver.prefill(drafted(0, prompt, sampling=sampling))

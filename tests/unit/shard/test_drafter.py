@@ -7,11 +7,11 @@ from caravan_shard.speculation.context import Context
 from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.drafter import Drafter
 from caravan_shard.speculation.ended_texts import EndedTexts
-from caravan_shard.speculation.prediction import Prediction
+from caravan_shard.speculation.prediction import PredictionFollower
 from caravan_shard.speculation.token_text import TokenText, as_bytes
 
 
-def predicted(prediction: Prediction, tokens: list[int], output_start: int, most: int) -> list[int]:
+def predicted(prediction: PredictionFollower, tokens: list[int], output_start: int, most: int) -> list[int]:
     """Return the tokens that ``prediction`` proposes."""
     draft = prediction.propose(tokens, output_start, most)
     return [] if draft is None else list(draft.tokens)
@@ -36,37 +36,37 @@ def test_tokens_are_found_at_whole_tokens_only() -> None:
 
 
 def test_the_prediction_is_proposed_from_its_start_and_then_behind_the_output() -> None:
-    prediction = Prediction([5, 6, 7, 8])
+    prediction = PredictionFollower([5, 6, 7, 8])
     assert predicted(prediction, [1, 2], 2, 3) == [5, 6, 7]
     assert predicted(prediction, [1, 2, 5, 6], 2, 8) == [7, 8]
     assert predicted(prediction, [1, 2, 5, 6, 7, 8], 2, 8) == []
 
 
 def test_a_replaced_token_costs_only_itself() -> None:
-    prediction = Prediction([5, 6, 7, 8, 9])
+    prediction = PredictionFollower([5, 6, 7, 8, 9])
     assert predicted(prediction, [5, 60], 0, 2) == [7, 8]
     assert predicted(prediction, [5, 60, 7], 0, 2) == [8, 9]
 
 
 def test_the_output_is_found_again_behind_what_it_leaves_out_or_adds() -> None:
     expected = list(range(100, 120))
-    left_out = Prediction(expected)
+    left_out = PredictionFollower(expected)
     assert predicted(left_out, [100, 101, 110, 111], 0, 2) == [112, 113]
-    added = Prediction(expected)
+    added = PredictionFollower(expected)
     assert predicted(added, [100, 101, 7, 8, 102, 103], 0, 2) == [104, 105]
-    back = Prediction(expected)
+    back = PredictionFollower(expected)
     assert predicted(back, [110, 111, 100, 101], 0, 2) == [102, 103]
 
 
 def test_a_wrong_prediction_is_given_up_until_the_output_has_a_part_of_it() -> None:
-    prediction = Prediction(list(range(100, 120)))
+    prediction = PredictionFollower(list(range(100, 120)))
     assert predicted(prediction, [1, 2, 3], 0, 4) == []
     assert predicted(prediction, [1, 2, 3, 104, 105], 0, 3) == [106, 107, 108]
 
 
 def test_an_interrupted_output_is_followed_again() -> None:
     expected = list(range(100, 120))
-    step_by_step, at_once = Prediction(expected), Prediction(expected)
+    step_by_step, at_once = PredictionFollower(expected), PredictionFollower(expected)
     output = [100, 101, 9, 103, 104, 110, 111]
     for end in range(len(output)):
         predicted(step_by_step, output[:end], 0, 1)
@@ -110,7 +110,7 @@ def test_the_prediction_comes_before_the_context() -> None:
 
 
 def test_a_prediction_that_was_left_is_another_kind() -> None:
-    prediction = Prediction([5, 6, 7, 8])
+    prediction = PredictionFollower([5, 6, 7, 8])
     assert prediction.propose([5, 60], 0, 1) == Draft([7], DraftKind.PREDICTION_LOST)
     assert prediction.propose([5, 60, 7], 0, 1) == Draft([8], DraftKind.PREDICTION)
 

@@ -3,16 +3,17 @@
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, Prefix, TokenBatch
+from caravan_proto.messages.commands import Decode, Header, PrefixCopy
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import FinishReason, StepOutcome
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Decode, Header
-from caravan_shard.protocol.results import FinishReason, Refusal, StepOutcome, StepResult
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.protocol.results import Refusal, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt
 from caravan_testing.toy_oracle import expected_output
 
-SAMPLED = SamplingParameters(
+SAMPLED = SamplingParams(
     temperature=0.9,
     top_k=40,
     top_p=0.95,
@@ -49,7 +50,7 @@ def test_sampled_tokens_do_not_depend_on_other_sequences_in_the_batch() -> None:
     driver.prefill(first_chunk(2, toy_prompt("more"), temperature=0.5, seed=3), riders=[3])
     driver.decode([1, 2, 3])
     assert driver.output[3] == expected_output(prompt, 50, sampling=SAMPLED)
-    assert driver.output[1] == expected_output(toy_prompt("other"), 50, sampling=SamplingParameters(temperature=1.0))
+    assert driver.output[1] == expected_output(toy_prompt("other"), 50, sampling=SamplingParams(temperature=1.0))
 
 
 def test_a_prompt_in_chunks_with_riders_has_the_same_output(layout: KvLayout) -> None:
@@ -71,7 +72,9 @@ def test_a_copied_prefix_continues_like_a_computed_one(layout: KvLayout) -> None
     prefix, tails = toy_prompt("you are a helpful assistant. "), [toy_prompt("first"), toy_prompt("second")]
     driver.prefill(first_chunk(0, prefix + tails[0], sampling=SAMPLED))
     # The source advances in the same step that copies from it.
-    driver.prefill(first_chunk(1, tails[1], copy=Prefix(source_id=0, length=len(prefix)), sampling=SAMPLED), riders=[0])
+    driver.prefill(
+        first_chunk(1, tails[1], copy=PrefixCopy(source_id=0, length=len(prefix)), sampling=SAMPLED), riders=[0]
+    )
     driver.decode([0, 1])
     assert driver.output[0] == expected_output(prefix + tails[0], 50, sampling=SAMPLED)
     assert driver.output[1] == expected_output(prefix + tails[1], 50, sampling=SAMPLED)
@@ -80,8 +83,8 @@ def test_a_copied_prefix_continues_like_a_computed_one(layout: KvLayout) -> None
 def test_shared_cells_count_once_and_outlive_their_source() -> None:
     driver = EngineDriver(ToyBackend(cells=100))
     driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
-    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=Prefix(source_id=0, length=30)))
-    driver.prefill(first_chunk(2, toy_prompt("z" * 5), copy=Prefix(source_id=1, length=35)))
+    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=PrefixCopy(source_id=0, length=30)))
+    driver.prefill(first_chunk(2, toy_prompt("z" * 5), copy=PrefixCopy(source_id=1, length=35)))
     assert driver.keep(0, 1, 2).free_cells == 100 - 40 - 10 - 5
     assert driver.keep(1, 2).free_cells == 100 - 30 - 10 - 5
     assert driver.keep(2).free_cells == 100 - 35 - 5
@@ -92,7 +95,7 @@ def test_shared_cells_count_once_and_outlive_their_source() -> None:
 def test_a_split_cache_counts_a_copy_for_each_sequence() -> None:
     driver = EngineDriver(ToyBackend(cells=400, max_sequences=4, layout=KvLayout.SPLIT))
     driver.prefill(first_chunk(0, toy_prompt("x" * 40)))
-    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=Prefix(source_id=0, length=30)))
+    driver.prefill(first_chunk(1, toy_prompt("y" * 10), copy=PrefixCopy(source_id=0, length=30)))
     assert driver.keep(0, 1).free_cells == 400 - 40 - 40
 
 
@@ -120,7 +123,7 @@ def test_the_end_token_ends_a_sequence_which_keeps_its_cells_until_released() ->
     driver.prefill(first_chunk(4, prompt, max_new=30))
     results = driver.decode([4])
     assert driver.output[4] == expected
-    assert results[-1].rows.finish_reasons == [FinishReason.EOS]
+    assert results[-1].rows.finish_reasons == [FinishReason.EOS_TOKEN]
     assert results[-1].rows.specials == [True]
     assert all(result.rows.finish_reasons == [None] for result in results[:-1])
     held = driver.engine.free_cells
@@ -151,7 +154,7 @@ def test_a_full_cache_is_a_result_that_changes_nothing() -> None:
     driver = EngineDriver(ToyBackend(cells=60))
     prompt = toy_prompt("p" * 30)
     driver.prefill(first_chunk(0, prompt, ignore_eos=True, max_new=25))
-    copied = first_chunk(1, toy_prompt("q" * 40), copy=Prefix(source_id=0, length=10), max_new=5)
+    copied = first_chunk(1, toy_prompt("q" * 40), copy=PrefixCopy(source_id=0, length=10), max_new=5)
     result = driver.try_prefill(copied, riders=[0])
     assert isinstance(result, StepResult)
     assert result.outcome is StepOutcome.NO_KV
@@ -183,7 +186,7 @@ def test_a_failed_step_changes_nothing(
     fail_once = iter([outcome])
     backend.hook = lambda _batch: next(fail_once, None)
 
-    chunks = (next_chunk(2, 9, half[9:]), first_chunk(1, toy_prompt("b"), copy=Prefix(source_id=0, length=5)))
+    chunks = (next_chunk(2, 9, half[9:]), first_chunk(1, toy_prompt("b"), copy=PrefixCopy(source_id=0, length=5)))
     result = driver.try_prefill(*chunks, riders=[0])
 
     if isinstance(answer, StepOutcome):
@@ -228,7 +231,7 @@ def test_timings_show_where_a_step_spent_its_time() -> None:
 def test_a_refused_decode_releases_nothing() -> None:
     driver = EngineDriver()
     driver.prefill(first_chunk(0, toy_prompt("abc")))
-    refusal = driver.engine.begin_decode(Decode(sequence_ids=[0], max_steps=5, header=Header(release_ids=[0])))
+    refusal = driver.engine.begin_decode(Decode(sequence_ids=[0], max_steps=5, header=Header(release=[0])))
     assert isinstance(refusal, Refusal)
     assert refusal.error is ShardError.UNKNOWN_SEQUENCE
     assert driver.engine.sequence_count == 1

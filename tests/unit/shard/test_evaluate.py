@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, Prefix, PrefixSharing
+from caravan_proto.messages.commands import PrefixCopy, RowOutputs
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import StepOutcome
+from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import RowOutputs
-from caravan_shard.protocol.results import Evaluations, Refusal, StepOutcome, StepResult
+from caravan_shard.protocol.results import Evaluations, Refusal, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, load_entry, row, save_entry, toy_prompt
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
@@ -47,7 +48,7 @@ def check(found: Evaluations, place: int, tokens: Sequence[int], outputs: int) -
 def test_endings_of_one_context_are_scored_in_one_step(driver: EngineDriver) -> None:
     used = driver.backend.cache.used
     rows = [
-        row(place, CONTEXT[-1:] + ending, copy=Prefix(source_id=0, length=len(CONTEXT) - 1), keep_length=0)
+        row(place, CONTEXT[-1:] + ending, copy=PrefixCopy(source_id=0, length=len(CONTEXT) - 1), keep_length=0)
         for place, ending in enumerate(ENDINGS, start=1)
     ]
     found = driver.evaluate(*rows)
@@ -59,7 +60,7 @@ def test_endings_of_one_context_are_scored_in_one_step(driver: EngineDriver) -> 
 
 
 def test_alternatives_and_chosen_ids_come_with_each_output(driver: EngineDriver) -> None:
-    found = driver.evaluate(row(0, [65, 66], len(CONTEXT), top_n=3, score_ids=[9, 70, 9]))
+    found = driver.evaluate(row(0, [65, 66], len(CONTEXT), top_n_tokens=3, score_token_ids=[9, 70, 9]))
     expected = expected_after([*CONTEXT, 65, 66], 2)
     assert found.top_counts == [3, 3]
     assert found.top_token_ids == [token for one in expected for token in np.argsort(-one, kind="stable")[:3]]
@@ -73,10 +74,12 @@ def test_alternatives_and_chosen_ids_come_with_each_output(driver: EngineDriver)
 
 def test_beams_take_one_token_each_and_branch(driver: EngineDriver) -> None:
     """Each step gives the best tokens of all beams; a beam that dies makes room for a second child of another."""
-    driver.evaluate(row(1, CONTEXT[-1:], copy=Prefix(source_id=0, length=len(CONTEXT) - 1), outputs=RowOutputs.NONE))
+    driver.evaluate(
+        row(1, CONTEXT[-1:], copy=PrefixCopy(source_id=0, length=len(CONTEXT) - 1), outputs=RowOutputs.NONE)
+    )
     beams = {0: [*CONTEXT], 1: [*CONTEXT]}
     for step in range(6):
-        rows = [row(key, [65 + step + key], len(beams[key]), outputs=RowOutputs.LAST, top_n=4) for key in beams]
+        rows = [row(key, [65 + step + key], len(beams[key]), outputs=RowOutputs.LAST, top_n_tokens=4) for key in beams]
         found = driver.evaluate(*rows)
         assert (found.sequence_ids, found.counts) == ([0, 1], [1, 1])
         for place, (key, tokens) in enumerate(beams.items()):
@@ -84,11 +87,11 @@ def test_beams_take_one_token_each_and_branch(driver: EngineDriver) -> None:
             expected = np.argsort(-expected_after(tokens, 1)[0], kind="stable")[:4]
             assert found.top_token_ids[4 * place : 4 * place + 4] == expected.tolist()
         if step == 3:
-            copy = Prefix(source_id=0, length=len(beams[0]))
+            copy = PrefixCopy(source_id=0, length=len(beams[0]))
             driver.evaluate(row(1, [90], copy=copy), row(0, [91], len(beams[0])), release=[1])
             beams = {0: [*beams[0], 91], 1: [*beams[0], 90]}
     assert driver.checked_free_cells() >= 0
-    driver.prefill(first_chunk(0, toy_prompt("!"), copy=Prefix(source_id=0, length=len(beams[0])), ignore_eos=True))
+    driver.prefill(first_chunk(0, toy_prompt("!"), copy=PrefixCopy(source_id=0, length=len(beams[0])), ignore_eos=True))
     driver.decode([0])
     assert driver.output[0] == expected_output([*beams[0], *toy_prompt("!")], 50, ignore_eos=True)
 
@@ -101,7 +104,7 @@ def test_a_row_without_outputs_returns_nothing_and_may_exceed_the_budget() -> No
 
 @pytest.mark.parametrize("kept", [1, len(CONTEXT) - 3, len(CONTEXT), len(CONTEXT) + 2])
 def test_a_sequence_is_cut_back_and_grows_again(driver: EngineDriver, kept: int) -> None:
-    driver.evaluate(row(1, [70], copy=Prefix(source_id=0, length=len(CONTEXT))))
+    driver.evaluate(row(1, [70], copy=PrefixCopy(source_id=0, length=len(CONTEXT))))
     driver.evaluate(row(0, toy_prompt("tail"), len(CONTEXT), keep_length=kept))
     tokens = [*CONTEXT, *toy_prompt("tail")][:kept]
     assert driver.backend.length(0) == kept
@@ -131,7 +134,7 @@ def test_a_sequence_that_has_not_ended_continues_as_if_there_had_been_no_row(dri
 
 def test_a_taken_over_sequence_becomes_an_ended_one(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(5, CONTEXT, ignore_eos=True))
-    found = driver.evaluate(row(5, [65, 66], copy=Prefix(source_id=5, length=4)))
+    found = driver.evaluate(row(5, [65, 66], copy=PrefixCopy(source_id=5, length=4)))
     check(found, 0, [*CONTEXT[:4], 65, 66], 2)
     assert driver.decode([5]) == []
     driver.checked_free_cells()
@@ -159,7 +162,7 @@ def test_a_failed_step_changes_nothing(driver: EngineDriver, outcome: DecodeOutc
     length = len(CONTEXT)
     answer = driver.try_evaluate(
         row(0, [65, 66], length),
-        row(1, [65], copy=Prefix(source_id=0, length=4)),
+        row(1, [65], copy=PrefixCopy(source_id=0, length=4)),
         row(5, [70], length, keep_length=length),
     )
     if isinstance(answer, Refusal):
@@ -180,7 +183,7 @@ def test_a_full_cache_is_an_outcome_also_when_a_sequence_is_taken_over() -> None
     driver.evaluate(row(0, CONTEXT[:9], outputs=RowOutputs.NONE), row(1, CONTEXT[:9], outputs=RowOutputs.NONE))
     for answer in (
         driver.try_evaluate(row(0, [1, 2, 3], 9)),
-        driver.try_evaluate(row(0, [1] * 9, copy=Prefix(source_id=0, length=4))),
+        driver.try_evaluate(row(0, [1] * 9, copy=PrefixCopy(source_id=0, length=4))),
     ):
         assert isinstance(answer, StepResult)
         assert answer.outcome is StepOutcome.NO_KV
@@ -188,9 +191,9 @@ def test_a_full_cache_is_an_outcome_also_when_a_sequence_is_taken_over() -> None
 
 
 def test_recurrent_memory_is_kept_whole_or_released() -> None:
-    driver = EngineDriver(ToyBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver = EngineDriver(ToyBackend(whole_only=True))
     driver.evaluate(row(0, CONTEXT))
-    whole = Prefix(source_id=0, length=len(CONTEXT))
+    whole = PrefixCopy(source_id=0, length=len(CONTEXT))
     answer = driver.try_evaluate(row(1, [65, 66], copy=whole, keep_length=len(CONTEXT)))
     assert isinstance(answer, Refusal)
     assert answer.error is ShardError.WRONG_POSITION
@@ -210,7 +213,7 @@ def test_no_rows_are_a_step_of_nothing_after_the_header(driver: EngineDriver) ->
 
 def test_a_draining_shard_continues_what_it_holds_and_starts_nothing(driver: EngineDriver) -> None:
     driver.engine.draining = True
-    driver.evaluate(row(1, [65], copy=Prefix(source_id=0, length=4)), row(0, [66], len(CONTEXT)))
+    driver.evaluate(row(1, [65], copy=PrefixCopy(source_id=0, length=4)), row(0, [66], len(CONTEXT)))
     answer = driver.try_evaluate(row(2, [65]))
     assert isinstance(answer, Refusal)
     assert answer.error is ShardError.DRAINING

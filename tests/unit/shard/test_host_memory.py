@@ -1,12 +1,13 @@
 """How much memory the host and its control groups leave."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from caravan_proto.host_memory import available_memory, locked_memory, own_memory
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.host_memory import available_memory
 from caravan_shard.service import loading
 
 MIB = 1 << 20
@@ -37,6 +38,10 @@ def test_every_group_around_the_process_counts(tmp_path: Path) -> None:
     # The kernel drops cached files before it refuses memory.
     write(groups / "pod/memory.stat", f"anon 5\ninactive_file {3 * MIB}\n")
     assert available_memory(proc, groups) == 13 * MIB
+    # Those that are in use too, such as the weights of a shard that starts again.
+    write(groups / "pod/memory.stat", f"anon 5\nactive_file {2 * MIB}\ninactive_file {3 * MIB}\n")
+    assert available_memory(proc, groups) == 15 * MIB
+    write(groups / "pod/memory.stat", f"anon 5\ninactive_file {3 * MIB}\n")
     write(groups / "pod/memory.current", f"{60 * MIB}\n")
     assert available_memory(proc, groups) == 0
 
@@ -60,3 +65,25 @@ def test_the_cache_takes_no_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -
     assert capacity(800 * MIB, 8192) == 700 * MIB
     assert capacity(0, 8192) == 0
     assert capacity(800 * MIB, 0) == 0
+
+
+def test_the_cache_leaves_room_for_weights_that_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of the file count as free, but a shard that loses them reads them from disk at each step."""
+    monkeypatch.setattr(loading, "available_memory", lambda: 800 * MIB)
+    backend = ToyBackend()
+    backend.facts = replace(backend.facts, weight_bytes=400 * MIB, device_bytes=0)
+
+    def capacity(*, mmap: bool = True) -> int:
+        return loading.make_run_store(ShardConfig(model="m.gguf", mmap=mmap), backend).capacity.memory
+
+    assert capacity() == 350 * MIB
+    assert capacity(mmap=False) == 700 * MIB
+    backend.facts = replace(backend.facts, weight_bytes=900 * MIB)
+    assert capacity() == 0
+
+
+def test_the_process_says_what_it_holds_and_has_locked(tmp_path: Path) -> None:
+    assert own_memory(tmp_path) == locked_memory(tmp_path) == 0
+    write(tmp_path / "self/status", "Name:\tx\nVmLck:\t    2048 kB\nRssAnon:\t    1024 kB\nRssFile:\t 9 kB\n")
+    assert (own_memory(tmp_path), locked_memory(tmp_path)) == (MIB, 2 * MIB)
+    assert own_memory() > MIB

@@ -3,8 +3,9 @@
 import pytest
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.model import ShardClaim
 from caravan_shard.protocol.results import Refusal
-from caravan_shard.service.lease import LeaseBook, LeaseChange, LeaseWish
+from caravan_shard.service.lease import LeaseBook, LeaseChange
 
 
 def refusal_of(answer: object) -> ShardError | None:
@@ -36,6 +37,18 @@ def test_only_the_holder_renews_its_epoch() -> None:
     assert not book.expire(now=1.8)
 
 
+def test_the_url_is_that_of_the_holder_while_it_holds() -> None:
+    book = LeaseBook()
+    assert book.holder_url == ""
+    book.request("a", 1, 1.0, now=0.0, url="http://a")
+    assert book.holder_url == "http://a"
+    book.request("b", 2, 1.0, now=0.5)
+    assert book.holder_url == ""
+    book.request("a", 3, 1.0, now=0.6, url="http://a")
+    assert book.expire(now=1.6)
+    assert book.holder_url == ""
+
+
 def test_an_expired_lease_cannot_be_renewed() -> None:
     book = LeaseBook()
     book.request("a", 3, 1.0, now=0.0)
@@ -60,32 +73,32 @@ def test_epoch_zero_is_never_granted() -> None:
 
 def test_a_router_that_asks_for_a_held_shard_waits_and_is_heard() -> None:
     book = LeaseBook()
-    assert book.ask("b", LeaseWish(0), now=0.0) is None
+    assert book.ask("b", ShardClaim(0), now=0.0) is None
     assert book.request("a", 1, 10.0, now=0.0) is LeaseChange.TAKEN
-    assert book.ask("a", LeaseWish(3), now=1.0) is None
-    assert book.wish(now=1.0) is None
-    assert refusal_of(book.ask("b", LeaseWish(2), now=1.0)) is ShardError.HELD
-    assert book.wish(now=3.4) == LeaseWish(2)
-    assert book.wish(now=3.6) is None
-    assert refusal_of(book.ask("b", LeaseWish(4), now=7.0)) is ShardError.HELD
+    assert book.ask("a", ShardClaim(3), now=1.0) is None
+    assert book.claim(now=1.0) is None
+    assert refusal_of(book.ask("b", ShardClaim(2), now=1.0)) is ShardError.HELD
+    assert book.claim(now=3.4) == ShardClaim(2)
+    assert book.claim(now=3.6) is None
+    assert refusal_of(book.ask("b", ShardClaim(4), now=7.0)) is ShardError.HELD
     assert book.release("a", 1) is None
-    assert book.ask("b", LeaseWish(4), now=7.5) is None
+    assert book.ask("b", ShardClaim(4), now=7.5) is None
     assert book.request("b", 2, 10.0, now=7.5) is LeaseChange.TAKEN
-    assert book.wish(now=7.6) is None
+    assert book.claim(now=7.6) is None
 
 
-def test_an_urgent_wish_is_not_replaced_by_another() -> None:
+def test_an_urgent_claim_is_not_replaced_by_another() -> None:
     book = LeaseBook()
     book.request("a", 1, 10.0, now=0.0)
-    for router_id, wish, now in (
-        ("b", LeaseWish(2), 1.0),
-        ("c", LeaseWish(1, urgent=True), 1.5),
-        ("b", LeaseWish(2), 2),
+    for router_id, claim, now in (
+        ("b", ShardClaim(2), 1.0),
+        ("c", ShardClaim(1, urgent=True), 1.5),
+        ("b", ShardClaim(2), 2),
     ):
-        assert refusal_of(book.ask(router_id, wish, now)) is ShardError.HELD
-    assert book.wish(now=2.1) == LeaseWish(1, urgent=True)
-    book.ask("b", LeaseWish(2), now=4.1)
-    assert book.wish(now=4.1) == LeaseWish(2)
+        assert refusal_of(book.ask(router_id, claim, now)) is ShardError.HELD
+    assert book.claim(now=2.1) == ShardClaim(1, urgent=True)
+    book.ask("b", ShardClaim(2), now=4.1)
+    assert book.claim(now=4.1) == ShardClaim(2)
 
 
 def test_a_lease_ends_soon_after_the_connection_broke_unless_it_is_renewed() -> None:

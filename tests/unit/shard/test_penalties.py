@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.sampling.dry import DryPenalty, suffix_matches
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.penalties import OccurrencePenalty, make_penalties
 
 SIZE = 100
@@ -26,7 +26,7 @@ def piece(token: int) -> bytes:
     return bytes([token])
 
 
-def expected_penalties(parameters: SamplingParameters, prompt: list[int], output: list[int]) -> Floats:
+def expected_penalties(parameters: SamplingParams, prompt: list[int], output: list[int]) -> Floats:
     """Apply the three penalties to `random_logits` by their formulas."""
     last = parameters.repeat_last_n
     window = [(token, False) for token in prompt] + [(token, True) for token in output]
@@ -43,8 +43,8 @@ def expected_penalties(parameters: SamplingParameters, prompt: list[int], output
 @pytest.mark.parametrize("last", [None, 0, 1, 2, 3, 6, 7, 8, 100])
 def test_penalties_follow_their_formula(last: int | None) -> None:
     prompt, output = [3, 7, 7, 9], [7, 11, 11, 3]
-    parameters = SamplingParameters(
-        repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.25, repeat_last_n=last
+    parameters = SamplingParams(
+        temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.25, repeat_last_n=last
     )
     penalties = make_penalties(parameters, piece)
     for penalty in penalties:
@@ -58,7 +58,7 @@ def test_penalties_follow_their_formula(last: int | None) -> None:
 
 
 def test_occurrences_grow_beyond_their_initial_size() -> None:
-    penalty = OccurrencePenalty(SamplingParameters(frequency_penalty=1.0))
+    penalty = OccurrencePenalty(SamplingParams(temperature=0.0, frequency_penalty=1.0))
     penalty.add(range(2_000), output=True)
     penalty.add(range(1_000, 2_000), output=True)
     logits = np.zeros(2_001, np.float32)
@@ -67,17 +67,16 @@ def test_occurrences_grow_beyond_their_initial_size() -> None:
 
 
 def test_only_active_penalties_are_built() -> None:
-    assert make_penalties(SamplingParameters(), piece) == ()
-    assert make_penalties(SamplingParameters(repetition_penalty=1.1, repeat_last_n=0), piece) == ()
-    assert make_penalties(SamplingParameters(dry_multiplier=1.0, dry_penalty_last_n=0), piece) == ()
-    both = make_penalties(SamplingParameters(repetition_penalty=1.1, dry_multiplier=1.0), piece)
+    assert make_penalties(SamplingParams(temperature=0.0), piece) == ()
+    assert make_penalties(SamplingParams(temperature=0.0, repetition_penalty=1.1, repeat_last_n=0), piece) == ()
+    assert make_penalties(SamplingParams(temperature=0.0, dry_multiplier=1.0, dry_penalty_last_n=0), piece) == ()
+    both = make_penalties(SamplingParams(temperature=0.0, repetition_penalty=1.1, dry_multiplier=1.0), piece)
     assert [type(penalty) for penalty in both] == [OccurrencePenalty, DryPenalty]
 
 
 TOKENS = st.lists(st.sampled_from([1, 2, 3, BREAKER]), max_size=40)
 
 
-@settings(deadline=None)
 @given(TOKENS)
 def test_suffix_matches_are_the_longest_common_suffixes(tokens: list[int]) -> None:
     assert suffix_matches(tokens) == [common_suffix(tokens[: end + 1], tokens) for end in range(len(tokens))]
@@ -88,7 +87,7 @@ def common_suffix(tokens: Sequence[int], others: Sequence[int]) -> int:
     return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(tokens), len(others)))
 
 
-def expected_dry(parameters: SamplingParameters, tokens: list[int]) -> Floats:
+def expected_dry(parameters: SamplingParams, tokens: list[int]) -> Floats:
     """Return the penalty of each token by DRY's definition."""
     last = len(tokens) if parameters.dry_penalty_last_n is None else parameters.dry_penalty_last_n
     window = tokens[len(tokens) - min(last, len(tokens)) :]
@@ -105,7 +104,7 @@ def expected_dry(parameters: SamplingParameters, tokens: list[int]) -> Floats:
     return penalties.astype(np.float32)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     prompt=TOKENS,
     output=TOKENS,
@@ -117,8 +116,8 @@ def test_dry_follows_its_definition(
     prompt: list[int], output: list[int], last: int | None, allowed: int, *, read: bool
 ) -> None:
     """``read``: apply the penalty after every token of the output, so that its matches are updated one by one."""
-    parameters = SamplingParameters(
-        dry_multiplier=0.8, dry_base=1.75, dry_allowed_length=allowed, dry_penalty_last_n=last
+    parameters = SamplingParams(
+        temperature=0.0, dry_multiplier=0.8, dry_base=1.75, dry_allowed_length=allowed, dry_penalty_last_n=last
     )
     penalty = DryPenalty(parameters, piece)
     penalty.add(prompt, output=False)
@@ -132,7 +131,7 @@ def test_dry_follows_its_definition(
 
 
 def test_a_long_repetition_keeps_logits_finite() -> None:
-    parameters = SamplingParameters(dry_multiplier=1e38, dry_base=1e38, dry_penalty_last_n=None)
+    parameters = SamplingParams(temperature=0.0, dry_multiplier=1e38, dry_base=1e38, dry_penalty_last_n=None)
     penalty = DryPenalty(parameters, piece)
     penalty.add([5] * 20_000, output=False)
     logits = np.zeros(SIZE, np.float32)

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DecodeOutcome, Prefix
+from caravan_proto.messages.commands import Chunk, PrefixCopy
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import StepOutcome
+from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk
-from caravan_shard.protocol.results import PromptLogprobs, Refusal, StepOutcome, StepResult
+from caravan_shard.protocol.results import PromptLogprobs, Refusal, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk, toy_prompt, with_parameters
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
 
@@ -145,7 +146,7 @@ def test_a_copy_has_prompt_logprobs_from_the_second_token_behind_it(size: int, *
         part, last = PROMPT[start : start + size], start + size >= len(PROMPT)
         chunk = next_chunk(key, start, part, last=last)
         if start == copied:
-            copy = Prefix(source_id=0, length=copied)
+            copy = PrefixCopy(source_id=0, length=copied)
             chunk = first_chunk(key, part, total=len(PROMPT), last=last, copy=copy, logprobs=True, ignore_eos=True)
             chunk = with_parameters(chunk, prompt_logprobs=True)
         rows = prompt_logprobs_of(driver.prefill(chunk))

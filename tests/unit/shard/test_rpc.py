@@ -148,7 +148,7 @@ def test_servers_are_hosts_with_ports(text: str) -> None:
     ("flags", "says"),
     [
         ({"rpc": "a:1,b:2,a:1", "gpu_layers": -1}, "a server twice"),
-        ({"rpc": "a:1"}, "rpc-servers would hold no layer: pass -ngl"),
+        ({"rpc": "a:1", "gpu_layers": 0}, "rpc-servers would hold no layer: pass another -ngl"),
         ({"rpc": "a:1", "gpu_layers": -1, "device": "none"}, "rpc-servers would hold no layer"),
         ({"rpc": "a:1", "gpu_layers": -1, "split_mode": "row"}, "rpc-servers hold whole layers: pass -sm layer"),
         ({"rpc": "a:1", "gpu_layers": -1, "split_mode": "tensor"}, "Given: tensor"),
@@ -163,6 +163,7 @@ def test_servers_are_separated_by_commas() -> None:
     config = ShardConfig(model="x.gguf", rpc="10.0.0.1:50052, worker:50053", gpu_layers=20)
     assert config.rpc_servers == ["10.0.0.1:50052", "worker:50053"]
     assert config.uses_gpus
+    assert ShardConfig(model="x.gguf", rpc="a:1").gpu_layers is None
     assert ShardConfig(model="x.gguf").rpc_servers == []
 
 

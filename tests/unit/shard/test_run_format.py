@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 
-from caravan_shard.protocol.run import Run
+from caravan_shard.protocol.run import StoredRun
 from caravan_shard.sequences.run_format import FIXED_BYTES, BadRunError, RunFormat, RunReceiver
 
 FORMAT = RunFormat("ab" * 32)
 KEYS = (b"first key of run", b"last key of run.")
-RUN = Run(start=3, cuts=(8, 20), keys=KEYS, size=60)
+RUN = StoredRun(start=3, cuts=(8, 20), keys=KEYS, size=60, note=b"a prompt")
 STATE = np.arange(60, dtype=np.uint8)
 DATA = FORMAT.header(RUN, STATE) + STATE.tobytes()
 
 
-def receive(data: bytes, part: int = 1 << 20, *, key: bytes = KEYS[-1], most_bytes: int = 60) -> tuple[Run, bytes]:
+def receive(
+    data: bytes, part: int = 1 << 20, *, key: bytes = KEYS[-1], most_bytes: int = 60
+) -> tuple[StoredRun, bytes]:
     receiver = RunReceiver(FORMAT, key, most_bytes)
     for at in range(0, len(data), part):
         receiver.add(data[at : at + part])

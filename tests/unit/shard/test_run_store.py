@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caravan_proto.messages.limits import SavedBytes
 from caravan_shard.arrays import State
-from caravan_shard.protocol.results import SavedBytes
-from caravan_shard.protocol.run import Run
+from caravan_shard.protocol.run import StoredRun
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.run_format import BadRunError
 from caravan_shard.sequences.runs import RunStore
@@ -27,8 +27,8 @@ def key(number: int) -> bytes:
     return number.to_bytes(16, "little")
 
 
-def run(number: int, size: int = 60, start: int = 0, end: int = 20) -> Run:
-    return Run(start=start, cuts=(start + 1, end), keys=(key(1_000 + number), key(number)), size=size)
+def run(number: int, size: int = 60, start: int = 0, end: int = 20) -> StoredRun:
+    return StoredRun(start=start, cuts=(start + 1, end), keys=(key(1_000 + number), key(number)), size=size)
 
 
 def state(size: int, seed: int = 0) -> State:
@@ -235,7 +235,7 @@ def test_the_end_saves_the_most_recently_used_runs_that_fit(tmp_path: Path) -> N
 def test_the_end_takes_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = RunFiles.write
 
-    def write_slowly(files: RunFiles, one: Run, cells: State) -> None:
+    def write_slowly(files: RunFiles, one: StoredRun, cells: State) -> None:
         time.sleep(0.05)
         write(files, one, cells)
 
@@ -246,7 +246,7 @@ def test_the_end_takes_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest
     began = time.monotonic()
     store.close(0.06)
     assert time.monotonic() - began < 10
-    store._writer.join(10)
+    store._writer.join(60)
     assert 1 <= len(files_in(tmp_path)) < 5
 
 
@@ -326,13 +326,13 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from caravan_shard.protocol.run import Run
+from caravan_shard.protocol.run import StoredRun
 from caravan_shard.sequences.run_files import RunFiles
 files = RunFiles(Path(sys.argv[1]), "ab" * 32)
 state = np.zeros(1 << 24, np.uint8)
 print("ready", flush=True)
 for number in range(1_000):
-    files.write(Run(start=0, cuts=(5,), keys=(number.to_bytes(16, "little"),), size=len(state)), state)
+    files.write(StoredRun(start=0, cuts=(5,), keys=(number.to_bytes(16, "little"),), size=len(state)), state)
 """
 
 

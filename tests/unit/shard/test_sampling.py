@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.logprobs import token_logprobs
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_shard.sampling.peaks import Peaks
 from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
 from caravan_shard.sampling.token_candidates import find_candidates
@@ -24,7 +24,7 @@ def from_probabilities(*probabilities: float) -> Floats:
 
 
 def kept(logits: Floats, **fields: float) -> list[int]:
-    return sorted(filter_candidates(logits, SamplingParameters(**fields)).tolist())  # type: ignore[arg-type]
+    return sorted(filter_candidates(logits, SamplingParams(**fields)).tolist())  # type: ignore[arg-type]
 
 
 def test_each_filter_keeps_the_candidates_of_its_definition() -> None:
@@ -48,21 +48,21 @@ def test_each_filter_keeps_the_candidates_of_its_definition() -> None:
 @pytest.mark.parametrize(
     "parameters",
     [
-        SamplingParameters(temperature=0.7, top_k=40),
-        SamplingParameters(temperature=0.7, top_p=0.9),
-        SamplingParameters(temperature=1.0, min_p=0.05),
-        SamplingParameters(temperature=2.5, top_p=0.99),
-        SamplingParameters(temperature=0.3, top_k=4_000, top_p=0.8),
-        SamplingParameters(temperature=0.9, typical_p=0.9, top_p=0.8),
-        SamplingParameters(temperature=0.01, top_p=0.9, min_p=0.3),
-        SamplingParameters(temperature=0.5, top_p=0.9, xtc_probability=1.0, xtc_threshold=0.02),
-        SamplingParameters(temperature=0.5, top_k=40, min_p=0.01, xtc_probability=1.0, xtc_threshold=0.02),
-        SamplingParameters(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.02),
+        SamplingParams(temperature=0.7, top_k=40),
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(temperature=1.0, min_p=0.05),
+        SamplingParams(temperature=2.5, top_p=0.99),
+        SamplingParams(temperature=0.3, top_k=4_000, top_p=0.8),
+        SamplingParams(temperature=0.9, typical_p=0.9, top_p=0.8),
+        SamplingParams(temperature=0.01, top_p=0.9, min_p=0.3),
+        SamplingParams(temperature=0.5, top_p=0.9, xtc_probability=1.0, xtc_threshold=0.02),
+        SamplingParams(temperature=0.5, top_k=40, min_p=0.01, xtc_probability=1.0, xtc_threshold=0.02),
+        SamplingParams(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.02),
     ],
     ids=str,
 )
 def test_filtering_the_likeliest_candidates_equals_filtering_all(
-    parameters: SamplingParameters,
+    parameters: SamplingParams,
 ) -> None:
     for seed in range(5):
         logits = random_logits(seed=seed)
@@ -129,7 +129,7 @@ def test_xtc_and_the_token_use_different_random_numbers() -> None:
     numbers = {uniform(3, position, purpose) for position in range(500) for purpose in Purpose}
     assert len(numbers) == 1_000
     logits = from_probabilities(0.4, 0.35, 0.25)
-    parameters = SamplingParameters(temperature=1.0, seed=3, xtc_probability=0.3, xtc_threshold=0.3)
+    parameters = SamplingParams(temperature=1.0, seed=3, xtc_probability=0.3, xtc_threshold=0.3)
     for position in range(500):
         token = choose_token(logits, Choice(parameters, position), filter_candidates)
         number = uniform(3, position)
@@ -142,7 +142,7 @@ def test_xtc_and_the_token_use_different_random_numbers() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_barred_tokens_are_chosen_only_where_a_grammar_allows_no_other(temperature: float) -> None:
     logits = from_probabilities(0.9, 0.05, 0.03, 0.02)
-    parameters = SamplingParameters(temperature=temperature, top_p=0.99)
+    parameters = SamplingParams(temperature=temperature, top_p=0.99)
     for position in range(20):
         for allowed, expected in ((None, {2, 3}), ([0, 1], {0, 1}), ([1, 3], {3}), ([1], {1})):
             ids = None if allowed is None else np.array(allowed)
@@ -153,7 +153,7 @@ def test_barred_tokens_are_chosen_only_where_a_grammar_allows_no_other(temperatu
 
 def test_greedy_is_the_most_likely_token_and_ignores_filters() -> None:
     logits = random_logits()
-    choice = Choice(SamplingParameters(temperature=0.0, top_k=3, seed=1), 5)
+    choice = Choice(SamplingParams(temperature=0.0, top_k=3, seed=1), 5)
     assert choose_token(logits, choice, filter_candidates) == int(logits.argmax())
 
 
@@ -161,7 +161,7 @@ def test_greedy_is_the_most_likely_token_and_ignores_filters() -> None:
 def test_extreme_temperatures_give_valid_tokens(temperature: float) -> None:
     logits = random_logits(1_000)
     for fields in ({}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.5}, {"min_p": 0.5}):
-        choice = Choice(SamplingParameters(temperature=temperature, **fields), 5)
+        choice = Choice(SamplingParams(temperature=temperature, **fields), 5)
         token = choose_token(logits, choice, filter_candidates)
         assert 0 <= token < 1_000
         if temperature < 1:
@@ -172,7 +172,7 @@ def test_nan_logits_still_give_a_token() -> None:
     logits = random_logits(1_000)
     logits[3] = np.nan
     for fields in ({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}):
-        choice = Choice(SamplingParameters(temperature=1.0, **fields), 5)
+        choice = Choice(SamplingParams(temperature=1.0, **fields), 5)
         assert 0 <= choose_token(logits, choice, filter_candidates) < 1_000
 
 
@@ -180,7 +180,7 @@ def test_nan_logits_still_give_a_token() -> None:
 def test_each_row_of_a_batch_is_sampled_with_its_own_parameters(threads: int) -> None:
     logits = np.stack([random_logits(seed=seed) for seed in range(12)])
     choices = [
-        Choice(SamplingParameters(temperature=row % 3 * 0.5, top_k=row * 7, seed=row), 100 + row) for row in range(12)
+        Choice(SamplingParams(temperature=row % 3 * 0.5, top_k=row * 7, seed=row), 100 + row) for row in range(12)
     ]
     sampler = Sampler(filter_candidates, threads)
     tokens = sampler.choose(logits, choices)
@@ -189,12 +189,12 @@ def test_each_row_of_a_batch_is_sampled_with_its_own_parameters(threads: int) ->
 
 
 def test_a_filter_may_return_any_order() -> None:
-    def shuffled(logits: Floats, parameters: SamplingParameters) -> Ids:
+    def shuffled(logits: Floats, parameters: SamplingParams) -> Ids:
         return filter_candidates(logits, parameters)[::-1].copy()
 
     logits = random_logits()
     for position in range(20):
-        choice = Choice(SamplingParameters(temperature=1.0, top_k=50, seed=3), position)
+        choice = Choice(SamplingParams(temperature=1.0, top_k=50, seed=3), position)
         assert choose_token(logits, choice, shuffled) == choose_token(logits, choice, filter_candidates)
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import Prefix, PrefixSharing
+from caravan_proto.messages.commands import Header, Load, PrefixCopy, Save, SetLayout
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Header, Load, Save, SetLayout
-from caravan_shard.protocol.results import LayoutSet, Loaded, Refusal, Saved, StepOutcome, StepResult
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.protocol.results import Refusal, StepResult
 from caravan_shard.sequences.runs import RunStore
 from caravan_testing.shard_builders import (
     EngineDriver,
@@ -25,7 +25,7 @@ from caravan_testing.toy_oracle import expected_output
 PROMPT = toy_prompt("a prompt that is long enough")
 TAIL = toy_prompt(" and a tail")
 OTHER = {KvLayout.UNIFIED: KvLayout.SPLIT, KvLayout.SPLIT: KvLayout.UNIFIED}
-SAMPLED = SamplingParameters(
+SAMPLED = SamplingParams(
     temperature=0.9,
     top_k=40,
     repetition_penalty=1.2,
@@ -50,7 +50,7 @@ def driver(request: pytest.FixtureRequest) -> EngineDriver:
 
 def resume(driver: EngineDriver, sequence_id: int, tokens: list[int], length: int) -> list[int]:
     """Start ``tokens`` behind ``length`` tokens that the id holds, and return the output."""
-    copy = Prefix(source_id=sequence_id, length=length)
+    copy = PrefixCopy(source_id=sequence_id, length=length)
     driver.prefill(first_chunk(sequence_id, tokens[length:], copy=copy, ignore_eos=True))
     driver.decode([sequence_id])
     return driver.output.pop(sequence_id)
@@ -71,7 +71,7 @@ def test_a_preempted_sequence_continues_under_another_id(driver: EngineDriver) -
     chunk = first_chunk(
         5,
         known[-1:],
-        copy=Prefix(source_id=5, length=len(known) - 1),
+        copy=PrefixCopy(source_id=5, length=len(known) - 1),
         prompt_length=len(PROMPT),
         max_new=50 - len(known) + len(PROMPT),
         sampling=SAMPLED,
@@ -122,7 +122,7 @@ def test_a_loaded_sequence_is_shared_parked_and_released(driver: EngineDriver) -
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.save(save_entry(0, PROMPT, release=True))
     driver.load(load_entry(1, PROMPT))
-    copies = [first_chunk(key, TAIL, copy=Prefix(source_id=1, length=10), ignore_eos=True) for key in (2, 3)]
+    copies = [first_chunk(key, TAIL, copy=PrefixCopy(source_id=1, length=10), ignore_eos=True) for key in (2, 3)]
     driver.prefill(*copies)
     shared = driver.backend.capacity.current.layout is KvLayout.UNIFIED
     used = len(PROMPT) + 2 * len(TAIL) + (0 if shared else 20)
@@ -134,11 +134,63 @@ def test_a_loaded_sequence_is_shared_parked_and_released(driver: EngineDriver) -
     assert driver.checked_free_cells() == 1024 - 4
 
 
+@pytest.mark.parametrize("phase", ["prefilling", "running", "loaded"])
+def test_a_loaded_sequence_shares_the_first_cells_of_another(phase: str) -> None:
+    driver = EngineDriver(backend(KvLayout.UNIFIED))
+    whole = PROMPT + TAIL
+    driver.prefill(first_chunk(0, whole, ignore_eos=True))
+    driver.save(save_entry(0, whole, 0, 20, release=True))
+    common = 12
+    if phase == "loaded":
+        driver.load(load_entry(1, whole[:20], (whole, 20)))
+    else:
+        last = phase == "running"
+        driver.prefill(first_chunk(1, whole[:20], total=20 if last else 30, last=last, ignore_eos=True))
+    copy = PrefixCopy(source_id=1, length=common)
+    both = [load_entry(2, whole, (whole, len(whole)), copy=copy), load_entry(3, whole[:17], (whole, 17), copy=copy)]
+    assert driver.load(*both) == [True, True]
+    assert driver.checked_free_cells() == 1024 - 20 - (len(whole) - common) - (17 - common)
+    # The cells stay as long as one of them holds them.
+    driver.keep(2, 3)
+    assert driver.checked_free_cells() == 1024 - len(whole) - (17 - common)
+    rest = whole + toy_prompt("!")
+    assert (
+        resume(driver, 3, rest, 17) == resume(driver, 2, rest, len(whole)) == expected_output(rest, 50, ignore_eos=True)
+    )
+
+
+def test_a_damaged_run_behind_shared_cells_leaves_these_alone() -> None:
+    driver = EngineDriver(backend(KvLayout.UNIFIED))
+    whole = PROMPT + TAIL
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, whole, ignore_eos=True))
+    driver.save(save_entry(1, whole, release=True))
+    kept = driver.engine.runs._kept[run_key(whole)]
+    kept.state = kept.state[:-CELL_BYTES]  # type: ignore[index]
+    damaged = load_entry(2, whole, (whole, len(whole)), copy=PrefixCopy(source_id=0, length=10))
+    result = driver.engine.load(Load(entries=[damaged]), 0)
+    assert isinstance(result, Loaded)
+    assert (result.loaded, result.bad_runs) == ([False], [run_key(whole)])
+    assert driver.checked_free_cells() == 1024 - len(PROMPT)
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True)
+
+
+def test_what_has_no_room_but_behind_shared_cells_is_loaded_there() -> None:
+    driver = EngineDriver(ToyBackend(cells=200))
+    whole = toy_prompt("x" * 120)
+    driver.prefill(first_chunk(0, whole, ignore_eos=True))
+    driver.save(save_entry(0, whole))
+    copy = PrefixCopy(source_id=0, length=60)
+    assert driver.load(load_entry(1, whole)) == [False]
+    assert driver.load(load_entry(1, whole, (whole, 120), copy=copy)) == [True]
+    assert driver.checked_free_cells() == 20
+
+
 def test_a_key_that_is_there_is_saved_already(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True), first_chunk(1, PROMPT, ignore_eos=True))
     result = driver.engine.save(Save(entries=[save_entry(0, PROMPT), save_entry(1, PROMPT, release=True)]), 0)
     assert isinstance(result, Saved)
-    assert result.sizes == [CELL_BYTES * len(PROMPT)] * 2
+    assert result.sizes_bytes == [CELL_BYTES * len(PROMPT)] * 2
     assert driver.engine.runs.used.memory == CELL_BYTES * len(PROMPT)
     assert driver.engine.sequence_count == 1
 
@@ -212,7 +264,7 @@ def test_runs_outlive_the_release_of_all_sequences(driver: EngineDriver) -> None
 
 
 def test_a_recurrent_model_saves_whole_sequences() -> None:
-    driver = EngineDriver(ToyBackend(sharing=PrefixSharing.WHOLE_ONLY))
+    driver = EngineDriver(ToyBackend(whole_only=True))
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     driver.decode([0], steps=2)
     whole = [*PROMPT, *driver.output[0][:-1]]
@@ -239,7 +291,7 @@ def test_sequences_in_every_phase_move_to_the_other_layout_and_back(driver: Engi
         first_chunk(1, PROMPT[:9], total=len(PROMPT), last=False),
         first_chunk(2, PROMPT + TAIL, max_new=1, ignore_eos=True),
     )
-    driver.prefill(first_chunk(3, TAIL, copy=Prefix(source_id=0, length=10), ignore_eos=True))
+    driver.prefill(first_chunk(3, TAIL, copy=PrefixCopy(source_id=0, length=10), ignore_eos=True))
     driver.save(save_entry(0, PROMPT))
     here = driver.backend.capacity.current.layout
     for layout in (OTHER[here], here):
@@ -249,7 +301,7 @@ def test_sequences_in_every_phase_move_to_the_other_layout_and_back(driver: Engi
         # Each sequence has cells of its own.
         lengths = [driver.backend.length(key) for key in range(4)]
         assert driver.checked_free_cells() == 1024 - sum(lengths)
-        driver.prefill(first_chunk(4, TAIL, copy=Prefix(source_id=2, length=12), ignore_eos=True))
+        driver.prefill(first_chunk(4, TAIL, copy=PrefixCopy(source_id=2, length=12), ignore_eos=True))
         shared = 12 if layout is KvLayout.UNIFIED else 0
         assert driver.checked_free_cells() == 1024 - sum(lengths) - 12 - len(TAIL) + shared
         driver.keep(0, 1, 2, 3)
@@ -264,7 +316,7 @@ def test_sequences_in_every_phase_move_to_the_other_layout_and_back(driver: Engi
 
 def test_the_same_layout_changes_nothing(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
-    driver.prefill(first_chunk(1, TAIL, copy=Prefix(source_id=0, length=10), ignore_eos=True))
+    driver.prefill(first_chunk(1, TAIL, copy=PrefixCopy(source_id=0, length=10), ignore_eos=True))
     free = driver.checked_free_cells()
     assert driver.set_layout(driver.backend.capacity.current.layout) == []
     assert driver.checked_free_cells() == free
@@ -280,7 +332,7 @@ def test_a_sequence_that_does_not_fit_its_part_keeps_the_cells_unified() -> None
         assert driver.engine.sequence_count == 2
     answer = driver.engine.set_layout(split_command(header(park={1: 40})), 0)
     assert isinstance(answer, LayoutSet)
-    assert (answer.limits.layout, answer.limits.cells_per_sequence, answer.lost_ids) == (KvLayout.SPLIT, 40, [])
+    assert (answer.layout.layout, answer.layout.cells_per_sequence, answer.lost) == (KvLayout.SPLIT, 40, [])
 
 
 def test_a_sequence_that_fills_its_part_continues_in_the_unified_layout() -> None:
@@ -315,7 +367,7 @@ def test_a_layout_that_cannot_be_made_keeps_the_old_one_and_its_sequences(driver
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
     answer = driver.engine.set_layout(SetLayout(layout=OTHER[here]), 0)
     assert isinstance(answer, LayoutSet)
-    assert (answer.limits.layout, answer.lost_ids) == (here, [])
+    assert (answer.layout.layout, answer.lost) == (here, [])
     driver.decode([0])
     assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True)
 

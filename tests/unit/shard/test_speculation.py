@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_shard.backends.base import DecodeOutcome, PrefixSharing, TokenBatch
+from caravan_proto.messages.commands import Chunk, Decode
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import DraftSource, FinishReason
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.drafts import DraftBudget
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import Chunk, Decode
-from caravan_shard.protocol.results import FinishReason, Refusal, StepResult
-from caravan_shard.sampling.parameters import SamplingParameters
-from caravan_shard.speculation.draft import DraftSource
+from caravan_shard.protocol.results import Refusal, StepResult
 from caravan_testing.shard_builders import EngineDriver, first_chunk, toy_grammar, toy_prompt, with_parameters
 from caravan_testing.toy_oracle import expected_output
 
-GREEDY = SamplingParameters()
-DRAWN = SamplingParameters(temperature=0.9, top_k=40, repetition_penalty=1.2, seed=5)
-HISTORICAL = SamplingParameters(
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = SamplingParams(temperature=0.9, top_k=40, repetition_penalty=1.2, seed=5)
+HISTORICAL = SamplingParams(
     temperature=1.0, frequency_penalty=0.4, dry_multiplier=0.9, dry_allowed_length=1, xtc_probability=0.5, seed=3
 )
 
@@ -29,7 +29,7 @@ def predicting(
 ) -> Chunk:
     """Make a first chunk of a sequence with a prediction."""
     chunk = first_chunk(sequence_id, prompt, **fields)
-    return with_parameters(chunk, max_draft_tokens=most, predicted=tuple(predicted))
+    return with_parameters(chunk, max_draft_tokens=most, prediction=tuple(predicted))
 
 
 def corrupt(output: Sequence[int], every: int) -> list[int]:
@@ -44,7 +44,7 @@ def counts(results: Sequence[StepResult]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN, HISTORICAL], ids=["greedy", "drawn", "historical"])
-def test_a_right_prediction_takes_fewer_steps(sampling: SamplingParameters) -> None:
+def test_a_right_prediction_takes_fewer_steps(sampling: SamplingParams) -> None:
     prompt = toy_prompt("predict me")
     expected = expected_output(prompt, 50, sampling=sampling, ignore_eos=True)
     driver = EngineDriver()
@@ -60,7 +60,7 @@ def test_a_right_prediction_takes_fewer_steps(sampling: SamplingParameters) -> N
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 @pytest.mark.parametrize("sampling", [GREEDY, HISTORICAL], ids=["greedy", "historical"])
-def test_a_wrong_prediction_changes_nothing(sampling: SamplingParameters, every: int) -> None:
+def test_a_wrong_prediction_changes_nothing(sampling: SamplingParams, every: int) -> None:
     prompt = toy_prompt("predict me wrongly")
     expected = expected_output(prompt, 50, sampling=sampling)
     driver = EngineDriver()
@@ -198,7 +198,7 @@ def test_an_end_token_in_a_draft_ends_the_sequence() -> None:
     driver.prefill(predicting(0, prompt, [*expected, 65, 66, 67], most=8))
     (result,) = driver.decode([0], max_draft_tokens=8)
     assert driver.output[0] == expected
-    assert result.rows.finish_reasons[-1] is FinishReason.EOS
+    assert result.rows.finish_reasons[-1] is FinishReason.EOS_TOKEN
     assert result.drafts is not None
     assert result.drafts.accepted == [len(expected) - 1]
     assert driver.checked_free_cells() == 8192 - len(prompt) - len(expected) + 1
@@ -334,7 +334,7 @@ def test_more_drafts_than_outputs_are_refused_and_all_of_recurrent_models() -> N
     assert too_many.error is ShardError.TOO_MANY_TOKENS
     assert refusal(ToyBackend(max_batch_tokens=8), 7) is None
     assert refusal(ToyBackend(max_batch_tokens=8), 8) is not None
-    recurrent = ToyBackend(sharing=PrefixSharing.WHOLE_ONLY)
+    recurrent = ToyBackend(whole_only=True)
     assert recurrent.capacity.max_draft_tokens == 0
     assert refusal(recurrent, 1) is not None
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
+from caravan_proto.messages.results import FinishReason
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS
-from caravan_shard.protocol.results import FinishReason
-from caravan_shard.sampling.parameters import SamplingParameters
 from caravan_testing.shard_builders import EngineDriver, first_chunk, toy_grammar, toy_prompt
 from caravan_testing.toy_oracle import expected_output
 
 PROMPT = toy_prompt("a prompt")
-DRAWN = SamplingParameters(temperature=0.9, top_k=60, seed=4)
+DRAWN = SamplingParams(temperature=0.9, top_k=60, seed=4)
 
 
 def run(prompt: list[int] = PROMPT, **fields: Any) -> tuple[list[int], FinishReason | None]:
@@ -32,7 +32,7 @@ def test_a_stop_token_ends_a_sequence_and_stays_in_its_output() -> None:
 
 def test_an_end_token_that_is_ignored_may_be_a_stop_token() -> None:
     for seed in range(20):
-        sampling = SamplingParameters(temperature=1.0, seed=seed)
+        sampling = SamplingParams(temperature=1.0, seed=seed)
         free, _ = run(sampling=sampling, ignore_eos=True, max_new=300)
         if EOS not in free[:-1]:
             continue
@@ -41,18 +41,18 @@ def test_an_end_token_that_is_ignored_may_be_a_stop_token() -> None:
         assert reason is FinishReason.STOP_TOKEN
         # Without ignore_eos it is an end token first.
         output, reason = run(sampling=sampling, max_new=300, stop_token_ids=frozenset({EOS}))
-        assert reason is FinishReason.EOS
+        assert reason is FinishReason.EOS_TOKEN
         return
     pytest.fail("no sequence had an end token")
 
 
-@pytest.mark.parametrize("sampling", [SamplingParameters(), DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("least", [1, 7, 50])
-def test_nothing_ends_a_sequence_before_min_tokens(sampling: SamplingParameters, least: int) -> None:
+def test_nothing_ends_a_sequence_before_min_tokens(sampling: SamplingParams, least: int) -> None:
     stops = frozenset(range(97, 123))
     output, reason = run(sampling=sampling, stop_token_ids=stops, min_tokens=least)
     assert len(output) > least or (reason is FinishReason.LENGTH and len(output) == 50)
-    assert not (stops | TOY_FACTS.eog_ids) & set(output[:least])
+    assert not (stops | TOY_FACTS.eos_token_ids) & set(output[:least])
     assert output == expected_output(PROMPT, 50, sampling=sampling, stop_token_ids=stops, min_tokens=least)
     assert reason is (FinishReason.LENGTH if least == 50 else FinishReason.STOP_TOKEN)
 
@@ -67,20 +67,20 @@ def test_a_complete_grammar_ends_the_output_before_min_tokens() -> None:
     # The grammar is complete after three tokens, and the third can only be the stop token.
     output, reason = run(grammar=toy_grammar("[a-c][d-f]x"), min_tokens=20, stop_token_ids=frozenset(b"x"))
     assert len(output) == 3
-    assert reason is FinishReason.EOS
+    assert reason is FinishReason.EOS_TOKEN
 
 
 def test_a_forced_stop_token_before_min_tokens_does_not_end_the_output() -> None:
     output, reason = run(grammar=toy_grammar("[a-c]x[d-f]"), min_tokens=20, stop_token_ids=frozenset(b"x"))
     assert len(output) == 3
-    assert reason is FinishReason.EOS
+    assert reason is FinishReason.EOS_TOKEN
 
 
 def test_stop_tokens_are_not_sampled_before_min_tokens_if_the_grammar_allows_others() -> None:
     grammar = toy_grammar("[a-z]+")
     output, _ = run(grammar=grammar, sampling=DRAWN, min_tokens=30, stop_token_ids=frozenset(b"aeiou"))
     assert len(output) > 30
-    assert not set(output[:30]) & {*b"aeiou", *TOY_FACTS.eog_ids}
+    assert not set(output[:30]) & {*b"aeiou", *TOY_FACTS.eos_token_ids}
 
 
 def test_a_stop_token_ends_an_output_whose_grammar_is_not_complete() -> None:

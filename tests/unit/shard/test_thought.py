@@ -4,15 +4,16 @@ from typing import Any
 
 import pytest
 
+from caravan_proto.messages.constraint import Thought
+from caravan_proto.messages.results import FinishReason
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS
-from caravan_shard.constraints.thought import Thought
-from caravan_shard.protocol.results import FinishReason, Refusal
-from caravan_shard.sampling.parameters import SamplingParameters
+from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import EngineDriver, first_chunk, toy_grammar, toy_prompt, with_parameters
 from caravan_testing.toy_oracle import expected_output
 
 PROMPT = toy_prompt("a prompt<think>")
-DRAWN = SamplingParameters(temperature=0.9, top_k=60, repetition_penalty=1.1, seed=4)
+DRAWN = SamplingParams(temperature=0.9, top_k=60, repetition_penalty=1.1, seed=4)
 ENDING = tuple(b"</think>\n\n")
 NEVER = b"\xff\xfe</think>"
 
@@ -71,7 +72,7 @@ def test_a_grammar_applies_behind_the_thought(drafts: int) -> None:
     answer = bytes(output[len(before) :]).decode()
     assert len(answer) == 5
     assert (set(answer[:3]) <= set("abc"), answer[3], answer[4] in "xyz") == (True, "-", True)
-    assert reason is FinishReason.EOS
+    assert reason is FinishReason.EOS_TOKEN
 
 
 def test_a_thought_before_a_grammar_needs_no_budget_and_cannot_end_the_output() -> None:
@@ -83,7 +84,7 @@ def test_a_thought_before_a_grammar_needs_no_budget_and_cannot_end_the_output() 
     driver.decode([2])
     output = driver.output[2]
     assert output[:13] == free[:13]
-    assert not TOY_FACTS.eog_ids & set(output[:17])
+    assert not TOY_FACTS.eos_token_ids & set(output[:17])
     assert set(output[13:17]) <= set(b"abc")
 
 
@@ -98,7 +99,7 @@ def test_a_sequence_that_is_computed_again_has_the_same_tokens(count: int) -> No
     assert len(whole) == 20
     resumed, reason = run([*PROMPT, *whole[:count]], prompt_length=len(PROMPT), max_new=50 - count, **fields)
     assert whole[:count] + resumed == whole
-    assert reason is FinishReason.EOS
+    assert reason is FinishReason.EOS_TOKEN
 
 
 def test_sequences_with_and_without_thoughts_share_steps() -> None:
@@ -133,7 +134,7 @@ def test_a_wrong_thought_is_refused(thought: Thought, reason: str) -> None:
 def test_the_end_token_may_end_a_thought_without_a_grammar() -> None:
     thought = Thought(closings=(NEVER,), ending=ENDING, max_tokens=200)
     for seed in range(20):
-        sampling = SamplingParameters(temperature=1.0, seed=seed)
+        sampling = SamplingParams(temperature=1.0, seed=seed)
         expected = expected_output(PROMPT, 200, sampling=sampling)
         if expected[-1] != EOS:
             continue

@@ -6,37 +6,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
+import numpy as np
 import pytest
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
-from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.backends.toy.backend import ToyBackend, toy_embedding
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import RUN_AHEAD, Replies
 from caravan_shard.engine.worker import ENDING, Worker
-from caravan_shard.kv_layout import KvLayout
-from caravan_shard.protocol.commands import (
-    Decode,
-    Embed,
-    FilterBatch,
-    Load,
-    Prefill,
-    Save,
-    SetLayout,
-)
-from caravan_shard.protocol.results import (
-    Embedding,
-    Holdings,
-    LayoutSet,
-    Loaded,
-    Refusal,
-    Result,
-    Saved,
-    StepOutcome,
-    StepResult,
-)
+from caravan_shard.protocol.commands import EmbedText
+from caravan_shard.protocol.results import Embedded, Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, toy_prompt
@@ -75,7 +60,7 @@ class Gate:
 
     async def next_step(self) -> None:
         """Wait until the next step has started."""
-        assert await asyncio.to_thread(self.entered.acquire, timeout=5)
+        assert await asyncio.to_thread(self.entered.acquire, timeout=60)
 
 
 @asynccontextmanager
@@ -90,23 +75,23 @@ async def worker_on(backend: ToyBackend) -> AsyncIterator[tuple[Worker, Engine]]
 
 async def all_of(replies: Replies) -> list[Result]:
     results: list[Result] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (together := await replies.next()) is not None:
             results += together
     return results
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = monotonic() + 5
+    deadline = monotonic() + 60
     while not condition():
-        assert monotonic() < deadline, "the condition did not become true within 5 s"
+        assert monotonic() < deadline, "the condition did not become true within 60 s"
         await asyncio.sleep(0.001)
 
 
 async def test_commands_run_in_the_order_they_were_submitted() -> None:
     async with worker_on(ToyBackend()) as (worker, _engine):
         started = worker.submit(START)
-        filtered = worker.submit(FilterBatch(keep_ids=[1]))
+        filtered = worker.submit(FilterBatch(keep=[1]))
         refused = worker.submit(Decode(sequence_ids=[0], max_steps=1))
         assert isinstance((await all_of(started))[0], StepResult)
         (holdings,) = await all_of(filtered)
@@ -127,7 +112,7 @@ async def test_a_decode_yields_to_the_next_command_after_the_running_step() -> N
         await gate.next_step()
         gate.allow_one()
         await gate.next_step()
-        filtered = worker.submit(FilterBatch(keep_ids=[0, 1]))
+        filtered = worker.submit(FilterBatch(keep=[0, 1]))
         gate.open()
         assert len(await all_of(decode)) == 2
         assert len(await all_of(filtered)) == 1
@@ -148,10 +133,10 @@ async def test_a_decode_yields_to_commands_about_runs_and_runs_outlive_a_lease()
         assert len(await all_of(decode)) == 1
         (result,) = await all_of(saved)
         assert isinstance(result, Saved)
-        assert result.sizes == [8 * len(prompt)]
+        assert result.sizes_bytes == [8 * len(prompt)]
         (result,) = await all_of(worker.submit(SetLayout(layout=KvLayout.SPLIT)))
         assert isinstance(result, LayoutSet)
-        assert result.lost_ids == []
+        assert list(result.lost) == []
         worker.release_all(OVERTAKEN)
         (result,) = await all_of(worker.submit(Load(entries=[load_entry(0, prompt)])))
         assert isinstance(result, Loaded)
@@ -165,7 +150,7 @@ async def test_a_decode_runs_one_step_even_if_other_commands_wait() -> None:
         started = worker.submit(START)
         await gate.next_step()
         first, second = worker.submit(DECODE), worker.submit(DECODE)
-        last = worker.submit(FilterBatch(keep_ids=[]))
+        last = worker.submit(FilterBatch(keep=[]))
         gate.open()
         assert [len(await all_of(replies)) for replies in (started, first, second, last)] == [1, 1, 1, 1]
 
@@ -180,7 +165,7 @@ async def test_a_router_that_stops_reading_stops_the_decode_without_a_stall() ->
             await decode.next()
         await until(lambda: engine.step_count == 1 + RUN_AHEAD + 3 and not worker.is_busy)
         # A Decode whose results are not read still yields to other commands.
-        assert len(await all_of(worker.submit(FilterBatch(keep_ids=[])))) == 1
+        assert len(await all_of(worker.submit(FilterBatch(keep=[])))) == 1
         assert len(await all_of(decode)) == RUN_AHEAD
 
 
@@ -203,10 +188,10 @@ async def test_a_command_that_is_cancelled_before_it_starts_does_nothing() -> No
     async with worker_on(ToyBackend(hook=gate)) as (worker, engine):
         started = worker.submit(START)
         await gate.next_step()
-        worker.submit(FilterBatch(keep_ids=[])).cancel()
+        worker.submit(FilterBatch(keep=[])).cancel()
         gate.open()
         await all_of(started)
-        assert len(await all_of(worker.submit(FilterBatch(keep_ids=[0, 1])))) == 1
+        assert len(await all_of(worker.submit(FilterBatch(keep=[0, 1])))) == 1
         assert engine.sequence_count == 2
 
 
@@ -334,10 +319,10 @@ class TimedBackend(ToyBackend):
             assert self.has_texts.wait(60)
         self.now_ns += 2_000_000
 
-    def embed(self, tokens: Sequence[int]) -> Floats | None:
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
         self.trace += "t"
         self.now_ns += 20_000_000
-        return super().embed(tokens)
+        return super().embed(texts)
 
 
 async def test_texts_are_embedded_between_steps_and_take_at_most_half_of_the_time(
@@ -352,14 +337,14 @@ async def test_texts_are_embedded_between_steps_and_take_at_most_half_of_the_tim
         await all_of(worker.submit(START))
         decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=60))
         await until(lambda: backend.trace == "ss")
-        texts = [worker.submit(Embed([65, key] * 10)) for key in range(4)]
+        texts = [worker.submit(EmbedText([65, key] * 10)) for key in range(4)]
         backend.has_texts.set()
         steps = await all_of(decoding)
         assert len(steps) == 60
         # The time of a text is not part of the time of any step.
         assert {step.timings.total_ns for step in steps if isinstance(step, StepResult)} == {2_000_000}
         for replies in texts:
-            assert [type(result) for result in await all_of(replies)] == [Embedding]
+            assert [type(result) for result in await all_of(replies)] == [Embedded]
         assert backend.trace.count("t") == 4
         assert [len(run) for run in backend.trace.split("t")] == [2, 10, 10, 10, 29]
 
@@ -369,8 +354,8 @@ async def test_texts_are_embedded_between_commands() -> None:
     async with worker_on(ToyBackend(embedding_size=8, hook=gate)) as (worker, engine):
         worker.submit(START)
         await gate.next_step()
-        kept = [worker.submit(FilterBatch(keep_ids=[0, 1])) for _ in range(3)]
-        texts = [worker.submit(Embed([65, key])) for key in range(3)]
+        kept = [worker.submit(FilterBatch(keep=[0, 1])) for _ in range(3)]
+        texts = [worker.submit(EmbedText([65, key])) for key in range(3)]
         gate.open()
         for replies in (*texts, *kept):
             assert len(await all_of(replies)) == 1
@@ -384,7 +369,7 @@ async def test_texts_are_embedded_while_the_results_of_a_decode_are_not_read() -
         await until(lambda: not worker.is_busy)
         steps = engine.step_count
         for key in range(3):
-            assert [type(result) for result in await all_of(worker.submit(Embed([65, key])))] == [Embedding]
+            assert [type(result) for result in await all_of(worker.submit(EmbedText([65, key])))] == [Embedded]
         assert engine.step_count == steps == 1 + RUN_AHEAD
         await until(lambda: not worker.is_busy)
         assert [type(result) for result in await decoding.next() or ()] == [StepResult]
@@ -397,20 +382,103 @@ async def test_texts_survive_a_new_lease_but_not_the_end_of_the_worker() -> None
     async with worker_on(ToyBackend(embedding_size=8, hook=gate)) as (worker, engine):
         worker.submit(START)
         await gate.next_step()
-        text = worker.submit(Embed([65]))
+        text = worker.submit(EmbedText([65]))
         overtaken = worker.submit(DECODE)
         worker.release_all(OVERTAKEN)
         assert await all_of(overtaken) == [OVERTAKEN]
         gate.open()
-        assert [type(result) for result in await all_of(text)] == [Embedding]
+        assert [type(result) for result in await all_of(text)] == [Embedded]
         await until(lambda: engine.sequence_count == 0)
         await worker.stop(5.0)
-        assert await all_of(worker.submit(Embed([65]))) == [ENDING]
+        assert await all_of(worker.submit(EmbedText([65]))) == [ENDING]
+
+
+class GatedTexts(ToyBackend):
+    """Notes the texts of each forward pass. The first one waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(embedding_size=8)
+        self.passes: list[list[Sequence[int]]] = []
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        self.fails = False
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+        self.passes.append(list(texts))
+        self.entered.set()
+        assert self.go_on.wait(60)
+        if self.fails:
+            raise RuntimeError("a bug")
+        return super().embed(texts)
+
+    async def until_entered(self) -> None:
+        assert await asyncio.to_thread(self.entered.wait, 60)
+
+    @property
+    def sizes(self) -> list[list[int]]:
+        """The lengths of the texts of each pass."""
+        return [[len(text) for text in texts] for texts in self.passes]
+
+
+async def embeddings_of(replies: Sequence[Replies]) -> list[Floats]:
+    results = [await all_of(one) for one in replies]
+    return [result.values for (result,) in results if isinstance(result, Embedded)]
+
+
+async def test_texts_that_wait_share_a_forward_pass() -> None:
+    backend = GatedTexts()
+    joint = backend.capacity.joint_embed
+    assert (joint.texts, joint.tokens) == (8, 512)
+    texts = [[65, key] for key in range(10)] + [[66] * 500, [67] * 13, [68] * 512, [69]]
+    async with worker_on(backend) as (worker, _engine):
+        first = worker.submit(EmbedText([64]))
+        await backend.until_entered()
+        waiting = [worker.submit(EmbedText(text)) for text in texts]
+        waiting[1].cancel()
+        backend.go_on.set()
+        (alone,) = await embeddings_of([first])
+        made = await embeddings_of([waiting[0], *waiting[2:]])
+        np.testing.assert_array_equal(alone, toy_embedding([64], 8))
+        np.testing.assert_array_equal(made, [toy_embedding(text, 8) for text in (texts[0], *texts[2:])])
+    assert backend.sizes == [[1], [2] * 8, [2, 500], [13], [512], [1]]
+
+
+async def test_texts_share_no_forward_pass_while_a_sequence_could_wait() -> None:
+    backend = GatedTexts()
+    async with worker_on(backend) as (worker, _engine):
+        await all_of(worker.submit(START))
+        first = worker.submit(EmbedText([64]))
+        await backend.until_entered()
+        texts = [worker.submit(EmbedText([65, key])) for key in range(3)]
+        backend.go_on.set()
+        assert len(await embeddings_of([first, *texts])) == 4
+        assert backend.sizes == [[1], [2], [2], [2]]
+
+
+async def test_all_texts_of_a_pass_hear_of_a_bug() -> None:
+    backend = GatedTexts()
+    async with worker_on(backend) as (worker, _engine):
+        first = worker.submit(EmbedText([64]))
+        await backend.until_entered()
+        texts = [worker.submit(EmbedText([65, key])) for key in range(3)]
+        backend.go_on.set()
+        assert len(await embeddings_of([first])) == 1
+        await embeddings_of(texts)
+        backend.entered.clear()
+        backend.go_on.clear()
+        first = worker.submit(EmbedText([64]))
+        await backend.until_entered()
+        texts = [worker.submit(EmbedText([65, key])) for key in range(3)]
+        backend.fails = True
+        backend.go_on.set()
+        for replies in (first, *texts):
+            assert await all_of(replies) == [ENDING]
+        with pytest.raises(RuntimeError, match="a bug"):
+            await worker.ended
 
 
 async def groups_of(replies: Replies) -> list[Sequence[Result]]:
     groups = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (together := await replies.next()) is not None:
             groups.append(together)
     return groups
@@ -419,7 +487,7 @@ async def groups_of(replies: Replies) -> list[Sequence[Result]]:
 async def test_steps_that_follow_each_other_closely_are_sent_together() -> None:
     async with worker_on(ToyBackend()) as (worker, engine):
         await all_of(worker.submit(START))
-        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=30, reply_interval_ns=10**12))
+        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=30, reply_interval_ms=10**6))
         groups = await groups_of(decoding)
         # The first is sent at once, then as many as may be held, then what is left at the end.
         assert [len(group) for group in groups] == [1, 8, 8, 8, 5]
@@ -432,7 +500,7 @@ async def test_the_end_of_a_sequence_and_a_step_that_fails_are_not_held() -> Non
     chunks = [first_chunk(key, toy_prompt("four"), max_new=4 + 40 * key, ignore_eos=True) for key in range(2)]
     async with worker_on(ToyBackend(cells=50)) as (worker, _engine):
         await all_of(worker.submit(Prefill(chunks=chunks)))
-        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=100, reply_interval_ns=10**12))
+        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=100, reply_interval_ms=10**6))
         groups = await groups_of(decoding)
         assert [len(group) for group in groups[:2]] == [1, 2]
         last = groups[-1][-1]
@@ -444,26 +512,26 @@ async def test_tokens_do_not_wait_for_a_text() -> None:
     entered, allowed = threading.Event(), threading.Event()
 
     class SlowTexts(ToyBackend):
-        def embed(self, tokens: Sequence[int]) -> Floats | None:
+        def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
             entered.set()
             allowed.wait(5)
-            return super().embed(tokens)
+            return super().embed(texts)
 
     gate = Gate()
     async with worker_on(SlowTexts(embedding_size=8, hook=gate)) as (worker, _engine):
         gate.allow_one()
         await all_of(worker.submit(START))
-        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=4, reply_interval_ns=10**12))
+        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=4, reply_interval_ms=10**6))
         gate.allow_one()
         assert len(await decoding.next() or ()) == 1
         for _ in range(3):  # the prompts, the first step of the Decode, the second one
             await gate.next_step()
-        text = worker.submit(Embed([65]))
+        text = worker.submit(EmbedText([65]))
         gate.allow_one()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await asyncio.to_thread(entered.wait, 5)
             assert len(await decoding.next() or ()) == 1
         allowed.set()
         gate.open()
-        assert [type(result) for result in await all_of(text)] == [Embedding]
+        assert [type(result) for result in await all_of(text)] == [Embedded]
         assert len(await all_of(decoding)) == 2

@@ -21,9 +21,43 @@ caravan/pool: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{/* Labels of pods: the same dict, with settings. */}}
+{{- define "caravan.podLabels" -}}
+{{ include "caravan.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- with .settings }}
+{{- with .podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of objects: the dict of caravan.selector. */}}
 {{- define "caravan.labels" -}}
 {{ include "caravan.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Metadata of a Deployment or StatefulSet: dict root, component, settings, name, and for shards model and pool. */}}
+{{- define "caravan.workloadMetadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "caravan.labels" . | nindent 2 }}
+  {{- with .settings.labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .settings.annotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* An image's name: dict root, settings. */}}
@@ -32,7 +66,14 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{ .settings.repository }}:{{ coalesce .settings.tag .root.Values.image.tag .root.Chart.AppVersion }}
 {{- end -}}
 
-{{/* Every pool with all its settings: a map with items, a list of model, file, source, pool, name, settings. */}}
+{{/* The name by which clients call a model. */}}
+{{- define "caravan.servedName" -}}
+{{- $download := .source.download | default dict -}}
+{{- coalesce .alias .file ($download.name | default "" | trimPrefix "hf:") -}}
+{{- end -}}
+
+{{/* Every pool with all its settings: a map with items, a list of model, file, alias,
+     served, source, pool, name, settings, and the least and most of its shards. */}}
 {{- define "caravan.pools" -}}
 {{- $pools := list -}}
 {{- range $model, $spec := .Values.models -}}
@@ -44,7 +85,8 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{- end -}}
 {{- $scaling := $settings.autoscaling -}}
 {{- $least := ternary $settings.replicas $scaling.minReplicas (eq $scaling.type "none") -}}
-{{- $pools = append $pools (dict "model" $model "file" $spec.file "source" $spec.source "pool" $pool "name" $name "settings" $settings "least" $least) -}}
+{{- $most := ternary $settings.replicas $scaling.maxReplicas (eq $scaling.type "none") -}}
+{{- $pools = append $pools (dict "model" $model "file" $spec.file "alias" $spec.alias "served" (include "caravan.servedName" $spec) "source" $spec.source "pool" $pool "name" $name "settings" $settings "least" $least "most" $most) -}}
 {{- end -}}
 {{- end -}}
 {{- dict "items" $pools | toJson -}}
@@ -66,6 +108,19 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{- else -}}{{ . }}{{- end -}}
 {{- end -}}
 
+{{/* The address on which programs listen: of all interfaces. */}}
+{{- define "caravan.anyAddress" -}}
+{{- ternary "::" "0.0.0.0" (eq .Values.ipFamily "IPv6") -}}
+{{- end -}}
+
+{{/* What a Service needs for IPv6. With IPv4, it gets what the cluster gives by default. */}}
+{{- define "caravan.ipFamilies" -}}
+{{- if eq .Values.ipFamily "IPv6" -}}
+ipFamilyPolicy: SingleStack
+ipFamilies: [IPv6]
+{{- end -}}
+{{- end -}}
+
 {{/* When a router is ready: listening or serving. */}}
 {{- define "caravan.readiness" -}}
 {{- $readiness := .Values.router.readiness -}}
@@ -78,7 +133,8 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{- end -}}
 {{- $most = max $most $least -}}
 {{- end -}}
-{{- $readiness = ternary "serving" "listening" (gt (int $most) (int .Values.router.replicas)) -}}
+{{- $spare := gt (int $most) (int .Values.router.replicas) -}}
+{{- $readiness = ternary "serving" "listening" (and $spare (not .Values.tls.clientCaSecretName)) -}}
 {{- end -}}
 {{- $readiness -}}
 {{- end -}}
@@ -94,110 +150,4 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{- else -}}
 {{- get .root.Values.mtls (printf "%sSecretName" .component) -}}
 {{- end -}}
-{{- end -}}
-
-{{- define "caravan.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile:
-  type: RuntimeDefault
-{{- end -}}
-
-{{- define "caravan.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
-{{- end -}}
-
-{{/* What the pods of both components have in common: dict root, settings. */}}
-{{- define "caravan.podCommon" -}}
-automountServiceAccountToken: false
-# A Service called caravan would set CARAVAN_PORT, which is a flag.
-enableServiceLinks: false
-{{- with .root.Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
-{{- end }}
-{{- with .settings.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- with .settings.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .settings.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .settings.affinity }}
-affinity: {{- toYaml . | nindent 2 }}
-{{- end }}
-securityContext: {{- include "caravan.podSecurity" . | nindent 2 }}
-{{- end -}}
-
-{{/* Prefer nodes that have no pod of the same kind: the dict of caravan.selector. */}}
-{{- define "caravan.spread" -}}
-topologySpreadConstraints:
-  - maxSkew: 1
-    topologyKey: kubernetes.io/hostname
-    whenUnsatisfiable: ScheduleAnyway
-    labelSelector:
-      matchLabels: {{- include "caravan.selector" . | nindent 8 }}
-{{- end -}}
-
-{{/* Refuse values that the schema cannot tell are wrong. */}}
-{{- define "caravan.check" -}}
-{{- $values := .Values -}}
-{{- if and $values.defaultModel (not (hasKey $values.models $values.defaultModel)) -}}
-{{- fail (printf "defaultModel: models has no %s" $values.defaultModel) -}}
-{{- end -}}
-{{- if and (eq $values.mtls.mode "off") (not $values.networkPolicy.enabled) -}}
-{{- fail "whoever reaches a shard commands it: set mtls.mode, or networkPolicy.enabled: true" -}}
-{{- end -}}
-{{- if and (eq $values.mtls.mode "secrets") (not (and $values.mtls.routerSecretName $values.mtls.shardSecretName)) -}}
-{{- fail "mtls.mode secrets needs routerSecretName and shardSecretName" -}}
-{{- end -}}
-{{- if lt (int $values.router.shardGraceSeconds) (int $values.router.drainSeconds) -}}
-{{- fail "router.shardGraceSeconds must be at least router.drainSeconds: a router that is replaced keeps its last shard for so long" -}}
-{{- end -}}
-{{- $files := list -}}
-{{- range $model, $spec := $values.models -}}
-{{- if has $spec.file $files -}}
-{{- fail (printf "two models have the file name %s, by which clients call them" $spec.file) -}}
-{{- end -}}
-{{- $files = append $files $spec.file -}}
-{{- end -}}
-{{- range (include "caravan.pools" . | fromJson).items -}}
-{{- $scaling := .settings.autoscaling -}}
-{{- $path := printf "models.%s.pools.%s" .model .pool -}}
-{{- if ne $scaling.type "none" -}}
-{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
-{{- fail (printf "%s: autoscaling.minReplicas is greater than maxReplicas" $path) -}}
-{{- end -}}
-{{- if and (eq $scaling.type "hpa") (lt (int $scaling.minReplicas) 1) -}}
-{{- fail (printf "%s: an HPA cannot scale to zero: set autoscaling.minReplicas, or type: keda" $path) -}}
-{{- end -}}
-{{- if and (eq $scaling.type "keda") (not $values.monitoring.prometheusUrl) -}}
-{{- fail (printf "%s: autoscaling by keda needs monitoring.prometheusUrl" $path) -}}
-{{- end -}}
-{{- if and (eq (int $scaling.minReplicas) 0) (eq $values.router.readiness "serving") -}}
-{{- fail (printf "%s scales to zero, where a router is never ready with router.readiness serving: set auto" $path) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- if and $values.inferencePool.enabled (not $values.inferencePool.endpointPicker.name) -}}
-{{- fail "inferencePool needs endpointPicker.name" -}}
-{{- end -}}
-{{- if and $values.gateway.enabled (not $values.gateway.parentRefs) -}}
-{{- fail "gateway needs parentRefs" -}}
-{{- end -}}
-{{- end -}}
-
-{{/* The size of a volume for saved prefixes, with room beside the files that the shard counts. */}}
-{{- define "caravan.cacheSize" -}}
-{{- printf "%dGi" (add 1 (mulf .gibibytes 1.1 | ceil | int)) -}}
 {{- end -}}

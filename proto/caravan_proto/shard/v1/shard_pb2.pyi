@@ -135,7 +135,8 @@ class InfoResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     LEASED_FIELD_NUMBER: _builtins.int
-    BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
+    HOLDER_URL_FIELD_NUMBER: _builtins.int
     shard_id: _builtins.str
     incarnation: _builtins.str
     """New with every start of the process. When it changes, the cache is empty."""
@@ -145,14 +146,14 @@ class InfoResponse(_message.Message):
     """Version of the program."""
     leased: _builtins.bool
     """A router holds the lease of `epoch` now."""
-    batch_invariant: _builtins.bool
-    """The logits after a token do not depend on how many tokens of its sequence are computed with it, as measured at the
-    start: drafts change no text. Absent if it was not measured.
-    """
+    holder_url: _builtins.str
+    """The `url` of the router that holds the shard; empty if it has none."""
     @_builtins.property
     def model(self) -> Global___ModelInfo: ...
     @_builtins.property
     def limits(self) -> Global___Limits: ...
+    @_builtins.property
+    def numerics(self) -> Global___Numerics: ...
     def __init__(
         self,
         *,
@@ -163,17 +164,83 @@ class InfoResponse(_message.Message):
         epoch: _builtins.int = ...,
         version: _builtins.str = ...,
         leased: _builtins.bool = ...,
-        batch_invariant: _builtins.bool | None = ...,
+        numerics: Global___Numerics | None = ...,
+        holder_url: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant", "batch_invariant", b"batch_invariant", "limits", b"limits", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model", b"model", "numerics", b"numerics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant", "batch_invariant", b"batch_invariant", "epoch", b"epoch", "incarnation", b"incarnation", "leased", b"leased", "limits", b"limits", "model", b"model", "shard_id", b"shard_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "holder_url", b"holder_url", "incarnation", b"incarnation", "leased", b"leased", "limits", b"limits", "model", b"model", "numerics", b"numerics", "shard_id", b"shard_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__batch_invariant: _TypeAlias = _typing.Literal["batch_invariant"]  # noqa: Y015
-    _WhichOneofArgType__batch_invariant: _TypeAlias = _typing.Literal["_batch_invariant", b"_batch_invariant"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_invariant) -> _WhichOneofReturnType__batch_invariant | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
+
+@_typing.final
+class Numerics(_message.Message):
+    """How logits are computed. It follows from the model, the build, the processor and the flags alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FlashAttentionEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bool
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    FLASH_ATTENTION_FIELD_NUMBER: _builtins.int
+    SAME_IN_COMPANY_FIELD_NUMBER: _builtins.int
+    SAME_IN_CHUNKS_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    """Equal where all of that is equal, and so are the logits; hexadecimal."""
+    exact: _builtins.bool
+    """The shard was told to compute exactly, and has checked that it does."""
+    same_in_company: _builtins.bool
+    """The logits after a token do not depend on the tokens of other sequences in its step. Absent if it was not compared."""
+    same_in_chunks: _builtins.bool
+    """They do not depend on how many tokens of its own sequence are computed with it: drafts change no text."""
+    @_builtins.property
+    def flash_attention(self) -> _containers.ScalarMap[_builtins.str, _builtins.bool]:
+        """By the name of the layout, such as "split": whether it may have flash attention."""
+
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.str = ...,
+        exact: _builtins.bool = ...,
+        flash_attention: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
+        same_in_company: _builtins.bool | None = ...,
+        same_in_chunks: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_same_in_chunks", b"_same_in_chunks", "_same_in_company", b"_same_in_company", "same_in_chunks", b"same_in_chunks", "same_in_company", b"same_in_company"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same_in_chunks", b"_same_in_chunks", "_same_in_company", b"_same_in_company", "exact", b"exact", "fingerprint", b"fingerprint", "flash_attention", b"flash_attention", "same_in_chunks", b"same_in_chunks", "same_in_company", b"same_in_company"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__same_in_chunks: _TypeAlias = _typing.Literal["same_in_chunks"]  # noqa: Y015
+    _WhichOneofArgType__same_in_chunks: _TypeAlias = _typing.Literal["_same_in_chunks", b"_same_in_chunks"]  # noqa: Y015
+    _WhichOneofReturnType__same_in_company: _TypeAlias = _typing.Literal["same_in_company"]  # noqa: Y015
+    _WhichOneofArgType__same_in_company: _TypeAlias = _typing.Literal["_same_in_company", b"_same_in_company"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__same_in_chunks) -> _WhichOneofReturnType__same_in_chunks | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__same_in_company) -> _WhichOneofReturnType__same_in_company | None: ...
+
+Global___Numerics: _TypeAlias = Numerics  # noqa: Y015
 
 @_typing.final
 class ModelInfo(_message.Message):
@@ -219,6 +286,7 @@ class ModelInfo(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     FILL_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_MODEL_FIELD_NUMBER: _builtins.int
+    VOCABULARY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """File name without directories."""
     fingerprint: _builtins.str
@@ -246,6 +314,8 @@ class ModelInfo(_message.Message):
     """Size of the weights in the memory of accelerators; absent if unknown."""
     draft_model: _builtins.str
     """File name of the draft model; empty without one."""
+    vocabulary_fingerprint: _builtins.str
+    """Equal where every token id stands for the same text; empty if unknown."""
     @_builtins.property
     def eog_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -282,10 +352,11 @@ class ModelInfo(_message.Message):
         metadata: _abc.Mapping[_builtins.str, Global___MetadataValue] | None = ...,
         fill_tokens: Global___FillTokens | None = ...,
         draft_model: _builtins.str = ...,
+        vocabulary_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes", "fill_tokens", b"fill_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_bytes: _TypeAlias = _typing.Literal["device_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_bytes: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes"]  # noqa: Y015
@@ -387,6 +458,7 @@ class Limits(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     max_sequences: _builtins.int
+    """0: the model can do nothing but Embed, and has no cells."""
     max_batch_tokens: _builtins.int
     """Most tokens in one step."""
     max_top_n_tokens: _builtins.int
@@ -485,6 +557,7 @@ class LeaseRequest(_message.Message):
     IF_FREE_FIELD_NUMBER: _builtins.int
     HELD_SHARDS_FIELD_NUMBER: _builtins.int
     URGENT_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """Names the router. Only the router that took an epoch may renew it."""
     epoch: _builtins.int
@@ -499,7 +572,9 @@ class LeaseRequest(_message.Message):
     held_shards: _builtins.int
     """How many shards the router holds."""
     urgent: _builtins.bool
-    """The router ends, and no shard serves the requests that it has left."""
+    """Requests wait at the router, which holds no shard of the model."""
+    url: _builtins.str
+    """Where other routers reach this one, to hand requests over to it while it holds the shard; empty if they cannot."""
     def __init__(
         self,
         *,
@@ -510,10 +585,11 @@ class LeaseRequest(_message.Message):
         if_free: _builtins.bool = ...,
         held_shards: _builtins.int = ...,
         urgent: _builtins.bool = ...,
+        url: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "held_shards", b"held_shards", "if_free", b"if_free", "release", b"release", "router_id", b"router_id", "ttl_ms", b"ttl_ms", "urgent", b"urgent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "held_shards", b"held_shards", "if_free", b"if_free", "release", b"release", "router_id", b"router_id", "ttl_ms", b"ttl_ms", "urgent", b"urgent", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -981,11 +1057,14 @@ class SaveEntry(_message.Message):
     CUTS_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     start: _builtins.int
     """0 where only whole sequences are saved."""
     release: _builtins.bool
     """Release the sequence afterwards, saved or not."""
+    note: _builtins.bytes
+    """Kept with the run, and listed with it. Routers write a RunNote."""
     @_builtins.property
     def cuts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Positions, ascending, in (start, computed]; the last names the run. Where only whole sequences are saved, one, and
@@ -1004,14 +1083,50 @@ class SaveEntry(_message.Message):
         cuts: _abc.Iterable[_builtins.int] | None = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         release: _builtins.bool = ...,
+        note: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "keys", b"keys", "release", b"release", "sequence_id", b"sequence_id", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "keys", b"keys", "note", b"note", "release", b"release", "sequence_id", b"sequence_id", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SaveEntry: _TypeAlias = SaveEntry  # noqa: Y015
+
+@_typing.final
+class RunNote(_message.Message):
+    """What a router wants to know of a run when it finds it again. Shards do not read it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    before: _builtins.bytes
+    """Key of the prefix that ends where the run starts."""
+    tenant: _builtins.str
+    """Name of the API key whose requests may use the run, and the adapter that its cells were computed with."""
+    adapter: _builtins.str
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of the run's cells."""
+
+    def __init__(
+        self,
+        *,
+        before: _builtins.bytes = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tenant: _builtins.str = ...,
+        adapter: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "before", b"before", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunNote: _TypeAlias = RunNote  # noqa: Y015
 
 @_typing.final
 class SaveResponse(_message.Message):
@@ -1094,7 +1209,9 @@ Global___LoadRequest: _TypeAlias = LoadRequest  # noqa: Y015
 
 @_typing.final
 class LoadEntry(_message.Message):
-    """An ended sequence that holds `token_ids`, whose cells the slices provide, in order and without gaps."""
+    """An ended sequence that holds the tokens of `copy`, if there is one, and behind them `token_ids`, whose cells the slices
+    provide, in order and without gaps.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1102,6 +1219,7 @@ class LoadEntry(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """A free id."""
     adapter: _builtins.str
@@ -1110,6 +1228,12 @@ class LoadEntry(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunSlice]: ...
+    @_builtins.property
+    def copy(self) -> _types_pb2.PrefixCopy:
+        """The first cells, which the sequence shares with one that is held before the command; its runs are not read for them.
+        Refused unless the layout is unified and any part of a sequence can be saved: elsewhere cells are not shared.
+        """
+
     def __init__(
         self,
         *,
@@ -1117,10 +1241,11 @@ class LoadEntry(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         slices: _abc.Iterable[Global___RunSlice] | None = ...,
         adapter: _builtins.str = ...,
+        copy: _types_pb2.PrefixCopy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "sequence_id", b"sequence_id", "slices", b"slices", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "copy", b"copy", "sequence_id", b"sequence_id", "slices", b"slices", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1211,6 +1336,7 @@ class ListRunsResponse(_message.Message):
     CUT_COUNTS_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1225,6 +1351,8 @@ class ListRunsResponse(_message.Message):
     def cuts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
@@ -1234,10 +1362,11 @@ class ListRunsResponse(_message.Message):
         cut_counts: _abc.Iterable[_builtins.int] | None = ...,
         cuts: _abc.Iterable[_builtins.int] | None = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        notes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cut_counts", b"cut_counts", "cuts", b"cuts", "keys", b"keys", "on_disk", b"on_disk", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cut_counts", b"cut_counts", "cuts", b"cuts", "keys", b"keys", "notes", b"notes", "on_disk", b"on_disk", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

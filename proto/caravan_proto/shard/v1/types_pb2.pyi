@@ -192,6 +192,16 @@ class SamplingParameters(_message.Message):
     DRY_PENALTY_LAST_N_FIELD_NUMBER: _builtins.int
     XTC_PROBABILITY_FIELD_NUMBER: _builtins.int
     XTC_THRESHOLD_FIELD_NUMBER: _builtins.int
+    TOP_N_SIGMA_FIELD_NUMBER: _builtins.int
+    DYNATEMP_RANGE_FIELD_NUMBER: _builtins.int
+    DYNATEMP_EXPONENT_FIELD_NUMBER: _builtins.int
+    SAMPLERS_FIELD_NUMBER: _builtins.int
+    PROCESSORS_FIELD_NUMBER: _builtins.int
+    MIROSTAT_FIELD_NUMBER: _builtins.int
+    MIROSTAT_TAU_FIELD_NUMBER: _builtins.int
+    MIROSTAT_ETA_FIELD_NUMBER: _builtins.int
+    ADAPTIVE_TARGET_FIELD_NUMBER: _builtins.int
+    ADAPTIVE_DECAY_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Logits are divided by it first; 0 chooses the most likely token."""
     top_k: _builtins.int
@@ -229,12 +239,41 @@ class SamplingParameters(_message.Message):
     of them; 0 is off.
     """
     xtc_threshold: _builtins.float
+    top_n_sigma: _builtins.float
+    """Keep tokens whose logit is at most so many standard deviations of all logits below the highest; 0 keeps all."""
+    dynatemp_range: _builtins.float
+    """The temperature depends on the entropy of the tokens that are left, relative to the highest that so many can have:
+    it is temperature - dynatemp_range (at least 0) + 2 * dynatemp_range * entropy ^ dynatemp_exponent. 0 is off.
+    """
+    dynatemp_exponent: _builtins.float
+    processors: _builtins.int
+    """Key of functions that change the logits before everything else; 0 for none. Only a shard in the process of its
+    router knows any.
+    """
+    mirostat: _builtins.int
+    """Mirostat 1 or 2 instead of a plain draw, steering towards a surprise of mirostat_tau bits; 0 is off. The other two
+    fields matter only if it is on.
+    """
+    mirostat_tau: _builtins.float
+    mirostat_eta: _builtins.float
+    adaptive_target: _builtins.float
+    """Adaptive-p instead of a plain draw, steering towards tokens of this probability; absent for off, which it is with
+    mirostat.
+    """
+    adaptive_decay: _builtins.float
     @_builtins.property
     def bias_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Columns: biases are added to the logits of these tokens before everything else. Each id occurs at most once."""
 
     @_builtins.property
     def biases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def samplers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of all samplers (`caravan_proto.messages.sampling.SAMPLERS`) in the order in which they are applied. Empty for the
+        default: penalties, dry, temperature, top_n_sigma, top_k, typ_p, top_p, min_p, xtc; with a dynatemp_range, mirostat
+        or an adaptive_target the temperature comes last.
+        """
+
     def __init__(
         self,
         *,
@@ -258,15 +297,29 @@ class SamplingParameters(_message.Message):
         dry_penalty_last_n: _builtins.int | None = ...,
         xtc_probability: _builtins.float = ...,
         xtc_threshold: _builtins.float = ...,
+        top_n_sigma: _builtins.float = ...,
+        dynatemp_range: _builtins.float = ...,
+        dynatemp_exponent: _builtins.float = ...,
+        samplers: _abc.Iterable[_builtins.str] | None = ...,
+        processors: _builtins.int = ...,
+        mirostat: _builtins.int = ...,
+        mirostat_tau: _builtins.float = ...,
+        mirostat_eta: _builtins.float = ...,
+        adaptive_target: _builtins.float | None = ...,
+        adaptive_decay: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "dry_penalty_last_n", b"dry_penalty_last_n", "repeat_last_n", b"repeat_last_n"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adaptive_target", b"_adaptive_target", "_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "adaptive_target", b"adaptive_target", "dry_penalty_last_n", b"dry_penalty_last_n", "repeat_last_n", b"repeat_last_n"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "bias_token_ids", b"bias_token_ids", "biases", b"biases", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_penalty_last_n", b"dry_penalty_last_n", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repeat_last_n", b"repeat_last_n", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_tokens", b"top_n_tokens", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adaptive_target", b"_adaptive_target", "_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "adaptive_decay", b"adaptive_decay", "adaptive_target", b"adaptive_target", "bias_token_ids", b"bias_token_ids", "biases", b"biases", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_penalty_last_n", b"dry_penalty_last_n", "dynatemp_exponent", b"dynatemp_exponent", "dynatemp_range", b"dynatemp_range", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "mirostat", b"mirostat", "mirostat_eta", b"mirostat_eta", "mirostat_tau", b"mirostat_tau", "presence_penalty", b"presence_penalty", "processors", b"processors", "repeat_last_n", b"repeat_last_n", "repetition_penalty", b"repetition_penalty", "samplers", b"samplers", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_n_tokens", b"top_n_tokens", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adaptive_target: _TypeAlias = _typing.Literal["adaptive_target"]  # noqa: Y015
+    _WhichOneofArgType__adaptive_target: _TypeAlias = _typing.Literal["_adaptive_target", b"_adaptive_target"]  # noqa: Y015
     _WhichOneofReturnType__dry_penalty_last_n: _TypeAlias = _typing.Literal["dry_penalty_last_n"]  # noqa: Y015
     _WhichOneofArgType__dry_penalty_last_n: _TypeAlias = _typing.Literal["_dry_penalty_last_n", b"_dry_penalty_last_n"]  # noqa: Y015
     _WhichOneofReturnType__repeat_last_n: _TypeAlias = _typing.Literal["repeat_last_n"]  # noqa: Y015
     _WhichOneofArgType__repeat_last_n: _TypeAlias = _typing.Literal["_repeat_last_n", b"_repeat_last_n"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adaptive_target) -> _WhichOneofReturnType__adaptive_target | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dry_penalty_last_n) -> _WhichOneofReturnType__dry_penalty_last_n | None: ...
     @_typing.overload
@@ -330,6 +383,7 @@ class SequenceParameters(_message.Message):
     PREDICTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     THOUGHT_FIELD_NUMBER: _builtins.int
     DRAFT_POOL_FIELD_NUMBER: _builtins.int
+    FEEDBACK_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens [0, prompt_length) are the client's prompt. Further tokens of a prefill are earlier output of a sequence
     that is computed again.
@@ -358,6 +412,10 @@ class SequenceParameters(_message.Message):
     draft_pool: _builtins.bytes
     """Sequences with the same value may draft from each other's outputs, once these have ended. Empty for none; at most 64
     bytes.
+    """
+    feedback: _builtins.float
+    """With mirostat or an adaptive_target: the feedback that came with the last token of the output so far; absent if there
+    is no output.
     """
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters: ...
@@ -394,12 +452,15 @@ class SequenceParameters(_message.Message):
         predicted_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         thought: Global___Thought | None = ...,
         draft_pool: _builtins.bytes = ...,
+        feedback: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "sampling", b"sampling", "thought", b"thought"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_feedback", b"_feedback", "constraint", b"constraint", "feedback", b"feedback", "sampling", b"sampling", "thought", b"thought"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "constraint", b"constraint", "draft_pool", b"draft_pool", "ignore_eos", b"ignore_eos", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "min_tokens", b"min_tokens", "predicted_token_ids", b"predicted_token_ids", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "thought", b"thought", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feedback", b"_feedback", "adapter", b"adapter", "constraint", b"constraint", "draft_pool", b"draft_pool", "feedback", b"feedback", "ignore_eos", b"ignore_eos", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "min_tokens", b"min_tokens", "predicted_token_ids", b"predicted_token_ids", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "thought", b"thought", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__feedback: _TypeAlias = _typing.Literal["feedback"]  # noqa: Y015
+    _WhichOneofArgType__feedback: _TypeAlias = _typing.Literal["_feedback", b"_feedback"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__feedback) -> _WhichOneofReturnType__feedback | None: ...
 
 Global___SequenceParameters: _TypeAlias = SequenceParameters  # noqa: Y015
 
@@ -529,6 +590,7 @@ class TokenColumns(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_PIECES_FIELD_NUMBER: _builtins.int
     TOP_SPECIALS_FIELD_NUMBER: _builtins.int
+    FEEDBACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -563,6 +625,12 @@ class TokenColumns(_message.Message):
     def top_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
     def top_specials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
+    @_builtins.property
+    def feedback(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The value that mirostat or adaptive-p carries to the next token of the sequence; NaN for a row of a sequence without
+        them, empty if no row has one. A sequence that is computed again needs it (SequenceParameters.feedback).
+        """
+
     def __init__(
         self,
         *,
@@ -577,10 +645,11 @@ class TokenColumns(_message.Message):
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
         top_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
         top_specials: _abc.Iterable[_builtins.bool] | None = ...,
+        feedback: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reasons", b"finish_reasons", "logprobs", b"logprobs", "pieces", b"pieces", "sequence_ids", b"sequence_ids", "specials", b"specials", "token_ids", b"token_ids", "top_counts", b"top_counts", "top_logprobs", b"top_logprobs", "top_pieces", b"top_pieces", "top_specials", b"top_specials", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feedback", b"feedback", "finish_reasons", b"finish_reasons", "logprobs", b"logprobs", "pieces", b"pieces", "sequence_ids", b"sequence_ids", "specials", b"specials", "token_ids", b"token_ids", "top_counts", b"top_counts", "top_logprobs", b"top_logprobs", "top_pieces", b"top_pieces", "top_specials", b"top_specials", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

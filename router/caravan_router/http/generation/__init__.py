@@ -1,1 +1,1 @@
-"""Generating requests of all dialects: permits, checks, prompts, constraints, runs and answers."""
+"""Serves generating requests of all dialects: their model, permits, runs and responses."""

@@ -1,47 +1,24 @@
 """Finds the model that a request is for."""
 
-from dataclasses import dataclass
-
 from aiohttp import web
 
-from caravan_router.core.engine import Engine, Fleet, ModelFacts
+from caravan_router.api.errors import NoLibraryError, UnknownModelError
+from caravan_router.api.generation.models import MODEL_HEADER, ServedModel, model_name
+from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import NoShardError
-from caravan_router.http.server.errors import UnknownModelError
+from caravan_router.core.library import Library, LibraryModel
 from caravan_router.http.server.state import AppState
 from caravan_router.metrics.recorder import ModelMetrics
 
-MODEL_HEADER = "X-Model"
 
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model and the metrics of its requests."""
-
-    engine: Engine
-    metrics: ModelMetrics
+def header_model(request: web.Request) -> str:
+    """Return the name of the model in the header of a request, "" if it has none."""
+    return request.headers.get(MODEL_HEADER) or ""
 
 
 def asked_model(request: web.Request, field: str | None) -> str:
     """Return the name in the body's field, else that in the header; "" if the request names no model."""
-    return field or request.headers.get(MODEL_HEADER) or ""
-
-
-def model_name(fleet: Fleet, asked: str) -> str:
-    """Return the name of the model that ``asked`` means, itself or by one of its adapters; "" means the default.
-
-    If the fleet is not strict, its one model answers to every name. Returns "" for the default while that is not known
-    yet. Raises UnknownModelError.
-    """
-    engines, expected = fleet.engines, fleet.expected
-    names = [engine.model.name for engine in engines]
-    if asked in names or asked in expected:
-        return asked
-    for engine in engines:
-        if asked in engine.model.adapters:
-            return engine.model.name
-    if asked and fleet.strict:
-        raise UnknownModelError(asked)
-    return (*expected, *names, "")[0]
+    return field or header_model(request)
 
 
 def metrics_of(state: AppState, asked: str) -> ModelMetrics:
@@ -53,10 +30,14 @@ def metrics_of(state: AppState, asked: str) -> ModelMetrics:
 
 
 def served_model(state: AppState, asked: str) -> ServedModel:
-    """Return the model that ``asked`` means. Raises UnknownModelError, and NoShardError if it is not known yet."""
-    engine = state.fleet.engine(model_name(state.fleet, asked))
+    """Return the model that ``asked`` means.
+
+    Raises UnknownModelError, and NoShardError if no shard of it has joined or all have left.
+    """
+    name = model_name(state.fleet, asked)
+    engine = state.fleet.engine(name)
     if engine is None:
-        raise NoShardError("no shard has joined yet")
+        raise NoShardError(f"no shard of {name} is up" if name else "no shard has joined yet", model=name)
     return ServedModel(engine, state.metrics.of(engine.model.name))
 
 
@@ -72,8 +53,20 @@ async def awaited_model(state: AppState, asked: str) -> ServedModel:
 
 
 def listed_models(state: AppState) -> list[ModelFacts]:
-    """Return all known models, the default first. Raises NoShardError if there is none yet."""
+    """Return all known models, the default first. Raises NoShardError if there is none yet, nor any in the library."""
     served = [engine.model for engine in state.fleet.engines]
-    if not served:
+    if not served and state.library is None:
         raise NoShardError("no shard has joined yet")
     return served
+
+
+def library_of(state: AppState) -> Library:
+    """Return the library. Raises NoLibraryError if the server has none."""
+    if state.library is None:
+        raise NoLibraryError
+    return state.library
+
+
+def library_models(state: AppState) -> dict[str, LibraryModel]:
+    """Return the models of the library by name, the default first; none if there is no library."""
+    return {} if state.library is None else {model.name: model for model in state.library.models()}

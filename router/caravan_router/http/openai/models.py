@@ -1,57 +1,74 @@
-"""``/v1/models``."""
+"""``/v1/models``, and llama-server's ``/models``."""
 
+from dataclasses import replace
+
+import msgspec
 from aiohttp import web
 
+from caravan_router.api.errors import UnknownModelError
+from caravan_router.api.openai.errors import OPENAI
+from caravan_router.api.openai.schema import Model, ModelList, ModelStatus
 from caravan_router.core.engine import ModelFacts
-from caravan_router.http.generation.models import listed_models
-from caravan_router.http.openai.errors import OPENAI
-from caravan_router.http.openai.schema import Model, ModelList
-from caravan_router.http.server.errors import UnknownModelError
+from caravan_router.core.library import LibraryModel, ModelState
+from caravan_router.http.generation.models import library_models, listed_models
 from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import JSON, Parameter, Route
-from caravan_router.http.server.state import STATE
+from caravan_router.http.server.route import Parameter
+from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.state import STATE, AppState
+
+ROUTES = Routes(OPENAI)
 
 
-async def models(request: web.Request) -> web.Response:
-    """Handle ``/v1/models``."""
-    reply = ModelList("list", [entry for facts in listed_models(request.app[STATE]) for entry in _entries(facts)])
-    return json_reply(reply)
-
-
-async def model(request: web.Request) -> web.Response:
-    """Handle ``/v1/models/{model}``."""
-    name = request.match_info["model"]
-    for facts in listed_models(request.app[STATE]):
-        for entry in _entries(facts):
-            if entry.id == name:
-                return json_reply(entry)
-    raise UnknownModelError(name)
-
-
-def _entries(facts: ModelFacts) -> list[Model]:
-    """Return the model and its adapters."""
-    adapters = [Model(adapter, "model", 0, facts.name, adapter, facts.name) for adapter in facts.adapters]
-    return [Model(facts.name, "model", 0, facts.name, facts.name, None), *adapters]
-
-
-ROUTES = (
-    Route(
-        method="GET",
-        path="/v1/models",
-        handler=models,
-        dialect=OPENAI,
-        summary="List the models and their adapters, the default model first",
-        replies=((JSON, ModelList),),
-        errors=(503,),
-    ),
-    Route(
-        method="GET",
-        path="/v1/models/{model}",
-        handler=model,
-        dialect=OPENAI,
-        summary="Return a model or an adapter",
-        parameters=(Parameter(name="model", place="path", description="Name of the model or adapter"),),
-        replies=((JSON, Model),),
-        errors=(404, 503),
-    ),
+@ROUTES.route(
+    "GET",
+    "/v1/models",
+    "List the models and their adapters, the default model first; also those that are loaded when a request asks",
+    reply=ModelList,
+    errors=(503,),
 )
+async def models(request: web.Request) -> web.Response:
+    return json_reply(ModelList("list", _listed(request.app[STATE])))
+
+
+ROUTES.append(replace(ROUTES[-1], path="/models", alias="llama_server"))
+
+
+@ROUTES.route(
+    "GET",
+    "/v1/models/{model}",
+    "Return a model or an adapter",
+    parameters=(Parameter(name="model", place="path", description="Name of the model or adapter"),),
+    reply=Model,
+    errors=(404, 503),
+)
+async def model(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    asked = request.match_info["model"]
+    name = state.fleet.names.meant(asked)
+    for entry in _listed(state):
+        if entry.id == name:
+            return json_reply(entry)
+    raise UnknownModelError(asked)
+
+
+def _listed(state: AppState) -> list[Model]:
+    known = {facts.name: facts for facts in listed_models(state)}
+    library = library_models(state)
+    listed = []
+    for name in dict.fromkeys((*library, *known)):
+        listed.append(_entry(name, library.get(name)))
+        if (facts := known.get(name)) is not None:
+            listed += _adapters(facts)
+    return listed
+
+
+def _entry(name: str, model: LibraryModel | None) -> Model:
+    entry = Model(name, "model", 0, name, name, None)
+    if model is None:
+        return entry
+    status = ModelStatus(model.state.value, failed=model.state is ModelState.FAILED)
+    return msgspec.structs.replace(entry, status=status, aliases=model.aliases)
+
+
+def _adapters(facts: ModelFacts) -> list[Model]:
+    return [Model(adapter, "model", 0, facts.name, adapter, facts.name) for adapter in facts.adapters]

@@ -1,64 +1,34 @@
 """``/v1/requests``, a route of Caravan's own: lists and aborts the requests of an API key."""
 
-import time
-
-import msgspec
 from aiohttp import web
 
-from caravan_router.core.generation import GenerationState
-from caravan_router.http.generation.in_progress import IN_PROGRESS, RequestInProgress
-from caravan_router.http.openai.errors import OPENAI
-from caravan_router.http.server.errors import UnknownRequestError
+from caravan_router.api.errors import UnknownRequestError
+from caravan_router.api.openai.errors import OPENAI
+from caravan_router.api.openai.requests import RequestList, request_list
+from caravan_router.http.generation.in_progress import IN_PROGRESS
 from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import JSON, Parameter, Route
+from caravan_router.http.server.route import Parameter
+from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
 
-# A request has the first of these states that any of its generations has.
-_ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
+ROUTES = Routes(OPENAI)
 
 
-class GenerationStatus(msgspec.Struct, frozen=True):
-    """One candidate of one prompt."""
-
-    state: GenerationState
-    prompt_tokens: int
-    generated_tokens: int
-
-
-class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in progress.
-
-    ``id``: its ``X-Request-Id``. ``arrived``: Unix time in seconds. ``state``: the most advanced state of its
-    generations. Each prompt counts once in ``prompt_tokens``. ``model`` (or adapter), ``priority`` (the highest of all
-    prompts) and ``prompt_tokens`` are null, and ``generations`` is empty, until the body has been validated.
-    """
-
-    id: str
-    object: str
-    route: str
-    model: str | None
-    arrived: float
-    state: GenerationState
-    priority: int | None
-    prompt_tokens: int | None
-    generated_tokens: int
-    generations: list[GenerationStatus]
-
-
-class RequestList(msgspec.Struct, frozen=True):
-    """Requests in the order of their arrival."""
-
-    object: str
-    data: list[RequestStatus]
-
-
+@ROUTES.route("GET", "/v1/requests", "List the requests of the API key that are in progress", reply=RequestList)
 async def requests(request: web.Request) -> web.Response:
-    """Handle ``GET /v1/requests``."""
-    return _reply(request.app[IN_PROGRESS].of(owner_of(request)))
+    return json_reply(request_list(request.app[IN_PROGRESS].of(owner_of(request))))
 
 
+@ROUTES.route(
+    "DELETE",
+    "/v1/requests/{id}",
+    "Abort requests of the API key by their `X-Request-Id` and return them",
+    parameters=(Parameter(name="id", place="path", description="`X-Request-Id` of the request, given or made"),),
+    reply=RequestList,
+    errors=(404,),
+)
 async def abort_request(request: web.Request) -> web.Response:
-    """Handle ``DELETE /v1/requests/{id}``. Clients choose ids, so several requests may have the same: all are aborted.
+    """Clients choose ids, so several requests may have the same: all are aborted.
 
     A request of another key is unknown here.
     """
@@ -66,57 +36,7 @@ async def abort_request(request: web.Request) -> web.Response:
     found = [entry for entry in request.app[IN_PROGRESS].of(owner_of(request)) if entry.request_id == request_id]
     if not found:
         raise UnknownRequestError(request_id)
-    reply = _reply(found)
+    reply = json_reply(request_list(found))
     for entry in found:
         entry.abort()
     return reply
-
-
-def _reply(entries: list[RequestInProgress]) -> web.Response:
-    return json_reply(RequestList("list", [_status(entry) for entry in entries]))
-
-
-def _status(entry: RequestInProgress) -> RequestStatus:
-    specs = [spec for valid in entry.valid for spec in valid.specs]
-    generations = [GenerationStatus(run.state, len(run.spec.prompt), run.tokens) for run in entry.runs]
-    return RequestStatus(
-        id=entry.request_id,
-        object="request",
-        route=entry.route,
-        model=None if entry.model is None else specs[0].adapter or entry.model.engine.model.name,
-        arrived=round(time.time() - (time.monotonic() - entry.arrived), 3),
-        state=_most_advanced({generation.state for generation in generations}),
-        priority=max((spec.priority for spec in specs), default=None),
-        prompt_tokens=sum(len(valid.prompt) for valid in entry.valid) if specs else None,
-        generated_tokens=sum(generation.generated_tokens for generation in generations),
-        generations=generations,
-    )
-
-
-def _most_advanced(states: set[GenerationState]) -> GenerationState:
-    """Return the state of a request whose generations have ``states``: queued until it has any."""
-    if states == {GenerationState.ENDED}:
-        return GenerationState.ENDED
-    return next((state for state in _ORDER if state in states), GenerationState.QUEUED)
-
-
-ROUTES = (
-    Route(
-        method="GET",
-        path="/v1/requests",
-        handler=requests,
-        dialect=OPENAI,
-        summary="List the requests of the API key that are in progress",
-        replies=((JSON, RequestList),),
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/requests/{id}",
-        handler=abort_request,
-        dialect=OPENAI,
-        summary="Abort requests of the API key by their `X-Request-Id` and return them",
-        parameters=(Parameter(name="id", place="path", description="`X-Request-Id` of the request, given or made"),),
-        replies=((JSON, RequestList),),
-        errors=(404,),
-    ),
-)

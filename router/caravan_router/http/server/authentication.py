@@ -5,13 +5,12 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
+from caravan_router.api.errors import ForbiddenError, InvalidKeyError, MissingKeyError, NotLocalError
 from caravan_router.auth.client import Client
 from caravan_router.auth.key import NO_KEY
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.server.dialect import path_of
-from caravan_router.http.server.errors import ForbiddenError, InvalidKeyError, MissingKeyError, NotLocalError
-from caravan_router.http.server.middleware import Handler
-from caravan_router.http.server.route import Route
+from caravan_router.http.server.route import Handler, Route
 from caravan_router.http.server.state import CLIENT
 
 _ANTHROPIC_HEADER = "x-api-key"

@@ -10,10 +10,11 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from caravan_router.http.limits import Limits
-from caravan_router.http.server.dialect import Dialect
-from caravan_router.http.server.errors import MalformedRequestError
-from caravan_router.http.server.middleware import Handler
+from caravan_router.api.dialect import Dialect
+from caravan_router.api.errors import MalformedRequestError
+from caravan_router.api.limits import Limits
+from caravan_router.http.server.dialect import error_response
+from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import ARRIVED
 
 _log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class Connection(web.RequestHandler):
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         _log.debug("not HTTP, from %s: %s", request.remote, exc)
-        return self._dialect.response(MalformedRequestError(exc.message))
+        return error_response(self._dialect, MalformedRequestError(exc.message))
 
 
 @web.middleware

@@ -1,11 +1,12 @@
-"""How the clients of one API family expect errors, and which family a request belongs to."""
+"""The API family that a request belongs to, and its errors as responses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http.server.errors import ErrorKind, ends_connection, headers_of, kind_of
+from caravan_router.api.dialect import Dialect
+from caravan_router.api.errors import ends_connection, headers_of, kind_of
 
 
 def path_of(request: web.Request) -> str:
@@ -14,32 +15,17 @@ def path_of(request: web.Request) -> str:
     return request.path if resource is None else resource.canonical
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """One API family: TGI's, OpenAI's, Ollama's, Anthropic's.
-
-    ``status`` returns the HTTP status of an error, ``body`` its JSON body of type ``envelope``; its second argument is
-    the id of the request, "" if it has none. ``id_header``: header in which clients look for that id, beside the one
-    that every reply has.
-    """
-
-    name: str
-    envelope: type
-    status: Callable[[ErrorKind], int]
-    body: Callable[[Exception, str], bytes]
-    id_header: str | None = None
-
-    def response(self, error: Exception, request_id: str = "") -> web.Response:
-        """Return ``error`` as a response."""
-        response = web.Response(
-            status=self.status(kind_of(error)),
-            body=self.body(error, request_id),
-            headers=headers_of(error),
-            content_type="application/json",
-        )
-        if ends_connection(error):
-            response.force_close()
-        return response
+def error_response(dialect: Dialect, error: Exception, request_id: str = "") -> web.Response:
+    """Return ``error`` as the clients of ``dialect`` expect it."""
+    response = web.Response(
+        status=dialect.status(kind_of(error)),
+        body=dialect.body(error, request_id),
+        headers=headers_of(error),
+        content_type="application/json",
+    )
+    if ends_connection(error):
+        response.force_close()
+    return response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http.limits import Limits
+from caravan_router.api.dialect import Dialect
+from caravan_router.api.errors import TooManyConnectionsError, headers_of, kind_of
+from caravan_router.api.limits import Limits
 from caravan_router.http.server.connection import Connection
-from caravan_router.http.server.dialect import DIALECTS, Dialect
-from caravan_router.http.server.errors import TooManyConnectionsError, headers_of, kind_of
+from caravan_router.http.server.dialect import DIALECTS
 from caravan_router.http.server.state import ENDING
 
 _MOST_BETWEEN_CHECKS_S = 1.0

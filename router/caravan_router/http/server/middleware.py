@@ -5,16 +5,17 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 
+from caravan_router.api.errors import ExpectationError, MethodNotAllowedError, NotFoundError, RequestError
 from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import EngineError
 from caravan_router.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
-from caravan_router.http.server.dialect import DIALECTS
-from caravan_router.http.server.errors import ExpectationError, MethodNotAllowedError, NotFoundError, RequestError
+from caravan_router.http.server.dialect import DIALECTS, error_response
 from caravan_router.http.server.event_stream import STREAM_BEGUN
+from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import ARRIVED, CLIENT, ENDING, TRACE, TRACING
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,10 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 # Probes and scrapers ask for these every few seconds.
-_QUIET = frozenset({"/health", "/ping", "/metrics"})
+_QUIET = frozenset({"/health", "/ping", "/livez", "/readyz", "/metrics"})
 
 CLIENT_CLOSED = 499
 _LOGGED_CHARACTERS = 200
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
@@ -99,12 +98,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except (RequestError, EngineError, StoreError) as error:
-        return dialect.response(error, request[REQUEST_ID])
+        return error_response(dialect, error, request[REQUEST_ID])
     except web.HTTPNotFound:
-        return dialect.response(NotFoundError(request.path), request[REQUEST_ID])
+        return error_response(dialect, NotFoundError(request.path), request[REQUEST_ID])
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        return dialect.response(MethodNotAllowedError(request.method, allowed), request[REQUEST_ID])
+        return error_response(dialect, MethodNotAllowedError(request.method, allowed), request[REQUEST_ID])
     except (web.HTTPException, ConnectionError):
         raise
     except Exception as error:
@@ -112,14 +111,14 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         if request.get(STREAM_BEGUN, False):
             # Too late for a status: the server closes the connection, which the client sees as a broken stream.
             raise
-        return dialect.response(error, request[REQUEST_ID])
+        return error_response(dialect, error, request[REQUEST_ID])
 
 
 async def expected(request: web.Request) -> web.Response | None:
     """Tell a client that sent ``Expect: 100-continue`` to send its body. aiohttp calls this before any middleware."""
     given = request.headers["Expect"]
     if given.lower() != "100-continue":
-        return request.app[DIALECTS].of(request).response(ExpectationError(given))
+        return error_response(request.app[DIALECTS].of(request), ExpectationError(given))
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     # These bytes are not part of the response.
     request.writer.output_size = 0

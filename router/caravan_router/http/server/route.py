@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.http.server.dialect import Dialect
+from caravan_router.api.dialect import Dialect
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BODY_ERRORS = (400, 408, 413, 415)
 GENERATION_ERRORS = (*BODY_ERRORS, 404, 410, 424, 429, 503, 504)
@@ -39,7 +41,7 @@ class Route:
 
     method: str
     path: str
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    handler: Handler
     dialect: Dialect
     summary: str
     parameters: tuple[Parameter, ...] = ()

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_router.api.limits import Limits
 from caravan_router.auth.client import Client
+from caravan_router.auth.keyring import Keyring
 from caravan_router.auth.permits import PermitPools
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.conversations.store import Store
 from caravan_router.core.engine import Fleet
+from caravan_router.core.library import Library
 from caravan_router.core.trace import RequestTrace, Tracing
-from caravan_router.http.limits import Limits
 from caravan_router.metrics.recorder import Metrics
 
 
@@ -29,7 +31,10 @@ class InfoExtras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppState:
-    """The parts that handlers share."""
+    """The parts that handlers share.
+
+    ``keyring``: None if no API key is needed. ``library``: None if no model is loaded and unloaded here.
+    """
 
     fleet: Fleet
     limits: Limits
@@ -38,6 +43,8 @@ class AppState:
     info: InfoExtras
     templates: TemplateRenderer
     store: Store
+    keyring: Keyring | None
+    library: Library | None = None
 
 
 STATE = web.AppKey("state", AppState)
@@ -52,6 +59,9 @@ CLIENT = web.RequestKey("client", Client)
 TRACING = web.AppKey[Tracing]("tracing")
 
 TRACE = web.RequestKey[RequestTrace]("trace")
+
+# The model that the request's body names, once it was read.
+NAMED_MODEL = web.RequestKey("named_model", str)
 
 # When the request's head had arrived, in seconds on time.monotonic.
 ARRIVED = web.RequestKey("arrived", float)

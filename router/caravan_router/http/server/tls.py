@@ -4,40 +4,33 @@ import asyncio
 import logging
 import ssl
 
+from caravan_proto.files import CHECK_S, FileWatch
 from caravan_proto.tls import TlsFileError, TlsFiles
 
 _log = logging.getLogger(__name__)
 
 
 class Tls:
-    """Owns the SSL context. A reload affects later handshakes; it adds authorities and removes none."""
+    """Owns the SSL context. Changed files are for later handshakes; authorities are added to it, and none removed."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, check_s: float = CHECK_S) -> None:
         """Read the files, which blocks. Raises TlsFileError."""
         self._files = files
+        self.file = FileWatch(files.paths, check_s)
         self.context = _context(files)
-        self._reload_asked = asyncio.Event()
-
-    def reload(self) -> None:
-        """Ask `run` to read the files again."""
-        self._reload_asked.set()
 
     async def run(self) -> None:
-        """Reload when asked to, until cancelled. Broken files are logged and change nothing."""
-        while True:
-            await self._reload_asked.wait()
-            self._reload_asked.clear()
+        """Read changed files again, until cancelled. Broken ones are logged and change nothing."""
+        async for _ in self.file.changes():
             try:
-                await asyncio.to_thread(self._read_again)
+                # A key that does not fit would leave the context half changed, so another context tries the files.
+                await asyncio.to_thread(_context, self._files)
+                # Not in a thread: between the certificate and its key, a handshake on this loop would fail.
+                self._files.load_into(self.context)
             except TlsFileError as error:
                 _log.error("certificate not reloaded, the old one stays: %s", error)
             else:
                 _log.info("certificate reloaded")
-
-    def _read_again(self) -> None:
-        # A key that does not fit would leave the context half changed, so another context tries the files first.
-        _context(self._files)
-        self._files.load_into(self.context)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:

@@ -1,7 +1,7 @@
 """Reads bodies of agents, which send fields that change with every release. Unknown ones are logged and ignored."""
 
 import logging
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -35,10 +35,10 @@ class IgnoredNames:
 IGNORED = web.AppKey("ignored", IgnoredNames)
 
 
-async def read_tolerant_body(request: web.Request, decoder: msgspec.json.Decoder[T], body: type[Any]) -> T:
-    """Read a ``body`` whose type allows unknown fields, and log their names. Raises what `read_body` raises."""
+async def read_tolerant_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """Read a body whose type allows unknown fields, and log their names. Raises what `read_body` raises."""
     read = await read_body(request, decoder)
-    known = {field.encode_name for field in msgspec.structs.fields(body)}
+    known = {field.encode_name for field in msgspec.structs.fields(decoder.type)}
     for name in _FIELDS.decode(await request.read()):
         if name not in known:
             request.app[IGNORED].note(path_of(request), name)

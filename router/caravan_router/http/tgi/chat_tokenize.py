@@ -1,45 +1,35 @@
 """TGI's ``/chat_tokenize``, which takes the body of OpenAI's chat completions."""
 
-import msgspec
 from aiohttp import web
 
+from caravan_router.api.generation.permits import check_rate
+from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_router.api.openai.chat.schema import ChatRequest
+from caravan_router.api.openai.constraints import constraint_of
+from caravan_router.api.tgi.errors import TGI
+from caravan_router.api.tgi.schema import ChatTokens
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.models import asked_model
-from caravan_router.http.generation.permits import check_rate
-from caravan_router.http.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_router.http.openai.chat.schema import ChatRequest
-from caravan_router.http.openai.constraints import constraint_of
-from caravan_router.http.server.body import read_body
 from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import BODY_ERRORS, JSON, Route
+from caravan_router.http.server.route import BODY_ERRORS
+from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT
-from caravan_router.http.tgi.errors import TGI
 from caravan_router.http.tgi.routes import tokens_of
-from caravan_router.http.tgi.schema import ChatTokens
 
-_DECODER = msgspec.json.Decoder(ChatRequest)
+ROUTES = Routes(TGI)
 
 
-async def chat_tokenize(request: web.Request) -> web.Response:
-    """Handle ``/chat_tokenize``."""
-    body = await read_body(request, _DECODER)
+@ROUTES.route(
+    "POST",
+    "/chat_tokenize",
+    "Render a conversation with the model's chat template and return the text and its tokens",
+    reply=ChatTokens,
+    errors=(*BODY_ERRORS, 404, 422, 429, 503),
+)
+async def chat_tokenize(request: web.Request, body: ChatRequest) -> web.Response:
     check_rate(request[CLIENT])
     context = await context_of(request, asked_model(request, body.model))
     constrained = constraint_of(body, context.limits) is not None
     prompt = await chat_prompt_of(context, chat_plan_of(context, body, constrained=constrained))
     reply = ChatTokens(await tokens_of(prompt.text, prompt.tokens), prompt.text)
     return json_reply(reply)
-
-
-ROUTES = (
-    Route(
-        method="POST",
-        path="/chat_tokenize",
-        handler=chat_tokenize,
-        dialect=TGI,
-        summary="Render a conversation with the model's chat template and return the text and its tokens",
-        body=(ChatRequest,),
-        replies=((JSON, ChatTokens),),
-        errors=(*BODY_ERRORS, 404, 422, 429, 503),
-    ),
-)

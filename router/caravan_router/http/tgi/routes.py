@@ -5,22 +5,16 @@
 
 import asyncio
 
-import msgspec
 from aiohttp import web
 
-from caravan_router.core.engine import TokenizedText
-from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.bounds import bounds_of
-from caravan_router.http.generation.models import MODEL_HEADER, asked_model, listed_models, served_model
-from caravan_router.http.generation.permits import check_rate
-from caravan_router.http.generation.prompt import check_token_ids, tokenize_prompt
-from caravan_router.http.server.body import read_body
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, Route
-from caravan_router.http.server.state import CLIENT, STATE
-from caravan_router.http.tgi.errors import TGI
-from caravan_router.http.tgi.reply import GenerateReply
-from caravan_router.http.tgi.schema import (
+from caravan_proto.messages.model import TokenizedText
+from caravan_router.api.generation.bounds import bounds_of
+from caravan_router.api.generation.models import MODEL_HEADER
+from caravan_router.api.generation.permits import check_rate
+from caravan_router.api.generation.prompt import check_token_ids, tokenize_prompt
+from caravan_router.api.tgi.errors import TGI
+from caravan_router.api.tgi.reply import AskedGenerate
+from caravan_router.api.tgi.schema import (
     CompatGenerateRequest,
     DetokenizedText,
     DetokenizeRequest,
@@ -31,41 +25,72 @@ from caravan_router.http.tgi.schema import (
     TokenizedToken,
     TokenizeRequest,
 )
+from caravan_router.http.generation.answer import answer
+from caravan_router.http.generation.counting import counting_refusals
+from caravan_router.http.generation.models import asked_model, listed_models, served_model
+from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
+from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.state import CLIENT, STATE
 from caravan_router.text.prompt_text import token_spans
 
-_GENERATE = msgspec.json.Decoder(GenerateRequest)
-_COMPAT = msgspec.json.Decoder(CompatGenerateRequest)
-_TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
-_DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+GENERATE_ERRORS = (*GENERATION_ERRORS, 422)
+
+ROUTES = Routes(TGI)
 
 
-async def generate(request: web.Request) -> web.StreamResponse:
-    """Handle ``/generate``."""
-    body = await read_body(request, _GENERATE)
-    return await answer(request, GenerateReply(body, request.app[STATE].limits, streamed=False))
+@ROUTES.route(
+    "POST",
+    "/generate",
+    "Generate text and return it whole",
+    around=counting_refusals,
+    reply=GenerateResponse,
+    errors=GENERATE_ERRORS,
+)
+async def generate(request: web.Request, body: GenerateRequest) -> web.StreamResponse:
+    return await answer(request, AskedGenerate(body, request.app[STATE].limits, streamed=False))
 
 
-async def generate_stream(request: web.Request) -> web.StreamResponse:
-    """Handle ``/generate_stream``."""
-    body = await read_body(request, _GENERATE)
-    return await answer(request, GenerateReply(body, request.app[STATE].limits, streamed=True))
+@ROUTES.route(
+    "POST",
+    "/generate_stream",
+    "Generate text and stream one event per token",
+    around=counting_refusals,
+    events=StreamEvent,
+    errors=GENERATE_ERRORS,
+)
+async def generate_stream(request: web.Request, body: GenerateRequest) -> web.StreamResponse:
+    return await answer(request, AskedGenerate(body, request.app[STATE].limits, streamed=True))
 
 
-async def generate_compat(request: web.Request) -> web.StreamResponse:
-    """Handle ``POST /``: ``stream`` chooses the form of the reply; a whole reply is an array of one.
+@ROUTES.route(
+    "POST",
+    "/",
+    "Generate text; stream it if `stream` is true, else return an array of one reply",
+    around=counting_refusals,
+    reply=list[GenerateResponse],
+    events=StreamEvent,
+    errors=GENERATE_ERRORS,
+)
+async def generate_compat(request: web.Request, body: CompatGenerateRequest) -> web.StreamResponse:
+    """The field ``stream`` chooses the form of the reply; a whole reply is an array of one.
 
     TGI echoes the prompt here unless told otherwise. Caravan does not: ``return_full_text`` is false by default, as on
     the other routes. TGI's own client always sends the field, and huggingface_hub documents false while not sending it.
     """
-    body = await read_body(request, _COMPAT)
     limits = request.app[STATE].limits
-    return await answer(request, GenerateReply(body, limits, streamed=bool(body.stream), as_list=True))
+    return await answer(request, AskedGenerate(body, limits, streamed=bool(body.stream), as_list=True))
 
 
-async def tokenize(request: web.Request) -> web.Response:
-    """Handle ``/tokenize``."""
+@ROUTES.route(
+    "POST",
+    "/tokenize",
+    "Split a text into tokens and return their ids and places in the text",
+    reply=list[TokenizedToken],
+    errors=(*BODY_ERRORS, 404, 422, 429, 503),
+)
+async def tokenize(request: web.Request, body: TokenizeRequest) -> web.Response:
     state = request.app[STATE]
-    body = await read_body(request, _TOKENIZE)
     check_rate(request[CLIENT])
     engine = served_model(state, asked_model(request, body.model)).engine
     bounds = bounds_of(state.limits, engine.model)
@@ -81,10 +106,15 @@ async def tokens_of(text: str, tokenized: TokenizedText) -> list[TokenizedToken]
     return [TokenizedToken(span.token_id, span.text, span.start, span.stop) for span in spans]
 
 
-async def detokenize(request: web.Request) -> web.Response:
-    """Handle ``/detokenize``."""
+@ROUTES.route(
+    "POST",
+    "/detokenize",
+    "Return the text of tokens",
+    reply=DetokenizedText,
+    errors=(*BODY_ERRORS, 404, 422, 424, 429, 503),
+)
+async def detokenize(request: web.Request, body: DetokenizeRequest) -> web.Response:
     state = request.app[STATE]
-    body = await read_body(request, _DETOKENIZE)
     check_rate(request[CLIENT])
     engine = served_model(state, asked_model(request, body.model)).engine
     model = engine.model
@@ -97,15 +127,22 @@ async def detokenize(request: web.Request) -> web.Response:
     return json_reply(DetokenizedText(text, text))
 
 
+@ROUTES.route(
+    "GET",
+    "/info",
+    "Describe a model, the limits and the router",
+    parameters=(Parameter(name=MODEL_HEADER, place="header", description="The model; left out: the default"),),
+    reply=Info,
+    errors=(404, 503),
+)
 async def info(request: web.Request) -> web.Response:
-    """Handle ``/info``."""
     state = request.app[STATE]
     model = served_model(state, asked_model(request, None)).engine.model
     bounds = bounds_of(state.limits, model)
     reply = Info(
         model_id=model.name,
         model_sha=model.fingerprint,
-        model_pipeline_tag="text-generation",
+        model_pipeline_tag="text-generation" if model.generates else "feature-extraction",
         max_concurrent_requests=state.limits.max_concurrent_requests,
         max_best_of=state.limits.max_best_of,
         max_stop_sequences=state.limits.max_stop_sequences,
@@ -127,69 +164,3 @@ async def info(request: web.Request) -> web.Response:
         draft_model=model.draft_model or None,
     )
     return json_reply(reply)
-
-
-GENERATE_ERRORS = (*GENERATION_ERRORS, 422)
-
-ROUTES = (
-    Route(
-        method="POST",
-        path="/generate",
-        handler=generate,
-        dialect=TGI,
-        summary="Generate text and return it whole",
-        body=(GenerateRequest,),
-        replies=((JSON, GenerateResponse),),
-        errors=GENERATE_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path="/generate_stream",
-        handler=generate_stream,
-        dialect=TGI,
-        summary="Generate text and stream one event per token",
-        body=(GenerateRequest,),
-        replies=((EVENTS, StreamEvent),),
-        errors=GENERATE_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path="/",
-        handler=generate_compat,
-        dialect=TGI,
-        summary="Generate text; stream it if `stream` is true, else return an array of one reply",
-        body=(CompatGenerateRequest,),
-        replies=((JSON, list[GenerateResponse]), (EVENTS, StreamEvent)),
-        errors=GENERATE_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path="/tokenize",
-        handler=tokenize,
-        dialect=TGI,
-        summary="Split a text into tokens and return their ids and places in the text",
-        body=(TokenizeRequest,),
-        replies=((JSON, list[TokenizedToken]),),
-        errors=(*BODY_ERRORS, 404, 422, 429, 503),
-    ),
-    Route(
-        method="POST",
-        path="/detokenize",
-        handler=detokenize,
-        dialect=TGI,
-        summary="Return the text of tokens",
-        body=(DetokenizeRequest,),
-        replies=((JSON, DetokenizedText),),
-        errors=(*BODY_ERRORS, 404, 422, 424, 429, 503),
-    ),
-    Route(
-        method="GET",
-        path="/info",
-        handler=info,
-        dialect=TGI,
-        summary="Describe a model, the limits and the router",
-        parameters=(Parameter(name=MODEL_HEADER, place="header", description="The model; left out: the default"),),
-        replies=((JSON, Info),),
-        errors=(404, 503),
-    ),
-)

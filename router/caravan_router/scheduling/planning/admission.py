@@ -1,75 +1,70 @@
 """Which waiting requests start in one plan: it asks for the first in order, and stops where asking costs too much."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from caravan_router.scheduling.planning.moving import begin_fetch
-from caravan_router.scheduling.planning.openings import Openings
-from caravan_router.scheduling.planning.placement import Place, choose
+from caravan_router.scheduling.planning.placement import BusyHolder, EmptierShard, NoRoom, Place, choose
+from caravan_router.scheduling.planning.prompts_under_way import AwaitedPrompt
+from caravan_router.scheduling.planning.shard_index import ShardIndex
 from caravan_router.scheduling.planning.step_plan import StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.queue import MOST_READ, NotNow
 
-# A plan looks for places for at most so many requests. Nobody behind them starts before the next plan.
+# A plan looks for places for at most this many requests. Those after them start in a later plan.
 _MOST_ASKED = 64
 
 
-class StepPlans:
-    """The step plans of one call, each made when it is first needed. ``now``: the time of the call, in seconds."""
+class StepPlans(dict[ShardLedger, StepPlan]):
+    """The step plans of one call, by shard that can take a command. Each is made when it is first looked up."""
 
-    def __init__(self, make: Callable[[ShardLedger], StepPlan], now: float) -> None:
+    def __init__(self, make: Callable[[ShardLedger], StepPlan]) -> None:
         self._make = make
-        self._made: dict[str, StepPlan] = {}
-        self.now = now
 
-    @property
-    def made(self) -> Iterable[StepPlan]:
-        """The plans that were needed."""
-        return self._made.values()
-
-    def of(self, shard: ShardLedger) -> StepPlan:
-        """Return the plan of ``shard``, which can take a command."""
-        plan = self._made.get(shard.name)
-        if plan is None:
-            plan = self._made[shard.name] = self._make(shard)
+    def __missing__(self, shard: ShardLedger) -> StepPlan:
+        plan = self[shard] = self._make(shard)
         return plan
 
 
 class Admission:
     """Finds places for waiting requests, and starts them. It remembers who has none: room only shrinks in a plan."""
 
-    def __init__(self, state: SchedulerState, openings: Openings, plans: StepPlans) -> None:
+    def __init__(self, state: SchedulerState, index: ShardIndex, plans: StepPlans) -> None:
         self._state = state
-        self._openings = openings
-        self._plans = plans
+        self._index = index
+        self.plans = plans
         # By request id.
         self._answers: dict[int, NotNow] = {}
         self._asked = 0
         # The highest priority of a request that has no room.
         self._blocked = -math.inf
+        # Shards that had no cells for a request, and shards that could take one that waits for something else.
+        self._without_cells: set[ShardLedger] = set()
+        self._with_room: set[ShardLedger | None] = set()
+        # Requests that began to wait for a busy shard.
+        self._deferred: list[Sequence] = []
 
     def place_for(self, sequence: Sequence) -> Place | NotNow:
         """Return where ``sequence`` can start now, or why it cannot."""
-        openings, request_id = self._openings, sequence.request.request_id
-        if not openings.is_any_open:
+        index, request_id = self._index, sequence.request.request_id
+        if not index.open.by_name:
             return NotNow.NOBODY
-        known = self._answers.get(request_id)
-        if known is not None:
+        if (known := self._answers.get(request_id)) is not None:
             return known
         if self._asked >= _MOST_ASKED or len(self._answers) >= MOST_READ:
             return NotNow.NOBODY
         if sequence.spec.priority < self._blocked:
             # Else what was preempted for a higher priority would take its place back.
             place: Place | NotNow = NotNow.NO_ROOM
-        elif openings.awaits_prefix(request_id) or self._state.transfers.is_awaited_by(request_id):
+        elif index.awaits_prefix(request_id) or self._state.transfers.is_awaited_by(request_id):
             place = NotNow.PREFIX_COMING
         else:
             self._asked += 1
             if sequence.needs_prompt_logprobs:
                 self._state.known_logprobs.share_with(sequence)
-            place = choose(openings, self._plans.of, sequence)
+            place = self.choose(sequence)
             if isinstance(place, Place) and begin_fetch(self._state, sequence, place):
                 place = NotNow.PREFIX_COMING
         if isinstance(place, NotNow):
@@ -78,11 +73,49 @@ class Admission:
                 self._blocked = max(self._blocked, sequence.spec.priority)
         return place
 
+    def choose(self, sequence: Sequence) -> Place | NotNow:
+        """Return where ``sequence`` starts. If it waits, note for what, so that nobody looks for it again."""
+        index = self._index
+        answer, with_room, without_cells = choose(index, self.plans, sequence)
+        self._without_cells.update(without_cells)
+        if isinstance(answer, Place):
+            return answer
+        self._with_room.add(with_room)
+        match answer:
+            case NoRoom():
+                index.open.refused.add(sequence.request_id)
+                return NotNow.NO_ROOM
+            case EmptierShard(shard):
+                index.speeds.expected[shard.name] += 1
+                return NotNow.NO_ROOM
+            case BusyHolder(shard, until_s):
+                sequence.prefix_awaited_until_s = until_s
+                index.queues.push(shard.name, sequence, until_s)
+                self._deferred.append(sequence)
+            case AwaitedPrompt():
+                if answer.until_s < math.inf:
+                    sequence.prefix_awaited_until_s = answer.until_s
+                index.prompts.awaited[sequence.request_id] = answer
+        return NotNow.PREFIX_COMING
+
     def start(self, sequence: Sequence, place: Place) -> None:
         """Start ``sequence``, which has left the queue, in ``place``."""
-        plan = place.plan
-        resident = plan.load(sequence, place.saved) if place.saved.length else plan.admit(sequence, place.match)
+        plan = self.plans[place.shard]
+        if place.saved.length:
+            resident = plan.load(sequence, place.match, place.saved)
+        else:
+            resident = plan.admit(sequence, place.match)
         self._state.stay(sequence, plan.shard, resident)
-        self._openings.note_start(sequence, plan.shard)
-        if plan.is_full:
-            self._openings.close(plan.shard)
+        sequence.prefix_awaited_until_s = None
+        self._index.note_started(sequence, plan.shard, is_full=plan.is_full)
+
+    def end(self, *, all_asked: bool) -> None:
+        """Leave requests that wait for a busy shard out of the queue's order.
+
+        ``all_asked``: shards that had no cells for a request, and room for none, need not be asked again.
+        """
+        for sequence in self._deferred:
+            self._state.waiting.defer(sequence)
+        if all_asked:
+            found = self._without_cells - self._with_room
+            self._index.open.without_cells.update(shard.name for shard in found if shard.stays.residents)

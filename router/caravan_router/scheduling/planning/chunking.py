@@ -40,8 +40,8 @@ def chunk_budget(
 ) -> int:
     """Return the prompt tokens for ``step``, at least MIN_CHUNK_TOKENS, of a prompt with ``remaining`` to compute.
 
-    ``context``: the tokens before them. Where small chunks are slow, the step takes longer than it may, but by no
-    larger a factor than the prompt gets faster; and no small chunk is left over.
+    ``context``: the tokens before them. Where the attention of small chunks is slow, the step takes longer than it may,
+    by no larger a factor than the prompt gets faster and than fast attention saves; and no small chunk is left over.
     """
     riders = step.riders
     if riders and config.mode is PrefillMode.PAUSE:
@@ -52,7 +52,8 @@ def chunk_budget(
     if riders and may_be_fast and tokens < FAST_CHUNK_TOKENS <= costs.most_tokens(riders):
         small_s = costs.seconds(tokens, riders=riders, context=context)
         fast_s = costs.seconds(FAST_CHUNK_TOKENS, riders=riders, context=context)
-        if tokens * fast_s**2 <= FAST_CHUNK_TOKENS * small_s**2:
+        pays = tokens * fast_s**2 <= FAST_CHUNK_TOKENS * small_s**2
+        if pays and fast_s <= small_s * costs.fast_attention_gain(riders=riders, context=context):
             tokens = FAST_CHUNK_TOKENS
     if remaining is not None and tokens >= FAST_CHUNK_TOKENS:
         tokens = _without_rest(tokens, remaining)

@@ -19,9 +19,9 @@ def draft_plan(shard: ShardAccount, residents: Sequence[Resident], steps: int) -
     There are none if too few cells are free.
     """
     wanted = sum(resident.sequence.request.spec.max_draft_tokens for resident in residents)
-    limits = shard.limits
+    limits = shard.capacity.limits
     drafts = min(wanted, limits.draft_tokens, limits.max_batch_tokens - len(residents))
-    if drafts <= 0 or shard.is_bounded_by_sequence:
+    if drafts <= 0 or shard.capacity.is_bounded_by_sequence:
         return steps, max(0, drafts)
-    with_drafts = min(steps, shard.free_cells // len(residents) - GROWTH_CELLS)
+    with_drafts = min(steps, shard.cells.free // len(residents) - GROWTH_CELLS)
     return (with_drafts, drafts) if with_drafts > UNSEEN_STEPS else (steps, 0)

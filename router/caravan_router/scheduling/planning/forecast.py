@@ -1,58 +1,15 @@
 """How many cells the sequences of a shard will need, and whether there is room for one more."""
 
-import bisect
-from collections import deque
 from collections.abc import Collection, Iterable
 from operator import itemgetter
 
+from caravan_router.scheduling.output_lengths import OutputLengths
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.resident import Resident
 
 # Cells that each sequence should still be able to take after an admission. With fewer, the next step might preempt.
 GROWTH_CELLS = 8
-# Expecting too few output tokens costs a preemption, too many only some room: rather many.
-_QUANTILE = 0.8
-# With fewer ended requests than this, the longest output is expected.
-_FEWEST_RECORDS = 16
-
-
-class OutputLengths:
-    """Numbers of output tokens of the last ``window`` requests that ended.
-
-    LightLLM's "past-future" scheduler (Gong et al., arXiv 2507.10150) samples a length for each request from the same
-    distribution; a quantile needs no randomness.
-    """
-
-    def __init__(self, window: int = 512) -> None:
-        self._newest: deque[int] = deque(maxlen=window)
-        self._sorted: list[int] = []
-        self._sum = 0
-
-    def observe(self, length: int) -> None:
-        """Learn from a request that ended after ``length`` output tokens."""
-        self._sum += length
-        if len(self._newest) == self._newest.maxlen:
-            self._sum -= self._newest[0]
-            del self._sorted[bisect.bisect_left(self._sorted, self._newest[0])]
-        self._newest.append(length)
-        bisect.insort(self._sorted, length)
-
-    @property
-    def mean(self) -> float:
-        """The mean number; 0 if too few are known."""
-        return self._sum / len(self._newest) if len(self._newest) >= _FEWEST_RECORDS else 0.0
-
-    def expected(self, generated: int, most: int) -> int:
-        """Return how many output tokens a request will have in all that has ``generated`` of at most ``most``.
-
-        The result is more than ``generated``, unless that is ``most`` already, and seldom too low.
-        """
-        first_longer = bisect.bisect_right(self._sorted, generated)
-        longer = len(self._sorted) - first_longer
-        if len(self._sorted) < _FEWEST_RECORDS or longer == 0:
-            return most
-        return min(self._sorted[first_longer + int(_QUANTILE * longer)], most)
 
 
 def peak_cells(entries: Iterable[tuple[int, int]]) -> int:
@@ -80,18 +37,18 @@ class CellForecast:
         self, shard: ShardAccount, lengths: OutputLengths, watermark: float, without: Collection[Resident] = ()
     ) -> None:
         self._lengths = lengths
-        self._limit = shard.capacity * (1 - watermark)
-        self._residents = list(shard.residents.values())
+        self._limit = shard.capacity.cells * (1 - watermark)
+        self._residents = list(shard.stays.residents.values())
         if without:
             self._residents = [resident for resident in self._residents if resident not in without]
         # A lone sequence fits: requests that fit no empty shard never get here.
-        self._always_fits = not self._residents or shard.is_bounded_by_sequence
+        self._always_fits = not self._residents or shard.capacity.is_bounded_by_sequence
         if self._always_fits:
             return
-        available = shard.available_cells + sum(resident.own_cells for resident in without)
+        available = shard.cells.available + sum(resident.own_cells for resident in without)
         self._available = available - GROWTH_CELLS * (len(self._residents) + 1)
         # Cells of one sequence alone come back when it ends; cells that several share, when the last of them does.
-        self._base = shard.capacity - available - sum([one.own_cells for one in self._residents])
+        self._base = shard.capacity.cells - available - sum([one.own_cells for one in self._residents])
         # What all take at once if nobody ends before its last token.
         self._most = self._base + sum([one.peak_cells - one.shared for one in self._residents])
         self._entries: list[tuple[int, int]] | None = None

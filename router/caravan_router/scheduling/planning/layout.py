@@ -4,10 +4,11 @@ The split layout is faster, since attention looks at the cells of its own sequen
 sequence use every cell. A change takes a fraction of a second, and all sequences of the shard wait for it.
 """
 
-from caravan_router.scheduling.events import LayoutLimits
-from caravan_router.scheduling.planning.forecast import OutputLengths
+from caravan_proto.messages.limits import LayoutLimits
+from caravan_router.scheduling.output_lengths import OutputLengths
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.account import ShardAccount, fits_for_now
+from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.capacity import fits_for_now
 from caravan_router.scheduling.shard.resident import Resident
 
 # A shard with running sequences keeps a layout for at least this long, in seconds.
@@ -18,33 +19,33 @@ _LAST_CELLS = 8
 
 def needs_other_layout(shard: ShardAccount, first: Sequence | None) -> bool:
     """Whether a resident, or the ``first`` waiting request, is too long for the current layout and fits the other."""
-    other = shard.limits.other_layout
+    other = shard.capacity.limits.other_layout
     if other is None or other.cells_per_sequence <= shard.layout.cells_per_sequence:
         return False
-    if any(_is_outgrown(shard, resident) for resident in shard.residents.values()):
+    if any(_is_outgrown(shard, resident) for resident in shard.stays.residents.values()):
         return True
-    if first is None or shard.draining or not shard.could_ever_hold(first):
+    if first is None or shard.drain.has_begun or not shard.capacity.could_ever_hold(first):
         return False
     return not fits_for_now(first, shard.layout)
 
 
 def _is_outgrown(shard: ShardAccount, resident: Resident) -> bool:
     room = shard.layout.cells_per_sequence - max(resident.target, resident.computed)
-    return shard.could_outgrow(resident) and room <= _LAST_CELLS
+    return shard.capacity.could_outgrow(resident) and room <= _LAST_CELLS
 
 
 def may_return(shard: ShardAccount, first: Sequence | None, lengths: OutputLengths, now: float) -> bool:
     """Whether the faster layout has room for all residents, as long as they are expected to get, and for ``first``."""
-    other = shard.limits.other_layout
-    if other is None or not shard.layout.shares_cells or shard.draining:
+    other = shard.capacity.limits.other_layout
+    if other is None or not shard.layout.shares_cells or shard.drain.has_begun:
         return False
     if first is not None and not fits_for_now(first, other):
         return False
-    if not shard.residents:
+    if not shard.stays.residents:
         return True
-    if now - shard.layout_set_s < _LEAST_STAY_S:
+    if now - shard.capacity.layout_set_s < _LEAST_STAY_S:
         return False
-    return all(_fits(resident.sequence, other, lengths) for resident in shard.residents.values())
+    return all(_fits(resident.sequence, other, lengths) for resident in shard.stays.residents.values())
 
 
 def _fits(sequence: Sequence, layout: LayoutLimits, lengths: OutputLengths) -> bool:
@@ -56,5 +57,5 @@ def _fits(sequence: Sequence, layout: LayoutLimits, lengths: OutputLengths) -> b
 def steps_left(shard: ShardAccount, residents: list[Resident]) -> int:
     """Return how many tokens each of ``residents`` can decode in the current layout; at least 1."""
     most = shard.layout.cells_per_sequence - _LAST_CELLS // 2
-    lengths = (resident.computed for resident in residents if shard.could_outgrow(resident))
+    lengths = (resident.computed for resident in residents if shard.capacity.could_outgrow(resident))
     return max(1, min((most - length for length in lengths), default=most))

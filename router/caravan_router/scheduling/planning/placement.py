@@ -1,101 +1,36 @@
 """Which shard takes a request: decided when one can take it now, never before."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from caravan_router.core.common_length import common_length
-from caravan_router.scheduling.planning.openings import Openings
+from caravan_router.scheduling.planning.prompts_under_way import AwaitedPrompt
+from caravan_router.scheduling.planning.shard_index import ShardIndex
 from caravan_router.scheduling.planning.step_plan import StepPlan
+from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
+from caravan_router.scheduling.shard.prefix_reuse import find_match, saved_prefix, shared_by_load
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
-from caravan_router.scheduling.waiting.queue import NotNow
 
-# A request waits for prompts under way at most so many times as long as computing all of it would take.
+# A request waits for prompts under way at most this many times as long as computing all of it would take.
 _MOST_WAIT = 2.0
 # A shorter prefix is computed again rather than waited for.
 _LEAST_PREFIX_TO_WAIT_FOR = 16
+# A second of computing that could be saved counts so much, since it delays residents, and more while others wait.
+_LEAST_WEIGHT = 4.0
+_MOST_WEIGHT = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A request starts in ``plan`` from the prefix that ``match`` found in the cache, or from ``saved`` runs."""
+class Place(NamedTuple):
+    """A request starts on ``shard`` from the prefix that ``match`` found in the cache, or from ``saved`` runs.
 
-    plan: StepPlan
-    match: Match
-    saved: SavedPrefix = NO_PREFIX
-
-    @property
-    def cached(self) -> int:
-        """Its first tokens that need not be computed."""
-        return max(self.match.length, self.saved.length)
-
-
-def choose(openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], sequence: Sequence) -> Place | NotNow:
-    """Return where ``sequence`` starts soonest and disturbs least. ``plan_of``: returns the next step of a shard.
-
-    Places cost seconds: what is not cached there has to be computed, and residents share the shard. NO_ROOM: nothing
-    can take it now, or an emptier shard will so soon that waiting costs less. PREFIX_COMING: waiting for its prefix, or
-    for a busy shard that has it, costs less than computing it again.
-    """
-    looks = _looks(openings, sequence)
-    if _needs_no_plan(openings, looks, sequence) and (emptier := openings.soon_better(looks[0].shard)) is not None:
-        openings.note_postponed(looks[0].shard, emptier)
-        return NotNow.NO_ROOM
-    best = _cheapest(openings, plan_of, looks, sequence)
-    if best is None:
-        openings.note_refused(sequence)
-        return NotNow.NO_ROOM
-    here, sharing_s = best.plan.shard, openings.sharing_s(best.plan.shard)
-    for leader, shard in openings.prompts_like(sequence) if openings.is_patient(sequence) else ():
-        wait_cost_s = _cost_of_waiting(openings, leader, shard, sequence, best)
-        if wait_cost_s is not None:
-            compute_s = openings.token_s(here) * sequence.known_tokens
-            most_s = _MOST_WAIT * (compute_s + sharing_s)
-            openings.note_awaited(sequence, leader, here, wait_cost_s - compute_s, most_s)
-            return NotNow.PREFIX_COMING
-    suspects = [one for one in here.prefilling if one.sequence.is_suspect] if sequence.is_suspect else []
-    if suspects:
-        # One at a time, so that another loss tells which of them it was.
-        openings.note_awaited(sequence, suspects[0], here, sharing_s)
-        return NotNow.PREFIX_COMING
-    if _waits_for_holder(openings, sequence, best):
-        openings.note_willing(here)
-        return NotNow.PREFIX_COMING
-    if best.cached == 0 and (emptier := openings.soon_better(here)) is not None:
-        openings.note_postponed(here, emptier)
-        return NotNow.NO_ROOM
-    return best
-
-
-def _needs_no_plan(openings: Openings, looks: list["_Look"], sequence: Sequence) -> bool:
-    """Whether ``sequence`` would wait for an emptier shard wherever it has room now: nothing holds it here."""
-    return bool(looks) and not any(look.cached for look in looks) and not any(openings.prompts_like(sequence))
-
-
-def _cheapest(
-    openings: Openings, plan_of: Callable[[ShardLedger], StepPlan], looks: list["_Look"], sequence: Sequence
-) -> Place | None:
-    """Return the first place of ``looks`` that has room. Plans are made for the shards that come into question only."""
-    for _, equals in itertools.groupby(looks, key=_look_cost):
-        for look in _by_room(list(equals)):
-            plan = plan_of(look.shard)
-            if plan.can_load(sequence) if look.saved.length else plan.can_admit(sequence, look.match):
-                return Place(plan, look.match, look.saved)
-            if plan.is_open and plan.adapter == sequence.spec.adapter:
-                openings.note_short(look.shard)
-    return None
-
-
-class _Look(NamedTuple):
-    """What ``shard`` has of a request, and what starting there costs, in seconds.
-
-    A named tuple, since one is made for each open shard and request.
+    What is loaded of the ``saved`` prefix comes behind what ``match`` has of it. ``cached``: its first tokens that need
+    not be computed. ``cost_s``: what starting there costs, in seconds.
     """
 
     shard: ShardLedger
@@ -105,84 +40,184 @@ class _Look(NamedTuple):
     cost_s: float
 
 
-def _looks(openings: Openings, sequence: Sequence) -> list[_Look]:
-    """Return what each open shard offers, the cheapest first."""
-    holders = openings.may_hold(sequence)
-    looks = []
-    for shard in openings.open_to(sequence):
-        match = shard.match(sequence) if holders is None or shard.name in holders else NO_MATCH
-        saved = shard.saved_prefix(sequence, match.length) if shard.can_save else NO_PREFIX
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """No shard can take the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmptierShard:
+    """The request waits for ``shard``, whose step ends soon."""
+
+    shard: ShardLedger
+
+
+@dataclass(frozen=True, slots=True)
+class BusyHolder:
+    """The request waits for ``shard``, which has its prefix and is busy or full, but not beyond ``until_s``."""
+
+    shard: ShardLedger
+    until_s: float
+
+
+NotYet = NoRoom | EmptierShard | BusyHolder | AwaitedPrompt
+
+
+class Choice(NamedTuple):
+    """``answer``: where a request starts, or why not yet, although ``with_room`` could take it if that is not None.
+
+    ``without_cells``: shards that had no cells for it.
+    """
+
+    answer: Place | NotYet
+    with_room: ShardLedger | None = None
+    without_cells: Collection[ShardLedger] = ()
+
+
+def choose(index: ShardIndex, plans: Mapping[ShardLedger, StepPlan], sequence: Sequence) -> Choice:
+    """Return where ``sequence`` starts soonest and disturbs least. ``plans``: the next steps of shards.
+
+    Places cost seconds: what is not cached there has to be computed, and residents share the shard. It does not start
+    now if waiting costs less: for a prompt under way that begins alike, for a busy shard that has its prefix, or for an
+    emptier shard.
+    """
+    places = _places(index, sequence)
+    if places and not any(place.cached for place in places) and not any(index.prompts.like(sequence)):
+        # Nothing holds it here. If it waits for an emptier shard wherever it has room, no plan needs to be made.
+        cheapest = places[0].shard
+        if (emptier := index.speeds.soon_better(cheapest)) is not None:
+            return Choice(EmptierShard(emptier), cheapest)
+    best, without_cells = _cheapest(plans, places, sequence)
+    if best is None:
+        return Choice(NoRoom(), None, without_cells)
+    return Choice(_wait_instead(index, sequence, best) or best, best.shard, without_cells)
+
+
+def _places(index: ShardIndex, sequence: Sequence) -> list[Place]:
+    """Return the places on open shards, the cheapest first, whether or not there is room."""
+    holders = index.prefixes.may_hold(sequence.prompt_hashes)
+    start_s, known = index.speeds.start_s, sequence.known_tokens
+    places = []
+    for shard in index.open.to_ask(sequence):
+        match = find_match(shard, sequence) if holders is None or shard.name in holders else NO_MATCH
+        saved = saved_prefix(shard, sequence, match) if shard.saves.are_possible else NO_PREFIX
+        if saved.length:
+            match = shared_by_load(shard, sequence, match)
         cached = max(match.length, saved.length)
-        looks.append(_Look(shard, match, saved, cached, _cost_s(openings, shard, sequence, cached)))
-    return sorted(looks, key=_look_cost) if len(looks) > 1 else looks
+        places.append(Place(shard, match, saved, cached, start_s(shard, known - cached)))
+    return sorted(places, key=_cost) if len(places) > 1 else places
 
 
-def _look_cost(look: _Look) -> float:
-    return look.cost_s
+_cost = attrgetter("cost_s")
 
 
-def _by_room(looks: list[_Look]) -> list[_Look]:
-    """Return ``looks`` by free cells, most first, and then by name."""
-    if len(looks) == 1:
-        return looks
-    return sorted(looks, key=lambda look: (-look.shard.free_cells, look.shard.name))
+def _cheapest(
+    plans: Mapping[ShardLedger, StepPlan], places: list[Place], sequence: Sequence
+) -> tuple[Place | None, list[ShardLedger]]:
+    """Return the first of ``places`` that has room, and the shards before it that have no cells for ``sequence``.
+
+    Plans are made for the shards that come into question only. Of equal places, the one with most free cells is first.
+    """
+    without_cells: list[ShardLedger] = []
+    for _, group in itertools.groupby(places, key=_cost):
+        equals = list(group)
+        if len(equals) > 1:
+            equals.sort(key=lambda place: (-place.shard.cells.free, place.shard.name))
+        for place in equals:
+            plan = plans[place.shard]
+            if (plan.can_load if place.saved.length else plan.can_admit)(sequence, place.match):
+                return place, without_cells
+            if plan.is_open and plan.adapter == sequence.spec.adapter:
+                without_cells.append(place.shard)
+    return None, without_cells
 
 
-def _cost_s(openings: Openings, shard: ShardAccount, sequence: Sequence, cached: int) -> float:
-    """Return what starting here costs, in seconds. ``cached``: its first tokens, which need not be computed."""
-    return openings.token_s(shard) * (sequence.known_tokens - cached) + openings.sharing_s(shard)
+def _wait_instead(index: ShardIndex, sequence: Sequence, best: Place) -> NotYet | None:
+    """Return what ``sequence`` waits for rather than start in ``best``; None if nothing."""
+    here = best.shard
+    # Without a limit it might wait for one prefix after another.
+    may_wait = sequence.prefix_awaited_until_s is None or index.clock.now_s < sequence.prefix_awaited_until_s
+    if may_wait and (prompt := _prompt_that_begins_alike(index, sequence, best)) is not None:
+        return prompt
+    if sequence.lost_a_shard:
+        # Those whose last step lost a shard are computed one at a time, so that another loss tells which it was.
+        for other in here.stays.prefilling:
+            if other.sequence.lost_a_shard:
+                return AwaitedPrompt(other, other.target, index.speeds.sharing_s(here))
+    if may_wait and (holder := _busy_holder(index, sequence, best)) is not None:
+        return holder
+    if best.cached == 0 and (emptier := index.speeds.soon_better(here)) is not None:
+        return EmptierShard(emptier)
+    return None
+
+
+def _until_s(index: ShardIndex, sequence: Sequence, most_s: float) -> float:
+    """Return until when ``sequence`` waits for its prefix: at most ``most_s`` after it first began to wait."""
+    known_s = sequence.prefix_awaited_until_s
+    return index.clock.now_s + most_s if known_s is None else known_s
+
+
+def _prompt_that_begins_alike(index: ShardIndex, sequence: Sequence, best: Place) -> AwaitedPrompt | None:
+    """Return a prompt that costs less to wait for than ``sequence`` would cost in ``best``."""
+    here, speeds = best.shard, index.speeds
+    for leader, shard in index.prompts.like(sequence):
+        cost_s = _cost_of_waiting(index, leader, shard, sequence, best)
+        if cost_s is not None:
+            until_s = _until_s(index, sequence, _MOST_WAIT * speeds.start_s(here, sequence.known_tokens))
+            sharing_s = cost_s - speeds.token_s(here) * sequence.known_tokens
+            return AwaitedPrompt(leader, _common(leader, sequence), sharing_s, until_s)
+    return None
 
 
 def _cost_of_waiting(
-    openings: Openings, leader: Resident, shard: ShardAccount, sequence: Sequence, best: Place
+    index: ShardIndex, leader: Resident, shard: ShardLedger, sequence: Sequence, best: Place
 ) -> float | None:
     """Return what starting costs, in seconds, once the prompt of ``leader`` on ``shard`` is there.
 
     None if that prompt provides no more than ``best`` has, or if starting in ``best`` costs less.
     """
-    if shard.layout.whole_only:
-        return None
-    if leader.priority < sequence.spec.priority:
-        return None  # others may come before it yet
-    is_here = shard is best.plan.shard
+    if shard.layout.whole_only or leader.priority < sequence.spec.priority:
+        return None  # others may come before a prompt of lower priority yet
+    is_here = shard is best.shard
     common = _common(leader, sequence)
     if sequence.needs_prompt_logprobs:
         # The token behind the prefix needs a known logprob.
         common = common - 1 if sequence.can_share_prompt_logprobs(leader.sequence) else 0
     is_there_already = common <= leader.computed and leader.is_running and is_here
-    if common < (best.cached if is_here else 0) + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
+    # What is loaded takes cells, unlike what others hold already.
+    known = (best.match.length if shard.layout.shares_cells else best.cached) if is_here else 0
+    if common < known + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
         return None
-    now_s = _cost_s(openings, best.plan.shard, sequence, best.cached)
-    leader_s = openings.token_s(shard) * max(0, common - leader.computed)
-    later_s = leader_s + _cost_s(openings, shard, sequence, common)
+    speeds = index.speeds
+    leader_s = speeds.token_s(shard) * max(0, common - leader.computed)
+    later_s = leader_s + speeds.start_s(shard, sequence.known_tokens - common)
     if is_here:
-        return min(now_s, later_s)
-    return later_s if later_s < now_s else None
+        return min(best.cost_s, later_s)
+    return later_s if later_s < best.cost_s else None
 
 
-def _waits_for_holder(openings: Openings, sequence: Sequence, best: Place) -> bool:
-    """Let ``sequence`` wait for a busy shard that has more of it than ``best``, if that costs less. Return whether."""
+def _busy_holder(index: ShardIndex, sequence: Sequence, best: Place) -> BusyHolder | None:
+    """Return a busy shard that has more of ``sequence`` than ``best``, if waiting for it costs less than computing."""
     uncached = sequence.known_tokens - best.cached
-    if uncached < _LEAST_PREFIX_TO_WAIT_FOR or not openings.is_patient(sequence):
-        return False
+    if uncached < _LEAST_PREFIX_TO_WAIT_FOR:
+        return None
     # What is computed needlessly also delays all other requests that wait.
-    weight = openings.computing_weight
-    here = best.plan.shard
-    now_s = weight * openings.token_s(here) * uncached + openings.sharing_s(here)
-    later_s, target = now_s, None
-    for waiting_s, shard in openings.busy_holders(sequence):
+    weight = min(_MOST_WEIGHT, _LEAST_WEIGHT + index.waiting_per_shard)
+    here, speeds = best.shard, index.speeds
+    later_s = now_s = weight * speeds.token_s(here) * uncached + speeds.sharing_s(here)
+    holder = None
+    for waiting_s, shard in index.busy_holders(sequence):
         if waiting_s >= later_s:
             break
-        if not shard.could_hold_now(sequence):
+        if not shard.capacity.could_hold_now(sequence):
             continue
-        missing = sequence.known_tokens - shard.match(sequence).length
-        cost_s = waiting_s + weight * openings.token_s(shard) * missing
+        missing = sequence.known_tokens - find_match(shard, sequence).length
+        cost_s = waiting_s + weight * speeds.token_s(shard) * missing
         if cost_s < later_s:
-            later_s, target = cost_s, shard
-    if target is None:
-        return False
-    openings.note_waits_for(sequence, target, now_s - later_s + openings.wait_s(target))
-    return True
+            later_s, holder = cost_s, shard
+    if holder is None:
+        return None
+    return BusyHolder(holder, _until_s(index, sequence, now_s - later_s + index.speeds.wait_s(holder)))
 
 
 def _common(leader: Resident, sequence: Sequence) -> int:

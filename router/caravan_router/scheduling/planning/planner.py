@@ -4,16 +4,17 @@ import functools
 import itertools
 from collections.abc import Collection
 
-from caravan_router.scheduling.actions import FilterBatch, Preempt, Preemption, Save, SetLayout
+from caravan_proto.messages.commands import FilterBatch, Save, SetLayout
+from caravan_router.scheduling.actions import Joins, Preempt, Preemption
 from caravan_router.scheduling.config import PrefillMode
 from caravan_router.scheduling.planning.admission import Admission, StepPlans
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.layout import may_return, needs_other_layout
 from caravan_router.scheduling.planning.moving import finish_drains, how_to_move, to_move
-from caravan_router.scheduling.planning.openings import Openings
-from caravan_router.scheduling.planning.placement import Place, choose
+from caravan_router.scheduling.planning.placement import Place
 from caravan_router.scheduling.planning.preemption import choose_how, victims_of_growth, victims_of_priority
 from caravan_router.scheduling.planning.saving import releases, to_save
+from caravan_router.scheduling.planning.shard_index import ShardIndex
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
@@ -27,7 +28,7 @@ class Planner:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._openings = Openings(state.shards, state.clock, state.lengths)
+        self._index = ShardIndex(state.shards, state.clock, state.lengths)
         self._command_ids = itertools.count(1)
 
     def plan(self, now: float, *, preempted: bool) -> None:
@@ -38,8 +39,8 @@ class Planner:
         finish_drains(self._state)
         changes = self._state.take_changes()
         for name, may_start in changes.items():
-            self._openings.note(name, may_start=may_start)
-        self._call_back(changes)
+            self._index.update(name, may_start=may_start)
+        self._requeue(changes)
         may_admit = self._may_admit(changes)
         shards = self._to_plan(changes, may_admit=may_admit, now=now)
         first = self._first_to_fit(now) if shards else None
@@ -49,7 +50,7 @@ class Planner:
                 self._preempt(shard, victims)
                 preempted = True
             elif movers := to_move(self._state, shard, now):
-                if shard.in_flight:
+                if shard.commands.in_flight:
                     self._stop_decode(shard)
                 else:
                     self._preempt(shard, movers)
@@ -58,19 +59,18 @@ class Planner:
             else:
                 waiting = len(self._state.waiting)
                 self._save(shard, to_save(shard, now, waiting), release=releases(shard, waiting))
-            if not shard.can_command:
-                self._openings.note(shard.name, may_start=False)
+            if not shard.commands.can_begin:
+                self._index.update(shard.name, may_start=False)
         if may_admit and not preempted:
             self._admit(shards, now)
         else:
-            self._send(self._plans(shards, now))
+            self._send(self._plans(shards, now), now)
 
-    def _call_back(self, changes: Collection[str]) -> None:
+    def _requeue(self, changes: Collection[str]) -> None:
         """Let requests wait in the queue again that waited for a shard and need no longer."""
-        waiting = self._state.waiting
-        called = self._openings.call_all() if waiting.is_due else self._openings.call(changes)
-        for sequence in called:
-            waiting.bring_back(sequence)
+        waiting, index = self._state.waiting, self._index
+        for sequence in index.queues.pop_all() if waiting.is_due else index.pop_queued(changes):
+            waiting.requeue(sequence)
 
     def _may_admit(self, changes: Collection[str]) -> bool:
         """Whether something happened that may let a waiting request start."""
@@ -79,31 +79,31 @@ class Planner:
             return False
         # In pause mode the mere number of steps lets requests start.
         is_step_enough = self._state.config.mode is PrefillMode.PAUSE and len(changes) > 0
-        return waiting.is_due or waiting.has_new or is_step_enough or self._openings.is_due
+        return waiting.is_due or waiting.has_new or is_step_enough or bool(self._index.open.due)
 
     def _to_plan(self, changes: Collection[str], *, may_admit: bool, now: float) -> list[ShardLedger]:
         """Return the shards that may get a command for another reason than a request that starts."""
         shards = self._state.shards
         first = self._first_to_fit(now) if may_admit else None
-        if first is not None and not any(shard.could_hold_now(first) for shard in shards.values()):
+        if first is not None and not any(shard.capacity.could_hold_now(first) for shard in shards.values()):
             # A shard has to change its layout for it, whichever that is.
-            return [shard for shard in shards.values() if shard.can_command]
+            return [shard for shard in shards.values() if shard.commands.can_begin]
         changed = [shards[name] for name in changes if name in shards]
-        return [shard for shard in changed if shard.can_command and (may_admit or self._needs_plan(shard, now))]
+        return [shard for shard in changed if shard.commands.can_begin and (may_admit or self._needs_plan(shard, now))]
 
     def _needs_plan(self, shard: ShardLedger, now: float) -> bool:
         """Whether ``shard``, which can take a command, should get one. Runs after every step: keep it cheap."""
-        if not shard.in_flight or shard.release_now:
+        if not shard.commands.in_flight or shard.header.is_urgent:
             return True
         return bool(to_save(shard, now, len(self._state.waiting)) or to_move(self._state, shard, now))
 
     def _plans(self, shards: list[ShardLedger], now: float, adapter: str | None = None) -> StepPlans:
         """Return plans of which that of each shard that can take a command is made. ``adapter``: see `PlanInput`."""
         waiting = len(self._state.waiting)
-        plans = StepPlans(lambda shard: self._plan(shard, now, waiting, adapter), now)
+        plans = StepPlans(lambda shard: self._plan(shard, now, waiting, adapter))
         for shard in shards:
-            if shard.can_command:
-                plans.of(shard)
+            if shard.commands.can_begin:
+                _ = plans[shard]
         return plans
 
     def _plan(self, shard: ShardLedger, now: float, waiting: int, adapter: str | None) -> StepPlan:
@@ -114,46 +114,39 @@ class Planner:
 
     def _admit(self, shards: list[ShardLedger], now: float) -> None:
         """Start the requests that the shards can take, or preempt for the first; then send the shards' commands."""
-        state, openings = self._state, self._openings
-        openings.begin_admission(waiting=len(state.waiting), anew=state.waiting.is_due)
+        state, index = self._state, self._index
+        index.begin_plan(waiting=len(state.waiting), anew=state.waiting.is_due)
         first = state.waiting.begin_admission(now)
-        plans = self._plans(shards, now, first.spec.adapter)
-        admission = Admission(state, openings, plans)
+        adapter = first.spec.adapter
+        admission = Admission(state, index, self._plans(shards, now, adapter))
         place = admission.place_for(first)
-        if isinstance(place, Place):
+        preempted = None
+        if not isinstance(place, Place) and place is not NotNow.PREFIX_COMING:
+            preempted = self._preempt_for(first)
+        if preempted is not None:
+            index.update(preempted.name, may_start=True)
+            admission = Admission(state, index, self._plans([*shards, preempted], now, adapter))
+            place = admission.choose(first)
+        if isinstance(place, Place):  # after a preemption: nothing needs to be saved before it starts
             state.waiting.remove(first)
             admission.start(first, place)
-        elif place is not NotNow.PREFIX_COMING and (shard := self._preempt_for(first)) is not None:
-            openings.note(shard.name, may_start=True)
-            plans = self._plans([*shards, shard], now, first.spec.adapter)
-            place = choose(openings, plans.of, first)
-            if isinstance(place, Place):  # nothing needs to be saved before it starts
-                state.waiting.remove(first)
-                Admission(state, openings, plans).start(first, place)
-            self._set_aside()
-            self._send(plans)
-            return
-        while (placed := state.waiting.pop_fitting(admission.place_for, now)) is not None:
+        while preempted is None and (placed := state.waiting.pop_fitting(admission.place_for, now)) is not None:
             admission.start(*placed)
-        openings.end_admission()
-        self._set_aside()
-        self._send(plans)
+        admission.end(all_asked=preempted is None)
+        self._send(admission.plans, now)
 
-    def _set_aside(self) -> None:
-        """Ask no more for requests that have begun to wait for one shard."""
-        for sequence in self._openings.begun_to_wait:
-            self._state.waiting.set_aside(sequence)
-
-    def _send(self, plans: StepPlans) -> None:
-        for plan in plans.made:
+    def _send(self, plans: StepPlans, now: float) -> None:
+        for plan in plans.values():
             if plan.is_idle:  # no request could start for which the step was kept
-                plan = self._plan(plan.shard, plans.now, waiting=0, adapter=None)
+                plan = self._plan(plan.shard, now, waiting=0, adapter=None)
             command = plan.send(next(self._command_ids))
             for resident in plan.branched:
                 self._state.branch(resident.sequence, plan.shard, resident)
             if command is not None:
+                if plan.join_reason is not None:
+                    self._state.outbox.add(Joins(plan.join_reason))
                 self._state.outbox.add(command)
-            self._openings.note(plan.shard.name, may_start=False)
+            self._index.update(plan.shard.name, may_start=False)
 
     # Preemption
 
@@ -177,9 +170,9 @@ class Planner:
 
     def _could_preempt(self, shard: ShardLedger, sequence: Sequence) -> bool:
         adapter = sequence.spec.adapter
-        if not shard.can_command or shard.turn.next(shard.adapters | {adapter}) != adapter:
+        if not shard.commands.can_begin or shard.commands.turn.next(shard.stays.adapters | {adapter}) != adapter:
             return False
-        return any(resident.priority < sequence.spec.priority for resident in shard.residents.values())
+        return any(resident.priority < sequence.spec.priority for resident in shard.stays.residents.values())
 
     def _preempt(self, shard: ShardLedger, victims: list[Resident]) -> None:
         """Take the cells of ``victims``. They wait for their next stay, in their old order."""
@@ -197,14 +190,14 @@ class Planner:
         command = FilterBatch(
             shard=shard.name,
             command_id=next(self._command_ids),
-            header=shard.next_header,
-            keep=tuple(sorted((*shard.residents, *shard.parked))),
+            header=shard.header.message,
+            keep=tuple(sorted((*shard.stays.residents, *shard.stays.parked))),
         )
         shard.send(command, [])
         self._state.outbox.add(command)
 
     def _how(self, shard: ShardLedger, resident: Resident) -> Preemption:
-        return how_to_move(self._state, shard, resident) if shard.draining else choose_how(shard, resident)
+        return how_to_move(self._state, shard, resident) if shard.drain.has_begun else choose_how(shard, resident)
 
     # Saving, and the layout
 
@@ -215,7 +208,7 @@ class Planner:
         command = Save(
             shard=shard.name,
             command_id=next(self._command_ids),
-            header=shard.next_header,
+            header=shard.header.message,
             entries=tuple(entries),
         )
         ids = {entry.sequence_id for entry in entries}
@@ -225,7 +218,7 @@ class Planner:
     def _first_to_fit(self, now: float) -> Sequence | None:
         """Return the first waiting request if a shard may change its layout for it."""
         waiting = self._state.waiting
-        if not waiting.is_anyone_asked_for or not self._openings.any_has_two_layouts:
+        if not waiting.is_anyone_asked_for or not self._index.open.with_two_layouts:
             return None
         return next(waiting.in_order(now))
 
@@ -234,25 +227,25 @@ class Planner:
             return True
         if first is not None and needs_other_layout(shard, first):
             # One shard changes its layout for it, the one that this disturbs least.
-            able = [one for one in self._state.shards.values() if one.could_ever_hold(first)]
-            ready = any(one.could_hold_now(first) for one in able)
-            return not ready and shard is min(able, key=lambda one: len(one.residents))
+            able = [one for one in self._state.shards.values() if one.capacity.could_ever_hold(first)]
+            ready = any(one.capacity.could_hold_now(first) for one in able)
+            return not ready and shard is min(able, key=lambda one: len(one.stays.residents))
         return may_return(shard, first, self._state.lengths, now)
 
     def _change_layout(self, shard: ShardLedger) -> None:
         """Change to the other layout, once everything that is kept of ended sequences is saved."""
-        parked = list(shard.parked.values()) if shard.can_save else []
+        parked = list(shard.stays.parked.values()) if shard.saves.are_possible else []
         self._save(shard, parked, release=True)
-        if not shard.can_command:
+        if not shard.commands.can_begin:
             return
         shard.evict_all()
-        other = shard.limits.other_layout
+        other = shard.capacity.limits.other_layout
         assert other is not None
         command = SetLayout(
             shard=shard.name,
             command_id=next(self._command_ids),
-            header=shard.next_header,
-            shares_cells=other.shares_cells,
+            header=shard.header.message,
+            layout=other.layout,
         )
-        shard.send(command, shard.residents.values())
+        shard.send(command, shard.stays.residents.values())
         self._state.outbox.add(command)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from caravan_router.scheduling.actions import Preemption
 from caravan_router.scheduling.planning.forecast import GROWTH_CELLS, CellForecast
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.account import LOAD_S, ShardAccount
+from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
+from caravan_router.scheduling.shard.prefix_reuse import LOAD_S, find_match
 from caravan_router.scheduling.shard.resident import Resident
 
 
@@ -15,8 +16,8 @@ def _by_rank(shard: ShardAccount) -> list[list[Resident]]:
 
     The beams of a search give way together.
     """
-    ranked = sorted(shard.residents.values(), key=lambda resident: (resident.priority, -resident.request_id))
-    if not shard.beam_groups:
+    ranked = sorted(shard.stays.residents.values(), key=lambda resident: (resident.priority, -resident.request_id))
+    if not shard.stays.beam_groups:
         return [[resident] for resident in ranked]
     together: dict[int, list[Resident]] = {}
     for resident in ranked:
@@ -28,13 +29,13 @@ def _by_rank(shard: ShardAccount) -> list[list[Resident]]:
 
 def victims_of_growth(shard: ShardAccount) -> list[Resident]:
     """Return whom to preempt because the next step has too few cells. At least one resident always stays."""
-    decoding = len(shard.decoding)
-    beams = sum(group.width for group in shard.beam_groups)
-    if not (decoding or beams) or shard.is_bounded_by_sequence or shard.available_cells >= decoding:
+    decoding = len(shard.stays.decoding)
+    beams = sum(group.width for group in shard.stays.beam_groups)
+    if not (decoding or beams) or shard.capacity.is_bounded_by_sequence or shard.cells.available >= decoding:
         return []
     # More than the next step needs, so that not every step preempts.
     wanted = (decoding + beams) * GROWTH_CELLS
-    available = shard.available_cells
+    available = shard.cells.available
     victims: list[Resident] = []
     for residents in _by_rank(shard)[:-1]:
         if available >= wanted:
@@ -51,13 +52,15 @@ def victims_of_priority(
 
     ``forecast_without``: makes the forecast of the shard as if some residents were gone.
     """
-    if shard.draining or not shard.could_ever_hold(sequence):
+    if shard.drain.has_begun or not shard.capacity.could_ever_hold(sequence):
         return []
-    known_live = shard.match(sequence).live_length
+    known_live = find_match(shard, sequence).live_length
     victims: list[Resident] = []
     needed = 1 if sequence.group is None else sequence.group.width
     for residents in _by_rank(shard):
-        if shard.free_sequences + len(victims) >= needed and forecast_without(victims).has_room(sequence, known_live):
+        if shard.stays.free_sequences + len(victims) >= needed and forecast_without(victims).has_room(
+            sequence, known_live
+        ):
             return victims
         if residents[0].priority >= sequence.spec.priority:
             return []
@@ -67,7 +70,7 @@ def victims_of_priority(
 
 def victim_of_full_cache(shard: ShardAccount, command: InFlight) -> Resident | None:
     """Return the newest resident that ``command`` names; None if none of them is resident any more."""
-    named = [one for sequence_id, one in command.residents.items() if shard.residents.get(sequence_id) is one]
+    named = [one for sequence_id, one in command.residents.items() if shard.stays.residents.get(sequence_id) is one]
     return max(named, key=lambda resident: resident.request_id, default=None)
 
 
@@ -76,7 +79,7 @@ def choose_how(shard: ShardAccount, resident: Resident, transfer_s: float = 0.0)
 
     ``transfer_s``: the time until another shard has fetched them.
     """
-    if not shard.can_save or not resident.is_running or resident.is_beam:
+    if not shard.saves.are_possible or not resident.is_running or resident.is_beam:
         return Preemption.RECOMPUTE
     out_and_in_s = transfer_s + LOAD_S + 2 * resident.computed * shard.costs.copy_cell_s
     recompute_s = resident.computed * shard.costs.recompute_token_s

@@ -1,43 +1,48 @@
-"""Which shards have sequences that others can start from, by hashes of their beginnings."""
+"""Who has a prefix, found by its hash."""
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Generic, TypeVar
 
-from caravan_router.scheduling.shard.account import PrefixChange
+T = TypeVar("T")
 
 
-class PrefixIndex:
-    """The number of sequences by landmark and shard. A landmark is a hash of a prefix: see `Sequence.landmarks`."""
+class PrefixIndex(Generic[T]):
+    """How often each holder has a prefix, by the prefix's hash: see `Sequence.prefix_hashes`."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, dict[str, int]] = {}
+        self._counts: dict[int, dict[T, int]] = {}
 
-    def apply(self, shard: str, changes: Iterable[PrefixChange]) -> None:
-        """Note what changed on ``shard``."""
-        for change in changes:
-            for landmark in change.landmarks:
-                counts = self._counts.setdefault(landmark, {})
-                count = counts.get(shard, 0) + (1 if change.is_new else -1)
-                if count:
-                    counts[shard] = count
-                    continue
-                del counts[shard]
-                if not counts:
-                    del self._counts[landmark]
+    def add(self, holder: T, hashes: Iterable[int]) -> None:
+        """Note that ``holder`` has these prefixes once more."""
+        for key in hashes:
+            counts = self._counts.setdefault(key, {})
+            counts[holder] = counts.get(holder, 0) + 1
 
-    def forget(self, shard: str) -> None:
-        """Note that ``shard`` is gone."""
-        for landmark, counts in list(self._counts.items()):
-            counts.pop(shard, None)
+    def remove(self, holder: T, hashes: Iterable[int]) -> None:
+        """Note that ``holder`` has these prefixes once less."""
+        for key in hashes:
+            counts = self._counts[key]
+            if counts[holder] > 1:
+                counts[holder] -= 1
+                continue
+            del counts[holder]
             if not counts:
-                del self._counts[landmark]
+                del self._counts[key]
 
-    def holders(self, landmarks: Sequence[int]) -> Collection[str]:
-        """Return the shards that have the longest prefix of ``landmarks`` that any shard has."""
-        for landmark in reversed(landmarks):
-            if (counts := self._counts.get(landmark)) is not None:
+    def forget(self, holder: T) -> None:
+        """Note that ``holder`` is gone."""
+        for key, counts in list(self._counts.items()):
+            counts.pop(holder, None)
+            if not counts:
+                del self._counts[key]
+
+    def holders(self, hashes: Sequence[int]) -> Collection[T]:
+        """Return who has the longest prefix of ``hashes`` that anybody has."""
+        for key in reversed(hashes):
+            if (counts := self._counts.get(key)) is not None:
                 return counts
         return ()
 
-    def may_hold(self, landmarks: Sequence[int]) -> Collection[str]:
-        """Return all shards that have any prefix of ``landmarks``."""
-        return self._counts.get(landmarks[0], ()) if landmarks else ()
+    def may_hold(self, hashes: Sequence[int]) -> Collection[T] | None:
+        """Return who has any prefix of ``hashes``; None if anybody may, since there are none."""
+        return self._counts.get(hashes[0], ()) if hashes else None

@@ -15,26 +15,28 @@ def to_save(shard: ShardAccount, now: float, waiting: int) -> list[Resident]:
     In the unified layout their cells slow down every step, so they are saved and released at once unless requests wait,
     which may start from them. In the split layout they cost nothing before the last free id is gone: they are saved
     while the shard is idle, or when every id that could be taken holds something that is not saved. A shard that drains
-    saves everything once its last sequence has gone.
+    saves everything once its last sequence has gone. What holds a pinned prefix that is not saved is saved at once.
     """
-    if not shard.can_save:
+    if not shard.saves.are_possible:
         return []
-    unsaved = [resident for resident in shard.parked.values() if not resident.is_expendable]
+    unsaved = [resident for resident in shard.stays.parked.values() if not resident.is_expendable]
     if not unsaved:
         return []
-    if shard.draining:
-        return [] if shard.residents else unsaved
+    if shard.drain.has_begun:
+        return [] if shard.stays.residents else unsaved
+    if pinned := [resident for resident in unsaved if resident.is_pinned]:
+        return pinned[:1]
     if shard.layout.shares_cells and not waiting:
         return _within(unsaved, _MOST_CELLS_AT_ONCE)
-    can_take = bool(shard.free_ids or shard.releasing) or len(unsaved) < len(shard.parked)
-    is_idle = not shard.residents and not shard.in_flight and now - unsaved[-1].last_used_s >= _IDLE_S
+    can_take = bool(shard.stays.free_ids or shard.stays.releasing) or len(unsaved) < len(shard.stays.parked)
+    is_idle = not shard.stays.residents and not shard.commands.in_flight and now - unsaved[-1].last_used_s >= _IDLE_S
     if can_take and not is_idle:
         return []
     return unsaved[:1]
 
 
 def _within(residents: list[Resident], cells: int) -> list[Resident]:
-    """Return the first of ``residents`` with at most so many cells together, and at least one."""
+    """Return the first of ``residents`` with at most ``cells`` cells together, and at least one."""
     found: list[Resident] = []
     for resident in residents:
         cells -= resident.computed
@@ -46,4 +48,4 @@ def _within(residents: list[Resident], cells: int) -> list[Resident]:
 
 def releases(shard: ShardAccount, waiting: int) -> bool:
     """Whether parked sequences are released when they are saved."""
-    return shard.draining or (shard.layout.shares_cells and not waiting)
+    return shard.drain.has_begun or (shard.layout.shares_cells and not waiting)

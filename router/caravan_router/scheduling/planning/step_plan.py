@@ -1,9 +1,8 @@
 """The next command of one shard while it is being planned."""
 
-import math
 from dataclasses import dataclass
 
-from caravan_router.scheduling.actions import (
+from caravan_proto.messages.commands import (
     Chunk,
     Command,
     Decode,
@@ -14,22 +13,25 @@ from caravan_router.scheduling.actions import (
     Prefill,
     PrefixCopy,
     Row,
+    RowOutputs,
 )
 from caravan_router.scheduling.beams import BeamGroup
-from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.planning.chunking import Step, chunk_budget, join_reason, step_seconds
+from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
+from caravan_router.scheduling.output_lengths import OutputLengths
+from caravan_router.scheduling.parameters import parameters_of
+from caravan_router.scheduling.planning.chunking import Step, join_reason, step_seconds
 from caravan_router.scheduling.planning.drafting import draft_plan
-from caravan_router.scheduling.planning.forecast import CellForecast, OutputLengths
+from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.layout import steps_left
+from caravan_router.scheduling.planning.step_budget import StepBudget
+from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
+from caravan_router.scheduling.shard.prefix_reuse import has_cells_for_load, has_id_for
 from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.shard.saved_runs import SavedPrefix
 from caravan_router.scheduling.waiting.queue import effective_priority
 
-# A step with fewer tokens left takes no other prompt: a chunk of three neither is nor leaves a single token.
-_LEAST_CHUNK = 3
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
 
@@ -58,21 +60,21 @@ class StepPlan:
     def __init__(self, shard: ShardLedger, given: PlanInput) -> None:
         self.shard = shard
         self._given = given
-        wanted = shard.adapters
+        wanted = shard.stays.adapters
         self._has_rivals = len(wanted) > 1
         if given.adapter is not None:
             wanted.add(given.adapter)
-        self.adapter = shard.turn.next(wanted)
+        self.adapter = shard.commands.turn.next(wanted)
         self._forecast: CellForecast | None = None
         self._chunks: list[tuple[Resident, int]] = []
-        self._loaded: list[tuple[Resident, SavedPrefix]] = []
+        self._loaded: list[tuple[Resident, Match, SavedPrefix]] = []
         has_rivals = wanted != {self.adapter}
         # Beam searches whose rows may be in the step, the one that starts with it, and the beams that branch off.
-        self._groups = [group for group in shard.beam_groups if group.leader.spec.adapter == self.adapter]
-        self._new_group: BeamGroup | None = None
+        self._groups = [group for group in shard.stays.beam_groups if group.leader.spec.adapter == self.adapter]
+        self._new_group: BeamGroup[Sequence] | None = None
         self.branched: list[Resident] = []
-        self._decoding = shard.decoding
-        prefilling = shard.prefilling
+        self._decoding = shard.stays.decoding
+        prefilling = shard.stays.prefilling
         if has_rivals:
             self._decoding = [resident for resident in self._decoding if resident.adapter == self.adapter]
             prefilling = [resident for resident in prefilling if resident.adapter == self.adapter]
@@ -82,42 +84,23 @@ class StepPlan:
             given.config,
             waiting=given.waiting,
             running=len(self._riders),
-            steps_since_prefill=shard.steps_since_prefill,
+            steps_since_prefill=shard.commands.steps_since_prefill,
         )
         if given.config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
             self._riders = []  # decodes wait
-        self._prompt_logprobs_budget = shard.limits.max_prompt_logprob_tokens
         riders = len(self._riders)
         seconds = step_seconds(
             given.config,
-            prompts=len(prefilling) + max(0, min(given.waiting, shard.free_sequences)),
+            prompts=len(prefilling) + max(0, min(given.waiting, shard.stays.free_sequences)),
             riders=riders,
             decode_s=shard.costs.decode_s(riders),
         )
-        self._step = Step(seconds=seconds, riders=riders)
-        # Prompt tokens without context that still fit.
-        self._budget = self._whole_budget = self._token_budget(context=0)
-        self._least_chunk = max(1, min(_LEAST_CHUNK, self._whole_budget))
+        self._budget = StepBudget(shard, given.config, Step(seconds=seconds, riders=riders))
         for resident in prefilling:
             self._add_chunk(resident)
 
-    def _token_budget(self, context: int, remaining: int | None = None) -> int:
-        """Return how many tokens the whole step has for a prompt with ``context`` computed and ``remaining`` to do."""
-        shard, step = self.shard, self._step
-        budget = chunk_budget(self._given.config, shard.costs, step, context=context, remaining=remaining)
-        return min(budget, shard.limits.max_batch_tokens - step.riders)
-
     def _add_chunk(self, resident: Resident) -> None:
-        if self._budget < self._least_chunk:
-            return
-        remaining = resident.target - resident.computed
-        whole = self._token_budget(resident.computed, remaining)
-        tokens = _without_single(max(self._least_chunk, self._budget * whole // self._whole_budget), remaining)
-        if resident.sequence.needs_prompt_logprobs:
-            tokens = min(tokens, self._prompt_logprobs_budget)
-            self._prompt_logprobs_budget -= max(0, tokens)
-        if tokens > 0:
-            self._budget -= math.ceil(tokens * self._whole_budget / whole)
+        if tokens := self._budget.take(resident):
             self._chunks.append((resident, tokens))
 
     # Admission
@@ -126,57 +109,62 @@ class StepPlan:
     def is_idle(self) -> bool:
         """Whether it carries nothing though the shard has residents: they have other adapters."""
         has_work = self._chunks or self._decoding or self._loaded or self._groups
-        return not has_work and bool(self.shard.residents)
+        return not has_work and bool(self.shard.stays.residents)
 
     @property
     def _is_turn_of_beams(self) -> bool:
         """Whether the step is one of beam searches, whoever waits."""
-        return self._new_group is not None or (bool(self._groups) and not self.shard.evaluated_last)
+        return self._new_group is not None or (bool(self._groups) and not self.shard.commands.evaluated_last)
 
     @property
     def is_open(self) -> bool:
         """Whether any request could start in this step with a chunk of its prompt."""
-        if self._join_reason is None or self._budget < self._least_chunk or self._loaded or self._is_turn_of_beams:
+        if self._join_reason is None or not self._budget.has_tokens or self._loaded or self._is_turn_of_beams:
             return False
-        return self.shard.has_id_for(NO_MATCH)
+        return has_id_for(self.shard, NO_MATCH)
 
     @property
     def is_full(self) -> bool:
         """Whether no request can start in this step, nor be loaded before it."""
         return not self.is_open and (
-            self._has_newcomers or self._is_turn_of_beams or not self.shard.has_id_for(NO_MATCH)
+            self._has_newcomers or self._is_turn_of_beams or not has_id_for(self.shard, NO_MATCH)
         )
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
         if not self.is_open or sequence.spec.adapter != self.adapter:
             return False
-        if sequence.needs_prompt_logprobs and self._prompt_logprobs_budget == 0:
+        if sequence.needs_prompt_logprobs and not self._budget.has_prompt_logprobs:
             return False
-        if sequence.group is not None and (self._has_newcomers or self.shard.free_sequences < sequence.group.width):
+        if sequence.group is not None and self._has_newcomers:
             return False
-        return self.shard.could_hold_now(sequence) and self._has_cells(sequence, match.live_length)
+        return self._has_room(sequence, match)
 
-    def can_load(self, sequence: Sequence) -> bool:
-        """Whether what is saved of ``sequence`` could be loaded now, which no newcomer of this step has to wait for."""
-        if self._has_newcomers or self._is_turn_of_beams or not self.shard.has_id_for(NO_MATCH):
+    def can_load(self, sequence: Sequence, match: Match) -> bool:
+        """Whether what is saved of ``sequence`` could be loaded now behind the cells that ``match`` found.
+
+        No newcomer of this step has to wait for that.
+        """
+        if self._has_newcomers or self._is_turn_of_beams or not has_id_for(self.shard, match):
             return False
-        if sequence.group is not None and self.shard.free_sequences < sequence.group.width:
-            return False
-        return self.shard.could_hold_now(sequence) and self._has_cells(sequence, 0)
+        return has_cells_for_load(self.shard, sequence, match) and self._has_room(sequence, match)
 
     @property
     def _has_newcomers(self) -> bool:
         return any(resident.status is Status.STARTING for resident, _ in self._chunks)
 
-    def _has_cells(self, sequence: Sequence, known_live: int) -> bool:
+    def _has_room(self, sequence: Sequence, match: Match) -> bool:
+        if sequence.group is not None and self.shard.stays.free_sequences < sequence.group.width:
+            return False
+        if not self.shard.capacity.could_hold_now(sequence):
+            return False
         if self._forecast is None:
             self._forecast = CellForecast(self.shard, self._given.lengths, self._given.config.watermark)
-        return self._forecast.has_room(sequence, known_live)
+        return self._forecast.has_room(sequence, match.live_length)
 
     def admit(self, sequence: Sequence, match: Match) -> Resident:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""
-        self._joins_others = self._joins_others or bool(self.shard.decoding)
+        self._joins_others = self._joins_others or bool(self.shard.stays.decoding)
         self._forecast = None
         resident = self.shard.place(sequence, match, self._priority(sequence))
         if sequence.group is not None:
@@ -188,14 +176,19 @@ class StepPlan:
     def _priority(self, sequence: Sequence) -> int:
         return effective_priority(sequence.request, self._given.now, self._given.config.aging_s)
 
-    def load(self, sequence: Sequence, prefix: SavedPrefix) -> Resident:
+    def load(self, sequence: Sequence, match: Match, prefix: SavedPrefix) -> Resident:
         """Start ``sequence``, for which `can_load` is true, from what was saved."""
         self._forecast = None
-        resident = self.shard.load(sequence, prefix, self._priority(sequence))
-        self._loaded.append((resident, prefix))
+        resident = self.shard.load(sequence, match, prefix, self._priority(sequence))
+        self._loaded.append((resident, match, prefix))
         return resident
 
     # The command
+
+    @property
+    def join_reason(self) -> JoinReason | None:
+        """Why requests start beside others that run; None if none do."""
+        return self._join_reason if self._joins_others else None
 
     def send(self, command_id: int) -> Command | None:
         """Return the command, which the ledger counts as sent; None if the shard should continue as it is."""
@@ -206,11 +199,11 @@ class StepPlan:
             return self._evaluate(command_id)
         if self._chunks:
             return self._prefill(command_id)
-        if shard.in_flight and not shard.release_now:
+        if shard.commands.in_flight and not shard.header.is_urgent:
             return None  # a Decode is running and nothing is to change
         if self._decoding:
             return self._decode(command_id)
-        if shard.has_header:
+        if shard.header.is_needed:
             return self._filter(command_id)
         return None
 
@@ -219,14 +212,15 @@ class StepPlan:
         entries = tuple(
             LoadEntry(
                 sequence_id=resident.sequence_id,
-                token_ids=resident.sequence.tokens(0, prefix.length),
-                slices=prefix.slices,
+                token_ids=resident.sequence.tokens(match.length, prefix.length),
+                slices=prefix.behind(match.length),
                 adapter=resident.adapter,
+                copy=PrefixCopy(match.sources[0], match.length) if match.sources else None,
             )
-            for resident, prefix in self._loaded
+            for resident, match, prefix in self._loaded
         )
-        command = Load(shard=shard.name, command_id=command_id, header=shard.next_header, entries=entries)
-        shard.send(command, [resident for resident, _ in self._loaded])
+        command = Load(shard=shard.name, command_id=command_id, header=shard.header.message, entries=entries)
+        shard.send(command, [resident for resident, _, _ in self._loaded])
         return command
 
     def _prefill(self, command_id: int) -> Prefill:
@@ -235,10 +229,9 @@ class StepPlan:
         command = Prefill(
             shard=shard.name,
             command_id=command_id,
-            header=shard.next_header,
+            header=shard.header.message,
             chunks=tuple(_chunk(resident, tokens) for resident, tokens in self._chunks),
             ride=tuple(resident.sequence_id for resident in self._riders),
-            joins=self._join_reason if self._joins_others else None,
         )
         shard.send(command, [*(resident for resident, _ in self._chunks), *self._riders])
         return command
@@ -247,18 +240,18 @@ class StepPlan:
         shard, residents = self.shard, self._decoding
         steps = self._given.config.run_ahead_steps
         if self._has_rivals:
-            steps = min(steps, shard.turn.steps_left(self.adapter))
+            steps = min(steps, shard.commands.turn.steps_left(self.adapter))
         shard.make_free(len(residents) * min(steps, _CLEARED_STEPS))
         steps = min(steps, steps_left(shard, residents))
         if shard.layout.shares_cells:
-            steps = max(1, min(steps, shard.free_cells // len(residents)))
-        if shard.beam_groups:
+            steps = max(1, min(steps, shard.cells.free // len(residents)))
+        if shard.stays.beam_groups:
             steps = 1  # then it is the turn of the beams
         steps, drafts = draft_plan(shard, residents, steps)
         command = Decode(
             shard=shard.name,
             command_id=command_id,
-            header=shard.next_header,
+            header=shard.header.message,
             sequence_ids=tuple(resident.sequence_id for resident in residents),
             max_steps=steps,
             max_draft_tokens=drafts,
@@ -277,10 +270,10 @@ class StepPlan:
         pending = [
             resident
             for group in groups
-            for resident in shard.beam_groups[group].values()
+            for resident in shard.stays.beam_groups[group].values()
             if resident.computed < resident.target
         ]
-        left = max(min(len(pending), shard.limits.max_batch_tokens), self._whole_budget)
+        left = max(min(len(pending), shard.capacity.limits.max_batch_tokens), self._budget.whole)
         rows: list[tuple[Resident, int]] = []
         # New beams come first, since this command must start them. Each of the others gets at least a token.
         for resident in sorted(pending, key=lambda one: (one.is_running, one.target - one.computed)):
@@ -291,34 +284,32 @@ class StepPlan:
         command = Evaluate(
             shard=shard.name,
             command_id=command_id,
-            header=shard.next_header,
+            header=shard.header.message,
             rows=tuple(_row(resident, tokens) for resident, tokens in rows),
         )
         shard.send(command, [resident for resident, _ in rows])
         return command
 
-    def _branch_off(self, group: BeamGroup) -> None:
+    def _branch_off(self, group: BeamGroup[Sequence]) -> None:
         for index, (parent, length) in list(group.branches.items()):
-            source = self.shard.beam_groups[group].get(parent)
+            source = self.shard.stays.beam_groups[group].get(parent)
             if source is not None and source.is_running and source.computed >= length:
-                self.branched.append(self.shard.branch(group.members[index], source, length))
+                self.branched.append(self._branch(group.members[index], source, length))
                 group.note_placed(group.members[index])
+
+    def _branch(self, beam: Sequence, source: Resident, length: int) -> Resident:
+        """Start ``beam`` from the first ``length`` tokens of ``source``."""
+        can_copy = length > 0 and (length == source.computed or not self.shard.layout.whole_only)
+        match = Match(length, length, (source.sequence_id,)) if can_copy else NO_MATCH
+        return self.shard.place(beam, match, source.priority)
 
     def _filter(self, command_id: int) -> FilterBatch:
         shard = self.shard
         command = FilterBatch(
-            shard=shard.name, command_id=command_id, header=shard.next_header, keep=tuple(sorted(shard.parked))
+            shard=shard.name, command_id=command_id, header=shard.header.message, keep=tuple(sorted(shard.stays.parked))
         )
         shard.send(command, [])
         return command
-
-
-def _without_single(tokens: int, remaining: int) -> int:
-    """Return at most ``tokens`` of ``remaining``, so that none of them is left alone.
-
-    A token that is computed alone may round otherwise than in a chunk, and greedy answers would depend on the chunks.
-    """
-    return tokens - 1 if remaining - tokens == 1 and tokens > 2 else min(tokens, remaining)
 
 
 def _row(resident: Resident, tokens: int) -> Row:
@@ -326,19 +317,20 @@ def _row(resident: Resident, tokens: int) -> Row:
     end = start + tokens
     is_first = not resident.is_running
     assert sequence.group is not None
+    top_n_tokens = sequence.group.top_n_tokens if end == resident.target else 0
     return Row(
         sequence_id=resident.sequence_id,
         start=start,
         token_ids=sequence.tokens(start, end),
         adapter=resident.adapter,
-        is_first=is_first,
-        top_n_tokens=sequence.group.top_n_tokens if end == resident.target else 0,
+        outputs=RowOutputs.LAST if top_n_tokens else RowOutputs.NONE,
+        top_n_tokens=top_n_tokens,
         copy=_copy(resident) if is_first else None,
     )
 
 
 def _copy(resident: Resident) -> PrefixCopy | None:
-    return None if resident.source_id is None else PrefixCopy(resident.source_id, resident.shared)
+    return None if resident.source_id is None else PrefixCopy(resident.source_id, resident.cached)
 
 
 def _chunk(resident: Resident, tokens: int) -> Chunk:
@@ -350,7 +342,6 @@ def _chunk(resident: Resident, tokens: int) -> Chunk:
         start=start,
         token_ids=sequence.tokens(start, end),
         last=end == resident.target,
-        setup=sequence.spec if is_first else None,
+        setup=parameters_of(sequence) if is_first else None,
         copy=_copy(resident) if is_first else None,
-        prompt_logprobs=is_first and sequence.needs_prompt_logprobs,
     )

@@ -1,9 +1,13 @@
-"""A command that was sent to a shard and has not ended."""
+"""The commands of a shard that are under way, and what they say of whose turn is next."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
-from caravan_router.scheduling.actions import Command, Decode, Evaluate, Prefill
+from caravan_proto.messages.commands import Command, Decode, Evaluate, Prefill
+from caravan_router.scheduling.shard.adapter_turn import AdapterTurn
+from caravan_router.scheduling.shard.costs import ShardCosts
 from caravan_router.scheduling.shard.resident import Resident
+from caravan_router.scheduling.shard.stays import Stays
 
 # A Decode that must yield has seldom run more than this many steps beyond those reported. If it has, the shard reports
 # that its cache is full, and nothing is lost.
@@ -15,10 +19,11 @@ class InFlight:
 
     ``residents``: those the command names, by sequence id. An id may belong to another before late results arrive.
     ``chunk_tokens``: tokens of chunks and rows, by sequence id. ``steps_left``: steps not reported yet.
+    ``starting``: those whose first chunk or row it carries.
     ``drafts``: most draft tokens of a step. ``cells_left``: what a Decode may take beyond what was reported, in all.
     """
 
-    __slots__ = ("cells_left", "chunk_tokens", "command", "drafts", "residents", "steps_left")
+    __slots__ = ("cells_left", "chunk_tokens", "command", "drafts", "residents", "starting", "steps_left")
 
     def __init__(self, command: Command, residents: Iterable[Resident]) -> None:
         self.command = command
@@ -26,11 +31,14 @@ class InFlight:
         self.chunk_tokens: dict[int, int] = {}
         self.steps_left = 0
         self.drafts = self.cells_left = 0
+        self.starting: Sequence[Resident] = ()
         if isinstance(command, Prefill):
             self.chunk_tokens = {chunk.sequence_id: len(chunk.token_ids) for chunk in command.chunks}
+            self.starting = [self.residents[chunk.sequence_id] for chunk in command.chunks if chunk.setup is not None]
             self.steps_left = 1
         elif isinstance(command, Evaluate):
             self.chunk_tokens = {row.sequence_id: len(row.token_ids) for row in command.rows}
+            self.starting = [resident for resident in self.residents.values() if not resident.is_running]
             self.steps_left = 1
         elif isinstance(command, Decode):
             self.steps_left = command.max_steps
@@ -41,15 +49,6 @@ class InFlight:
     def is_decode(self) -> bool:
         """Whether it yields to the next command: only a Decode does."""
         return isinstance(self.command, Decode)
-
-    @property
-    def starting(self) -> list[Resident]:
-        """Residents whose first chunk it carries."""
-        if isinstance(self.command, Evaluate):
-            return [self.residents[row.sequence_id] for row in self.command.rows if row.is_first]
-        if not isinstance(self.command, Prefill):
-            return []
-        return [self.residents[chunk.sequence_id] for chunk in self.command.chunks if chunk.setup is not None]
 
     @property
     def coming_cells(self) -> int:
@@ -65,6 +64,12 @@ class InFlight:
             return chunk
         return UNSEEN_STEPS * (1 + min(self.drafts, resident.sequence.spec.max_draft_tokens))
 
+    def end_step(self, tokens: int) -> None:
+        """Note that a step of it succeeded, which sampled ``tokens``."""
+        self.steps_left -= 1
+        if not self.chunk_tokens:
+            self.cells_left -= tokens
+
     def fail(self) -> None:
         """Note that its step changed nothing."""
         self.chunk_tokens = {}
@@ -78,3 +83,94 @@ class InFlight:
         return all(
             resident.computed + chunk_tokens.get(resident.sequence_id, 0) >= resident.target for resident in prefilling
         )
+
+
+class ShardCommands:
+    """``in_flight``: commands that were sent and have not ended: at most a Decode and its successor.
+
+    ``turn``: which adapter goes next. ``evaluated_last``: whether the last step was of beam searches, which take turns
+    with all others. ``busy_until_s``: when the command under way is expected to end, unless it is a Decode; in seconds
+    on the scheduler's clock.
+    """
+
+    def __init__(self, stays: Stays, costs: ShardCosts) -> None:
+        self._stays = stays
+        self._costs = costs
+        self.in_flight: tuple[InFlight, ...] = ()
+        self.turn = AdapterTurn()
+        self.steps_since_prefill = 0
+        self.evaluated_last = False
+        self.busy_until_s = -math.inf
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether nothing is under way, or a lone Decode, which yields to the next command."""
+        return not self.in_flight or (len(self.in_flight) == 1 and self.in_flight[0].is_decode)
+
+    @property
+    def completes_prefill(self) -> bool:
+        """Whether a Prefill is under way after which no prompt is left to compute."""
+        return bool(self.in_flight) and self.in_flight[-1].completes_prefill(self._stays.prefilling)
+
+    @property
+    def positions_under_way(self) -> dict[int, range]:
+        """The positions of each sequence that the current step may be computing, by sequence id."""
+        step = next((command for command in self.in_flight if command.steps_left), None)
+        if step is None:
+            return {}
+        return {
+            sequence_id: range(resident.computed, resident.computed + step.unseen_tokens(resident))
+            for sequence_id, resident in step.residents.items()
+            if resident is self._stays.residents.get(sequence_id)
+        }
+
+    def find(self, command_id: int) -> InFlight | None:
+        """Return the command under way with this id, if there is one."""
+        return next((one for one in self.in_flight if one.command.command_id == command_id), None)
+
+    # Changes, which the ledger makes
+
+    def begin(self, command: Command, residents: Iterable[Resident], now_s: float) -> None:
+        """Note that ``command``, which names ``residents``, is under way."""
+        sent = InFlight(command, residents)
+        self.in_flight = (*self.in_flight, sent)
+        if isinstance(command, Prefill):
+            self.steps_since_prefill = 0
+        if isinstance(command, Prefill | Evaluate):
+            self.busy_until_s = now_s + self._expected_s(sent)
+        if isinstance(command, Prefill | Decode | Evaluate):
+            self.evaluated_last = isinstance(command, Evaluate)
+            self.turn.take(next(iter(sent.residents.values())).adapter)
+
+    def _expected_s(self, prefill: InFlight) -> float:
+        """Return how many seconds a Prefill should take."""
+        chunks = prefill.chunk_tokens
+        tokens = sum(chunks.values())
+        context = sum(prefill.residents[key].computed for key in chunks) // len(chunks)
+        return self._costs.seconds(tokens, riders=len(prefill.residents) - len(chunks), context=context)
+
+    def end(self, command: InFlight) -> None:
+        """Note that no more replies come for ``command``."""
+        assert command in self.in_flight, f"{command.command} is not under way"
+        self.in_flight = tuple(one for one in self.in_flight if one is not command)
+
+    def end_step(self, command: InFlight, seconds: float, *, tokens: int, drafted: int) -> bool:
+        """Learn from a successful step, before what it computed is counted. Return whether an adapter's turn ended.
+
+        ``tokens``: how many it sampled. ``drafted``: how many draft tokens it computed.
+        """
+        chunk_tokens = command.chunk_tokens
+        self._costs.observe_step(seconds)
+        if not chunk_tokens:
+            self.steps_since_prefill += 1
+            live = sum([one.status.is_live for one in command.residents.values()])
+            self._costs.observe_decodes(live + drafted, seconds)
+        elif isinstance(command.command, Evaluate) and sum(chunk_tokens.values()) == len(chunk_tokens):
+            self._costs.observe_decodes(len(chunk_tokens), seconds)
+        else:
+            all_tokens = sum(chunk_tokens.values())
+            pairs = sum(count * command.residents[key].computed for key, count in chunk_tokens.items())
+            riders = len(command.residents) - len(chunk_tokens)
+            self._costs.observe_chunks(all_tokens, pairs / all_tokens, riders=riders, seconds=seconds)
+        command.end_step(tokens)
+        return self.turn.count_step()

@@ -7,22 +7,36 @@ _LARGEST = 1 << (_NODES - 1)
 _LEAST_S = 1e-6
 # Nothing that is computed at all takes longer.
 _MOST_S = 1e4
-# A disturbed measurement counts as at most so many times the expected one.
+# A disturbed measurement counts as at most this multiple of the expected one.
 _MOST_SURPRISE = 3.0
-# After so many measurements elsewhere, a size follows them completely.
+# After this many measurements elsewhere, a size follows them completely.
 _STALE_AFTER = 32
-# After so many, what was learnt of it begins to fade, by this part with each.
+# After this many, what was learnt of it begins to fade, by the part _FADING with each.
 _FADES_AFTER = 256
 _FADING = 1 / 256
 
 
 class CostCurve:
-    """Seconds by size, never falling: straight lines between sizes that are powers of two.
+    """Seconds by size, never falling: straight lines between entries at sizes that are powers of two.
 
-    A measurement corrects the two sizes around its own by the part ``newest`` of the error. A size that was not
-    measured lately changes in proportion with those that were, so that what was learnt on a fast day is forgotten when
-    the machine gets slow. The first measurement draws the whole curve: each unit costs the same, and each size as much
-    as ``fixed`` units more.
+    The first measurement draws the whole curve: each unit costs the same, and each size as much as ``fixed`` units
+    more. A later one of a size that lies the part ``share`` of the way between two entries expects
+    ``(1 - share) * left + share * right``: a linear function of the entries, with the weights 1 - share, share, and 0
+    for all others. Its error, measured less expected, does three things:
+
+    1. The entries go down the gradient of half the squared error, which is -error * weight in each of them: an entry
+       gets ``newest * error * weight``. This is least mean squares (Widrow and Hoff, 1960). The squares of both weights
+       add up to 1/2 at least and 1 at most, so the curve moves by between a half and all of ``newest * error`` there,
+       and no step overshoots. Entries are positive, so downwards an entry loses the part
+       ``newest * error * weight / expected`` of itself: the first order of the exponentiated gradient (Kivinen and
+       Warmuth, 1997), and never more than half. With equal losses, the smaller of two entries would pay for both.
+    2. The machine may have become slower or faster as a whole, so all entries are scaled. If the curve is wrong by a
+       factor 1 + a and the other parts of the step by 1 + b, then error = a * expected + b * beside. The smallest a and
+       b that explain it are those of normalised least mean squares (Nagumo and Noda, 1967):
+       a = error * expected / (expected² + beside²). The step taken is divided by (expected + beside)² instead. It is
+       the slowdown of the whole step times the part that the curve has in it, and at least half as large. An entry that
+       was measured lately knows better and follows by a part only, which grows with its staleness.
+    3. Entries that would make the curve fall are lifted or lowered to the one that was measured.
     """
 
     __slots__ = ("_fixed", "_is_guess", "_newest", "_seconds", "_staleness", "largest_measured")
@@ -84,23 +98,22 @@ class CostCurve:
         gain = 1.0 if self._is_guess else self._newest
         self._is_guess = False
         correction = gain * min(seconds - expected, (_MOST_SURPRISE - 1) * whole)
-        trend = correction / whole * expected / whole
-        node, share = _locate(size)
-        near = range(node, node + 2) if share else range(node, node + 1)
-        before = [(self._seconds[other], self._staleness[other]) for other in near]
-        # Other sizes move as if they were measured elsewhere. This runs for every step, so it calls nothing.
+        scaling = correction / whole * expected / whole
+        table, staleness = self._seconds, self._staleness
+        # Most entries are only scaled. This runs for every step, so it calls nothing.
         self._seconds = [
-            seconds * (1 + (staleness / _STALE_AFTER if staleness < _STALE_AFTER else 1.0) * trend)
-            for seconds, staleness in zip(self._seconds, self._staleness, strict=True)
+            entry_s * (1 + (stale / _STALE_AFTER if stale < _STALE_AFTER else 1.0) * scaling)
+            for entry_s, stale in zip(table, staleness, strict=True)
         ]
-        self._staleness = [staleness + 1 for staleness in self._staleness]
-        for other, part, (seconds_before, staleness) in zip(near, (1 - share, share), before, strict=False):
-            follows = (1 - part) * min(1.0, staleness / _STALE_AFTER)
-            # Added, so that a size of which nothing is known comes near at once; taken away in proportion, so that one
-            # of the two does not pay for the error of both.
-            change_s = part * correction if correction > 0 else seconds_before * max(-0.5, part * correction / expected)
-            self._seconds[other] = max(_LEAST_S, seconds_before * (1 + follows * trend) + change_s)
-            self._staleness[other] = (1 - part) * (staleness + 1)
+        self._staleness = [stale + 1 for stale in staleness]
+        node, share = _locate(size)
+        for entry, weight in ((node, 1 - share), (node + 1, share)) if share else ((node, 1.0),):
+            entry_s, stale = table[entry], staleness[entry]
+            # As far as the measurement is of another size, the entry is one of those that are only scaled.
+            follows = (1 - weight) * min(1.0, stale / _STALE_AFTER)
+            step_s = weight * correction if correction > 0 else entry_s * max(-0.5, weight * correction / expected)
+            self._seconds[entry] = max(_LEAST_S, entry_s * (1 + follows * scaling) + step_s)
+            self._staleness[entry] = (1 - weight) * (stale + 1)
         self._straighten(node if share < 0.5 else node + 1)
 
     def _straighten(self, right: int) -> None:

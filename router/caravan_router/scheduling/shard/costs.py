@@ -7,12 +7,12 @@ from caravan_router.scheduling.shard.cost_curve import CostCurve
 _NEWEST_CHUNK = 0.3
 _NEWEST_DECODE = 0.2
 _NEWEST_STEP = 0.05
-# The first guess: reading the weights takes as long as decoding so many more sequences.
+# The first guess: reading the weights takes as long as decoding this many more sequences.
 _WEIGHTS_AS_SEQUENCES = 4.0
-# Tokens of the first chunk, and of later ones until so many were measured: fewer while sequences decode.
+# Tokens of the first chunk, and of later ones until this many were measured: fewer while sequences decode.
 _FIRST_CHUNK_TOKENS = 128
 _FIRST_CHUNK_BESIDE_DECODES = 32
-# Beyond that, a chunk is at most so many times the largest that was measured.
+# Beyond that, a chunk is at most this multiple of the largest that was measured.
 _GROWTH = 4
 # Each chunk makes what earlier ones tell about attention count less.
 _KEPT = 0.98
@@ -121,6 +121,12 @@ class ShardCosts:
         """Return the expected seconds of a step with ``tokens`` of prompts behind ``context`` tokens."""
         attention_s = tokens * self._attention.token_s(tokens, context)
         return self.decode_s(riders) + self._prompts(riders).seconds(tokens) + attention_s
+
+    def fast_attention_gain(self, *, riders: int, context: int) -> float:
+        """Return how many times as long a chunk of FAST_CHUNK_TOKENS would take with the attention of smaller ones."""
+        fast_s = self.seconds(FAST_CHUNK_TOKENS, riders=riders, context=context)
+        slower_s = self._attention.token_s(1, context) - self._attention.token_s(FAST_CHUNK_TOKENS, context)
+        return (fast_s + FAST_CHUNK_TOKENS * slower_s) / fast_s
 
     def decode_s(self, sequences: int) -> float:
         """Return the expected seconds of a step in which ``sequences`` decode; 0 before the first."""

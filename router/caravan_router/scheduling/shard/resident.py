@@ -47,33 +47,39 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 class Resident:
     """A sequence's stay on one shard, under one sequence id.
 
-        position 0 ... shared ........ computed ........ target
+        position 0 ... cached ........ computed ........ target
                  copied       in the cache       to prefill    then one token per decode
 
     ``target``: number of tokens known when the stay began, which prefill must compute. ``source_id``: the sequence from
-    which the first ``shared`` tokens are copied. ``priority``: effective priority when the stay began.
+    which its first command takes the first ``cached`` tokens: another one, a parked one that it takes over, or what was
+    loaded for it under its own id. ``shared``: how many first tokens are in cells that another sequence held when the
+    stay began. ``priority``: effective priority when the stay began.
     ``last_used_s``: when it was parked, or last copied from while parked. ``is_expendable``: giving up its cells
-    loses nothing, since they were saved or are not worth it.
+    loses nothing, since they were saved or are not worth it. ``is_pinned``: it was parked with a pinned prefix that was
+    not saved.
     """
 
     sequence: Sequence
     sequence_id: int
-    target: int
-    priority: int = 0
-    shared: int = 0
-    computed: int = 0
-    source_id: int | None = None
+    source_id: int | None
+    priority: int
+    cached: int
+    shared: int
+    computed: int = field(init=False)
+    target: int = field(init=False)
     status: Status = Status.STARTING
     last_used_s: float = 0.0
     is_expendable: bool = False
+    is_pinned: bool = False
     # Hashes of its prefixes, by which others find it while they can start from it.
-    landmarks: tuple[int, ...] = ()
+    prefix_hashes: tuple[int, ...] = ()
     # The request's number; kept here because it is read for every resident when another is to start.
     peak_cells: int = field(init=False)
     # Whether it is a beam of a search, which computes all that it knows and samples nothing.
     is_beam: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.computed, self.target = self.cached, self.sequence.known_tokens
         self.is_beam = self.sequence.group is not None
         self.peak_cells = self.sequence.request.peak_cells
 
@@ -89,6 +95,11 @@ class Resident:
     def is_live(self) -> bool:
         """Whether its request waits for results; late results of other residents are ignored."""
         return self.status.is_live
+
+    @property
+    def prefix_key(self) -> bytes:
+        """The key of the tokens that it has computed."""
+        return self.sequence.keys.at(self.computed)
 
     @property
     def is_running(self) -> bool:

@@ -12,14 +12,14 @@ from caravan_router.scheduling.waiting.fair_share import FairShare
 
 T = TypeVar("T")
 
-# A plan reads at most so many requests of the order.
+# A plan reads at most this many requests of the order.
 MOST_READ = 256
 
 
 class NotNow(Enum):
     """Why a waiting request does not start now."""
 
-    # Nothing can take it. Requests behind it may go first, but only so many.
+    # Nothing can take it. Requests after it may start first, at most `max_bypass` of them.
     NO_ROOM = "no_room"
     # It waits for what a shard computes: its prefix, or another request that may kill the shard. Requests behind it may
     # go first.
@@ -43,8 +43,8 @@ class WaitingQueue:
     A request without room lets at most ``max_bypass`` others go first; then nobody behind it starts before it does.
 
     Requests with the same priority, start and tenant stay in the order of their arrival, since the older one is never
-    of lower effective priority. Each such *line* is kept sorted, and the order is merged from the heads of the lines as
-    far as it is read: taking the first requests costs the same however many wait behind them.
+    of lower effective priority. Each such *bucket* is kept sorted, and the order is merged from their heads as far as
+    it is read: taking the first requests costs the same however many wait behind them.
     """
 
     def __init__(self, max_bypass: int, aging_s: float = math.inf, fair_share: FairShare | None = None) -> None:
@@ -52,10 +52,10 @@ class WaitingQueue:
         self._aging_s = aging_s
         self._fair_share = FairShare() if fair_share is None else fair_share
         # By priority, whether they started before, and the tenant's name.
-        self._lines: dict[tuple[int, bool, str], list[Sequence]] = {}
+        self._buckets: dict[tuple[int, bool, str], list[Sequence]] = {}
         self._length = 0
         # Requests that wait for one shard and are not asked for, by id.
-        self._aside: dict[int, Sequence] = {}
+        self._deferred: dict[int, Sequence] = {}
         self._is_due = False
         self._has_new = False
 
@@ -64,7 +64,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate by arrival."""
-        return heapq.merge(*self._lines.values(), sorted(self._aside.values(), key=_arrival), key=_arrival)
+        return heapq.merge(*self._buckets.values(), sorted(self._deferred.values(), key=_arrival), key=_arrival)
 
     @property
     def is_due(self) -> bool:
@@ -78,8 +78,8 @@ class WaitingQueue:
 
     @property
     def is_anyone_asked_for(self) -> bool:
-        """Whether a request waits that is not set aside."""
-        return self._length > len(self._aside)
+        """Whether a request waits that is not deferred."""
+        return self._length > len(self._deferred)
 
     def mark_due(self) -> None:
         """Note that something happened that may let any request start, on any shard."""
@@ -95,59 +95,56 @@ class WaitingQueue:
         self._insert(sequence)
         self._length += 1
 
-    def set_aside(self, sequence: Sequence) -> None:
-        """Leave ``sequence``, which is in the queue, out of the order until it is brought back."""
+    def defer(self, sequence: Sequence) -> None:
+        """Leave ``sequence``, which is in the queue, out of the order until it is requeued."""
         self._take_out(sequence)
-        self._aside[sequence.request_id] = sequence
+        self._deferred[sequence.request_id] = sequence
 
-    def bring_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Put ``sequence`` back into the order. Ignored if it has left the queue."""
-        if self._aside.pop(sequence.request_id, None) is not None:
+        if self._deferred.pop(sequence.request_id, None) is not None:
             self._insert(sequence)
 
     def _insert(self, sequence: Sequence) -> None:
-        line = self._lines.setdefault(_line(sequence), [])
-        index = bisect.bisect_right(line, _arrival(sequence), key=_arrival)
-        line.insert(index, sequence)
-        # No plan reads more than the first MOST_READ of a line.
+        bucket = self._buckets.setdefault(_bucket(sequence), [])
+        index = bisect.bisect_right(bucket, _arrival(sequence), key=_arrival)
+        bucket.insert(index, sequence)
+        # No plan reads more than the first MOST_READ of a bucket.
         self._has_new = self._has_new or index < MOST_READ
 
     def remove(self, sequence: Sequence) -> None:
         """Take out ``sequence``, which is in the queue."""
-        if self._aside.pop(sequence.request_id, None) is None:
+        if self._deferred.pop(sequence.request_id, None) is None:
             self._take_out(sequence)
         self._length -= 1
 
     def _take_out(self, sequence: Sequence) -> None:
-        line = self._lines.get(_line(sequence), [])
-        index = bisect.bisect_left(line, _arrival(sequence), key=_arrival)
-        assert line[index : index + 1] == [sequence], f"request {_arrival(sequence)} is not waiting"
-        del line[index]
-        if not line:
-            del self._lines[_line(sequence)]
+        bucket = self._buckets.get(_bucket(sequence), [])
+        index = bisect.bisect_left(bucket, _arrival(sequence), key=_arrival)
+        assert bucket[index : index + 1] == [sequence], f"request {_arrival(sequence)} is not waiting"
+        del bucket[index]
+        if not bucket:
+            del self._buckets[_bucket(sequence)]
 
     def in_order(self, now: float) -> Iterator[Sequence]:
-        """Yield requests in the order in which they should be admitted, but for those that are set aside.
+        """Yield requests in the order in which they should be admitted, but for those that are deferred.
 
         The queue must not change meanwhile.
         """
-        if len(self._lines) == 1:
-            return iter(*self._lines.values())
+        if len(self._buckets) == 1:
+            return iter(*self._buckets.values())
         # Age lifts a request to the highest priority that waits, never above it: there, fair share decides.
-        top = max((priority for priority, _, _ in self._lines), default=0)
+        top = max((priority for priority, _, _ in self._buckets), default=0)
         counters = {
-            line[0].spec.tenant.name: self._fair_share.counter(line[0].spec.tenant) for line in self._lines.values()
+            bucket[0].spec.tenant.name: self._fair_share.counter(bucket[0].spec.tenant)
+            for bucket in self._buckets.values()
         }
 
         def rank(sequence: Sequence) -> tuple[int, bool, float, int]:
             priority = min(effective_priority(sequence.request, now, self._aging_s), top)
             return -priority, not sequence.started, counters[sequence.spec.tenant.name], sequence.request_id
 
-        return heapq.merge(*self._lines.values(), key=rank)
-
-    def ordered(self, now: float) -> list[Sequence]:
-        """Return all in the order in which they should be admitted."""
-        return list(self.in_order(now))
+        return heapq.merge(*self._buckets.values(), key=rank)
 
     def pop_fitting(self, place_for: Callable[[Sequence], T | NotNow], now: float = 0.0) -> tuple[Sequence, T] | None:
         """Take out the first request for which ``place_for`` finds a place; None if none may start now."""
@@ -169,5 +166,5 @@ class WaitingQueue:
         return None
 
 
-def _line(sequence: Sequence) -> tuple[int, bool, str]:
+def _bucket(sequence: Sequence) -> tuple[int, bool, str]:
     return sequence.spec.priority, sequence.started, sequence.spec.tenant.name

@@ -18,14 +18,14 @@ from caravan_shard.backends.base import TokenBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DecodeCall:
     """Tokens of a step that share a call of llama.cpp. ``rows`` marks those outputs of the step that it makes."""
 
     batch: TokenBatch
     rows: NDArray[np.bool_]
 
 
-def split_calls(batch: TokenBatch, ubatch: int) -> list[Call]:
+def split_calls(batch: TokenBatch, ubatch: int) -> list[DecodeCall]:
     """Return the single tokens of ``batch`` together, then the chunks of each size, shorter ones first.
 
     ``ubatch``: how many tokens llama.cpp computes together at most.
@@ -48,7 +48,7 @@ def _masks(sequence_ids: NDArray[np.int32], ubatch: int) -> Iterator[NDArray[np.
                 yield mask
 
 
-def _select(batch: TokenBatch, mask: NDArray[np.bool_]) -> Call:
+def _select(batch: TokenBatch, mask: NDArray[np.bool_]) -> DecodeCall:
     part = TokenBatch(
         tokens=batch.tokens[mask],
         positions=batch.positions[mask],
@@ -56,4 +56,4 @@ def _select(batch: TokenBatch, mask: NDArray[np.bool_]) -> Call:
         outputs=batch.outputs[mask],
         adapter=batch.adapter,
     )
-    return Call(part, mask[batch.outputs != 0])
+    return DecodeCall(part, mask[batch.outputs != 0])

@@ -5,11 +5,13 @@ from typing import Any
 
 import llama_cpp
 
-from caravan_shard.backends.base import LayoutLimits, PrefixSharing, RunSaving, StartupError
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.memory import LlamaMemory
+from caravan_shard.backends.llama.rope import set_rope
 from caravan_shard.backends.llama.window import SplitWindowedMemory, WindowedMemory, ids_needed
-from caravan_shard.config import CELL_BLOCK, MAX_SEQUENCES, ShardConfig
-from caravan_shard.kv_layout import KvLayout
+from caravan_shard.config import CELL_BLOCK, ShardConfig
+from caravan_shard.model_flags import MAX_SEQUENCES
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 # enum ggml_type; the bindings name only some of them.
@@ -38,14 +40,13 @@ _LEAST_PROMPT_LOGPROB_TOKENS = 16
 class OpenContext:
     """A context with its memory, and what fits into it.
 
-    ``splits_calls``: whether steps are parted by `calls.split_calls`. ``has_flash_attention``: it was not switched off.
+    ``splits_calls``: whether steps are parted by `calls.split_calls`.
     """
 
     context: Any
     memory: LlamaMemory
     limits: LayoutLimits
     splits_calls: bool
-    has_flash_attention: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +68,14 @@ class _Traits:
         return self.window > 0 and self.layout is KvLayout.UNIFIED and not self.has_guards
 
     @property
-    def sharing(self) -> PrefixSharing:
-        return PrefixSharing.WHOLE_ONLY if self.stateful or self._loses_cells else PrefixSharing.ANY
+    def whole_only(self) -> bool:
+        return self.stateful or self._loses_cells
 
     @property
-    def saving(self) -> RunSaving:
+    def saving(self) -> Saving:
         if self._loses_cells:
-            return RunSaving.NOTHING
-        return RunSaving.WHOLE_ONLY if self.stateful else RunSaving.ANY
+            return Saving.NOTHING
+        return Saving.WHOLE_ONLY if self.stateful else Saving.ANY
 
 
 class Contexts:
@@ -84,14 +85,15 @@ class Contexts:
         """Find out what fits; raises StartupError."""
         self._model = model
         self._config = config
-        self._trained_context = trained_context
+        self._longest_context = config.longest_context(trained_context)
         self._stateful = bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
-        self._cells = cells = config.ctx_size or trained_context
+        self._cells = cells = config.cells_of(trained_context)
         layouts = config.layouts(cells)
         if layouts == [KvLayout.SPLIT] and cells < config.parallel * CELL_BLOCK:
             raise StartupError(
-                f"kv-layout split needs {CELL_BLOCK} cells for each of {config.parallel} sequences and the model was "
-                f"trained with {cells}: pass -c {config.parallel * CELL_BLOCK} or --kv-layout unified"
+                f"{'exact' if config.exact else 'kv-layout split'} needs {CELL_BLOCK} cells for each of "
+                f"{config.parallel} sequences and the model was trained with {cells}: pass "
+                f"-c {config.parallel * CELL_BLOCK}, or {'drop --exact' if config.exact else '--kv-layout unified'}"
             )
         if len(layouts) > 1 and self._stateful:
             # Recurrent state takes no cells, and the state of a hybrid model cannot move between the layouts.
@@ -103,8 +105,7 @@ class Contexts:
         self.batch_tokens = min(config.batch_size, self._cells)
         if any(traits.has_guards for traits in self._traits.values()):
             self.batch_tokens = max(min(config.ubatch_size, self.batch_tokens), config.parallel)
-        # Layouts in which flash attention is switched off because its alternative is faster here.
-        self._without_flash_attention = set(layouts) if config.flash_attn == "off" else set()
+        self._without_flash_attention = {layout for layout in layouts if self._leaves_flash_attention(layout)}
         vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
         fitting = _PROMPT_LOGITS_BYTES // (4 * vocabulary_size)
         self.prompt_logprob_tokens = min(self.batch_tokens, max(_LEAST_PROMPT_LOGPROB_TOKENS, fitting))
@@ -114,27 +115,24 @@ class Contexts:
         """The possible layouts, beginning with the one to start with."""
         return tuple(self._traits)
 
-    def may_leave_flash_attention(self, layout: KvLayout) -> bool:
-        """Whether what is faster decides about flash attention.
+    def has_flash_attention(self, layout: KvLayout) -> bool:
+        """Whether flash attention is not switched off in ``layout``. On accelerators, llama.cpp may still leave it."""
+        return layout not in self._without_flash_attention
 
-        It needs no accelerator, and values that are not quantized. In unified cells, only flash attention skips the
-        cells of other sequences.
+    def _leaves_flash_attention(self, layout: KvLayout) -> bool:
+        """Whether attention is two matrix products instead.
+
+        With --flash-attn auto, it is so on CPUs where no sequence's cells are among those of another, which only flash
+        attention skips, and where values are not quantized, which only flash attention reads.
         """
         config = self._config
-        return (
-            config.flash_attn == "auto"
-            and not config.uses_gpus
-            and not config.has_quantized_values
-            and self._is_apart(layout)
-        )
+        if config.flash_attn != "auto":
+            return config.flash_attn == "off"
+        return not config.uses_gpus and not config.has_quantized_values and self._is_apart(layout)
 
     def _is_apart(self, layout: KvLayout) -> bool:
         """Whether no sequence's attention runs over the cells of another."""
         return layout is KvLayout.SPLIT or self._config.parallel == 1
-
-    def leave_flash_attention(self, layout: KvLayout, *, leave: bool) -> None:
-        """Make the next contexts of ``layout`` without flash attention, or with it again."""
-        (self._without_flash_attention.add if leave else self._without_flash_attention.discard)(layout)
 
     def limits(self, layout: KvLayout) -> LayoutLimits:
         """Return what fits in a layout."""
@@ -144,23 +142,28 @@ class Contexts:
         return LayoutLimits(
             layout=layout,
             cells=cells,
-            cells_per_sequence=min(per_sequence, self._trained_context or per_sequence),
-            sharing=traits.sharing,
+            cells_per_sequence=min(per_sequence, self._longest_context or per_sequence),
+            whole_only=traits.whole_only,
             saving=traits.saving,
         )
 
     def open(self, layout: KvLayout) -> OpenContext | None:
-        """Make a context; None if llama.cpp cannot."""
-        context = llama_cpp.llama_init_from_model(self._model, self._parameters(layout))
+        """Make a context; None if llama.cpp cannot. Raises StartupError if the model is of a kind that has no cells.
+
+        llama.cpp may make more cells than it was asked for. From then on, `limits` reports what it made.
+        """
+        context = llama_cpp.llama_init_from_model(self._model, self.parameters(layout))
         if not context:
             return None
+        if not llama_cpp.llama_get_memory(context):
+            llama_cpp.llama_free(context)
+            raise StartupError("llama.cpp has no KV cache for this architecture, so it cannot generate texts")
         self._cells = int(llama_cpp.llama_n_ctx(context))
         return OpenContext(
             context=context,
             memory=self._memory(context, layout),
             limits=self.limits(layout),
-            splits_calls=layout in self._without_flash_attention and self._is_apart(layout),
-            has_flash_attention=layout not in self._without_flash_attention,
+            splits_calls=not (self._config.exact or self.has_flash_attention(layout)) and self._is_apart(layout),
         )
 
     def cannot_open(self) -> StartupError:
@@ -183,7 +186,8 @@ class Contexts:
             has_guards=window > 0 and unified and ids_needed(parallel) <= MAX_SEQUENCES,
         )
 
-    def _parameters(self, layout: KvLayout) -> Any:
+    def parameters(self, layout: KvLayout) -> Any:
+        """Return the ``llama_context_params`` of a context in ``layout``."""
         config, traits = self._config, self._traits[layout]
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = self._cells
@@ -199,7 +203,7 @@ class Contexts:
         parameters.n_threads = config.decode_threads
         parameters.n_threads_batch = config.batch_threads
         parameters.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
-        if layout in self._without_flash_attention:
+        if not self.has_flash_attention(layout):
             parameters.flash_attn_type = FLASH_ATTENTION["off"]
             if not traits.has_guards:
                 parameters.n_ubatch = min(parameters.n_ubatch, self._ubatch_of_scores(layout))
@@ -210,18 +214,20 @@ class Contexts:
         parameters.no_perf = True
         # In a cache of the window's size, a sequence could not be cut back to a prefix, nor share one.
         parameters.swa_full = True
+        set_rope(config, parameters)
         return parameters
 
     def _ubatch_of_scores(self, layout: KvLayout) -> int:
         """Return how many tokens have scores for all cells that they can see within _SCORES_BYTES."""
         cells = self._cells if layout is KvLayout.UNIFIED else self._cells // self._config.parallel
-        token_bytes = 4 * cells * int(llama_cpp.llama_model_n_head(self._model))
+        # A recurrent model has no heads.
+        token_bytes = 4 * cells * max(1, int(llama_cpp.llama_model_n_head(self._model)))
         return max(_LEAST_UBATCH, self._config.parallel, _SCORES_BYTES // token_bytes)
 
     def _memory(self, context: Any, layout: KvLayout) -> LlamaMemory:
         traits, parallel = self._traits[layout], self._config.parallel
         # llama.cpp does so whenever it is told to leave flash attention.
-        transposes = layout in self._without_flash_attention
+        transposes = not self.has_flash_attention(layout)
         if traits.has_guards:
             return WindowedMemory(context, sequences=parallel, window=traits.window, transposes=transposes)
         if layout is KvLayout.UNIFIED:

@@ -11,6 +11,7 @@ import llama_cpp
 from llama_cpp.llama_cpp import _lib as libggml
 
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.overrides import buffer_types, override_array
 from caravan_shard.backends.llama.rpc import add_rpc_servers
 from caravan_shard.config import ShardConfig
 
@@ -26,12 +27,13 @@ _GPU_TYPES = (1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """An accelerator. ``handle`` is llama.cpp's."""
+    """An accelerator. ``handle`` is llama.cpp's. ``free_bytes``: when it was looked at."""
 
     name: str
     description: str
     total_bytes: int
     handle: Any
+    free_bytes: int = 0
 
 
 def first_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
@@ -39,6 +41,15 @@ def first_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
     llama_cpp.llama_backend_init()
     add_rpc_servers(rpc_servers)
     return find_devices()
+
+
+def drafting_devices(config: ShardConfig, devices: Sequence[Device]) -> list[str] | None:
+    """Return the names of those that may hold the draft model; None for all."""
+    if not config.rpc:
+        return None
+    # Each token of a draft would be sent there and back.
+    chosen = config.device_names or [device.name for device in devices]
+    return [name for name in chosen if not name.startswith("RPC")]
 
 
 def find_devices() -> list[Device]:
@@ -67,15 +78,17 @@ def _device(handle: Any) -> Device:
         description=libggml.ggml_backend_dev_description(pointer).decode(),
         total_bytes=total.value,
         handle=handle,
+        free_bytes=free.value,
     )
 
 
 class ModelPlacement:
     """The fields of llama.cpp's model parameters that place a model. Must live until the model is loaded."""
 
-    def __init__(self, config: ShardConfig, devices: list[Device]) -> None:
-        """``devices``: those that there are. Raises StartupError if ``config`` names another."""
-        self._gpu_layers = config.gpu_layers if config.gpu_layers >= 0 else 10_000
+    def __init__(self, config: ShardConfig, devices: Sequence[Device]) -> None:
+        """``devices``: those that there are. Raises StartupError if ``config`` names another, or another buffer."""
+        layers = config.gpu_layers or 0
+        self._gpu_layers = layers if layers >= 0 else 10_000
         self._split_mode = _SPLIT_MODES[config.split_mode]
         self._main_gpu = config.main_gpu
         self._devices = self._chosen(config.device_names, devices)
@@ -92,9 +105,11 @@ class ModelPlacement:
         if len(used) >= most:
             raise StartupError(f"llama.cpp uses fewer than {most} devices. There are {len(used)}: pass --device")
         self._proportions = (ctypes.c_float * most)(*proportions) if proportions else None
+        overrides = config.tensor_overrides
+        self._overrides = override_array(overrides, buffer_types()) if overrides else None
 
     @staticmethod
-    def _chosen(names: list[str] | None, devices: list[Device]) -> Any:
+    def _chosen(names: list[str] | None, devices: Sequence[Device]) -> Any:
         """Return llama.cpp's array of devices, which ends with NULL; None for all of them."""
         if names is None:
             return None
@@ -114,3 +129,5 @@ class ModelPlacement:
             parameters.devices = ctypes.cast(self._devices, ctypes.c_void_p)
         if self._proportions is not None:
             parameters.tensor_split = self._proportions
+        if self._overrides is not None:
+            parameters.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)

@@ -8,8 +8,8 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
-from caravan_shard.sampling.parameters import SamplingParameters
 
 _TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 assert _TOKEN_DATA.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -22,7 +22,7 @@ class LlamaFilter:
         self._indices: Ids = np.arange(vocabulary_size, dtype=np.int32)
         self._local = threading.local()
 
-    def __call__(self, logits: Floats, parameters: SamplingParameters) -> Ids:
+    def __call__(self, logits: Floats, parameters: SamplingParams) -> Ids:
         """Return the indices of ``logits`` [candidates] that the chain leaves."""
         buffer = self._buffer()
         count = len(logits)
@@ -49,7 +49,7 @@ class LlamaFilter:
         return buffer
 
 
-def _make_chain(parameters: SamplingParameters) -> Any:
+def _make_chain(parameters: SamplingParams) -> Any:
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
     if parameters.top_k > 0:
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_k(parameters.top_k))

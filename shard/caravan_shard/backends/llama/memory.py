@@ -8,8 +8,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from caravan_proto.messages.commands import PrefixCopy
 from caravan_shard.arrays import State
-from caravan_shard.backends.base import CellSlice, Prefix, TokenBatch
+from caravan_shard.backends.base import CellSlice, TokenBatch
 from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat, find_format
 
 TO_THE_END = -1
@@ -91,7 +92,7 @@ class LlamaMemory:
         state = self._get_state(sequence_id, self._lent(self._state_bytes(sequence_id)))
         return self._built(form, [[cache.cut(start, end)] for cache in form.parse(state)])
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
         """Put saved cells into memory; False, and nothing is held, if there is no room or a state is damaged."""
         assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         form = self._format
@@ -171,7 +172,7 @@ def _bytes_of(state: State) -> Any:
 
 def _mixed(rows: State, count: int) -> State:
     """Return ``count`` rows. Each two bytes are those that one of ``rows`` has there, so all data types stay valid."""
-    pairs = rows.view(np.uint16)
+    pairs = np.ascontiguousarray(rows).view(np.uint16)
     sources = np.random.default_rng(0).integers(len(pairs), size=(count, pairs.shape[1]))
     mixed: State = np.take_along_axis(pairs, sources, axis=0).view(np.uint8)
     return mixed

@@ -6,7 +6,7 @@ from typing import Any
 
 import llama_cpp
 
-from caravan_shard.backends.base import MetadataValue
+from caravan_proto.messages.model import MetadataValue
 
 # Longer texts are left out: they are templates and licenses, not facts.
 _ROOM = 1024

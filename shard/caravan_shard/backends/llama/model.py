@@ -1,17 +1,24 @@
 """Loads a GGUF file and reads its facts."""
 
+import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 
-from caravan_shard.backends.base import ModelFacts, StartupError
-from caravan_shard.backends.llama.devices import ModelPlacement
+from caravan_proto.host_memory import locked_memory
+from caravan_proto.messages.model import ModelFile
+from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.devices import Device, ModelPlacement, first_devices
+from caravan_shard.backends.llama.log import route_llama_log
 from caravan_shard.backends.llama.metadata import all_metadata, metadata_text
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
+from caravan_shard.config import ShardConfig
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +26,37 @@ _MAGIC = b"GGUF"
 _HEADER_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 16
 _BLOCKS = 16
+# The graphs of these architectures end with a vector for each token: there are no logits.
+_ONLY_EMBED = frozenset(
+    {
+        "bert",
+        "eurobert",
+        "gemma-embedding",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "llama-embed",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+    }
+)
+# Tokenizers that add a begin or an end where the file wants one. That of BERT always adds both, the others none.
+_ADD_TOKENS = frozenset(
+    {llama_cpp.LLAMA_VOCAB_TYPE_SPM, llama_cpp.LLAMA_VOCAB_TYPE_BPE, llama_cpp.LLAMA_VOCAB_TYPE_UGM}
+)
+# By --mmap and --mlock. By default, llama.cpp maps unless a device cannot read what is mapped.
+_LOAD_MODES = {
+    (True, False): llama_cpp.LLAMA_LOAD_MODE_AUTO,
+    (True, True): llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    (False, False): llama_cpp.LLAMA_LOAD_MODE_NONE,
+    (False, True): llama_cpp.LLAMA_LOAD_MODE_MLOCK,
+}
+_NUMA_STRATEGIES = {
+    "distribute": llama_cpp.GGML_NUMA_STRATEGY_DISTRIBUTE,
+    "isolate": llama_cpp.GGML_NUMA_STRATEGY_ISOLATE,
+    "numactl": llama_cpp.GGML_NUMA_STRATEGY_NUMACTL,
+}
 _FILE_TYPES: dict[int, str] = {
     number: name.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
     for name, number in vars(llama_cpp).items()
@@ -26,7 +64,84 @@ _FILE_TYPES: dict[int, str] = {
 }
 
 
-def check_gguf_file(path: Path, kind: str, flag: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters."""
+
+    pointer: Any
+    vocabulary: LlamaVocabulary
+    facts: ModelFile
+
+    @property
+    def only_embeds(self) -> bool:
+        """Whether the model can embed texts and do nothing else."""
+        return self.facts.architecture in _ONLY_EMBED
+
+    def close(self) -> None:
+        """Free the model, whose contexts must be free."""
+        llama_cpp.llama_model_free(self.pointer)
+
+
+def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> LoadedModel:
+    """Load the model that ``config`` names; raises StartupError, also if another file that it names cannot be read.
+
+    ``devices``: those that there are; looked for if None.
+    """
+    path = Path(config.model)
+    _check_files(config)
+    _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
+    route_llama_log()
+    pointer = _load(config, ModelPlacement(config, first_devices(config.rpc_servers) if devices is None else devices))
+    try:
+        _check_kind(path, pointer)
+        vocab = llama_cpp.llama_model_get_vocab(pointer)
+        vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(pointer, b"rerank") or b"")
+        facts = _model_facts(path, pointer, vocab, vocabulary, uses_gpus=config.uses_gpus)
+    except BaseException:
+        llama_cpp.llama_model_free(pointer)
+        raise
+    return LoadedModel(pointer=pointer, vocabulary=vocabulary, facts=facts)
+
+
+@contextlib.contextmanager
+def measured_model(config: ShardConfig, devices: Sequence[Device]) -> Iterator[Any]:
+    """Yield a llama_model without weights, whose contexts have no memory either: it tells what both would take.
+
+    llama.cpp must be initialized. Raises StartupError as `open_model` does.
+    """
+    _check_files(config)
+    route_llama_log()
+    parameters = llama_cpp.llama_model_default_params()
+    placement = ModelPlacement(config, devices)
+    placement.apply(parameters)
+    parameters.use_extra_bufts = not config.exact
+    parameters.no_alloc = True
+    # Like llama-server, since there is nothing to map.
+    parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+    path = Path(config.model)
+    model = _loaded(path, parameters)
+    try:
+        _check_kind(path, model)
+        yield model
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+def only_embeds(model: Any) -> bool:
+    """Whether a llama_model can embed texts and do nothing else."""
+    return metadata_text(model, "general.architecture") in _ONLY_EMBED
+
+
+def _check_files(config: ShardConfig) -> None:
+    """Raise StartupError if a file that ``config`` names cannot be read."""
+    _check_gguf_file(Path(config.model), "model", "-m")
+    for adapter in config.adapters:
+        _check_gguf_file(adapter.path, "adapter", "--lora")
+    if config.model_draft:
+        _check_gguf_file(Path(config.model_draft), "draft model", "-md")
+
+
+def _check_gguf_file(path: Path, kind: str, flag: str) -> None:
     """Raise StartupError if the file cannot be read or is no GGUF; ``kind`` and ``flag`` go into the message."""
     try:
         with path.open("rb") as file:
@@ -39,7 +154,7 @@ def check_gguf_file(path: Path, kind: str, flag: str) -> None:
         raise StartupError(f"{path} is no GGUF file; pass {flag} the path of one")
 
 
-def load_model(path: Path, placement: ModelPlacement) -> Any:
+def _load(config: ShardConfig, placement: ModelPlacement) -> Any:
     """Load the model, log progress and return a llama_model pointer; raises StartupError."""
     logged = -1
 
@@ -54,31 +169,85 @@ def load_model(path: Path, placement: ModelPlacement) -> Any:
     callback = llama_cpp.llama_progress_callback(on_progress)
     parameters = llama_cpp.llama_model_default_params()
     placement.apply(parameters)
+    # Not with --exact: llama.cpp changes the order of weights for kernels that compute some rows together.
+    parameters.use_extra_bufts = not config.exact
+    parameters.load_mode = _LOAD_MODES[config.mmap, config.mlock]
     parameters.progress_callback = callback
+    if config.numa != "off":
+        # Once for the process: llama.cpp ignores what comes later.
+        llama_cpp.llama_numa_init(_NUMA_STRATEGIES[config.numa])
+    locked = locked_memory()
+    model = _loaded(Path(config.model), parameters)
+    if config.mlock:
+        _warn_of_unlocked(model, locked_memory() - locked, has_devices=config.uses_gpus)
+    return model
+
+
+def _warn_of_unlocked(model: Any, locked_bytes: int, *, has_devices: bool) -> None:
+    """Log a warning if the host refused to lock the weights. On devices, nobody says how many of them the host has."""
+    wanted = 1 if has_devices else int(llama_cpp.llama_model_size(model))
+    if locked_bytes < wanted:
+        _log.warning(
+            "--mlock is not kept: the host allows this process too little locked memory; raise its limit, as with "
+            "ulimit -l, LimitMEMLOCK= or docker run --ulimit memlock",
+            extra={"mib_locked": locked_bytes >> 20, "mib_wanted": wanted >> 20},
+        )
+
+
+def _loaded(path: Path, parameters: Any) -> Any:
+    """Return a llama_model pointer; raises StartupError."""
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
         raise StartupError(
             f"llama.cpp cannot load {path}: it is damaged, too new, or memory is short; see --log-level debug"
         )
-    if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
-        raise StartupError(f"{path} is no text generation model: only decoder models can be served")
-    if llama_cpp.llama_model_is_diffusion(model):
-        raise StartupError(f"{path} is a diffusion model: only autoregressive models can be served")
     return model
 
 
-def model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary, *, uses_gpus: bool) -> ModelFacts:
+def _check_kind(path: Path, model: Any) -> None:
+    """Raise StartupError if this kind of model cannot be served."""
+    if llama_cpp.llama_model_is_diffusion(model):
+        raise StartupError(f"{path} is a diffusion model: only autoregressive models can be served")
+    if llama_cpp.llama_model_has_encoder(model):
+        raise StartupError(
+            f"{path} has an encoder as T5 has: only decoder models, and BERT and its like, can be served"
+        )
+    _check_tokenizer(path, llama_cpp.llama_model_get_vocab(model))
+
+
+def _check_tokenizer(path: Path, vocab: Any) -> None:
+    """Raise StartupError if llama.cpp could not tokenize: it would end the process at the first text."""
+    kind = llama_cpp.llama_vocab_type(vocab)
+    if kind == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+        raise StartupError(f"{path} has no tokenizer: only models of texts can be served")
+    of_bert = kind == llama_cpp.LLAMA_VOCAB_TYPE_WPM
+    checks = kind in _ADD_TOKENS
+    for name, is_added, token in (
+        (
+            "begin (bos)",
+            of_bert or (checks and llama_cpp.llama_vocab_get_add_bos(vocab)),
+            llama_cpp.llama_vocab_bos(vocab),
+        ),
+        ("end (eos)", checks and llama_cpp.llama_vocab_get_add_eos(vocab), llama_cpp.llama_vocab_eos(vocab)),
+        ("separator (sep)", of_bert, llama_cpp.llama_vocab_sep(vocab)),
+    ):
+        if is_added and token < 0:
+            raise StartupError(f"the tokenizer of {path} needs the {name} token, which the file does not name")
+
+
+def _model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary, *, uses_gpus: bool) -> ModelFile:
     """Read the facts of a loaded model, without its adapters."""
     template = llama_cpp.llama_model_chat_template(model, None)
-    return ModelFacts(
+    return ModelFile(
         name=path.name,
         fingerprint=fingerprint(path),
         vocabulary_size=vocabulary.size,
+        vocabulary_fingerprint=vocabulary.fingerprint(),
         trained_context=int(llama_cpp.llama_model_n_ctx_train(model)),
         chat_template=template.decode(errors="replace") if template else "",
         bos_text=vocabulary.text(llama_cpp.llama_vocab_bos(vocab)),
         eos_text=vocabulary.text(llama_cpp.llama_vocab_eos(vocab)),
-        eog_ids=vocabulary.eog_ids,
+        eos_token_ids=vocabulary.eog_ids,
         architecture=metadata_text(model, "general.architecture"),
         parameter_count=int(llama_cpp.llama_model_n_params(model)),
         weight_bytes=int(llama_cpp.llama_model_size(model)),

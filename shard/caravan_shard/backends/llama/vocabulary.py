@@ -1,12 +1,14 @@
 """Tokenizes and detokenizes by llama.cpp. Its vocabulary is read-only, so any thread may use it."""
 
 import ctypes
+import hashlib
 import re
 from typing import Any
 
 import llama_cpp
 
-from caravan_shard.backends.base import FillTokens, Piece
+from caravan_proto.messages.model import FillTokens
+from caravan_shard.backends.base import Piece
 
 # Bytes for a piece. A few pieces are longer.
 _ROOM = 64
@@ -106,6 +108,14 @@ class LlamaVocabulary:
             if (token in self.eog_ids) != (token in other.eog_ids):
                 return f"token {token}, {texts[0].decode(errors='replace')!r}, ends the text of one of them only"
         return None
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the texts of all tokens, and of which ones end an output."""
+        digest = hashlib.sha256(str(sorted(self.eog_ids)).encode())
+        for token in range(self.size):
+            text = llama_cpp.llama_vocab_get_text(self._vocab, token)
+            digest.update(len(text).to_bytes(4, "little") + text)
+        return digest.hexdigest()
 
     def piece(self, token: int) -> Piece:
         """Return the piece of a token; made once."""

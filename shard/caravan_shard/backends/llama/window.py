@@ -15,8 +15,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from caravan_proto.messages.commands import PrefixCopy
 from caravan_shard.arrays import Ids, State
-from caravan_shard.backends.base import CellSlice, Prefix, TokenBatch
+from caravan_shard.backends.base import CellSlice, TokenBatch
 from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat
 from caravan_shard.backends.llama.memory import LlamaMemory
 
@@ -74,7 +75,7 @@ class WindowedMemory(LlamaMemory):
             pieces.append([cache.cut(first, last) for cache in form.parse(state)])
         return self._built(form, list(zip(*pieces, strict=True)))
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
         """Put saved cells into memory and guard them."""
         restored = super().restore(sequence_id, slices, shared)
         if restored:

@@ -10,21 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import (
-    Capacity,
-    CellSlice,
-    DecodeOutcome,
-    DraftModel,
-    LayoutLimits,
-    Prefix,
-    PrefixSharing,
-    RunSaving,
-    TokenBatch,
-)
+from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, DraftModel, JointEmbed, TokenBatch
 from caravan_shard.backends.toy.cache import EMPTY_STATE, ToyCache, next_state
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, ToyVocabulary, toy_logits
-from caravan_shard.kv_layout import KvLayout
 from caravan_shard.sampling.filters import filter_candidates
 
 # Called before each forward pass, on the worker's thread; may block. An outcome other than None becomes that of the
@@ -47,7 +39,7 @@ class ToyBackend:
         max_batch_tokens: int = 2048,
         layout: KvLayout = KvLayout.UNIFIED,
         other_layouts: Sequence[KvLayout] = (),
-        sharing: PrefixSharing = PrefixSharing.ANY,
+        whole_only: bool = False,
         max_prompt_logprob_tokens: int = 64,
         embedding_size: int = 0,
         ranks: bool = False,
@@ -57,23 +49,30 @@ class ToyBackend:
         hook: DecodeHook | None = None,
         draft_model: DraftModel | None = None,
     ) -> None:
-        """``other_layouts``: those that `set_layout` can give the cells."""
+        """``other_layouts``: those that `set_layout` can give the cells. A model that only embeds has no sequences."""
         layouts = (layout, *other_layouts)
         self.facts = replace(TOY_FACTS, adapters=tuple(adapters))
         self.vocabulary = ToyVocabulary()
         self.candidate_filter = filter_candidates
         self.capacity = Capacity(
-            layouts=tuple(_layout_limits(layout, cells, max_sequences, sharing) for layout in layouts),
+            layouts=tuple(_layout_limits(layout, cells, max_sequences, whole_only=whole_only) for layout in layouts),
             max_sequences=max_sequences,
             max_batch_tokens=max_batch_tokens,
             max_prompt_logprob_tokens=max_prompt_logprob_tokens,
             embedding_size=embedding_size,
-            max_embed_tokens=min(MAX_EMBED_TOKENS, max_batch_tokens) if embedding_size or ranks else 0,
+            max_embed_tokens=MAX_EMBED_TOKENS if embedding_size or ranks else 0,
+            joint_embed=JointEmbed(texts=8, tokens=MAX_EMBED_TOKENS),
             ranks=ranks,
         )
         self.cache = self._new_cache()
         self.state_fingerprint = "70" * 32
-        self.batch_invariant = True
+        self.numerics = Numerics(
+            fingerprint="70" * 8,
+            exact=True,
+            flash_attention={layout.value: False for layout in layouts},
+            same_in_company=True,
+            same_in_chunks=True,
+        )
         self.hook = hook
         self.draft_model = draft_model
         self.layout_works = True
@@ -125,7 +124,7 @@ class ToyBackend:
 
     def trim(self, sequence_id: int, length: int) -> bool:
         """Work like llama_memory_seq_rm to the end."""
-        if self.capacity.current.sharing is PrefixSharing.WHOLE_ONLY and 0 < length < self.cache.length(sequence_id):
+        if self.capacity.current.whole_only and 0 < length < self.cache.length(sequence_id):
             return False
         self.cache.trim(sequence_id, length)
         return True
@@ -138,33 +137,34 @@ class ToyBackend:
     def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
         """Return the states of the cells, 8 bytes each."""
         limits = self.capacity.current
-        assert limits.saving is not RunSaving.NOTHING, "nothing can be saved"
+        assert limits.saving is not Saving.NOTHING, "nothing can be saved"
         whole = (start, end) == (0, self.length(sequence_id))
-        assert whole or limits.saving is RunSaving.ANY, "only whole sequences can be saved"
+        assert whole or limits.saving is Saving.ANY, "only whole sequences can be saved"
         states = np.array(self.cache.states(sequence_id, start, end), np.uint64).view(np.uint8)
         if releasing:
             # llama.cpp's cells may be changed then.
             self.cache.trim(sequence_id, 0)
         return states if states.nbytes <= most_bytes else None
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: Prefix | None = None) -> bool:
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
         """Give the sequence cells with the states of ``slices``, which are new but for those of ``shared``."""
         assert self.cache.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
+        known = shared.length if shared is not None and self.cache.layout is KvLayout.UNIFIED else 0
+        first = min(known, slices[0].start)
         states: list[int] = []
         for one in slices:
-            assert one.start == len(states) < one.end, f"{len(states)} cells before {one.start}"
+            assert one.start == first + len(states) < one.end, f"{first + len(states)} cells before {one.start}"
             if one.state.nbytes % 8:
                 return False
             found = one.state.view(np.uint64)[one.start - one.first : one.end - one.first].tolist()
             if len(found) != one.end - one.start:
                 return False
             states += found
-        known = 0
-        if shared is not None and self.cache.layout is KvLayout.UNIFIED:
-            known = shared.length
-            assert self.cache.states(shared.source_id, 0, known) == states[:known], "the cells are not equal"
+        if shared is not None and known:
+            equal = states[: known - first]
+            assert self.cache.states(shared.source_id, first, known) == equal, "the cells are not equal"
             self.cache.copy(shared.source_id, sequence_id, known)
-        if not self.cache.put_back(sequence_id, states[known:]):
+        if not self.cache.put_back(sequence_id, states[known - first :]):
             self.cache.trim(sequence_id, 0)
             return False
         return True
@@ -182,25 +182,25 @@ class ToyBackend:
         limits = self.capacity.current
         return ToyCache(limits.cells, limits.cells_per_sequence, limits.layout)
 
-    def embed(self, tokens: Sequence[int]) -> Floats | None:
-        """Return `toy_embedding` or `toy_relevance`, after the time of a forward pass."""
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+        """Return `toy_embedding` or `toy_relevance` of each text, after the time of a forward pass."""
         if self._step_s or self._token_s:
-            time.sleep(self._step_s + self._token_s * len(tokens))
+            time.sleep(self._step_s + self._token_s * sum(map(len, texts)))
         if self.capacity.ranks:
-            return np.array([toy_relevance(tokens)], np.float32)
-        return toy_embedding(tokens, self.capacity.embedding_size)
+            return [np.array([toy_relevance(text)], np.float32) for text in texts]
+        return [toy_embedding(text, self.capacity.embedding_size) for text in texts]
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
 
 
-def _layout_limits(layout: KvLayout, cells: int, max_sequences: int, sharing: PrefixSharing) -> LayoutLimits:
+def _layout_limits(layout: KvLayout, cells: int, max_sequences: int, *, whole_only: bool) -> LayoutLimits:
     return LayoutLimits(
         layout=layout,
         cells=cells,
         cells_per_sequence=cells if layout is KvLayout.UNIFIED else cells // max_sequences,
-        sharing=sharing,
-        saving=RunSaving.ANY if sharing is PrefixSharing.ANY else RunSaving.WHOLE_ONLY,
+        whole_only=whole_only,
+        saving=Saving.WHOLE_ONLY if whole_only else Saving.ANY,
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 
-from caravan_shard.kv_layout import KvLayout
+from caravan_proto.messages.limits import KvLayout
 
 _MASK = (1 << 64) - 1
 EMPTY_STATE = 0x9E3779B97F4A7C15

@@ -3,8 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan_proto.messages.model import FillTokens, ModelFile
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import FillTokens, ModelFacts, Piece
+from caravan_shard.backends.base import Piece
 
 BOS = 256
 EOS = 257
@@ -21,15 +22,16 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-TOY_FACTS = ModelFacts(
+TOY_FACTS = ModelFile(
     name="toy",
     fingerprint="toy-1",
     vocabulary_size=VOCABULARY_SIZE,
+    vocabulary_fingerprint="toy-vocabulary",
     trained_context=1 << 20,
     chat_template=CHAT_TEMPLATE,
     bos_text="<s>",
     eos_text="</s>",
-    eog_ids=frozenset({EOS, TURN_END}),
+    eos_token_ids=frozenset({EOS, TURN_END}),
     architecture="toy",
     parameter_count=_ROWS * VOCABULARY_SIZE,
     weight_bytes=_ROWS * VOCABULARY_SIZE * 4,

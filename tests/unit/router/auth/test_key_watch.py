@@ -63,11 +63,11 @@ async def test_a_changed_file_is_read_again(path: Path) -> None:
 async def test_reload_reads_the_file_at_once(path: Path) -> None:
     async with watching(path, check_s=1000) as watch:
         await write(path, text_of("b"))
-        watch.reload()
+        watch.file.reload()
         await eventually(lambda: watch.keyring.find("b") is not None)
         assert watch.keyring.find("a") is None
         await write(path, text_of("c"))
-        watch.reload()
+        watch.file.reload()
         await eventually(lambda: watch.keyring.find("c") is not None)
 
 

@@ -24,7 +24,7 @@ async def test_sighup_reloads_the_keys(tmp_path: Path) -> None:
     config = RouterConfig(port=0, shard=("127.0.0.1:1",), api_keys_file=str(path))
     stop, listening = asyncio.Event(), asyncio.Queue[str]()
     router = asyncio.create_task(run_router(config, stop, lambda _engine, url: listening.put_nowait(url)))
-    async with asyncio.timeout(20), ClientSession(await listening.get()) as client:
+    async with asyncio.timeout(60), ClientSession(await listening.get()) as client:
 
         async def status(secret: str) -> int:
             async with client.get("/v1/models", headers={"Authorization": f"Bearer {secret}"}) as response:

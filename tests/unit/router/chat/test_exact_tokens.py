@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caravan_proto.messages.model import TokenizedText
 from caravan_router.chat.exact_tokens import with_exact_tokens
-from caravan_router.core.engine import TokenizedText
 from caravan_testing.scripted_engine import ScriptedEngine
 
 CONTROL = 500

@@ -96,7 +96,7 @@ def test_a_head_moves_only_from_where_it_is_expected() -> None:
     assert ids(database, "a", "r3") is None, "nothing of a change that lost is written"
     found = database.head("a", "c", NOW)
     assert found is not None
-    assert found[0].position == at("r2")
+    assert found.position == at("r2")
 
 
 def test_a_deleted_response_stays_while_others_continue_it() -> None:
@@ -118,7 +118,7 @@ def test_items_of_a_conversation_go_with_the_last_head_that_has_them() -> None:
     database.commit("a", Transaction(head=head("c2", at("n", 1))), NOW)
     assert ids(database, "a", "n") is None, "it is no response"
     assert database.commit("a", Transaction(head=head("c1"), expected=at("n", 1)), NOW)
-    found = database.head("a", "c2", NOW)
+    found = database.conversation("a", "c2", NOW)
     assert found is not None
     assert [item["id"] for item in found[1].items] == ["i"]
     assert database.delete_head("a", "c2")
@@ -178,7 +178,7 @@ def test_a_file_is_read_again_and_is_for_its_owner_only(tmp_path: Path) -> None:
     database.close()
     assert file.stat().st_mode & 0o077 == 0
     again = Database(file, LARGE)
-    found = again.head("a", "c", NOW)
+    found = again.conversation("a", "c", NOW)
     assert found is not None
     assert found[1].tokens == ExactTokens(fingerprint="f", token_ids=(7, 8))
     again.close()
@@ -228,7 +228,7 @@ from pathlib import Path
 from caravan_router.conversations.database import Bounds, Database
 from caravan_router.conversations.nodes import START, Transaction, Head, Node, Position
 
-file, bounds, draw = Path(sys.argv[1]), Bounds(max_bytes=1 << 24, life_s=1e9), random.Random(1)
+file, bounds, draw = Path(sys.argv[1]), Bounds(max_bytes=1 << 30, life_s=1e9), random.Random(1)
 
 def write(report, number):
     database = Database(file, bounds)
@@ -256,7 +256,7 @@ for number in range(100):
         reported += len(data)
     os.close(reading)
     database = Database(file, bounds)
-    head, chain = database.head("a", f"c{number}", 1.0)
+    head, chain = database.conversation("a", f"c{number}", 1.0)
     assert reported <= len(chain.items) <= reported + 1, (reported, len(chain.items))
     assert len(chain.nodes) == len(chain.items)
     if number % 10 == 9:

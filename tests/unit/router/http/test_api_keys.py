@@ -40,7 +40,7 @@ async def test_only_health_and_metrics_need_no_key(locked: Service) -> None:
     for route in ROUTES:
         response = await locked.client.request(route.method, route.path)
         is_open = (route.method, route.path) in {
-            ("HEAD", "/"), *(("GET", path) for path in ("/", "/health", "/ping", "/metrics"))
+            ("HEAD", "/"), *(("GET", path) for path in ("/", "/health", "/ping", "/livez", "/readyz", "/metrics"))
         }  # fmt: skip
         assert response.status == (200 if is_open else 401), route.path
 
@@ -173,7 +173,7 @@ async def test_running_generations_are_limited_by_key(locked: Service) -> None:
     assert (response.status, response.headers["Retry-After"]) == (429, "1")
     error = (await response.json())["error"]
     assert error["code"] == "rate_limit_exceeded"
-    assert error["message"] == "This API key may have 2 generations under way. Asked for beside those that are: 1"
+    assert error["message"] == "This API key may run 2 generations at a time. This request needs 1, and fewer are free"
     second = await locked.post("/v1/completions", body, Authorization=AS_ALICE)
     assert second.status == 200
     assert locked.free_permits == locked.limits.max_concurrent_requests - 4

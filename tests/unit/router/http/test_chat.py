@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.tokens import Alternative

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.constraint import ConstraintKind
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.constraint import ConstraintKind
+from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 
@@ -237,7 +237,7 @@ async def test_a_schema_that_does_not_compile_is_a_tool_error(service: Service, 
         "/v1/chat/completions", {"messages": HI, "tools": [WEATHER], "tool_choice": "required"}
     )
     assert response.status == 400
-    assert (await response.json())["error"]["message"] == "Tool error: `tools` cannot be kept to: too deep"
+    assert (await response.json())["error"]["message"] == "Tool error: `tools` cannot be enforced: too deep"
 
 
 HISTORY = [

@@ -1,15 +1,19 @@
 """Several choices per prompt: ``n``, ``best_of`` and parameters for each choice."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from caravan_proto.messages.results import FinishReason
+from caravan_router.api.generation.seeds import choice_seed
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import FinishReason
-from caravan_router.http.generation.seeds import choice_seed
 from caravan_testing.http_server import Service, events
-from caravan_testing.scripted_engine import Step, word
+from caravan_testing.scripted_engine import CHAT_MODEL, Step, word
+
+MESSAGES = [{"role": "user", "content": "x"}]
+THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}{# <think> </think> #}"
 
 
 def one_by_one(service: Service, *texts: tuple[str, float]) -> Callable[[GenerationSpec], list[Step]]:
@@ -60,6 +64,55 @@ async def test_candidates_are_ranked_by_mean_logprob(service: Service) -> None:
     # Usage counts all four candidates.
     assert reply["usage"]["completion_tokens"] == 8
     assert all(stream.spec.sampling.logprobs for stream in service.engine.streams)
+
+
+async def test_answers_of_a_chat_are_ranked_by_mean_logprob(service: Service) -> None:
+    service.engine.model = CHAT_MODEL
+    service.engine.script = one_by_one(service, ("a", -3), ("b", -1), ("c", -2), ("d", -1))
+    body = {"messages": MESSAGES, "n": 2, "best_of": 4}
+    reply = await service.reply("/v1/chat/completions", body)
+    assert [(one["index"], one["message"]["content"], one["logprobs"]) for one in reply["choices"]] == [
+        (0, "b!", None),
+        (1, "d!", None),
+    ]
+    assert reply["usage"]["completion_tokens"] == 8
+    reply = await service.reply("/v1/chat/completions", body | {"n": 1, "logprobs": True})
+    [choice] = reply["choices"]
+    assert choice["message"]["content"] == "b!"
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-1.5, -0.5]
+
+
+async def test_a_prediction_for_vertex_is_the_best_answer_of_its_chat(service: Service) -> None:
+    service.engine.model = CHAT_MODEL
+    service.engine.script = one_by_one(service, ("a", -3), ("b", -1), ("c", -2))
+    instances = [{"messages": MESSAGES, "best_of": 3}]
+    assert await service.reply("/vertex", {"instances": instances}) == {"predictions": ["b!"]}
+
+
+async def test_thoughts_of_all_candidates_count(service: Service) -> None:
+    service.engine.model = replace(CHAT_MODEL, chat_template=THINKING)
+    outputs = [["<think>", "x", "</think>", "a"], ["<think>", "x", "y", "</think>", "b"]]
+
+    def script(_: GenerationSpec) -> list[Step]:
+        *before, last = outputs[len(service.engine.streams)]
+        mean = -2.0 + len(service.engine.streams)
+        return [*(word(one, logprob=mean) for one in before), word(last, finish=FinishReason.LENGTH, logprob=mean)]
+
+    service.engine.script = script
+    reply = await service.reply("/v1/chat/completions", {"messages": MESSAGES, "best_of": 2})
+    [choice] = reply["choices"]
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("xy", "b")
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
+
+
+async def test_a_streamed_chat_cannot_be_ranked(service: Service) -> None:
+    service.engine.model = CHAT_MODEL
+    body = {"messages": MESSAGES, "best_of": 3, "n": 2, "stream": True}
+    response = await service.post("/v1/chat/completions", body)
+    error = (await response.json())["error"]
+    assert (response.status, error["param"]) == (400, "best_of")
+    assert error["message"].endswith("`best_of` > `n` is not supported when streaming. Given: `best_of` 3 and `n` 2")
+    assert len(await service.events("/v1/chat/completions", body | {"n": 3})) > 3
 
 
 async def test_candidates_are_ranked_within_their_prompt(service: Service) -> None:
@@ -125,6 +178,14 @@ async def test_choice_parameters_override_the_request(service: Service) -> None:
     ]
     assert (samplings[2].top_p, samplings[2].min_p, samplings[2].repetition_penalty) == (0.5, 0.25, 1.5)
     assert (samplings[3].frequency_penalty, samplings[3].presence_penalty) == (1.0, -1.0)
+
+
+async def test_choice_parameters_apply_to_candidates_of_a_chat(service: Service) -> None:
+    service.engine.model = CHAT_MODEL
+    choices = [{"top_k": rank} for rank in range(1, 4)]
+    body = {"messages": MESSAGES, "best_of": 3, "choice_parameters": choices, "max_tokens": 1}
+    await service.reply("/v1/chat/completions", body)
+    assert [stream.spec.sampling.top_k for stream in service.engine.streams] == [1, 2, 3]
 
 
 async def test_choice_parameters_apply_to_candidates(service: Service) -> None:

@@ -6,8 +6,8 @@ from itertools import chain, repeat
 
 import pytest
 
-from caravan_router.core.sampling import FinishReason
-from caravan_router.http.limits import Limits
+from caravan_proto.messages.results import FinishReason
+from caravan_router.api.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.raw_http import HOST, exchange, port_of, post, replies_in
 from caravan_testing.scripted_engine import Pause, ScriptedEngine, word
@@ -69,7 +69,7 @@ async def test_a_connection_over_the_limit_gets_503() -> None:
         (reply,) = replies_in(await exchange(service.url, []))
         assert reply.status == 503
         assert b"Retry-After: 1" in reply.headers
-        assert reply.json() == {"error": "Too many connections: 2 may be open", "error_type": "overloaded"}
+        assert reply.json() == {"error": "Too many connections are open. Allowed: 2", "error_type": "overloaded"}
         for _, writer in held:
             writer.close()
         await asyncio.sleep(0.05)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_testing.http_server import Service
 
 JSON, REGEX, LARK, GBNF = ConstraintKind

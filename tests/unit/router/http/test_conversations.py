@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from caravan_router.conversations.database import Database
 from caravan_router.conversations.nodes import Chain, Head
 from caravan_router.conversations.store import Store
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.server.state import STATE
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Step, word
 from caravan_testing.waiting import eventually
@@ -239,6 +241,28 @@ async def test_a_running_response_keeps_its_conversation_and_can_be_forked() -> 
         await eventually(service.is_idle, "everything released")
 
 
+async def test_what_needs_only_the_head_reads_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(WordEngine()) as service:
+        conversation = await create(service, "Hi")
+        answered = await service.reply("/v1/responses", {"input": "One", "conversation": conversation})
+        head = (await get(service, conversation))["head"]
+        monkeypatch.setattr(Database, "_rows", None)
+        with pytest.raises(TypeError):
+            await service.app[STATE].store.conversation("", conversation)
+        assert (await get(service, conversation))["head"] == head
+        assert (await change(service, conversation, {"metadata": {"k": "v"}}, head=head))["metadata"] == {"k": "v"}
+        await change(service, conversation, {"metadata": {}}, 409, head="start.0")
+        fork = await change(service, f"{conversation}/fork", {})
+        assert (fork["head"], fork["metadata"]) == (head, {"k": "v"})
+        async with service.client.get(f"/v1/responses/{answered['id']}") as response:
+            assert await response.json() == answered
+        async with service.client.delete(f"{PATH}/{conversation}") as response:
+            assert response.status == 200
+        await get(service, conversation, 404)
+        monkeypatch.undo()
+        assert len(await items(service, fork["id"])) == 3
+
+
 async def test_a_response_can_be_forked_while_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = WordEngine(words=("Hel", "lo"))
     engine.script = paused
@@ -364,7 +388,9 @@ async def test_a_conversation_has_a_bounded_size(service: Service) -> None:
         ("edit", {"operations": [{"op": "insert", "items": references}]}),
     ):
         found = (await change(service, f"{conversation}/{path}", body, 400))["error"]
-        assert found["message"].endswith("`items` must have at most 16777216 bytes, with the items before")
+        assert found["message"].endswith(
+            "`items` must have at most 16777216 bytes, including the items of earlier turns"
+        )
     response = await service.post("/v1/responses", {"input": references, "conversation": conversation})
     assert (response.status, (await response.json())["error"]["param"]) == (400, "input")
     # The bound is that of all items together.

@@ -10,7 +10,7 @@ from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, Step, word
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-LATE = DeadlineError("it did not end within its timeout")
+LATE = DeadlineError("the request did not end within its timeout")
 
 
 async def reply(path: str, body: dict[str, Any], *steps: Step) -> tuple[int, Any]:
@@ -45,6 +45,22 @@ async def test_ollama_returns_the_text_so_far(path: str, body: dict[str, Any]) -
     status, answer = await reply(path, {"model": "m", "stream": False, **body}, word("a"), LATE)
     assert (status, answer["done"], answer["done_reason"], answer["eval_count"]) == (200, True, "length", 1)
     assert (answer["response"] if "response" in answer else answer["message"]["content"]) == "a"
+
+
+async def test_messages_return_the_text_so_far_with_what_was_held_back() -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": MESSAGES, "stop_sequences": ["bx"]}
+    status, answer = await reply("/v1/messages", body, word("a"), word("b"), LATE)
+    assert (status, answer["content"][0]["text"], answer["stop_reason"]) == (200, "ab", "max_tokens")
+
+
+async def test_a_response_has_the_text_so_far() -> None:
+    status, answer = await reply("/v1/responses", {"input": "hi"}, word("a"), LATE)
+    assert (status, answer["status"], answer["incomplete_details"]) == (
+        200,
+        "incomplete",
+        {"reason": "deadline_exceeded"},
+    )
+    assert answer["output"][-1]["content"][0]["text"] == "a"
 
 
 async def test_vertex_cannot_mark_a_prediction_as_incomplete_and_returns_an_error() -> None:

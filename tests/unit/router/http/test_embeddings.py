@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from caravan_router.http.limits import Limits
+from caravan_router.api.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import MODEL, FailingEmbedEngine, ScriptedEngine, length_vector
 from caravan_testing.waiting import eventually
@@ -75,8 +75,8 @@ RULES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": [[5], [-1]]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"),
     ({"input": "é" * 5001}, "input", "`input` must have at most 8192 bytes. Given: 10002"),
     ({"input": ["a"] * 2049}, "input", "Number of prompts exceeds the maximum allowed batch size of 2048. Given: 2049"),
-    ({"dimensions": 4}, "dimensions", "`dimensions` must be 8, as the model has it. Given: 4"),
-    ({"dimensions": 0}, "dimensions", "`dimensions` must be 8, as the model has it. Given: 0"),
+    ({"dimensions": 4}, "dimensions", "`dimensions` must be 8, the length of the model's vectors. Given: 4"),
+    ({"dimensions": 0}, "dimensions", "`dimensions` must be 8, the length of the model's vectors. Given: 0"),
     ({"encoding_format": "int8"}, "encoding_format", "Invalid enum value 'int8' - at `$.encoding_format`"),
     ({"model": "pirate"}, "model", "`model` must not be an adapter: vectors are the model's own. Given: 'pirate'"),
     ({"truncate": True}, "truncate", "Object contains unknown field `truncate`"),

@@ -1,18 +1,23 @@
 """Every validation rule has a request that breaks only this rule, and the error that the client gets."""
 
+import inspect
 import io
+import re
+import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 from unit.router.http.rule_cases import every_dialect, openai, other_dialects, responses
 from unit.router.http.rule_cases.case import INFILL, LLAMA, MINIMAL, OLLAMA, STREAM, Case
 
+import caravan_router
+from caravan_router.api.errors import ValidationError
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
-from caravan_router.http.server.errors import ValidationError
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import EOS, ScriptedEngine
 
@@ -20,21 +25,39 @@ KEY = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice"), max_priorit
 CASES = [*every_dialect.CASES, *openai.CASES, *responses.CASES, *other_dialects.CASES]
 
 
+# Importing the application imports every dialect's rules.
+MODULES = [module for name, module in sorted(sys.modules.items()) if re.fullmatch(r"caravan_router\..*\.rules", name)]
+
+
 def test_every_rule_has_a_case() -> None:
-    def subclasses(kind: type[ValidationError]) -> set[type[ValidationError]]:
+    def subclasses(kind: type[ValidationError]) -> set[object]:
         return {kind for child in kind.__subclasses__() for kind in (child, *subclasses(child))}
 
-    # Importing the application imports every dialect's rules.
-    assert {case.rule for case in CASES} == subclasses(ValidationError)
+    functions: set[object] = {
+        member
+        for module in MODULES
+        for member in vars(module).values()
+        if inspect.isfunction(member) and inspect.signature(member).return_annotation is ValidationError
+    }
+    assert {case.rule for case in CASES} == functions | subclasses(ValidationError)
+
+
+def test_every_rule_stands_among_the_rules() -> None:
+    """An error that is made elsewhere would need no case."""
+    root = Path(caravan_router.__file__).parent
+    makes = re.compile(r"(?<![\w.])ValidationError\((?!RequestError\))")
+    found = {path for path in root.rglob("*.py") if makes.search(path.read_text())}
+    assert found == {Path(str(module.__file__)) for module in MODULES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.rule.__name__ for case in CASES])
 async def test_a_broken_rule_is_the_reported_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    raised = []
+    raised: list[object] = []
     original = ValidationError.__init__
 
     def note(error: ValidationError, field: str, message: str) -> None:
-        raised.append(type(error))
+        made_by = type(error) if type(error) is not ValidationError else sys._getframe(1).f_code
+        raised.append(made_by)
         original(error, field, message)
 
     monkeypatch.setattr(ValidationError, "__init__", note)
@@ -54,6 +77,6 @@ async def test_a_broken_rule_is_the_reported_error(case: Case, monkeypatch: pyte
         else:
             assert response.status == (400 if case.path == OLLAMA else 422)
             assert await response.json() == {"error": message, "error_type": "validation"}
-        assert raised == [case.rule]
+        assert raised == [case.rule if isinstance(case.rule, type) else case.rule.__code__]
         assert not service.engine.streams
         assert service.is_idle()

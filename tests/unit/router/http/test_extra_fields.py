@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.constraint import Constraint
+from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.results import FinishReason
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, EOS, EOS_TOKEN, ScriptedEngine, Step, word
 
@@ -104,14 +104,15 @@ async def test_chat_accepts_the_whole_prompt_as_token_ids() -> None:
 
 SAMPLING = {
     "typical_p": 0.9, "repeat_last_n": 32, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 3,
-    "dry_penalty_last_n": -1, "xtc_probability": 0.5, "xtc_threshold": 0.2,
+    "dry_penalty_last_n": -1, "xtc_probability": 0.5, "xtc_threshold": 0.2, "top_n_sigma": 1.5,
+    "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.25,
 }  # fmt: skip
 
 
 @BOTH
 async def test_sampling_and_stopping_fields_reach_the_engine(route: Route) -> None:
     async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
-        fields = {**SAMPLING, "mirostat": 0, "stop_token_ids": [7, 8], "min_tokens": 2, "max_tokens": 3}
+        fields = {**SAMPLING, "stop_token_ids": [7, 8], "min_tokens": 2, "max_tokens": 3}
         response = await service.post(route[0], route[1] | fields)
         assert response.status == 200, await response.text()
         sampling, stopping = service.engine.spec.sampling, service.engine.spec.stopping
@@ -122,10 +123,23 @@ async def test_sampling_and_stopping_fields_reach_the_engine(route: Route) -> No
 
 async def test_each_choice_may_have_its_own_sampling() -> None:
     async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
-        choices = [{}, {"xtc_probability": 0.1}]
-        body = {"prompt": "hi", "n": 2, "xtc_probability": 0.4, "choice_parameters": choices}
+        choices = [{}, {"xtc_probability": 0.1, "top_n_sigma": 1, "samplers": ["top_n_sigma", "xtc"]}]
+        body = {"prompt": "hi", "n": 2, "xtc_probability": 0.4, "top_k": 7, "choice_parameters": choices}
         assert (await service.post("/v1/completions", body)).status == 200
-        assert [stream.spec.sampling.xtc_probability for stream in service.engine.streams] == [0.4, 0.1]
+        samplings = [stream.spec.sampling for stream in service.engine.streams]
+        assert [sampling.xtc_probability for sampling in samplings] == [0.4, 0.1]
+        assert [sampling.top_n_sigma for sampling in samplings] == [0, 1]
+        # What is left out of `samplers` is off.
+        assert [sampling.top_k for sampling in samplings] == [7, 0]
+        assert [sampling.samplers[:2] for sampling in samplings] == [(), ("top_n_sigma", "xtc")]
+
+
+@BOTH
+async def test_a_range_of_temperatures_needs_a_seed_even_around_zero(route: Route) -> None:
+    async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
+        fields = {"temperature": 0, "dynatemp_range": 0.5, "seed": 5}
+        assert (await service.post(route[0], route[1] | fields)).status == 200
+        assert service.engine.spec.sampling.seed == 5
 
 
 @BOTH
@@ -140,7 +154,16 @@ async def test_each_choice_may_have_its_own_sampling() -> None:
         ("xtc_probability", 1.5),
         ("xtc_threshold", -0.1),
         ("typical_p", 0),
-        ("mirostat", 2),
+        ("top_n_sigma", 101),
+        ("dynatemp_range", -1),
+        ("dynatemp_exponent", -1),
+        ("samplers", ["top_k", "best"]),
+        ("samplers", ["top_k", "top_k"]),
+        ("mirostat", 3),
+        ("mirostat_tau", -1),
+        ("mirostat_eta", 101),
+        ("adaptive_target", 1.5),
+        ("adaptive_decay", 1),
         ("stop_token_ids", [1000]),
     ],
 )
@@ -168,14 +191,21 @@ async def test_tgi_accepts_min_new_tokens() -> None:
         assert "`min_new_tokens`" in (await response.json())["error"]
 
 
-async def test_ollama_accepts_repeat_last_n_and_refuses_mirostat() -> None:
+async def test_ollama_accepts_repeat_last_n_and_mirostat() -> None:
     async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         body = {"model": "m", "prompt": "hi", "stream": False}
         assert (
             await service.post("/api/generate", body | {"options": {"repeat_last_n": 64, "mirostat": 0}})
         ).status == 200
-        assert service.engine.spec.sampling.repeat_last_n == 64
-        response = await service.post("/api/generate", body | {"options": {"mirostat": 1}})
+        sampling = service.engine.spec.sampling
+        assert (sampling.repeat_last_n, sampling.top_k, sampling.top_p) == (64, 40, 0.9)
+        options = {"mirostat": 1, "mirostat_tau": 3, "mirostat_eta": 0.5, "top_p": 0.75}
+        assert (await service.post("/api/generate", body | {"options": options})).status == 200
+        sampling = service.engine.spec.sampling
+        assert (sampling.mirostat, sampling.mirostat_tau, sampling.mirostat_eta) == (1, 3, 0.5)
+        # Mirostat replaces the default filters.
+        assert (sampling.top_k, sampling.top_p) == (0, 0.75)
+        response = await service.post("/api/generate", body | {"options": {"mirostat": 3}})
         assert response.status == 400
         assert "mirostat" in (await response.json())["error"]
 

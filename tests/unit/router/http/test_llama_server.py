@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from caravan_proto.messages.results import FinishReason
+from caravan_proto.messages.sampling import SAMPLERS, SamplingParams
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.sampling import FinishReason, SamplingParams
 from caravan_testing.http_server import Service
 from caravan_testing.scripted_engine import BOS, EOS_TOKEN, FILL, FILL_MODEL, MODEL, ScriptedEngine, Step, ids_of, word
 
@@ -70,7 +71,7 @@ async def test_defaults_are_those_of_llama_server(service: Service) -> None:
     await complete(service)
     spec = service.engine.spec
     assert replace(spec.sampling, seed=0) == SamplingParams(
-        temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_last_n=64
+        temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_last_n=64, samplers=SAMPLERS
     )
     # All that fits.
     assert spec.stopping.max_new_tokens == MODEL.max_sequence_tokens - 3
@@ -101,8 +102,12 @@ async def test_parameters_reach_the_engine(service: Service) -> None:
         id_slot=3,
         t_max_prompt_ms=10,
         n_keep=-1,
+        top_n_sigma=1.5,
+        dynatemp_range=0.25,
+        dynatemp_exponent=2,
         mirostat=0,
-        top_n_sigma=-1,
+        adaptive_target=0.25,
+        adaptive_decay=0.5,
         lora=[],
     )
     spec = service.engine.spec
@@ -119,6 +124,13 @@ async def test_parameters_reach_the_engine(service: Service) -> None:
         dry_penalty_last_n=10,
         xtc_probability=0.5,
         xtc_threshold=0.25,
+        top_n_sigma=1.5,
+        dynatemp_range=0.25,
+        dynatemp_exponent=2,
+        samplers=SAMPLERS,
+        adaptive_target=0.25,
+        adaptive_decay=0.5,
+        seed=spec.sampling.seed,
     )
     assert (spec.stopping.max_new_tokens, spec.stopping.ignore_eos) == (5, True)
 
@@ -127,20 +139,55 @@ async def test_samplers_that_are_left_out_are_switched_off(service: Service) -> 
     # llama.vim's list.
     await complete(service, samplers=["top_k", "top_p", "infill"], top_k=40, top_p=0.9, repeat_penalty=1.5, min_p=0.5)
     sampling = service.engine.spec.sampling
-    assert replace(sampling, seed=0) == SamplingParams(top_k=40, top_p=0.9, repeat_last_n=64)
+    order = ("top_k", "top_p", "penalties", "dry", "top_n_sigma", "typ_p", "min_p", "xtc", "temperature")
+    assert replace(sampling, seed=0) == SamplingParams(top_k=40, top_p=0.9, repeat_last_n=64, samplers=order)
+
+
+async def test_mirostat_has_no_other_filters_than_those_that_are_given(service: Service) -> None:
+    await complete(service, mirostat=2, mirostat_tau=3, mirostat_eta=0.25, min_p=0.125)
+    assert replace(service.engine.spec.sampling, seed=0) == SamplingParams(
+        temperature=0.8,
+        min_p=0.125,
+        repeat_last_n=64,
+        mirostat=2,
+        mirostat_tau=3,
+        mirostat_eta=0.25,
+        samplers=SAMPLERS,
+    )
+
+
+async def test_adaptive_p_is_off_where_samplers_leave_it_out(service: Service) -> None:
+    for samplers, target in ((["top_k"], None), (["adaptive-p", "top_k"], 0.25)):
+        await complete(service, adaptive_target=0.25, samplers=samplers)
+        assert service.engine.spec.sampling.adaptive_target == target
+        assert service.engine.spec.sampling.samplers[0] == "top_k"
+
+
+async def test_samplers_are_applied_in_their_order(service: Service) -> None:
+    reply = await complete(service, samplers=["temp", "typical_p", "top-k"], temperature=0.5, top_n_sigma=2)
+    sampling = service.engine.spec.sampling
+    assert sampling.samplers[:3] == ("temperature", "typ_p", "top_k")
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.top_n_sigma) == (0.5, 40, 1.0, 0.0)
+    assert reply["generation_settings"]["samplers"] == list(sampling.samplers)
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"mirostat": 2}, "`mirostat` is not supported: leave it out, or set it to null. Given: 2"),
+        ({"mirostat": 3}, "`mirostat` must be >= 0 and <= 2. Given: 3"),
+        ({"mirostat": 1, "adaptive_target": 0.5}, "`adaptive_target` and `mirostat` cannot be used together"),
         ({"lora": [{"id": 0, "scale": 1}]}, "`lora` is not supported"),
         ({"post_sampling_probs": True}, "`post_sampling_probs` is not supported"),
         ({"samplers": ["top_k", "magic"]}, "Given: 'magic'"),
+        ({"samplers": ["top_k", "top-k"]}, "`samplers` must name each sampler at most once. Given twice: 'top-k'"),
+        ({"top_n_sigma": -2}, "`top_n_sigma` must be >= -1.0 and <= 100.0. Given: -2"),
+        ({"dynatemp_range": -0.5}, "`dynatemp_range` must be >= 0.0 and <= 100.0. Given: -0.5"),
         ({"n_predict": -3}, "`n_predict` must be >= -1"),
         ({"n_predict": 300}, "`prompt` tokens + `n_predict` must be <= 256. Given: 3 `prompt` tokens and 300"),
         ({"n_probs": 6}, "`n_probs` must be >= 0 and <= 5. Given: 6"),
         ({"n_cmpl": 0}, "`n_cmpl` must be > 0"),
+        ({"n": 0}, "`n` must be > 0"),
+        ({"n": 2, "n_cmpl": 3}, "`n` and `n_cmpl` must not differ. Given: 2 and 3"),
         ({"logit_bias": [[5, True]]}, "`logit_bias[5]` is not supported"),
         ({"logit_bias": [["word", False]]}, "logit_bias"),
         ({"prompt": []}, "`prompt` cannot be empty"),
@@ -223,8 +270,9 @@ async def test_forms_of_prompts(service: Service, prompt: Any, expected: list[tu
     assert [one["index"] for one in (reply if len(expected) > 1 else [reply])] == list(range(len(expected)))
 
 
-async def test_several_completions_of_each_prompt(service: Service) -> None:
-    reply = await complete(service, prompt=["a", "b"], n_predict=1, n_cmpl=2)
+@pytest.mark.parametrize("fields", [{"n_cmpl": 2}, {"n": 2}, {"n": 2, "n_cmpl": 2}])
+async def test_several_completions_of_each_prompt(service: Service, fields: dict[str, int]) -> None:
+    reply = await complete(service, prompt=["a", "b"], n_predict=1, **fields)
     assert [(one["index"], one["prompt"]) for one in reply] == [(0, "<s>a"), (1, "<s>a"), (2, "<s>b"), (3, "<s>b")]
 
 
@@ -317,4 +365,4 @@ async def test_a_model_without_tokens_for_it_cannot_fill_in(service: Service) ->
     response = await service.post("/infill", VIM)
     assert response.status == 400
     message = (await response.json())["error"]["message"]
-    assert message.endswith("scripted cannot fill in: its vocabulary has no tokens for that")
+    assert message.endswith("scripted cannot fill in the middle of a text: its vocabulary has no tokens for that")

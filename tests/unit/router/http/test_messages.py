@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.core.constraint import ConstraintKind
+from caravan_proto.messages.constraint import ConstraintKind
+from caravan_proto.messages.results import FinishReason
 from caravan_router.core.errors import GenerationError
-from caravan_router.core.sampling import FinishReason
 from caravan_testing.http_server import Service, named_events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 
@@ -345,7 +345,7 @@ async def test_unknown_fields_are_ignored_and_logged_once(service: Service, capl
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`tools[0].type` is not supported"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "`tool_choice.name` is missing"),
         ({"tools": [{"name": "a b"}]}, "`tools[0].function.name`"),
-        ({"system": [{"type": "image"}]}, "`system[0]` is not text"),
+        ({"system": [{"type": "image"}]}, "`system[0]` must be text"),
         ({"max_tokens": 0}, "`max_tokens` must be strictly positive"),
         ({"max_tokens": None}, "Expected `int`"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "`thinking.budget_tokens` must be strictly positive"),
@@ -367,7 +367,10 @@ async def test_what_changes_the_meaning_is_refused_by_name(
         ({"type": "image", "source": {"type": "base64", "data": "AAAA"}}, "type 'image'"),
         ({"type": "document", "source": {}}, "type 'document'"),
         ({"type": "text"}, "`messages[0].content[0].text` is missing"),
-        ({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "x"}]}, "content[0].content[0]` is not"),
+        (
+            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "x"}]},
+            "content[0].content[0]` must be text",
+        ),
         ({"type": "thinking", "thinking": "x"}, "type 'thinking'"),
     ],
 )

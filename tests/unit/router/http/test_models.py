@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.http.limits import Limits
+from caravan_router.api.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, Pause, ScriptedEngine, word
 from caravan_testing.waiting import eventually
@@ -105,7 +105,7 @@ async def test_ollamas_default_tag_is_no_part_of_the_name(
     assert submitted(service) == chosen
 
 
-MESSAGE = "The model does not exist: GET /v1/models lists those that do. Given: third"
+MESSAGE = "The model does not exist. GET /v1/models lists those that do. Given: third"
 
 
 @pytest.mark.parametrize("path", ANSWERING)
@@ -150,7 +150,9 @@ async def test_the_first_expected_model_is_the_default(service: Service) -> None
     assert (await service.reply("/v1/completions", {"prompt": "a"}))["model"] == "second"
     service.engine.others.clear()
     response = await service.post("/v1/completions", {"prompt": "a"})
-    assert (response.status, (await response.json())["error"]["code"]) == (503, "no_shard")
+    error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (503, "no_shard")
+    assert error["message"] == "No shard of the model second is up"
 
 
 async def test_limits_and_vocabulary_are_those_of_the_model(service: Service) -> None:

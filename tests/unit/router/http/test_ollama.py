@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.core.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
+from caravan_proto.messages.results import FinishReason
+from caravan_router.api.ollama.models import human_number
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import GenerationError
-from caravan_router.core.sampling import FinishReason
-from caravan_router.http.ollama.models import human_number
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, MODEL, ScriptedEngine, word
 
@@ -236,7 +236,7 @@ async def test_an_error_in_a_started_stream_is_a_line(service: Service, engine: 
         ("/api/generate", {"prompt": "x", "options": {"num_ctx": 4096}}, "options.num_ctx"),
         ("/api/generate", {"prompt": "x", "options": {"num_predict": 0}}, "options.num_predict"),
         ("/api/generate", {"prompt": "x", "options": {"num_predict": 2000}}, "options.num_predict"),
-        ("/api/generate", {"prompt": "x", "options": {"mirostat": 1}}, "mirostat"),
+        ("/api/generate", {"prompt": "x", "options": {"mirostat": 3}}, "mirostat"),
         ("/api/generate", {"prompt": "x", "options": {"typical_p": 0}}, "options.typical_p"),
         ("/api/generate", {"prompt": "x", "options": {"temperature": -1}}, "temperature"),
         ("/api/generate", {"prompt": "x", "insecure": True}, "insecure"),
@@ -335,6 +335,17 @@ async def test_show_describes_the_model(service: Service, engine: ScriptedEngine
         shown = await (await service.post("/api/show", given)).json()
         assert shown["details"] == DETAILS | {"parent_model": "scripted"}
     assert (await get(service, "/api/version"))["version"]
+
+
+async def test_a_model_that_only_embeds_has_no_other_capability(service: Service) -> None:
+    only_embeds = replace(service.engine.model, generates=False)
+    for model, capabilities in (
+        (only_embeds, ["embedding"]),
+        (replace(only_embeds, embedding_size=0, ranks=True), []),
+    ):
+        service.engine.model = model
+        shown = await (await service.post("/api/show", {"model": "scripted"})).json()
+        assert shown["capabilities"] == capabilities
 
 
 async def test_unknown_facts_are_left_out(service: Service) -> None:

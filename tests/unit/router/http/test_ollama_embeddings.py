@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.http.limits import Limits
+from caravan_router.api.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, MODEL, FailingEmbedEngine, ScriptedEngine, length_vector
 
@@ -93,6 +93,14 @@ RULES: list[tuple[str, dict[str, Any], str]] = [
     (EMBED, {"input": "a", "dimensions": 0}, "`dimensions` must be >= 1 and <= 8. Given: 0"),
     (EMBED, {"input": "a", "options": {"num_ctx": 257}}, "`options.num_ctx` must be >= 1 and <= 256. Given: 257"),
     (OLDER, {"prompt": "a", "options": {"num_ctx": 0}}, "`options.num_ctx` must be strictly positive. Given: 0"),
+    (EMBED, {"input": "a", "options": {"min_p": 2}}, "`options.min_p` must be >= 0.0 and <= 1.0. Given: 2.0"),
+    (OLDER, {"prompt": "a", "options": {"typical_p": 2}}, "`options.typical_p` must be > 0.0 and < 1.0. Given: 2.0"),
+    (EMBED, {"input": "a", "options": {"top_p": 0}}, "`options.top_p` must be > 0.0 and < 1.0. Given: 0.0"),
+    (
+        EMBED,
+        {"input": "a", "options": {"repeat_penalty": 0}},
+        "`options.repeat_penalty` must be >= 0.01 and <= 100.0. Given: 0.0",
+    ),
     (EMBED, {"input": "a", "options": {"num_gpu": 1}}, "Object contains unknown field `num_gpu` - at `$.options`"),
     (OLDER, {"prompt": "a", "truncate": True}, "Object contains unknown field `truncate`"),
     (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.engine import TokenizedText
+from caravan_proto.messages.model import TokenizedText
 from caravan_router.http.app import Access
 from caravan_router.http.openapi import document
 from caravan_router.http.ops.routes import openapi_document
@@ -22,6 +22,16 @@ async def test_health(service: Service, path: str) -> None:
     response = await service.client.get(path)
     assert response.status == 503
     assert await response.json() == {"error": "unhealthy", "error_type": "healthcheck"}
+
+
+async def test_readiness_needs_a_first_shard_and_liveness_none(service: Service) -> None:
+    async def status(path: str) -> int:
+        return (await service.client.get(path)).status
+
+    service.engine.healthy = service.engine.ready = False
+    assert (await status("/livez"), await status("/readyz")) == (200, 503)
+    service.engine.ready = True
+    assert (await status("/readyz"), await status("/health")) == (200, 503)
 
 
 async def test_info(service: Service) -> None:

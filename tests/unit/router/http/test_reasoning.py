@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 
@@ -258,7 +258,7 @@ async def test_a_budget_opens_the_thought_and_tells_the_shard(
         assert text_of(engine).endswith(end)
         thought = engine.spec.thought
         assert thought is not None
-        assert (thought.closings, thought.max_tokens) == (("</think>",), 17)
+        assert (thought.closings, thought.max_tokens) == ((b"</think>",), 17)
         assert "".join(chr(token_id - 100) for token_id in thought.ending) == "</think>\n\n"
     await chat(service, **{field: -1})
     assert engine.spec.thought is None
@@ -273,7 +273,7 @@ async def test_a_constraint_applies_behind_a_thought_that_is_open(service: Servi
     await chat(service, **schema, reasoning_effort="low")
     assert text_of(engine).endswith("<think>")
     assert engine.spec.thought is not None
-    assert (engine.spec.thought.closings, engine.spec.thought.max_tokens) == (("</think>",), None)
+    assert (engine.spec.thought.closings, engine.spec.thought.max_tokens) == ((b"</think>",), None)
     assert engine.spec.constraint is not None
     engine.model = replace(MODEL, chat_template=DEEPSEEK, max_sequence_tokens=4096)
     await chat(service, **schema)
@@ -281,7 +281,7 @@ async def test_a_constraint_applies_behind_a_thought_that_is_open(service: Servi
     engine.model = replace(MODEL, chat_template=GPT_OSS, max_sequence_tokens=4096)
     await chat(service, tools=[TOOL], tool_choice="required")
     assert engine.spec.thought is not None
-    assert engine.spec.thought.closings[0] == "<|channel|>final<|message|>"
+    assert engine.spec.thought.closings[0] == b"<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from caravan_router.api.limits import Limits
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
-from caravan_router.http.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually
@@ -100,6 +100,7 @@ async def test_a_list_of_prompts_takes_all_of_its_permits_or_none() -> None:
     [
         ("/v1/completions", {"prompt": "a", "n": 2, "best_of": 3}),
         ("/v1/completions", {"prompt": "a", "n": 3, "stream": True}),
+        ("/v1/chat/completions", {"messages": [], "prompt_token_ids": [1], "n": 2, "best_of": 3}),
         ("/generate", {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}}),
     ],
 )
@@ -157,7 +158,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
 
 async def test_headers_are_sent_before_the_first_token(service: Service) -> None:
     service.engine.script = lambda _: [Pause()]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         response = await service.post("/generate_stream", {"inputs": "a"})
     assert response.status == 200
     response.close()

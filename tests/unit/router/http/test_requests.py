@@ -12,15 +12,15 @@ import openai
 import pytest
 from aiohttp import ClientResponse
 
+from caravan_router.api.errors import AbortedError
+from caravan_router.api.generation.in_progress import RequestInProgress
+from caravan_router.api.limits import Limits
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
-from caravan_router.http.generation.in_progress import RequestInProgress
-from caravan_router.http.limits import Limits
-from caravan_router.http.server.errors import AbortedError
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually
@@ -260,7 +260,7 @@ async def test_aborting_an_unknown_request_is_404(service: Service) -> None:
     assert (response.status, (await response.json())["error"]) == (
         404,
         {
-            "message": "No request of this API key is in progress under this id. Given: nobody",
+            "message": "This API key has no request in progress with this id. Given: nobody",
             "type": "invalid_request_error",
             "param": None,
             "code": "not_found",

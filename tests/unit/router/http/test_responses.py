@@ -236,7 +236,8 @@ async def test_unknown_fields_and_hosted_tools_are_ignored() -> None:
 
 async def test_input_that_does_not_fit_says_so() -> None:
     async with serving(engine()) as service:
-        assert (await error(service, {"input": "x" * 600}))["code"] == "context_length_exceeded"
+        for more in ({}, {"max_output_tokens": 5}, {"max_output_tokens": 5, "truncation": "auto"}):
+            assert (await error(service, {"input": "x" * 600, **more}))["code"] == "context_length_exceeded"
         events = await stream(service, {"input": "x" * 600})
         assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
         assert events[-1]["response"]["error"]["code"] == "context_length_exceeded"
@@ -256,6 +257,8 @@ async def test_truncation_leaves_out_the_oldest_turns_whole() -> None:
         assert text.startswith(f"[system]S</s>[user]{turns:02}x")
         assert text.endswith("[user]Last</s>[assistant]")
         assert 250 < len(service.engine.spec.prompt) <= 384
+        limited = await service.reply("/v1/responses", body | {"max_output_tokens": 50})
+        assert limited["truncated"]["turns"] == turns
         # The next turn begins alike, as long as it fits.
         again = {"input": "And", "previous_response_id": reply["id"], "truncation": "auto"}
         assert (await service.reply("/v1/responses", again))["truncated"] == reply["truncated"]

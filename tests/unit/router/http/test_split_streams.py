@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from openai import OpenAI
 
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
 from caravan_testing.raw_http import exchange, post
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, Step, word

@@ -15,10 +15,10 @@ import trustme
 from aiohttp import ClientError, ClientSession, TCPConnector
 
 from caravan_proto.tls import TlsFiles
+from caravan_router.api.limits import Limits
 from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
 from caravan_router.http.app import build_app
-from caravan_router.http.limits import Limits
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.tls import Tls
 from caravan_router.metrics.recorder import Metrics
@@ -51,7 +51,7 @@ async def router(config: RouterConfig) -> AsyncIterator[str]:
     stop, urls = asyncio.Event(), asyncio.Queue[str]()
     running = asyncio.create_task(run_router(config, stop, lambda _engine, url: urls.put_nowait(url)))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield await urls.get()
     finally:
         stop.set()
@@ -99,6 +99,17 @@ async def test_sighup_reloads_the_certificate_and_a_broken_one_changes_nothing(
         os.kill(os.getpid(), signal.SIGHUP)
         while await serial_of(url, trust) == first:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_a_renewed_certificate_is_served_without_a_signal(authority: trustme.CA, tmp_path: Path) -> None:
+    chain, key = await asyncio.to_thread(write_certificate, authority, tmp_path)
+    config = RouterConfig(port=0, shard=("127.0.0.1:1",), ssl_certfile=chain, ssl_keyfile=key)
+    trust = trusting(authority)
+    async with router(config) as url:
+        first = await serial_of(url, trust)
+        await asyncio.to_thread(write_certificate, authority, tmp_path)
+        while await serial_of(url, trust) == first:  # noqa: ASYNC110 - the router says nothing to its clients
+            await asyncio.sleep(0.05)
 
 
 async def test_ssl_ca_certs_requires_client_certificates(authority: trustme.CA, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.http.limits import Limits
+from caravan_router.api.limits import Limits
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 
@@ -180,12 +180,12 @@ OPENAI_RULES = [
     (
         {"n": 2, "choice_parameters": [{}]},
         "choice_parameters",
-        "`choice_parameters` must have 2 entries, as `best_of` or else `n` says. Given: 1",
+        "`choice_parameters` must have 2 entries, one for each output. Given: 1",
     ),
     (
         {"choice_parameters": []},
         "choice_parameters",
-        "`choice_parameters` must have 1 entries, as `best_of` or else `n` says. Given: 0",
+        "`choice_parameters` must have 1 entries, one for each output. Given: 0",
     ),
     (
         {"n": 2, "choice_parameters": [{}, {"top_p": 2}]},
@@ -246,12 +246,12 @@ OPENAI_RULES = [
     (
         {"guided_json": {}, "guided_regex": "a"},
         "guided_regex",
-        "`guided_json` and `guided_regex` cannot be used together: an output keeps to one of them",
+        "`guided_json` and `guided_regex` cannot be used together: an output can follow only one",
     ),
     (
         {"response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}},
         "structured_outputs.choice",
-        "`response_format` and `structured_outputs.choice` cannot be used together: an output keeps to one of them",
+        "`response_format` and `structured_outputs.choice` cannot be used together: an output can follow only one",
     ),
     (
         {"structured_outputs": {"json_object": False}},
@@ -279,7 +279,7 @@ OPENAI_RULES = [
     (
         {"grammar": "root ::= x", "ignore_eos": True},
         "ignore_eos",
-        "`ignore_eos` cannot be used with `grammar`: what matches it ends where it is complete",
+        "`ignore_eos` cannot be used with `grammar`: an output that matches it ends when it is complete",
     ),
     ({"response_format": {"type": "xml"}}, "response_format.type", "Invalid value 'xml' - at `$.response_format.type`"),
     ({"stream_options": {}}, "stream_options", "`stream_options` may be set only when `stream` is true"),

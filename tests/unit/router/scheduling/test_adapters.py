@@ -1,6 +1,6 @@
 """A step has one adapter. Adapters take turns and share no cells."""
 
-from caravan_router.scheduling.actions import Decode, Prefill
+from caravan_proto.messages.commands import Decode, Prefill
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.shard.adapter_turn import TURN_STEPS, AdapterTurn
 from caravan_testing.ledgers import limits_of

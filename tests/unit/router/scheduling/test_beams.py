@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from caravan_proto.messages.commands import Evaluate, Save
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.results import StepOutcome
 from caravan_router.core.generation import BeamSearch, EarlyStopping
 from caravan_router.core.tokens import Alternative
-from caravan_router.scheduling.actions import Evaluate, Preempt, Save
+from caravan_router.scheduling.actions import Preempt
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits, StepOutcome
+from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.sequence import Sequence
 from caravan_testing.beam_oracle import beam_outputs
 from caravan_testing.beams_of_transformers import EOS_TOKEN_IDS, logprobs_after
@@ -26,7 +29,9 @@ _ENDS = frozenset({0, 5, 11})
 
 def limits(cells: int = 400, ids: int = 8, *, shares_cells: bool = True) -> ShardLimits:
     per_sequence = cells if shares_cells else cells // ids
-    layout = LayoutLimits(cells=cells, cells_per_sequence=per_sequence, shares_cells=shares_cells)
+    layout = LayoutLimits(
+        cells=cells, cells_per_sequence=per_sequence, layout=(KvLayout.SPLIT, KvLayout.UNIFIED)[shares_cells]
+    )
     return ShardLimits(layout=layout, max_sequences=ids, max_batch_tokens=64)
 
 
@@ -34,7 +39,7 @@ def search(width: int, penalty: float = 1.0, early: EarlyStopping = EarlyStoppin
     return BeamSearch(width=width, index=0, length_penalty=penalty, early_stopping=early, eos_token_ids=_ENDS)
 
 
-def _group(case: dict[str, Any]) -> BeamGroup:
+def _group(case: dict[str, Any]) -> BeamGroup[Sequence]:
     beams = BeamSearch(
         width=case["width"],
         index=0,

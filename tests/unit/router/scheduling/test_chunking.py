@@ -53,6 +53,18 @@ def test_a_chunk_is_large_enough_for_fast_attention_where_that_speeds_the_prompt
     assert budget(costs(), 0.22, context=1500) == MIN_CHUNK_TOKENS, "the larger chunk is as slow"
 
 
+def test_a_step_is_not_stretched_for_what_larger_chunks_save_apart_from_attention() -> None:
+    """A pass that reads the weights for 20 tokens takes nearly as long as one for 70, with any attention."""
+    heavy = ShardCosts()
+    heavy.observe_decodes(4, 0.1)
+    for tokens in (16, 72):
+        for context in range(0, 2000, tokens):
+            heavy.observe_chunks(tokens, context, riders=4, seconds=0.15 + 0.003 * tokens)
+    assert heavy.seconds(FAST_CHUNK_TOKENS, riders=4, context=0) < 2 * heavy.seconds(16, riders=4, context=0)
+    assert budget(heavy, 0.22) < FAST_CHUNK_TOKENS
+    assert budget(heavy, 0.22, context=1500) < FAST_CHUNK_TOKENS
+
+
 def test_no_small_chunk_is_left_over_where_small_chunks_are_slow() -> None:
     tiled = costs(fast_pair_s=1e-6)
     assert budget(tiled, 0.22, context=1500, remaining=72 * 3 + 20) == 79

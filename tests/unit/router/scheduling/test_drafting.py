@@ -5,10 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from caravan_router.core.speculation import DraftSource
-from caravan_router.scheduling.actions import Decode, Deliver, Drafted
+from caravan_proto.messages.commands import Decode
+from caravan_proto.messages.limits import KvLayout, LayoutLimits
+from caravan_proto.messages.results import DraftSource
+from caravan_router.scheduling.actions import Deliver, Drafted
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, ShardLimits
+from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.planning.drafting import draft_plan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.command import UNSEEN_STEPS
@@ -21,7 +23,9 @@ from caravan_testing.simulation import Simulation
 
 def limits(cells: int = 400, *, shares_cells: bool = True, max_draft_tokens: int = 16, batch: int = 128) -> ShardLimits:
     return ShardLimits(
-        layout=LayoutLimits(cells=cells, cells_per_sequence=cells, shares_cells=shares_cells),
+        layout=LayoutLimits(
+            cells=cells, cells_per_sequence=cells, layout=(KvLayout.SPLIT, KvLayout.UNIFIED)[shares_cells]
+        ),
         max_sequences=4,
         max_batch_tokens=batch,
         max_draft_tokens=max_draft_tokens,
@@ -33,15 +37,15 @@ def drafting(request_id: int, most: int, prompt: int = 10) -> Sequence:
 
 
 def planned(shard: ShardLedger, steps: int = 64) -> tuple[int, int]:
-    return draft_plan(shard, list(shard.residents.values()), steps)
+    return draft_plan(shard, list(shard.stays.residents.values()), steps)
 
 
 def send(shard: ShardLedger, steps: int, drafts: int) -> None:
-    residents = list(shard.residents.values())
+    residents = list(shard.stays.residents.values())
     command = Decode(
         shard=shard.name,
         command_id=9,
-        header=shard.next_header,
+        header=shard.header.message,
         sequence_ids=tuple(one.sequence_id for one in residents),
         max_steps=steps,
         max_draft_tokens=drafts,
@@ -100,21 +104,21 @@ def test_cells_of_its_own_are_enough_for_the_drafts_of_each_sequence() -> None:
 def test_what_a_decode_may_take_is_promised_until_it_is_reported() -> None:
     shard = ledger(limits=limits())
     resident = run(shard, drafting(1, 8))
-    free = shard.free_cells
+    free = shard.cells.free
     send(shard, steps=20, drafts=8)
-    assert free - shard.free_cells == 20, "no more than one token for each of its steps"
-    (command,) = shard.in_flight
+    assert free - shard.cells.free == 20, "no more than one token for each of its steps"
+    (command,) = shard.commands.in_flight
     for tokens in (9, 1, 4):
         shard.apply_step(command, 0.01, tokens=tokens, drafted=8)
         for _ in range(tokens):
             shard.grow(resident)
-        assert free - shard.free_cells == 20
+        assert free - shard.cells.free == 20
     assert command.coming_cells == 6
-    shard.end_command(command)
-    assert free - shard.free_cells == 14
+    shard.commands.end(command)
+    assert free - shard.cells.free == 14
     send(shard, steps=64, drafts=8)
-    assert shard.in_flight[0].coming_cells == UNSEEN_STEPS * 9
-    assert shard.positions_under_way == {resident.sequence_id: range(24, 24 + UNSEEN_STEPS * 9)}
+    assert shard.commands.in_flight[0].coming_cells == UNSEEN_STEPS * 9
+    assert shard.commands.positions_under_way == {resident.sequence_id: range(24, 24 + UNSEEN_STEPS * 9)}
 
 
 def test_the_cost_of_a_step_with_drafts_counts_for_its_tokens() -> None:
@@ -122,7 +126,7 @@ def test_the_cost_of_a_step_with_drafts_counts_for_its_tokens() -> None:
     run(shard, drafting(1, 8))
     send(shard, steps=20, drafts=8)
     for _ in range(20):
-        shard.apply_step(shard.in_flight[0], 0.09, tokens=1, drafted=8)
+        shard.apply_step(shard.commands.in_flight[0], 0.09, tokens=1, drafted=8)
     assert shard.costs.decode_s(9) == pytest.approx(0.09, rel=0.1)
     assert shard.costs.decode_s(1) < 0.08
 

@@ -1,8 +1,11 @@
 """An operator flushes what shards keep of ended sequences."""
 
+from caravan_proto.messages.commands import FilterBatch, Prefill
+from caravan_proto.messages.limits import KvLayout
 from caravan_router.core.tenant import Tenant
-from caravan_router.scheduling.actions import FilterBatch, Flushed, Prefill
+from caravan_router.scheduling.actions import Flushed
 from caravan_router.scheduling.events import FlushRequested
+from caravan_router.scheduling.shard.remembered import prefixes_of
 from caravan_testing.ledgers import limits_of
 from caravan_testing.simulation import simulation
 
@@ -38,12 +41,12 @@ def test_running_sequences_are_not_touched() -> None:
     running = sim.submit((*HELLO[:10], 50, 51), 60, ignore_eos=True)
     for _ in range(5):
         sim.advance("a")
-    before = sim.scheduler.shards["a"].live_cells
+    before = sim.scheduler.shards["a"].cells.live
     [evicted] = sim.flush("a")
     # Ten tokens of the ended sequence are the beginning of the running one, and stay.
     assert [prefix.tokens for prefix in evicted.prefixes] == [24]
     assert evicted.cells == 14
-    assert sim.scheduler.shards["a"].live_cells == before
+    assert sim.scheduler.shards["a"].cells.live == before
     sim.run()
     assert {ended, running} <= sim.finished
     sim.check_at_rest()
@@ -60,7 +63,7 @@ def test_prefixes_that_share_cells_count_them_once() -> None:
 
 
 def test_each_sequence_of_a_split_cache_has_cells_of_its_own() -> None:
-    sim = simulation("a", limits=limits_of(cells_per_sequence=100, shares_cells=False))
+    sim = simulation("a", limits=limits_of(cells_per_sequence=100, layout=KvLayout.SPLIT))
     sim.submit((*HELLO, 50, 51), 2, ignore_eos=True)
     sim.submit((*HELLO, 60, 61), 2, ignore_eos=True)
     sim.run()
@@ -75,7 +78,7 @@ def test_a_source_that_another_starts_from_was_used_then() -> None:
     sim.run()
     sim.now = 30.0
     sim.submit((*HELLO[:10], 50), 30, ignore_eos=True)
-    [prefix] = sim.scheduler.shards["a"].prefixes.prefixes
+    [prefix] = prefixes_of(sim.scheduler.shards["a"]).prefixes
     assert prefix.last_used_s == 30.0
 
 
@@ -84,9 +87,9 @@ def test_only_the_named_shards_are_flushed() -> None:
     for number in range(4):
         sim.submit(tuple(range(number * 20 + 1, number * 20 + 11)), 5, ignore_eos=True)
     sim.run()
-    assert all(sim.scheduler.shards[name].parked for name in "ab")
+    assert all(sim.scheduler.shards[name].stays.parked for name in "ab")
     assert [one.shard for one in sim.flush("b", "gone")] == ["b"]
-    assert sim.scheduler.shards["a"].parked
+    assert sim.scheduler.shards["a"].stays.parked
     sim.run()
     sim.check_at_rest()
 

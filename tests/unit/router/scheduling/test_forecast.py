@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from caravan_router.scheduling.planning.forecast import OutputLengths, peak_cells
+from caravan_router.scheduling.output_lengths import OutputLengths
+from caravan_router.scheduling.planning.forecast import peak_cells
 
 ENTRY = st.tuples(st.integers(0, 60), st.integers(0, 40))
 ENTRIES = st.lists(ENTRY, max_size=12)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from caravan_router.core.sampling import SamplingParams
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.core.tokens import PromptToken
 from caravan_router.scheduling.known_logprobs import KnownLogprobs
 from caravan_router.scheduling.sequence import Sequence

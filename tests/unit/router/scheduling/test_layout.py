@@ -2,12 +2,14 @@
 
 import dataclasses
 
-from caravan_router.scheduling.actions import Decode, FailureReason, Load, Prefill, Save, SetLayout
+from caravan_proto.messages.commands import Decode, Load, Prefill, Save, SetLayout
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_router.scheduling.actions import FailureReason
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits
+from caravan_router.scheduling.events import ShardLimits
 from caravan_testing.simulation import Simulation
 
-SPLIT = LayoutLimits(cells=400, cells_per_sequence=100, shares_cells=False, saving=Saving.ANY)
+SPLIT = LayoutLimits(cells=400, cells_per_sequence=100, layout=KvLayout.SPLIT, saving=Saving.ANY)
 UNIFIED = LayoutLimits(cells=400, cells_per_sequence=400, saving=Saving.ANY)
 LIMITS = ShardLimits(layout=SPLIT, other_layout=UNIFIED, max_sequences=4, max_batch_tokens=128, memory_bytes=10_000)
 
@@ -20,7 +22,7 @@ def simulation(limits: ShardLimits = LIMITS) -> Simulation:
 
 def layouts(sim: Simulation) -> list[bool]:
     """Return whether cells were shared after each change of the layout."""
-    return [action.shares_cells for action in sim.actions if isinstance(action, SetLayout)]
+    return [action.layout is KvLayout.UNIFIED for action in sim.actions if isinstance(action, SetLayout)]
 
 
 def prompt(length: int, number: int = 1) -> tuple[int, ...]:
@@ -124,7 +126,9 @@ def test_only_one_shard_changes_for_a_long_request() -> None:
     sim.submit(prompt(300, 9), 5, ignore_eos=True)
     sim.run()
     sim.check_at_rest()
-    changes = [action.shard for action in sim.actions if isinstance(action, SetLayout) and action.shares_cells]
+    changes = [
+        action.shard for action in sim.actions if isinstance(action, SetLayout) and action.layout is KvLayout.UNIFIED
+    ]
     assert len(changes) == 1
 
 
@@ -138,7 +142,7 @@ def test_a_fixed_layout_stays() -> None:
 
 
 def test_sequences_that_need_a_refused_layout_continue_elsewhere() -> None:
-    split = LayoutLimits(cells=75, cells_per_sequence=25, shares_cells=False)
+    split = LayoutLimits(cells=75, cells_per_sequence=25, layout=KvLayout.SPLIT)
     unified = LayoutLimits(cells=75, cells_per_sequence=75)
     small = ShardLimits(layout=split, other_layout=unified, max_sequences=3, max_batch_tokens=32)
     sim = Simulation(SchedulerConfig())

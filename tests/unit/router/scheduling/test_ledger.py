@@ -2,16 +2,20 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from caravan_proto.messages.commands import FilterBatch, Header, Load, LoadEntry, Save
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.results import LayoutSet
 from caravan_router.core.tokens import PromptToken
-from caravan_router.scheduling.actions import FilterBatch, Header, Load, LoadEntry, Save
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, LayoutSet
+from caravan_router.scheduling.events import ShardLimits
+from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_tree import NO_MATCH, Match
+from caravan_router.scheduling.shard.prefix_reuse import find_match, has_id_for, saved_prefix, shared_by_load
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
 from caravan_testing.ledgers import (
     LIMITS,
@@ -31,11 +35,11 @@ from caravan_testing.ledgers import (
 )
 
 SAVES = limits_of(**SAVING)
-SPLIT = limits_of(shares_cells=False, cells=1600)
+SPLIT = limits_of(layout=KvLayout.SPLIT, cells=1600)
 
 
 def cells(shard: ShardLedger) -> tuple[int, int, int]:
-    return shard.live_cells, shard.held_cells, shard.free_cells
+    return shard.cells.live, shard.cells.held, shard.cells.free
 
 
 def test_a_placed_sequence_has_the_lowest_id_and_the_promise_of_its_cells() -> None:
@@ -58,9 +62,9 @@ def test_a_decode_under_way_is_promised_the_cells_of_a_few_steps() -> None:
     shard = ledger()
     first, second = run(shard, sequence(1)), run(shard, sequence(2, range(20, 30)))
     command = send_decode(shard, first, second, max_steps=64)
-    assert shard.promised_cells == 2 * 4
+    assert shard.cells.promised == 2 * 4
     command.steps_left = 1
-    assert shard.promised_cells == 2
+    assert shard.cells.promised == 2
 
 
 def test_a_finished_sequence_is_parked_with_its_output() -> None:
@@ -69,18 +73,18 @@ def test_a_finished_sequence_is_parked_with_its_output() -> None:
     shard.finish(resident)
     assert resident.status is Status.PARKED
     assert cells(shard) == (0, 15, 385)
-    assert shard.available_cells == 400
-    assert shard.next_header == Header(), "the shard knows that it finished"
+    assert shard.cells.available == 400
+    assert shard.header.message == Header(), "the shard knows that it finished"
 
 
 def test_without_prefix_caching_a_finished_sequence_is_released() -> None:
     shard = ledger(config=SchedulerConfig(prefix_caching=False))
     resident = run(shard, sequence(1))
     shard.finish(resident)
-    assert (resident.status, shard.next_header) == (Status.RELEASING, Header(release=(0,)))
-    shard.send(FilterBatch(shard="a", command_id=9, header=shard.next_header, keep=()), [])
+    assert (resident.status, shard.header.message) == (Status.RELEASING, Header(release=(0,)))
+    shard.send(FilterBatch(shard="a", command_id=9, header=shard.header.message, keep=()), [])
     assert not resident.is_live
-    assert sorted(shard.free_ids) == [0, 1, 2, 3]
+    assert sorted(shard.stays.free_ids) == [0, 1, 2, 3]
 
 
 def test_a_cancelled_sequence_that_decodes_is_parked_at_its_known_length() -> None:
@@ -88,15 +92,15 @@ def test_a_cancelled_sequence_that_decodes_is_parked_at_its_known_length() -> No
     resident = run(shard, sequence(1, range(10)), output=2)
     shard.cancel(resident)
     assert resident.status is Status.PARKED
-    assert shard.next_header == Header(park=((0, 12),))
-    assert shard.release_now
+    assert shard.header.message == Header(park=((0, 12),))
+    assert shard.header.is_urgent
 
 
 def test_a_cancelled_sequence_whose_length_is_not_known_is_released() -> None:
     shard = ledger(limits=limits_of(whole_only=True))
     resident = run(shard, sequence(1))
     shard.cancel(resident)
-    assert shard.next_header == Header(release=(0,))
+    assert shard.header.message == Header(release=(0,))
 
 
 def test_a_sequence_cancelled_while_it_starts_is_released_if_it_started() -> None:
@@ -104,17 +108,17 @@ def test_a_sequence_cancelled_while_it_starts_is_released_if_it_started() -> Non
     resident = start(shard, sequence(1))
     shard.cancel(resident)
     assert resident.status is Status.RELEASING
-    succeed(shard, shard.in_flight[-1])
-    assert shard.next_header == Header(release=(0,))
+    succeed(shard, shard.commands.in_flight[-1])
+    assert shard.header.message == Header(release=(0,))
 
 
 def test_a_sequence_cancelled_while_it_starts_is_not_released_if_it_never_started() -> None:
     shard = ledger()
     resident = start(shard, sequence(1))
     shard.cancel(resident)
-    assert shard.fail_step(shard.in_flight[-1]) == []
+    assert shard.fail_step(shard.commands.in_flight[-1]) == []
     assert resident.status is Status.GONE
-    assert not shard.has_header
+    assert not shard.header.is_needed
 
 
 def test_a_failed_step_ends_stays_that_had_not_begun_and_no_others() -> None:
@@ -131,10 +135,10 @@ def test_a_sequence_starts_from_the_prefix_that_another_holds() -> None:
     shard = ledger()
     run(shard, sequence(1, range(10)))
     longer = sequence(2, range(15))
-    assert shard.match(longer) == Match(10, 10, (0,))
+    assert find_match(shard, longer) == Match(10, 10, (0,))
     resident = start(shard, longer)
     assert (resident.source_id, resident.shared, resident.computed) == (0, 10, 10)
-    assert shard.promised_cells == 5
+    assert shard.cells.promised == 5
 
 
 def scored(request_id: int, prompt: Iterable[int], known: int = 0) -> Sequence:
@@ -147,10 +151,10 @@ def scored(request_id: int, prompt: Iterable[int], known: int = 0) -> Sequence:
 def test_a_prompt_whose_logprobs_are_wanted_starts_from_a_prefix_whose_logprobs_are_known() -> None:
     shard = ledger()
     run(shard, sequence(1, range(10)))
-    assert shard.match(scored(2, range(15))) == NO_MATCH
-    assert shard.match(scored(3, range(15), known=1)) == NO_MATCH
+    assert find_match(shard, scored(2, range(15))) == NO_MATCH
+    assert find_match(shard, scored(3, range(15), known=1)) == NO_MATCH
     # The logprob of the first token that is computed must be known.
-    assert shard.match(scored(4, range(15), known=4)).length == 3
+    assert find_match(shard, scored(4, range(15), known=4)).length == 3
     resident = start(shard, scored(5, range(15), known=14))
     assert (resident.shared, resident.source_id) == (10, 0)
     assert resident.sequence.needs_prompt_logprobs
@@ -159,22 +163,22 @@ def test_a_prompt_whose_logprobs_are_wanted_starts_from_a_prefix_whose_logprobs_
 def test_whole_sequences_cannot_be_cut_to_the_logprobs_that_are_known() -> None:
     shard = ledger(limits=limits_of(whole_only=True))
     shard.finish(run(shard, sequence(1, range(10))))
-    assert shard.match(scored(2, range(15), known=10)) == NO_MATCH
-    assert shard.match(scored(3, range(15), known=11)).length == 10
+    assert find_match(shard, scored(2, range(15), known=10)) == NO_MATCH
+    assert find_match(shard, scored(3, range(15), known=11)).length == 10
 
 
 def test_what_is_saved_serves_as_far_as_its_logprobs_are_known() -> None:
     shard = ledger(limits=SAVES)
     swap_out(shard, run(shard, sequence(1, range(64))))
-    assert shard.saved_prefix(scored(2, range(80)), 0).length == 0
-    assert shard.saved_prefix(scored(3, range(80), known=41), 0).length <= 40
-    assert shard.saved_prefix(scored(4, range(80), known=65), 0).length == 64
+    assert saved_prefix(shard, scored(2, range(80)), NO_MATCH).length == 0
+    assert saved_prefix(shard, scored(3, range(80), known=41), NO_MATCH).length <= 40
+    assert saved_prefix(shard, scored(4, range(80), known=65), NO_MATCH).length == 64
 
 
 def test_a_sequence_that_is_starting_cannot_be_copied_yet() -> None:
     shard = ledger()
     start(shard, sequence(1, range(10)))
-    assert shard.match(sequence(2, range(15))) == NO_MATCH
+    assert find_match(shard, sequence(2, range(15))) == NO_MATCH
 
 
 def test_a_parked_sequence_is_taken_over_where_nothing_of_it_is_lost() -> None:
@@ -184,7 +188,7 @@ def test_a_parked_sequence_is_taken_over_where_nothing_of_it_is_lost() -> None:
     resident = start(shard, sequence(2, range(15)))
     assert resident.takes_over
     assert (parked.status, resident.sequence_id) == (Status.GONE, 0)
-    assert not shard.parked
+    assert not shard.stays.parked
 
 
 def test_a_parked_sequence_is_copied_where_taking_it_over_would_lose_tokens() -> None:
@@ -192,15 +196,15 @@ def test_a_parked_sequence_is_copied_where_taking_it_over_would_lose_tokens() ->
     shard.finish(run(shard, sequence(1, range(10)), output=5))
     resident = start(shard, sequence(2, range(8)))
     assert (resident.sequence_id, resident.source_id) == (1, 0)
-    assert list(shard.parked) == [0]
+    assert list(shard.stays.parked) == [0]
 
 
 def test_a_failed_step_releases_the_id_that_was_taken_over() -> None:
     shard = ledger()
     shard.finish(run(shard, sequence(1, range(10))))
     resident = start(shard, sequence(2, range(15)))
-    assert shard.fail_step(shard.in_flight[-1]) == [resident]
-    assert shard.next_header == Header(release=(0,)), "the shard still holds the parked sequence"
+    assert shard.fail_step(shard.commands.in_flight[-1]) == [resident]
+    assert shard.header.message == Header(release=(0,)), "the shard still holds the parked sequence"
 
 
 def test_a_short_prefix_is_not_copied_where_copying_moves_all_cells() -> None:
@@ -214,10 +218,10 @@ def test_parked_sequences_are_evicted_least_recently_used_first() -> None:
     for number in range(3):
         shard.finish(run(shard, sequence(number, range(100 * number, 100 * number + 100))))
     start(shard, sequence(9, [*range(50), 999]))  # copies from the first
-    succeed(shard, shard.in_flight[-1])
+    succeed(shard, shard.commands.in_flight[-1])
     shard.make_free(250)
-    assert list(shard.parked) == [0]
-    assert shard.next_header.release == (1, 2)
+    assert list(shard.stays.parked) == [0]
+    assert shard.header.message.release == (1, 2)
 
 
 def test_what_the_next_command_copies_is_not_evicted_before_it_is_sent() -> None:
@@ -225,19 +229,19 @@ def test_what_the_next_command_copies_is_not_evicted_before_it_is_sent() -> None
     shard.finish(run(shard, sequence(1, range(100)), output=10))
     resident = shard.place(sequence(2, range(50)), Match(49, 0, (0,)), 0)
     shard.make_free(400)
-    assert list(shard.parked) == [0]
+    assert list(shard.stays.parked) == [0]
     send_prefill(shard, resident)
     shard.make_free(400)
-    assert not shard.parked
+    assert not shard.stays.parked
 
 
 def test_an_id_is_available_unless_it_holds_what_is_to_be_copied() -> None:
     shard = ledger(limits=limits_of(max_sequences=1))
     shard.finish(run(shard, sequence(1)))
-    assert shard.has_id_for(NO_MATCH)
-    assert not shard.has_id_for(Match(5, 0, (0,)))
-    shard.drain()
-    assert not shard.has_id_for(NO_MATCH)
+    assert has_id_for(shard, NO_MATCH)
+    assert not has_id_for(shard, Match(5, 0, (0,)))
+    shard.drain.begin(0.0)
+    assert not has_id_for(shard, NO_MATCH)
 
 
 def test_with_cells_of_their_own_sequences_share_nothing() -> None:
@@ -245,30 +249,30 @@ def test_with_cells_of_their_own_sequences_share_nothing() -> None:
     prompt = range(100)
     run(shard, sequence(1, prompt))
     start(shard, sequence(2, prompt))
-    succeed(shard, shard.in_flight[-1])
+    succeed(shard, shard.commands.in_flight[-1])
     assert cells(shard) == (200, 200, 1400)
-    assert shard.is_bounded_by_sequence
+    assert shard.capacity.is_bounded_by_sequence
 
 
 def test_cells_and_residents_are_limited_by_the_configuration() -> None:
     shard = ledger(config=SchedulerConfig(max_batch_total_tokens=50, max_batch_size=1))
-    assert shard.capacity == 50
-    assert not shard.could_ever_hold(sequence(1, range(40), max_new_tokens=12))
+    assert shard.capacity.cells == 50
+    assert not shard.capacity.could_ever_hold(sequence(1, range(40), max_new_tokens=12))
     run(shard, sequence(2))
-    assert shard.free_sequences == 0
+    assert shard.stays.free_sequences == 0
 
 
 def test_a_prefill_completes_the_prompts_that_it_computes_to_their_end() -> None:
     shard = ledger()
-    assert not shard.completes_prefill
+    assert not shard.commands.completes_prefill
     first = start(shard, sequence(1, range(10)))
-    assert shard.completes_prefill
-    command = shard.in_flight[-1]
+    assert shard.commands.completes_prefill
+    command = shard.commands.in_flight[-1]
     shard.apply_step(command, 0.1)
-    assert shard.completes_prefill, "until the command has ended"
-    shard.end_command(command)
+    assert shard.commands.completes_prefill, "until the command has ended"
+    shard.commands.end(command)
     send_decode(shard, first)
-    assert not shard.completes_prefill
+    assert not shard.commands.completes_prefill
 
 
 def test_a_sequence_keeps_its_cells_until_they_are_saved() -> None:
@@ -279,9 +283,9 @@ def test_a_sequence_keeps_its_cells_until_they_are_saved() -> None:
     (entry,) = command.command.entries
     keys = resident.sequence.keys
     assert (entry.start, entry.cuts) == (0, ((16, keys.at(16)), (32, keys.at(32)), (42, keys.at(42))))
-    assert (resident.status, shard.live_cells, len(shard.free_ids)) == (Status.LEAVING, 42, 3)
+    assert (resident.status, shard.cells.live, len(shard.stays.free_ids)) == (Status.LEAVING, 42, 3)
     assert shard.apply_save(command, saved(True)) == [(resident, True)]
-    assert (resident.status, shard.live_cells, len(shard.free_ids)) == (Status.GONE, 0, 4)
+    assert (resident.status, shard.cells.live, len(shard.stays.free_ids)) == (Status.GONE, 0, 4)
     assert shard.runs.find(keys, 41).length == 32, "it can be cut"
     assert shard.runs.find(keys, 42).length == 42
 
@@ -291,7 +295,7 @@ def test_a_sequence_that_could_not_be_saved_is_released_all_the_same() -> None:
     resident = run(shard, sequence(1))
     command = send_save(shard, resident)
     assert shard.apply_save(command, saved(False)) == [(resident, False)]
-    assert (len(shard.runs), resident.status) == (0, Status.GONE)
+    assert (len(shard.runs.keys), resident.status) == (0, Status.GONE)
 
 
 def test_what_was_saved_of_a_request_that_ended_meanwhile_stays() -> None:
@@ -301,7 +305,7 @@ def test_what_was_saved_of_a_request_that_ended_meanwhile_stays() -> None:
     shard.cancel(resident)
     assert resident.status is Status.DROPPED
     assert shard.apply_save(command, saved(True)) == []
-    assert len(shard.runs) == 1
+    assert len(shard.runs.keys) == 1
 
 
 def test_a_save_that_a_flush_overtakes_is_dropped() -> None:
@@ -310,7 +314,7 @@ def test_a_save_that_a_flush_overtakes_is_dropped() -> None:
     command = send_save(shard, resident)
     shard.flush()
     shard.apply_save(command, saved(True))
-    assert (len(shard.runs), shard.next_header) == (0, Header(drop_runs=(resident.sequence.keys.at(10),)))
+    assert (len(shard.runs.keys), shard.header.message) == (0, Header(drop_runs=(resident.sequence.keys.at(10),)))
 
 
 def test_only_what_is_new_is_saved() -> None:
@@ -339,42 +343,152 @@ def test_a_saved_sequence_comes_back_or_waits_again(is_loaded: bool) -> None:
     back = sequence(1, range(10))
     swap_out(shard, run(shard, back, output=2))
     prefix = shard.runs.find(back.keys, back.known_tokens - 1)
-    resident = shard.load(back, prefix, 0)
+    resident = shard.load(back, NO_MATCH, prefix, 0)
     assert cells(shard) == (12, 12, 388 - 1), "one token is left to compute"
     entry = LoadEntry(sequence_id=0, token_ids=back.tokens(0, 12), slices=prefix.slices, adapter="")
-    shard.send(Load(shard="a", command_id=4, header=shard.next_header, entries=(entry,)), [resident])
+    shard.send(Load(shard="a", command_id=4, header=shard.header.message, entries=(entry,)), [resident])
     bad = () if is_loaded else (prefix.slices[0].key,)
-    lost = shard.apply_load(shard.in_flight[-1], loaded(is_loaded, bad_runs=bad))
+    lost = shard.apply_load(shard.commands.in_flight[-1], loaded(is_loaded, bad_runs=bad))
     assert lost == ([] if is_loaded else [resident])
     assert resident.status is (Status.LOADED if is_loaded else Status.GONE)
-    assert shard.live_cells == (12 if is_loaded else 0)
-    assert len(shard.runs) == (1 if is_loaded else 0), "a run that cannot be loaded is forgotten"
+    assert shard.cells.live == (12 if is_loaded else 0)
+    assert len(shard.runs.keys) == (1 if is_loaded else 0), "a run that cannot be loaded is forgotten"
+
+
+COMMON = range(32)
+
+
+def with_a_longer_prefix_saved(limits: ShardLimits) -> tuple[ShardLedger, Sequence]:
+    """Return a shard with a running sequence, and a waiting one that begins alike, of which more is saved."""
+    shard = ledger(limits=limits)
+    back = sequence(1, [*COMMON, *range(100, 140)])
+    swap_out(shard, run(shard, back))
+    run(shard, sequence(2, [*COMMON, 99]))
+    return shard, back
+
+
+def load(shard: ShardLedger, back: Sequence) -> Resident:
+    match = shared_by_load(shard, back, find_match(shard, back))
+    resident = shard.load(back, match, shard.runs.find(back.keys, back.known_tokens, back.most_cached), 0)
+    shard.send(Load(shard="a", command_id=4, header=shard.header.message, entries=()), [resident])
+    return resident
+
+
+def test_a_saved_sequence_comes_back_behind_the_cells_that_another_holds() -> None:
+    shard, back = with_a_longer_prefix_saved(SAVES)
+    resident = load(shard, back)
+    assert (resident.shared, resident.cached, resident.computed) == (32, 72, 72)
+    assert cells(shard) == (33 + 40, 33 + 40, 400 - 33 - 40 - 1)
+    assert resident.own_cells == 41, "with the token that is to be computed"
+    shard.apply_load(shard.commands.in_flight[-1], loaded(True))
+    assert shard.cells.live == 33 + 40
+    shard.take_back(resident)
+    assert shard.cells.live == 33
+
+
+def test_what_could_not_be_loaded_leaves_the_cells_of_the_other_sequence() -> None:
+    shard, back = with_a_longer_prefix_saved(SAVES)
+    resident = load(shard, back)
+    assert shard.apply_load(shard.commands.in_flight[-1], loaded(False)) == [resident]
+    assert cells(shard) == (33, 33, 400 - 33)
+
+
+def test_what_is_loaded_is_found_by_others_once_its_first_chunk_is_computed() -> None:
+    shard, back = with_a_longer_prefix_saved(SAVES)
+    resident, third = load(shard, back), sequence(3, [*COMMON, *range(100, 150)])
+    shard.apply_load(shard.commands.in_flight[-1], loaded(True))
+    shard.commands.end(shard.commands.in_flight[-1])
+    assert find_match(shard, third) == Match(32, 32, (0,))
+    succeed(shard, send_prefill(shard, resident))
+    assert find_match(shard, third) == Match(72, 72, (1,))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"layout": KvLayout.SPLIT, "cells": 1600}, {"whole_only": True, "saving": Saving.WHOLE_ONLY}],
+    ids=["split", "recurrent"],
+)
+def test_cells_that_cannot_be_shared_are_loaded_too(fields: dict[str, Any]) -> None:
+    shard = ledger(limits=limits_of(**{**SAVING, **fields}))
+    assert shared_by_load(shard, sequence(1, range(64)), Match(32, 32, (0,))) == NO_MATCH
+
+
+def test_the_only_id_is_taken_for_what_is_loaded_though_it_holds_the_prefix() -> None:
+    shard = ledger(limits=limits_of(max_sequences=1, **SAVING))
+    shard.finish(run(shard, sequence(1, COMMON)))
+    longer = sequence(2, range(64))
+    assert shared_by_load(shard, longer, find_match(shard, longer)) == NO_MATCH
+
+
+def test_a_parked_sequence_that_has_to_make_room_is_not_shared_by_what_is_loaded() -> None:
+    shard = ledger(limits=limits_of(cells=100, cells_per_sequence=100, **SAVING))
+    shard.finish(run(shard, sequence(1, [*COMMON, *range(200, 230)])))
+    fits, longer = sequence(2, [*COMMON, *range(100, 138)]), sequence(3, [*COMMON, *range(100, 139)])
+    assert shared_by_load(shard, fits, find_match(shard, fits)) == Match(32, 0, (0,))
+    assert shared_by_load(shard, longer, find_match(shard, longer)) == NO_MATCH
+    # With what a running sequence holds, nothing has to be kept.
+    run(shard, sequence(4, [*COMMON, 98, 97]))
+    shard.evict_all()
+    assert shared_by_load(shard, longer, find_match(shard, longer)) == Match(32, 32, (1,))
+
+
+def test_what_a_running_sequence_has_generated_is_found_by_a_request_that_begins_with_it() -> None:
+    shard = ledger()
+    running = run(shard, sequence(1, range(10)), output=5)
+    known = [*range(10), *running.sequence.output]
+    assert find_match(shard, sequence(2, [*known, 7, 8, 9])) == Match(15, 15, (0,)), "its last token is not computed"
+    assert cells(shard) == (15, 15, 385)
+    shard.grow(running)
+    running.sequence.output.append(51)
+    forked = start(shard, sequence(3, [*known, 51, 7, 8, 9]))
+    assert (forked.source_id, forked.cached) == (0, 16)
+    assert cells(shard) == (16, 16, 384 - 4)
+    succeed(shard, shard.commands.in_flight[-1])
+    shard.finish(running)
+    assert cells(shard) == (20, 20, 380), "the fork has it all"
+    shard.finish(forked)
+    assert shard.cells.held == 20
+
+
+def test_outputs_are_entered_only_for_a_request_that_may_begin_with_them() -> None:
+    shard = ledger()
+    run(shard, sequence(1, range(10)), output=5)
+    version = shard.cells.tree.version
+    assert find_match(shard, sequence(2, range(10))).length == 8
+    assert find_match(shard, sequence(3, [*range(9), 77, 78, 79])).length == 9
+    assert shard.cells.tree.version == version
+
+
+def test_no_output_is_found_where_memory_can_only_be_copied_whole() -> None:
+    shard = ledger(limits=limits_of(whole_only=True))
+    running = run(shard, sequence(1, range(10)), output=5)
+    assert find_match(shard, sequence(2, [*range(10), *running.sequence.output, 7, 8])) == NO_MATCH
 
 
 def test_a_change_of_the_layout_gives_every_sequence_cells_of_its_own() -> None:
-    split = LayoutLimits(cells=400, cells_per_sequence=100, shares_cells=False)
+    split = LayoutLimits(cells=400, cells_per_sequence=100, layout=KvLayout.SPLIT)
     shard = ledger(limits=dataclasses.replace(LIMITS, other_layout=split))
     first = run(shard, sequence(1, range(50)))
     second = run(shard, sequence(2, [*range(50), 60, 61]))
     third = run(shard, sequence(3, range(200, 230)))
-    assert shard.live_cells == 82
+    assert shard.cells.live == 82
     lost = shard.apply_layout(LayoutSet(shard="a", command_id=5, layout=split, lost=(third.sequence_id,), seconds=0.2))
     assert (lost, third.status) == ([third], Status.GONE)
-    assert (shard.layout, shard.limits.other_layout) == (split, LIMITS.layout)
-    assert (shard.live_cells, first.own_cells, second.own_cells) == (102, 50, 52)
+    assert (shard.layout, shard.capacity.limits.other_layout) == (split, LIMITS.layout)
+    assert (shard.cells.live, first.own_cells, second.own_cells) == (102, 50, 52)
 
 
 def test_a_full_cache_takes_a_sequence_back_at_once() -> None:
     shard = ledger()
     resident = run(shard, sequence(1))
     shard.take_back(resident)
-    assert shard.release_now
-    assert (shard.live_cells, shard.next_header) == (0, Header(release=(0,)))
+    assert shard.header.is_urgent
+    assert (shard.cells.live, shard.header.message) == (0, Header(release=(0,)))
 
 
 def test_commands_carry_the_header_of_their_moment() -> None:
     shard = ledger()
-    stale = shard.next_header
+    stale = shard.header.message
     shard.take_back(run(shard, sequence(1)))
     with pytest.raises(AssertionError, match="is not Header"):
         shard.send(FilterBatch(shard="a", command_id=1, header=stale, keep=()), [])
@@ -382,14 +496,14 @@ def test_commands_carry_the_header_of_their_moment() -> None:
 
 def test_only_a_lone_decode_yields_to_the_next_command() -> None:
     shard = ledger()
-    assert shard.can_command
+    assert shard.commands.can_begin
     resident = start(shard, sequence(1))
-    assert not shard.can_command
-    succeed(shard, shard.in_flight[-1])
+    assert not shard.commands.can_begin
+    succeed(shard, shard.commands.in_flight[-1])
     send_decode(shard, resident)
-    assert shard.can_command
+    assert shard.commands.can_begin
     send_decode(shard, resident)
-    assert not shard.can_command
+    assert not shard.commands.can_begin
 
 
 def test_an_id_may_be_another_sequences_when_late_results_arrive() -> None:
@@ -418,7 +532,7 @@ def test_every_status_but_the_last_leads_on_and_is_reached() -> None:
 
 
 def test_a_resident_owns_the_cells_that_it_did_not_share() -> None:
-    resident = Resident(sequence(1), 0, target=10, shared=4, computed=6)
+    resident = Resident(sequence(1, range(10)), 0, None, 0, cached=6, shared=4)
     assert resident.own_cells == 6, "those of its prompt to come are counted"
     resident.computed = 15
     assert resident.own_cells == 11

@@ -1,18 +1,10 @@
 """Shards that are lost, join again or fail steps: no token is lost, and a request that kills shards ends."""
 
-from caravan_router.scheduling.actions import FailureReason, Prefill, Start
+from caravan_proto.messages.commands import Prefill
+from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
+from caravan_router.scheduling.actions import FailureReason, Start
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import (
-    Cancelled,
-    CommandEnded,
-    LayoutSet,
-    Loaded,
-    Saved,
-    ShardDraining,
-    ShardJoined,
-    StepOutcome,
-    Stepped,
-)
+from caravan_router.scheduling.events import Cancelled, CommandEnded, ShardDraining, ShardJoined, Stepped
 from caravan_testing.ledgers import LIMITS, limits_of
 from caravan_testing.requests import prompt_of
 from caravan_testing.simulation import Simulation, simulation
@@ -148,8 +140,8 @@ def test_requests_of_a_lost_shard_start_apart_so_that_only_the_one_that_kills_is
     sim.advance("a")
     kills = 0
     while sim.scheduler.sequences:
-        step = sim.scheduler.shards["a"].positions_under_way
-        running = [sim.scheduler.shards["a"].residents[sequence_id].request_id for sequence_id in step]
+        step = sim.scheduler.shards["a"].commands.positions_under_way
+        running = [sim.scheduler.shards["a"].stays.residents[sequence_id].request_id for sequence_id in step]
         if poisoned in running:
             kills += 1
             sim.lose("a")

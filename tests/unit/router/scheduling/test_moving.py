@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from caravan_router.scheduling.actions import Drained, Fetch, Load, Preempt, Preemption, Prefill, Resume
+from caravan_proto.messages.commands import Load, Prefill
+from caravan_proto.messages.limits import LayoutLimits, Saving
+from caravan_router.scheduling.actions import Drained, Fetch, Preempt, Preemption, Resume
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import LayoutLimits, Saving, ShardLimits
+from caravan_router.scheduling.events import ShardLimits
 from caravan_testing.simulation import Simulation
 
 PROMPT = tuple(range(100, 160))

@@ -1,31 +1,45 @@
 """Where a request starts, or why it does not start now."""
 
+from collections.abc import Iterable
+
+from caravan_proto.messages.limits import KvLayout
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.planning.forecast import OutputLengths
-from caravan_router.scheduling.planning.openings import Openings
-from caravan_router.scheduling.planning.placement import Place, choose
+from caravan_router.scheduling.output_lengths import OutputLengths
+from caravan_router.scheduling.planning.placement import EmptierShard, NoRoom, NotYet, Place, choose
+from caravan_router.scheduling.planning.prompts_under_way import AwaitedPrompt
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.waiting.queue import NotNow
-from caravan_testing.ledgers import LIMITS, SAVING, ledger, limits_of, run, sequence, start, succeed, swap_out
+from caravan_router.scheduling.shard.resident import Resident
+from caravan_testing.ledgers import (
+    LIMITS,
+    SAVING,
+    index_of,
+    ledger,
+    limits_of,
+    loaded,
+    run,
+    sequence,
+    start,
+    succeed,
+    swap_out,
+)
 
 PROMPT = range(1, 101)
 
 
-def chosen(shards: list[ShardLedger], waiting: Sequence) -> Place | NotNow:
-    given = PlanInput(
-        config=SchedulerConfig(), lengths=OutputLengths(), now=0.0, waiting=1, adapter=waiting.spec.adapter
-    )
-    openings = Openings({shard.name: shard for shard in shards})
-    for shard in shards:
-        openings.note(shard.name, may_start=True)
-    return choose(openings, lambda shard: StepPlan(shard, given), waiting)
+def plans_of(shards: Iterable[ShardLedger], adapter: str = "") -> dict[ShardLedger, StepPlan]:
+    given = PlanInput(config=SchedulerConfig(), lengths=OutputLengths(), now=0.0, waiting=1, adapter=adapter)
+    return {shard: StepPlan(shard, given) for shard in shards if shard.commands.can_begin}
 
 
-def shard_of(place: Place | NotNow) -> str:
+def chosen(shards: list[ShardLedger], waiting: Sequence) -> Place | NotYet:
+    return choose(index_of(*shards), plans_of(shards, waiting.spec.adapter), waiting).answer
+
+
+def shard_of(place: Place | NotYet) -> str:
     assert isinstance(place, Place), place
-    return place.plan.shard.name
+    return place.shard.name
 
 
 def test_the_shard_that_holds_more_of_the_prompt_is_preferred() -> None:
@@ -59,18 +73,20 @@ def test_among_equal_shards_the_one_with_more_free_cells_then_the_first_by_name(
 def test_without_a_shard_that_takes_it_there_is_no_room() -> None:
     full, draining, busy = ledger("a", limits_of(max_sequences=1)), ledger("b"), ledger("c")
     run(full, sequence(1))
-    draining.drain()
+    draining.drain.begin(0.0)
     start(busy, sequence(2))
-    assert chosen([full, draining, busy], sequence(3)) is NotNow.NO_ROOM
-    assert chosen([], sequence(3)) is NotNow.NO_ROOM
+    assert chosen([full, draining, busy], sequence(3)) == NoRoom()
+    assert chosen([], sequence(3)) == NoRoom()
 
 
 def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     first, second = ledger("a"), ledger("b")
     for number in (1, 2):
         run(second, sequence(number, range(100 * number, 100 * number + 20)))
-    start(first, sequence(3, PROMPT))
-    assert chosen([first, second], sequence(4, PROMPT)) is NotNow.PREFIX_COMING
+    leader = start(first, sequence(3, PROMPT))
+    answer = chosen([first, second], sequence(4, PROMPT))
+    assert isinstance(answer, AwaitedPrompt)
+    assert (answer.leader, answer.length) == (leader, 98)
 
 
 def test_a_prefix_is_not_waited_for_where_starting_elsewhere_is_cheaper() -> None:
@@ -98,8 +114,8 @@ def test_a_prompt_whose_logprobs_are_wanted_waits_for_a_prefix_that_gives_them()
     for number in (1, 2):
         run(second, sequence(number, range(100 * number, 100 * number + 20)))
     start(first, sequence(3, PROMPT, prompt_logprobs=True))
-    assert chosen([first, second], sequence(4, PROMPT, prompt_logprobs=True)) is NotNow.PREFIX_COMING
-    assert chosen([first, second], sequence(5, PROMPT)) is NotNow.PREFIX_COMING
+    assert isinstance(chosen([first, second], sequence(4, PROMPT, prompt_logprobs=True)), AwaitedPrompt)
+    assert isinstance(chosen([first, second], sequence(5, PROMPT)), AwaitedPrompt)
 
 
 def test_nobody_waits_for_a_shard_that_drains_or_can_only_copy_whole_sequences() -> None:
@@ -107,7 +123,7 @@ def test_nobody_waits_for_a_shard_that_drains_or_can_only_copy_whole_sequences()
         first, second = ledger("a", limits), ledger("b")
         start(first, sequence(1, PROMPT))
         if drains:
-            first.drain()
+            first.drain.begin(0.0)
         assert shard_of(chosen([first, second], sequence(2, PROMPT))) == "b"
 
 
@@ -116,8 +132,8 @@ def test_an_emptier_shard_that_will_take_it_after_one_step_is_waited_for() -> No
     start(first, sequence(1, range(200, 220)))
     for number in (2, 3):
         run(second, sequence(number, range(100 * number, 100 * number + 20)))
-    assert chosen([first, second], sequence(4)) is NotNow.NO_ROOM
-    succeed(first, first.in_flight[-1])
+    assert chosen([first, second], sequence(4)) == EmptierShard(first)
+    succeed(first, first.commands.in_flight[-1])
     assert shard_of(chosen([first, second], sequence(4))) == "a"
 
 
@@ -128,7 +144,61 @@ def test_a_swapped_sequence_returns_to_where_its_cells_are() -> None:
     run(first, sequence(2, range(200, 220)))
     place = chosen([first, second], back)
     assert isinstance(place, Place)
-    assert (place.plan.shard.name, place.saved.length) == ("a", len(PROMPT))
+    assert (place.shard.name, place.saved.length) == ("a", len(PROMPT))
+
+
+def loading(shard: ShardLedger, prompt: Iterable[int]) -> Resident:
+    """Let a request with this prompt be loaded from what ``shard`` has saved of another one."""
+    swap_out(shard, run(shard, sequence(1, PROMPT)))
+    leader = sequence(2, prompt)
+    place = chosen([shard], leader)
+    assert isinstance(place, Place)
+    assert place.saved.length > 0
+    plan = plans_of([shard])[shard]
+    resident = plan.load(leader, place.match, place.saved)
+    plan.send(1)
+    shard.apply_load(shard.commands.in_flight[-1], loaded(True))
+    shard.commands.end(shard.commands.in_flight[-1])
+    return resident
+
+
+def test_a_prefix_that_another_request_has_loaded_is_waited_for_where_cells_are_shared() -> None:
+    shard = ledger("a", limits_of(**SAVING))
+    loading(shard, PROMPT)
+    assert isinstance(chosen([shard], sequence(3, PROMPT)), AwaitedPrompt)
+    split = ledger("a", limits_of(layout=KvLayout.SPLIT, cells=1600, **SAVING))
+    loading(split, PROMPT)
+    place = chosen([split], sequence(3, PROMPT))
+    assert isinstance(place, Place)
+    assert place.saved.length > 0
+    assert place.match.length == 0
+
+
+def test_a_longer_saved_prefix_is_loaded_behind_the_cells_that_another_request_has() -> None:
+    shard = ledger("a", limits_of(cells=1000, cells_per_sequence=1000, **SAVING))
+    back = sequence(1, [*range(1, 60), *range(200, 300)])
+    swap_out(shard, run(shard, back))
+    run(shard, sequence(2, PROMPT))
+    place = chosen([shard], back)
+    assert isinstance(place, Place)
+    assert (place.match.length, place.saved.length) == (59, 159)
+
+
+def test_a_loaded_prefix_is_waited_for_no_longer_than_until_it_is_there() -> None:
+    """The leader has many tokens of its own to compute."""
+    shard = ledger("a", limits_of(cells=1000, cells_per_sequence=1000, max_batch_tokens=256, **SAVING))
+    leader = loading(shard, [*PROMPT, *range(500, 900)])
+    follower = sequence(3, [*PROMPT, 7, 8, 9])
+    awaited = chosen([shard], follower)
+    assert isinstance(awaited, AwaitedPrompt)
+    assert not awaited.is_over(0.0)
+    plans_of([shard])[shard].send(2)
+    succeed(shard, shard.commands.in_flight[-1])
+    assert leader.computed < leader.target
+    assert awaited.is_over(0.0)
+    place = chosen([shard], follower)
+    assert isinstance(place, Place)
+    assert (place.match.length, place.saved.length) == (100, 0)
 
 
 def test_what_is_saved_is_computed_again_where_loading_takes_longer() -> None:
@@ -146,5 +216,5 @@ def test_a_swapped_sequence_is_computed_elsewhere_if_its_shard_has_no_place() ->
     back = sequence(1, PROMPT)
     swap_out(first, run(first, back))
     run(first, sequence(2, range(200, 220)))
-    assert chosen([first], back) is NotNow.NO_ROOM
+    assert chosen([first], back) == NoRoom()
     assert shard_of(chosen([first, second], back)) == "b"

@@ -1,9 +1,11 @@
 """What the planner sends to shards, given what waits and what they hold."""
 
-from caravan_router.scheduling.actions import Action, Decode, Preempt, Preemption, Prefill, Save, Start
+from caravan_proto.messages.commands import Decode, Prefill, Save
+from caravan_router.scheduling.actions import Action, Preempt, Preemption, Start
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.prefix_reuse import find_match
 from caravan_router.scheduling.state import SchedulerState
 from caravan_testing.ledgers import SAVING, ledger, limits_of, send_decode, send_prefill, succeed
 from caravan_testing.requests import request
@@ -29,9 +31,9 @@ class Desk:
         self.wait(request_id, tokens, max_new_tokens=max_new_tokens)
         sequence = self.state.sequences[request_id]
         self.state.waiting.remove(sequence)
-        resident = shard.place(sequence, shard.match(sequence), 0)
+        resident = shard.place(sequence, find_match(shard, sequence), 0)
         send_prefill(shard, resident)
-        succeed(shard, shard.in_flight[-1])
+        succeed(shard, shard.commands.in_flight[-1])
         self.state.stay(sequence, shard, resident)
         sequence.output.append(1)
         self.state.outbox.drain()
@@ -73,7 +75,7 @@ def test_requests_are_spread_over_shards() -> None:
     for number in range(1, 5):
         desk.wait(number, 20)
     desk.plan()
-    assert (len(first.residents), len(second.residents)) == (2, 2)
+    assert (len(first.stays.residents), len(second.stays.residents)) == (2, 2)
 
 
 def test_a_shard_that_decodes_is_left_alone_until_something_may_start() -> None:
@@ -82,7 +84,7 @@ def test_a_shard_that_decodes_is_left_alone_until_something_may_start() -> None:
     desk.run(shard, 1, 20)
     desk.wait(2, 20)
     desk.state.waiting.begin_admission(0.0)
-    send_decode(shard, *shard.residents.values())
+    send_decode(shard, *shard.stays.residents.values())
     assert desk.plan() == []
     desk.state.waiting.mark_due()
     assert started(desk.plan()) == [2]
@@ -95,7 +97,7 @@ def test_in_pause_mode_every_step_may_let_a_request_start() -> None:
     desk.run(shard, 1, 20)
     desk.wait(2, 20)
     desk.state.waiting.begin_admission(0.0)
-    send_decode(shard, *shard.residents.values())
+    send_decode(shard, *shard.stays.residents.values())
     assert started(desk.plan()) == [2]
 
 
@@ -174,8 +176,8 @@ def test_a_shard_kept_for_another_adapter_decodes_if_nobody_can_start() -> None:
     desk.run(shard, 1, 60, max_new_tokens=30)
     desk.state.enter(request(2, range(60), 30, adapter="x"))
     desk.state.waiting.mark_due()
-    while not shard.turn.is_over:
-        shard.turn.count_step()
+    while not shard.commands.turn.is_over:
+        shard.commands.turn.count_step()
     (command,) = desk.plan()
     assert isinstance(command, Decode)
     assert desk.waiting == [2]

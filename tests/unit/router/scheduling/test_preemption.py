@@ -4,8 +4,10 @@ import functools
 
 import pytest
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_router.scheduling.actions import Preemption
-from caravan_router.scheduling.planning.forecast import CellForecast, OutputLengths
+from caravan_router.scheduling.output_lengths import OutputLengths
+from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.preemption import (
     choose_how,
     victim_of_full_cache,
@@ -49,7 +51,7 @@ def test_a_lone_resident_is_never_preempted() -> None:
 
 
 def test_sequences_with_cells_of_their_own_are_never_preempted_for_growth() -> None:
-    assert victims_of_growth(filled(60, [0, 0, 0], shares_cells=False, cells_per_sequence=20)) == []
+    assert victims_of_growth(filled(60, [0, 0, 0], layout=KvLayout.SPLIT, cells_per_sequence=20)) == []
 
 
 def test_lower_priorities_give_way_until_the_request_fits() -> None:
@@ -70,13 +72,13 @@ def test_equal_priorities_do_not_give_way() -> None:
 def test_nobody_gives_way_on_a_shard_that_drains_or_is_too_small() -> None:
     shard = filled(70, [0, 0, 0])
     assert victims_for(shard, sequence(9, range(50), max_new_tokens=50, priority=1)) == []
-    shard.drain()
+    shard.drain.begin(0.0)
     assert victims_for(shard, sequence(9, range(20), priority=1)) == []
 
 
 def test_the_newest_of_a_failed_command_gives_way_to_a_full_cache() -> None:
     shard = filled(100, [5, 0, 0])
-    first, second, third = shard.residents.values()
+    first, second, third = shard.stays.residents.values()
     command = send_decode(shard, first, second)
     assert victim_of_full_cache(shard, command) is second
     shard.take_back(second)

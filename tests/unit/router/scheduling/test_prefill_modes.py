@@ -1,6 +1,7 @@
 """The modes of prefill: beside running decodes, or alone while they wait."""
 
-from caravan_router.scheduling.actions import Prefill
+from caravan_proto.messages.commands import Prefill
+from caravan_router.scheduling.actions import Joins
 from caravan_router.scheduling.config import JoinReason, PrefillMode
 from caravan_testing.ledgers import limits_of
 from caravan_testing.requests import prompt_of
@@ -16,7 +17,7 @@ def test_mixed_mode_carries_decodes_along_with_a_long_prompt() -> None:
     before = len(sim.received[running])
     sim.advance("a")  # the decode that was running yields
     prefills = 0
-    while any(resident.prefilling for resident in sim.scheduler.shards["a"].residents.values()):
+    while any(resident.prefilling for resident in sim.scheduler.shards["a"].stays.residents.values()):
         sim.advance("a")
         prefills += 1
     assert prefills >= 4
@@ -51,7 +52,7 @@ def test_pause_mode_prefills_alone_while_decodes_wait() -> None:
     sim.submit(prompt_of(100), 5)
     sim.advance("a")
     before = len(sim.received[running])
-    while any(resident.prefilling for resident in sim.scheduler.shards["a"].residents.values()):
+    while any(resident.prefilling for resident in sim.scheduler.shards["a"].stays.residents.values()):
         sim.advance("a")
     prefills = [action for action in sim.actions if isinstance(action, Prefill)]
     assert all(prefill.ride == () for prefill in prefills)
@@ -83,4 +84,4 @@ def test_pause_mode_waits_for_the_ratio_or_the_steps() -> None:
 
 
 def joins(sim: Simulation) -> list[JoinReason]:
-    return [action.joins for action in sim.actions if isinstance(action, Prefill) and action.joins is not None]
+    return [action.reason for action in sim.actions if isinstance(action, Joins)]

@@ -29,7 +29,7 @@ def queue_of(*sequences: Sequence, max_bypass: int = 8, aging_s: float = math.in
 
 
 def order(queue: WaitingQueue, now: float = 0.0) -> list[int]:
-    return [sequence.request.request_id for sequence in queue.ordered(now)]
+    return [sequence.request.request_id for sequence in queue.in_order(now)]
 
 
 def places(answers: dict[int, str | NotNow]) -> Callable[[Sequence], str | NotNow]:

@@ -1,6 +1,6 @@
 """What a shard has saved, how a prefix is found in it, and what makes way."""
 
-from caravan_router.scheduling.actions import RunSlice
+from caravan_proto.messages.commands import RunSlice
 from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.prefix_keys import PrefixKeys, cuts_between
 from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedRuns, Tier
@@ -98,4 +98,4 @@ def test_runs_on_disk_survive_the_shard() -> None:
 
 def test_a_run_with_a_known_key_changes_nothing() -> None:
     runs = having(run(0, 40), run(0, 40, size=99))
-    assert (len(runs), runs.used_bytes[Tier.MEMORY]) == (1, 10)
+    assert (len(runs.keys), runs.used_bytes[Tier.MEMORY]) == (1, 10)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from caravan_router.scheduling.events import Saving
+from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_router.scheduling.planning.saving import to_save
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_testing.ledgers import SAVING, ledger, limits_of, run, sequence
 
 LATER = 10.0
-SPLIT = limits_of(cells=1600, shares_cells=False, max_sequences=2, **SAVING)
+SPLIT = limits_of(cells=1600, layout=KvLayout.SPLIT, max_sequences=2, **SAVING)
 
 
 def ended(shard: ShardLedger, number: int) -> None:
@@ -29,7 +29,7 @@ def test_where_cells_are_shared_they_are_saved_at_once() -> None:
 
 
 def test_where_they_cost_nothing_they_stay_while_there_is_a_free_id() -> None:
-    shard = ledger(limits=limits_of(cells=1600, shares_cells=False, max_sequences=3, **SAVING))
+    shard = ledger(limits=limits_of(cells=1600, layout=KvLayout.SPLIT, max_sequences=3, **SAVING))
     run(shard, sequence(1))
     ended(shard, 2)
     assert numbers(shard) == []

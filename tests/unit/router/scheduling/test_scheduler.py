@@ -5,14 +5,12 @@ import math
 
 import pytest
 
+from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill
+from caravan_proto.messages.results import StepOutcome
 from caravan_router.core.generation import GenerationState
-from caravan_router.scheduling.actions import Decode, FailureReason, FilterBatch, Load, Prefill, Start
+from caravan_router.scheduling.actions import FailureReason, Start
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import (
-    ShardDraining,
-    StepOutcome,
-    Submitted,
-)
+from caravan_router.scheduling.events import ShardDraining, Submitted
 from caravan_testing.ledgers import LIMITS, SAVING, limits_of
 from caravan_testing.model_outputs import expected_output
 from caravan_testing.requests import prompt_of, request
@@ -128,7 +126,7 @@ def test_cells_are_never_promised_twice() -> None:
         sim.submit(prompt_of(20, number), 30, ignore_eos=True)
     for _ in range(5):
         sim.advance("a")
-    assert len(sim.scheduler.shards["a"].residents) == 2, "49 cells each"
+    assert len(sim.scheduler.shards["a"].stays.residents) == 2, "49 cells each"
     sim.run()
     sim.check_at_rest()
     assert len(sim.finished) == 10
@@ -168,7 +166,7 @@ def test_placement_prefers_the_emptier_shard() -> None:
         sim.submit(prompt_of(10, number), 20, ignore_eos=True)
     sim.advance("a")
     sim.advance("b")
-    assert {name: len(shard.residents) for name, shard in sim.scheduler.shards.items()} == {"a": 2, "b": 2}
+    assert {name: len(shard.stays.residents) for name, shard in sim.scheduler.shards.items()} == {"a": 2, "b": 2}
 
 
 def test_a_request_starts_where_room_appears_first() -> None:
@@ -176,7 +174,7 @@ def test_a_request_starts_where_room_appears_first() -> None:
     sim.submit(prompt_of(10), 60, ignore_eos=True)
     sim.submit(prompt_of(10), 5, ignore_eos=True)
     third = sim.submit(prompt_of(10), 5, ignore_eos=True)
-    busy = "a" if sim.scheduler.shards["a"].residents[0].sequence.request_id == 1 else "b"
+    busy = "a" if sim.scheduler.shards["a"].stays.residents[0].sequence.request_id == 1 else "b"
     other = "b" if busy == "a" else "a"
     while third not in sim.finished:
         sim.advance(other)
@@ -192,7 +190,7 @@ def test_a_draining_shard_serves_its_sequences_and_takes_no_others() -> None:
     sim.handle(ShardDraining("a"))
     later = [sim.submit(prompt_of(10, number), 10, ignore_eos=True) for number in range(4)]
     while not set(first) <= sim.finished:
-        assert len(sim.scheduler.shards["a"].residents) <= 1
+        assert len(sim.scheduler.shards["a"].stays.residents) <= 1
         sim.advance("a")
         sim.advance("b")
     sim.run()

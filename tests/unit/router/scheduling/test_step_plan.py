@@ -5,12 +5,15 @@ import random
 
 import pytest
 
-from caravan_router.scheduling.actions import Decode, FilterBatch, Load, Prefill, PrefixCopy, Start
+from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, PrefixCopy
+from caravan_router.scheduling.actions import Start
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
-from caravan_router.scheduling.planning.forecast import OutputLengths
+from caravan_router.scheduling.output_lengths import OutputLengths
+from caravan_router.scheduling.parameters import parameters_of
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
+from caravan_router.scheduling.prefix_tree import NO_MATCH
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_tree import NO_MATCH
+from caravan_router.scheduling.shard.prefix_reuse import find_match, saved_prefix, shared_by_load
 from caravan_testing.ledgers import (
     SAVING,
     ledger,
@@ -53,7 +56,7 @@ def test_prompts_are_computed_in_chunks_within_the_budget() -> None:
     assert not first.is_open, "the budget is used up"
     command = first.send(1)
     assert chunks(command) == [(0, 128, False)]
-    succeed(shard, shard.in_flight[-1])
+    succeed(shard, shard.commands.in_flight[-1])
     assert chunks(plan(shard).send(2)) == [(0, 72, True)]
 
 
@@ -63,14 +66,14 @@ def test_prompts_that_have_started_come_first_and_decodes_ride() -> None:
     halfway = plan(shard)
     halfway.admit(sequence(2, range(100, 160)), NO_MATCH)
     ((_, computed, _),) = chunks(halfway.send(1))
-    succeed(shard, shard.in_flight[-1], seconds=1e-3)
+    succeed(shard, shard.commands.in_flight[-1], seconds=1e-3)
     both = plan(shard)
     both.admit(sequence(3, range(200, 210)), NO_MATCH)
+    assert both.join_reason is JoinReason.CHUNKING
     command = both.send(2)
     assert chunks(command) == [(1, 60 - computed, True), (2, 10, True)]
     assert isinstance(command, Prefill)
     assert command.ride == (0,)
-    assert command.joins is JoinReason.CHUNKING
 
 
 def test_a_first_chunk_carries_the_spec_and_the_copy_and_later_ones_do_not() -> None:
@@ -78,13 +81,13 @@ def test_a_first_chunk_carries_the_spec_and_the_copy_and_later_ones_do_not() -> 
     run(shard, sequence(1, range(10)))
     new = sequence(2, range(70))
     first = plan(shard)
-    first.admit(new, shard.match(new))
+    first.admit(new, find_match(shard, new))
     command = first.send(1)
     assert isinstance(command, Prefill)
     (chunk,) = command.chunks
-    assert (chunk.setup, chunk.copy, chunk.start) == (new.spec, PrefixCopy(0, 10), 10)
+    assert (chunk.setup, chunk.copy, chunk.start) == (parameters_of(new), PrefixCopy(0, 10), 10)
     computed = 10 + len(chunk.token_ids)
-    succeed(shard, shard.in_flight[-1])
+    succeed(shard, shard.commands.in_flight[-1])
     command = plan(shard).send(2)
     assert isinstance(command, Prefill)
     (chunk,) = command.chunks
@@ -103,7 +106,7 @@ def test_prompt_logprobs_have_a_budget_of_their_own() -> None:
     command = step.send(1)
     assert chunks(command) == [(0, 20, True), (1, 10, False)]
     assert isinstance(command, Prefill)
-    assert all(chunk.prompt_logprobs for chunk in command.chunks)
+    assert all(chunk.setup is not None and chunk.setup.prompt_logprobs for chunk in command.chunks)
 
 
 def test_a_step_has_one_adapter() -> None:
@@ -118,8 +121,8 @@ def test_a_step_has_one_adapter() -> None:
 def test_a_plan_is_idle_if_all_residents_have_other_adapters() -> None:
     shard = ledger()
     run(shard, sequence(1, adapter="x"))
-    while not shard.turn.is_over:
-        shard.turn.count_step()
+    while not shard.commands.turn.is_over:
+        shard.commands.turn.count_step()
     assert plan(shard, adapter="y").is_idle
     assert not plan(shard, adapter=None).is_idle
 
@@ -150,7 +153,7 @@ def test_in_pause_mode_nothing_joins_before_it_may() -> None:
     patient = dataclasses.replace(PAUSE, waiting_served_ratio=2.0, max_waiting_tokens=10)
     assert not plan(shard, config=patient).is_open
     assert plan(shard, waiting=2, config=patient).is_open
-    shard.steps_since_prefill = 10
+    shard.commands.steps_since_prefill = 10
     assert plan(shard, config=patient).is_open
 
 
@@ -202,8 +205,8 @@ def test_a_saved_sequence_comes_back_ahead_of_the_step_and_without_newcomers() -
     back = sequence(1, range(10))
     swap_out(shard, run(shard, back))
     step = plan(shard)
-    assert step.can_load(back)
-    step.load(back, shard.runs.find(back.keys, 10))
+    assert step.can_load(back, NO_MATCH)
+    step.load(back, NO_MATCH, shard.runs.find(back.keys, 10))
     assert not step.can_admit(sequence(2, range(20, 30)), NO_MATCH)
     command = step.send(1)
     assert isinstance(command, Load)
@@ -212,21 +215,37 @@ def test_a_saved_sequence_comes_back_ahead_of_the_step_and_without_newcomers() -
     assert [(piece.start, piece.end) for piece in entry.slices] == [(0, 10)]
 
 
+def test_a_saved_sequence_comes_back_behind_cells_of_another() -> None:
+    shard = ledger(limits=limits_of(**SAVING))
+    back = sequence(1, range(70))
+    swap_out(shard, run(shard, back))
+    run(shard, sequence(2, [*range(40), 99, 98]))
+    step, match = plan(shard), shared_by_load(shard, back, find_match(shard, back))
+    assert step.can_load(back, match)
+    step.load(back, match, saved_prefix(shard, back, match))
+    command = step.send(1)
+    assert isinstance(command, Load)
+    (entry,) = command.entries
+    assert (entry.sequence_id, entry.token_ids) == (1, tuple(range(40, 70)))
+    assert entry.copy == PrefixCopy(0, 40)
+    assert [(piece.start, piece.end) for piece in entry.slices] == [(40, 70)]
+
+
 def test_the_first_chunk_of_a_loaded_sequence_takes_over_what_was_loaded() -> None:
     shard = ledger(limits=limits_of(**SAVING))
     back = sequence(1, range(10))
     swap_out(shard, run(shard, back))
     step = plan(shard)
-    step.load(back, shard.runs.find(back.keys, 10))
+    step.load(back, NO_MATCH, shard.runs.find(back.keys, 10))
     step.send(1)
-    command = shard.in_flight[-1]
+    command = shard.commands.in_flight[-1]
     assert shard.apply_load(command, loaded(True)) == []
-    shard.end_command(command)
+    shard.commands.end(command)
     prefill = plan(shard).send(2)
     assert isinstance(prefill, Prefill)
     (chunk,) = prefill.chunks
     assert (chunk.start, chunk.token_ids, chunk.copy) == (10, (50,), PrefixCopy(0, 10))
-    assert chunk.setup is back.spec
+    assert chunk.setup == parameters_of(back)
 
 
 def test_a_saved_sequence_waits_for_the_next_command_if_a_newcomer_is_in_this_one() -> None:
@@ -235,7 +254,7 @@ def test_a_saved_sequence_waits_for_the_next_command_if_a_newcomer_is_in_this_on
     swap_out(shard, run(shard, back))
     step = plan(shard)
     step.admit(sequence(2, range(20, 30)), NO_MATCH)
-    assert not step.can_load(back)
+    assert not step.can_load(back, NO_MATCH)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [16, 23, 128])

@@ -50,10 +50,12 @@ def test_a_lost_shard_ends_its_transfers_and_a_flush_spoils_them() -> None:
     first = transfers.begin("a", "b", [run(1)], request_id=1)
     second = transfers.begin("b", "c", [run(1)], request_id=2)
     third = transfers.begin("c", "d", [run(1)], request_id=3)
-    transfers.note_flush("d")
-    assert [transfers.is_unwanted(one.transfer_id) for one in (first, second, third)] == [False, False, True]
+    transfers.note_flush("d", None)
+    transfers.note_flush("b", b"a key")
+    unwanted = [set(transfers.unwanted_keys(one.transfer_id)) for one in (first, second, third)]
+    assert unwanted == [{b"a key"}, set(), {run(1).key}]
     assert list(transfers.lose("b")) == [first, second]
     assert transfers.is_awaited_by(3)
     assert not transfers.is_awaited_by(1)
     assert transfers.end(third.transfer_id) is third
-    assert not transfers.is_unwanted(third.transfer_id)
+    assert not transfers.unwanted_keys(third.transfer_id)

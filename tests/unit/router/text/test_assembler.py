@@ -1,4 +1,4 @@
-from caravan_router.core.sampling import FinishReason
+from caravan_proto.messages.results import FinishReason
 from caravan_router.text.assembler import Assembler, Piece, TextOptions
 from caravan_testing.scripted_engine import EOS_TOKEN, word
 

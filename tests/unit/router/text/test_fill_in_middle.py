@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_router.core.engine import FillTokens
+from caravan_proto.messages.model import FillTokens
 from caravan_router.text.fill_in_middle import Gap, fill_prompt, trimmed
 
 FILL = FillTokens(prefix=-1, suffix=-2, middle=-3)

@@ -1,6 +1,6 @@
 import pytest
 
-from caravan_router.core.engine import TokenizedText
+from caravan_proto.messages.model import TokenizedText
 from caravan_router.text.prompt_text import as_decoded, as_written, token_spans
 
 

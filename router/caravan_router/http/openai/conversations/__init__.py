@@ -1,1 +1,1 @@
-"""OpenAI's conversations, and Caravan's ways to fork, rewind, shift, edit and move them."""
+"""Routes of OpenAI's conversations, and Caravan's own to fork, rewind, shift, edit and move them."""

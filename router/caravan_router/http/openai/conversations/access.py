@@ -7,19 +7,28 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from caravan_router.api.errors import HeadMovedError, UnknownEntryError
+from caravan_router.api.openai.conversations.edits import Change, placed
+from caravan_router.api.openai.responses.schema import Metadata
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import START, Chain, Head, Json, Node, Position, Transaction
-from caravan_router.http.openai.conversations.edits import Change, placed
 from caravan_router.http.openai.responses.running import RUNNING
-from caravan_router.http.openai.responses.schema import Metadata
-from caravan_router.http.server.errors import HeadMovedError, UnknownEntryError
 from caravan_router.http.server.state import STATE, owner_of
 
 ID = "conversation_id"
 
 
-async def conversation_of(request: web.Request) -> tuple[Head, Chain]:
+async def head_of(request: web.Request) -> Head:
     """Return the conversation that the path names. Raises UnknownEntryError."""
+    conversation_id = request.match_info[ID]
+    found = await request.app[STATE].store.head(owner_of(request), conversation_id)
+    if found is None:
+        raise UnknownEntryError("conversation", conversation_id)
+    return found
+
+
+async def conversation_of(request: web.Request) -> tuple[Head, Chain]:
+    """Return the conversation that the path names, and its chain. Raises UnknownEntryError."""
     conversation_id = request.match_info[ID]
     found = await request.app[STATE].store.conversation(owner_of(request), conversation_id)
     if found is None:
@@ -43,7 +52,8 @@ async def change_items(request: web.Request, change: Change) -> tuple[Head, Sequ
     Raises UnknownEntryError, ConversationBusyError, HeadMovedError, ValidationError.
     """
     with _held(request):
-        head, chain = await _expected(request)
+        head, chain = await conversation_of(request)
+        _check_expected(request, head)
         before = chain.items
         after = change(before)
         position, node = placed(chain, after)
@@ -55,7 +65,8 @@ async def change_items(request: web.Request, change: Change) -> tuple[Head, Sequ
 async def change_metadata(request: web.Request, metadata: Metadata) -> Head:
     """Raises what `change_items` raises."""
     with _held(request):
-        head, _ = await _expected(request)
+        head = await head_of(request)
+        _check_expected(request, head)
         changed = replace(head, metadata=metadata)
         await _commit(request, Transaction(head=changed, expected=head.position))
         return changed
@@ -64,7 +75,8 @@ async def change_metadata(request: web.Request, metadata: Metadata) -> Head:
 async def delete(request: web.Request) -> None:
     """Raises what `change_items` raises."""
     with _held(request):
-        head, _ = await _expected(request)
+        head = await head_of(request)
+        _check_expected(request, head)
         await request.app[STATE].store.delete_conversation(owner_of(request), head.id)
 
 
@@ -75,12 +87,11 @@ def _held(request: web.Request) -> ExitStack:
     return held
 
 
-async def _expected(request: web.Request) -> tuple[Head, Chain]:
-    head, chain = await conversation_of(request)
+def _check_expected(request: web.Request, head: Head) -> None:
+    """Require that the head is where the client expects it. Raises HeadMovedError."""
     expected = request.headers.get("If-Match")
     if expected is not None and expected.strip('" ') not in {"*", head.position.version}:
         raise HeadMovedError
-    return head, chain
 
 
 async def _commit(request: web.Request, transaction: Transaction) -> None:

@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 
-import msgspec
 from aiohttp import web
 
+from caravan_router.api.openai.conversations.edits import Change, edited, index_of, rewound, shifted
+from caravan_router.api.openai.conversations.schema import ConversationObject, Edit, Export, Fork, Rewind, Shift
+from caravan_router.api.openai.conversations.transfer import exported
+from caravan_router.api.openai.errors import OPENAI
+from caravan_router.api.openai.responses.running import RunningResponse
+from caravan_router.api.openai.responses.validation import check_metadata
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import Chain, Node, Position
 from caravan_router.http.openai.conversations import access
-from caravan_router.http.openai.conversations.edits import Change, edited, index_of, rewound, shifted
 from caravan_router.http.openai.conversations.replies import (
     CHANGE_ERRORS,
     IF_MATCH,
@@ -17,45 +21,43 @@ from caravan_router.http.openai.conversations.replies import (
     conversation_reply,
     tagged_reply,
 )
-from caravan_router.http.openai.conversations.schema import ConversationObject, Edit, Export, Fork, Rewind, Shift
-from caravan_router.http.openai.conversations.transfer import exported
-from caravan_router.http.openai.errors import OPENAI
-from caravan_router.http.openai.responses.running import RUNNING, RunningResponse
-from caravan_router.http.openai.responses.validation import check_metadata
-from caravan_router.http.server.route import JSON, STORE_ERRORS, Route
+from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.server.route import STORE_ERRORS
+from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
-from caravan_router.http.server.tolerant_body import read_tolerant_body
 
-_FORK = msgspec.json.Decoder(Fork)
-_REWIND = msgspec.json.Decoder(Rewind)
-_SHIFT = msgspec.json.Decoder(Shift)
-_EDIT = msgspec.json.Decoder(Edit)
+ROUTES = Routes(OPENAI, tolerant=True, parameters=(NAMED, IF_MATCH), reply=ConversationObject, errors=CHANGE_ERRORS)
 
 
-async def fork_conversation(request: web.Request) -> web.Response:
-    """Handle ``POST .../fork``. It does not change the conversation, so that a response may be under way."""
-    body = await read_tolerant_body(request, _FORK, Fork)
+@ROUTES.route(
+    "POST",
+    f"{ONE}/fork",
+    "Begin a new conversation with the items of this one, all or up to one of them",
+    parameters=(NAMED,),
+)
+async def fork_conversation(request: web.Request, body: Fork) -> web.Response:
+    """A fork does not change the conversation, so that a response may be under way."""
     check_metadata(body.metadata)
-    # Found before the chain is read: a response that ends meanwhile is in neither if the chain comes first.
-    running = _running(request, body.at)
-    head, chain = await access.conversation_of(request)
-    position, node = _forked(chain, body.at, running)
+    if body.at is None:
+        head = await access.head_of(request)
+        position, node = head.position, None
+    else:
+        # Found before the chain is read: a response that ends meanwhile is in neither if the chain comes first.
+        running = _running(request, body.at)
+        head, chain = await access.conversation_of(request)
+        position, node = _forked(chain, body.at, running)
     metadata = head.metadata if body.metadata is None else body.metadata
     return conversation_reply(await access.create(request, metadata, position, node))
 
 
-def _running(request: web.Request, response_id: str | None) -> RunningResponse | None:
+def _running(request: web.Request, response_id: str) -> RunningResponse | None:
     """Return the response of this id if it is under way and extends the conversation that the path names."""
-    if response_id is None:
-        return None
     found = request.app[RUNNING].find(owner_of(request), response_id)
     return found if found is not None and found.conversation == request.match_info[access.ID] else None
 
 
-def _forked(chain: Chain, at: str | None, running: RunningResponse | None) -> tuple[Position, Node | None]:
+def _forked(chain: Chain, at: str, running: RunningResponse | None) -> tuple[Position, Node | None]:
     """Return where a fork ends, and the node to add for it if it forks a response that is ``running``."""
-    if at is None:
-        return chain.position, None
     for node in chain.nodes:
         if node.id == at:
             return Position(node=node.id, items=len(node.items)), None
@@ -65,84 +67,33 @@ def _forked(chain: Chain, at: str | None, running: RunningResponse | None) -> tu
     return chain.after(index_of("at", chain.items, at) + 1), None
 
 
-async def rewind_conversation(request: web.Request) -> web.Response:
-    """Handle ``POST .../rewind``."""
-    return await _changed(request, rewound(await read_tolerant_body(request, _REWIND, Rewind)))
+@ROUTES.route("POST", f"{ONE}/rewind", "Take back the last items or turns of a conversation")
+async def rewind_conversation(request: web.Request, body: Rewind) -> web.Response:
+    return await _changed(request, rewound(body))
 
 
-async def shift_conversation(request: web.Request) -> web.Response:
-    """Handle ``POST .../shift``."""
-    return await _changed(request, shifted(await read_tolerant_body(request, _SHIFT, Shift)))
+@ROUTES.route("POST", f"{ONE}/shift", "Drop items after the first ones of a conversation")
+async def shift_conversation(request: web.Request, body: Shift) -> web.Response:
+    return await _changed(request, shifted(body))
 
 
-async def edit_conversation(request: web.Request) -> web.Response:
-    """Handle ``POST .../edit``."""
-    return await _changed(request, edited(await read_tolerant_body(request, _EDIT, Edit)))
+@ROUTES.route("POST", f"{ONE}/edit", "Insert, replace and delete items of a conversation")
+async def edit_conversation(request: web.Request, body: Edit) -> web.Response:
+    return await _changed(request, edited(body))
 
 
 async def _changed(request: web.Request, change: Change) -> web.Response:
     return conversation_reply((await access.change_items(request, change))[0])
 
 
+@ROUTES.route(
+    "GET",
+    f"{ONE}/export",
+    "Return a conversation with its exact tokens, to be imported here or elsewhere",
+    parameters=(NAMED,),
+    reply=Export,
+    errors=STORE_ERRORS,
+)
 async def export_conversation(request: web.Request) -> web.Response:
-    """Handle ``GET .../export``."""
     head, chain = await access.conversation_of(request)
     return tagged_reply(exported(head, chain), head)
-
-
-BRANCH_ROUTES = (
-    Route(
-        method="POST",
-        path=f"{ONE}/fork",
-        handler=fork_conversation,
-        dialect=OPENAI,
-        summary="Begin a new conversation with the items of this one, all or up to one of them",
-        parameters=(NAMED,),
-        body=(Fork,),
-        replies=((JSON, ConversationObject),),
-        errors=CHANGE_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path=f"{ONE}/rewind",
-        handler=rewind_conversation,
-        dialect=OPENAI,
-        summary="Take back the last items or turns of a conversation",
-        parameters=(NAMED, IF_MATCH),
-        body=(Rewind,),
-        replies=((JSON, ConversationObject),),
-        errors=CHANGE_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path=f"{ONE}/shift",
-        handler=shift_conversation,
-        dialect=OPENAI,
-        summary="Drop items after the first ones of a conversation",
-        parameters=(NAMED, IF_MATCH),
-        body=(Shift,),
-        replies=((JSON, ConversationObject),),
-        errors=CHANGE_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path=f"{ONE}/edit",
-        handler=edit_conversation,
-        dialect=OPENAI,
-        summary="Insert, replace and delete items of a conversation",
-        parameters=(NAMED, IF_MATCH),
-        body=(Edit,),
-        replies=((JSON, ConversationObject),),
-        errors=CHANGE_ERRORS,
-    ),
-    Route(
-        method="GET",
-        path=f"{ONE}/export",
-        handler=export_conversation,
-        dialect=OPENAI,
-        summary="Return a conversation with its exact tokens, to be imported here or elsewhere",
-        parameters=(NAMED,),
-        replies=((JSON, Export),),
-        errors=STORE_ERRORS,
-    ),
-)

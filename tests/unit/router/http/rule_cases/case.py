@@ -1,11 +1,12 @@
 """The form of the cases: a request that breaks one rule, and the error that its client gets."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from caravan_router.api.errors import ValidationError
+from caravan_router.api.limits import Limits
 from caravan_router.core.engine import ModelFacts
-from caravan_router.http.limits import Limits
-from caravan_router.http.server.errors import ValidationError
 from caravan_testing.scripted_engine import MODEL
 
 ROLES_MODEL = replace(MODEL, chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
@@ -33,9 +34,13 @@ MINIMAL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """``body``: fields beyond those that the route requires. ``param``: the field's name in OpenAI's errors."""
+    """A request that breaks a rule.
 
-    rule: type[ValidationError]
+    ``rule``: what makes the error. ``body``: fields beyond those that the route requires. ``param``: the field's name
+    in OpenAI's errors.
+    """
+
+    rule: Callable[..., ValidationError]
     path: str
     body: dict[str, Any]
     param: str | None

@@ -1,10 +1,25 @@
 """Rules that several dialects share."""
 
-from unit.router.http.rule_cases.case import CHAT, GENERATE, ROOT, TEXT, TOKENIZE, VECTORS, VERTEX, Case, tgi
+from dataclasses import replace
 
-from caravan_router.http.generation import rules
-from caravan_router.http.limits import Limits
-from caravan_router.http.server.errors import BodyMismatchError
+from unit.router.http.rule_cases.case import (
+    CHAT,
+    GENERATE,
+    OLLAMA,
+    ROLES_MODEL,
+    ROOT,
+    TEXT,
+    TOKENIZE,
+    VECTORS,
+    VERTEX,
+    Case,
+    chat,
+    tgi,
+)
+
+from caravan_router.api.errors import BodyMismatchError
+from caravan_router.api.generation import rules
+from caravan_router.api.limits import Limits
 
 CASES = [
     Case(
@@ -15,46 +30,58 @@ CASES = [
         "Expected `str | array`, got `object` - at `$.input`",
     ),
     Case(
-        rules.UnsupportedFieldError,
+        rules.embedding_model_error,
+        CHAT,
+        {},
+        None,
+        "'scripted' cannot generate text, it only embeds texts: use /v1/embeddings",
+        model=replace(ROLES_MODEL, generates=False),
+    ),
+    Case(
+        rules.unsupported_field_error,
         GENERATE,
         tgi(watermark=True),
         None,
         "`watermark` is not supported: leave it out, or set it to false. Given: True",
     ),
     Case(
-        rules.NotStrictlyPositiveError,
+        rules.not_strictly_positive_error,
         CHAT,
         {"max_tokens": 0},
         "max_tokens",
         "`max_tokens` must be strictly positive. Given: 0",
     ),
     Case(
-        rules.OutOfRangeError,
+        rules.out_of_range_error,
         CHAT,
         {"logprobs": True, "top_logprobs": 6},
         "top_logprobs",
         "`top_logprobs` must be >= 0 and <= 5. Given: 6",
     ),
     Case(
-        rules.NotBetweenZeroAndOneError,
+        rules.not_between_zero_and_one_error,
         ROOT,
         tgi(top_p=1),
         None,
         "`top_p` must be > 0.0 and < 1.0. Given: 1.0",
     ),
-    Case(rules.CandidatesError, CHAT, {"n": 17}, "n", "`n` must be > 0 and <= 16. Given: 17"),
+    Case(rules.candidates_error, CHAT, {"n": 17}, "n", "`n` must be > 0 and <= 16. Given: 17"),
     Case(
-        rules.PriorityError,
+        rules.priority_error,
         VERTEX,
         {"instances": [{"inputs": "hi", "priority": 6}]},
         None,
         "`priority` may be at most 5 with this API key. Given: 6",
     ),
     Case(
-        rules.CacheSaltError, CHAT, {"cache_salt": ""}, "cache_salt", "`cache_salt` must have 1 to 256 bytes. Given: 0"
+        rules.cache_salt_error,
+        CHAT,
+        {"cache_salt": ""},
+        "cache_salt",
+        "`cache_salt` must have 1 to 256 bytes. Given: 0",
     ),
     Case(
-        rules.HeaderError,
+        rules.header_error,
         CHAT,
         {},
         "X-Priority",
@@ -62,21 +89,21 @@ CASES = [
         header=("X-Priority", "low"),
     ),
     Case(
-        rules.TooManyStopsError,
+        rules.too_many_stops_error,
         CHAT,
         {"stop": list("abcde")},
         "stop",
         "`stop` supports up to 4 stop sequences. Given: 5",
     ),
-    Case(rules.EmptyStopError, CHAT, {"stop": ""}, "stop", '`stop` must not contain empty strings. Given: ""'),
+    Case(rules.empty_stop_error, CHAT, {"stop": ""}, "stop", '`stop` must not contain empty strings. Given: ""'),
     Case(
-        rules.StopTooLongError,
+        rules.stop_too_long_error,
         CHAT,
         {"stop": "a" * 257},
         "stop",
         "`stop` sequences must have at most 256 bytes. Given: 257",
     ),
-    Case(rules.EmptyPromptError, TOKENIZE, {"inputs": ""}, None, "`inputs` cannot be empty"),
+    Case(rules.empty_prompt_error, TOKENIZE, {"inputs": ""}, None, "`inputs` cannot be empty"),
     Case(
         rules.TooManyBytesError,
         TOKENIZE,
@@ -99,7 +126,7 @@ CASES = [
         "`prompt` tokens + `max_tokens` must be <= 256. Given: 3 `prompt` tokens and 254 `max_tokens`",
     ),
     Case(
-        rules.TooManyNewTokensError,
+        rules.too_many_new_tokens_error,
         CHAT,
         {"max_tokens": 50, "n": 3},
         "max_tokens",
@@ -107,19 +134,35 @@ CASES = [
         limits=Limits(max_request_new_tokens=149),
     ),
     Case(
-        rules.InvalidGrammarError,
+        rules.invalid_grammar_error,
         CHAT,
         {"guided_choice": []},
         "guided_choice",
         "guided_choice is not valid: it must have entries, none of them empty",
     ),
     Case(
-        rules.TooManyPromptsError,
+        rules.too_many_prompts_error,
         VERTEX,
         {"instances": [{"inputs": "a"}] * 2},
         None,
         "Number of prompts exceeds the maximum allowed batch size of 1. Given: 2",
         limits=Limits(max_client_batch_size=1),
     ),
-    Case(rules.TokenIdError, VECTORS, {"input": [-1]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"),
+    Case(
+        rules.not_text_error,
+        CHAT,
+        chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
+        "messages[0].content[0]",
+        "`messages[0].content[0]` must be text: the model reads nothing else. Given: type 'image_url'",
+    ),
+    Case(
+        rules.not_text_error,
+        OLLAMA,
+        {"images": ["a"]},
+        None,
+        "`images[0]` must be text: the model reads nothing else. Given: type 'image'",
+    ),
+    Case(
+        rules.token_id_error, VECTORS, {"input": [-1]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"
+    ),
 ]

@@ -1,0 +1,94 @@
+"""Turns messages into the tokens of an executor's conversations, as `LLM.chat` does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caravan.background import BackgroundLoop
+from caravan.chat_call import CHAT_PARAMS, Messages
+from caravan.executor_facts import LIMITS, model_facts
+from caravan.request_bodies import chat_body
+from caravan.valid_requests import named_errors
+from caravan_proto.messages.model import TokenizedText
+from caravan_router.api.generation.bounds import Bounds, bounds_of
+from caravan_router.api.limits import Limits
+from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_router.chat.exact_tokens import with_exact_tokens
+from caravan_router.chat.template_renderer import TemplateRenderer
+from caravan_router.core.engine import ModelFacts
+from caravan_router.core.errors import TextTooLongError
+from caravan_shard.backends.base import Backend, Vocabulary
+
+
+class ChatPrompts:
+    """Renders messages on an event loop of its own, which has the renderer's processes; `close` ends them.
+
+    Any thread may call it, one at a time.
+    """
+
+    def __init__(self, backend: Backend, max_tokenize_bytes: int) -> None:
+        """``max_tokenize_bytes``: most bytes of a text to tokenize."""
+        model = model_facts(backend, max_tokenize_bytes=max_tokenize_bytes)
+        self._context = _Context(
+            limits=LIMITS,
+            templates=TemplateRenderer(),
+            model=model,
+            bounds=bounds_of(LIMITS, model),
+            engine=_Texts(backend.vocabulary, model),
+        )
+        self._loop = BackgroundLoop("executor")
+
+    def tokens(self, messages: Messages, options: Mapping[str, Any], exact: Sequence[int]) -> list[int]:
+        """Return the prompt of ``messages``; ``options`` are further fields of a chat request.
+
+        It begins with the tokens ``exact`` as far as they stand for its text. Raises RequestError.
+        """
+        return list(self._loop.run(self._tokens(messages, options, tuple(exact))))
+
+    async def _tokens(self, messages: Messages, options: Mapping[str, Any], exact: tuple[int, ...]) -> tuple[int, ...]:
+        with named_errors():
+            body = chat_body(messages, CHAT_PARAMS, options)
+            plan = chat_plan_of(self._context, body, constrained=False)
+            prompt = await chat_prompt_of(self._context, plan)
+            return await with_exact_tokens(self._context.engine, exact, prompt.tokens)
+
+    def close(self) -> None:
+        """End the loop and its processes. Closing it again does nothing."""
+        self._loop.close(self._context.templates.close)
+
+
+class _Texts:
+    """The model as far as its texts go: a `TextEngine`, and its `TextQueries`."""
+
+    def __init__(self, vocabulary: Vocabulary, model: ModelFacts) -> None:
+        self._vocabulary = vocabulary
+        self.model = model
+
+    @property
+    def queries(self) -> "_Texts":
+        return self
+
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> TokenizedText:
+        size, limit = len(text.encode()), self.model.max_tokenize_bytes
+        if size > limit:
+            raise TextTooLongError(f"text must have <= {limit} bytes. Given: {size}")
+        return await self.detokenize(
+            self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+        )
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        pieces = [self._vocabulary.piece(token) for token in token_ids]
+        return TokenizedText(
+            tuple(token_ids), tuple(piece.data for piece in pieces), tuple(piece.special for piece in pieces)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """A `PromptContext`."""
+
+    limits: Limits
+    templates: TemplateRenderer
+    model: ModelFacts
+    bounds: Bounds
+    engine: _Texts

@@ -1,0 +1,67 @@
+"""The calls of a model in this process, awaited on its own event loop."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from caravan.calls import Calls
+from caravan.chat_call import Messages, PromptOptions, chat_fields_of
+from caravan.errors import ClosedError
+from caravan.model import Model
+from caravan.opened import OpenedModel
+from caravan.outputs import EmbeddingRequestOutput, ScoringRequestOutput
+from caravan.prompts import Prompts, plain_prompts
+
+
+class ModelCalls(Calls):
+    """What `caravan.LLM` and `caravan.AsyncLLM` have alike."""
+
+    def __init__(self, opened: OpenedModel | None) -> None:
+        """``opened``: None until there is a model."""
+        self._opened = opened
+
+    def _use(self) -> OpenedModel:
+        """Return the model. Raises ClosedError."""
+        if self._opened is None:
+            raise ClosedError("the model is not open: use `async with`")
+        return self._opened
+
+    def _model(self) -> Model:
+        return self._use().local
+
+    async def embed(self, prompts: Prompts) -> list[EmbeddingRequestOutput]:
+        """Return a vector of length 1 for each text.
+
+        The model needs the option ``embeddings``, unless it can do nothing else.
+        """
+        return await self._run(self._use().local.embed(plain_prompts(prompts)))
+
+    async def score(self, data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[ScoringRequestOutput]:
+        """Score the n-th text of ``data_1`` with the n-th of ``data_2``; a single text is paired with all of the other.
+
+        The model needs the option ``embeddings``, unless it can do nothing else.
+        """
+        return await self._run(self._use().local.score(_texts_of(data_1), _texts_of(data_2)))
+
+    async def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Return the token ids of ``text``, with what the model puts around a prompt if ``add_special``."""
+        return await self._run(self._use().local.tokenize(text, add_special=add_special))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids``, without control tokens."""
+        return await self._run(self._use().local.detokenize(token_ids))
+
+    async def apply_chat_template(
+        self, messages: Messages, *, add_generation_prompt: bool = True, **options: Unpack[PromptOptions]
+    ) -> str:
+        """Return the prompt that `chat` makes of ``messages``, as text.
+
+        ``tools`` and ``chat_template_kwargs`` are those of `chat`. ``add_generation_prompt``: open the assistant's turn
+        at the end.
+        """
+        fields, local = chat_fields_of(options, PromptOptions), self._use().local
+        return await self._run(local.apply_chat_template(messages, fields, begins_reply=add_generation_prompt))
+
+
+def _texts_of(data: str | Sequence[str]) -> list[str]:
+    """Return the texts: ``data`` may be one, or a list of them."""
+    return [data] if isinstance(data, str) else list(data)

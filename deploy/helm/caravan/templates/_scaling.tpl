@@ -1,0 +1,44 @@
+{{/* The number of a pool's shards to ask for: dict root, name, settings. A scaler's number is none of the chart's business,
+     but a StatefulSet that loses the field `replicas` drops to 1 shard at once. So the number that it has is repeated.
+     Empty where the cluster cannot be asked, as with `helm template`. */}}
+{{- define "caravan.replicas" -}}
+{{- if eq .settings.autoscaling.type "none" -}}
+{{- .settings.replicas -}}
+{{- else -}}
+{{- with lookup "apps/v1" "StatefulSet" .root.Release.Namespace .name -}}{{- .spec.replicas -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A query of files/keda.yaml for one pool: dict root, pool, query, unit, the setting that has the threshold.
+
+     Pools of one model share its load, or each would start shards for all of it. What the least shards of all pools do not
+     carry fills one pool after another, by priority and then by name: a pool gets what those before it leave, up to its own
+     most shards. Loads of a single pool are not cut, because the autoscaler has the same bounds. */}}
+{{- define "caravan.demand" -}}
+{{- $own := .pool -}}
+{{- $unit := .unit -}}
+{{- $selector := printf "namespace=%q,model=%q" .root.Release.Namespace $own.served -}}
+{{- $query := get (.root.Files.Get "files/keda.yaml" | fromYaml) .query | replace "$selector" $selector -}}
+{{- $before := 0.0 -}}
+{{- $others := 0 -}}
+{{- range (include "caravan.pools" .root | fromJson).items -}}
+{{- if eq .model $own.model -}}
+{{- $threshold := get .settings.autoscaling $unit -}}
+{{- $before = addf $before (mulf .least $threshold) -}}
+{{- if ne .pool $own.pool -}}
+{{- $others = add1 $others -}}
+{{- $ahead := subf .settings.autoscaling.priority $own.settings.autoscaling.priority -}}
+{{- if or (gt $ahead 0.0) (and (eq $ahead 0.0) (lt .pool $own.pool)) -}}
+{{- $before = addf $before (mulf (subf .most .least) $threshold) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $others -}}
+{{- $threshold := get $own.settings.autoscaling $unit -}}
+{{- $room := mulf (subf $own.most $own.least) $threshold -}}
+{{- printf "clamp((%s) - %v, 0, %v) + %v" $query $before $room (mulf $own.least $threshold) -}}
+{{- else -}}
+{{- $query -}}
+{{- end -}}
+{{- end -}}

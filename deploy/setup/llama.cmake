@@ -1,0 +1,24 @@
+# Included right after llama-cpp-python's project() call.
+
+# libllama-common is more than half of the build, and the Python package neither installs nor loads it.
+set(LLAMA_BUILD_COMMON OFF)
+
+# Puts row_by_row.c into each of ggml's backends for CPUs, between the code that runs a graph and the products.
+function(caravan_add_row_by_row)
+    set(folder "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src")
+    get_property(targets DIRECTORY "${folder}" PROPERTY BUILDSYSTEM_TARGETS)
+    foreach(target IN LISTS targets)
+        if(target MATCHES "^ggml-cpu" AND NOT target MATCHES "-feats$")
+            target_sources(${target} PRIVATE "${CARAVAN_ROW_BY_ROW}")
+        endif()
+    endforeach()
+    set_property(
+        SOURCE "${folder}/ggml-cpu/ggml-cpu.c" DIRECTORY "${folder}" APPEND PROPERTY COMPILE_DEFINITIONS
+        llamafile_sgemm=caravan_sgemm
+        ggml_compute_forward_mul_mat_tiled=caravan_mul_mat_tiled
+        ggml_compute_forward_mul_mat_id_tiled=caravan_mul_mat_id_tiled
+        ggml_compute_forward_flash_attn_ext=caravan_flash_attn_ext
+    )
+endfunction()
+set(CARAVAN_ROW_BY_ROW "${CMAKE_CURRENT_LIST_DIR}/row_by_row.c")
+cmake_language(DEFER CALL caravan_add_row_by_row)

@@ -1,0 +1,1 @@
+"""The commands `caravan pull`, `list`, `show` and `rm`."""

@@ -1,0 +1,105 @@
+"""Brings a model from a hub into the cache, or finds that it is there. Blocks; `fetching` does not."""
+
+import errno
+import shutil
+from dataclasses import replace
+
+import httpx2
+from huggingface_hub.errors import HfHubHTTPError
+
+from caravan_models.blob_download import BlobDownload
+from caravan_models.cache_layout import RepositoryCache
+from caravan_models.cached_model import fetched_model, find_cached
+from caravan_models.errors import FetchError, FetchProblem
+from caravan_models.fetched import FetchedModel
+from caravan_models.hub import Hub, HubSettings
+from caravan_models.hub_failures import failure_of
+from caravan_models.listing import RepositoryFile, choose, size_text
+from caravan_models.progress import Meter, OnProgress
+from caravan_models.reference import HubModel, Named, hub_model
+
+# Failures after which what the cache has is served instead.
+_UNREACHABLE = frozenset(
+    {FetchProblem.NO_NETWORK, FetchProblem.HUB_FAILS, FetchProblem.NO_HUB, FetchProblem.TOO_MANY_REQUESTS}
+)
+
+
+def download(named: Named, settings: HubSettings, on_progress: OnProgress) -> FetchedModel:
+    """Return the model's files once all of them are here. Raises FetchError."""
+    reference = hub_model(named)
+    cache = RepositoryCache(settings.cache, reference.repository)
+    try:
+        return replace(_download(reference, cache, settings, on_progress), name=named.name)
+    except OSError as error:
+        if isinstance(error, HfHubHTTPError):
+            raise failure_of(error, reference, settings.endpoint) from error
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise FetchError(
+                FetchProblem.DISK_FULL,
+                f"the disk of {settings.cache} became full; free some space and start again, what is there is kept",
+            ) from error
+        raise FetchError(
+            FetchProblem.CACHE_UNUSABLE,
+            f"cannot use the cache {settings.cache}: {error.strerror or error}; set HF_HUB_CACHE to a folder that can "
+            "be written",
+        ) from error
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise failure_of(error, reference, settings.endpoint) from error
+
+
+def _download(
+    reference: HubModel, cache: RepositoryCache, settings: HubSettings, on_progress: OnProgress
+) -> FetchedModel:
+    if settings.offline:
+        try:
+            return find_cached(reference, cache)
+        except FetchError as error:
+            raise FetchError(error.problem, f"HF_HUB_OFFLINE is set, and {error}") from None
+    hub = Hub(settings)
+    try:
+        listing = hub.listing(reference)
+    except FetchError as error:
+        if error.problem not in _UNREACHABLE:
+            raise
+        try:
+            found = find_cached(reference, cache)
+        except FetchError:
+            raise error from None
+        return replace(found, note=f"{error}. Using what the cache has of {reference.name}")
+    files = choose(reference, listing.files)
+    missing = [file for file in files.all if not cache.has(listing.commit, file)]
+    for file in missing:
+        if not file.etag:
+            raise FetchError(
+                FetchProblem.NO_DIGEST,
+                f"{settings.endpoint} names no digest of {file.path}, so it could not be checked; use another hub",
+            )
+    _check_space(cache, missing)
+    meter = Meter(sum(file.size for file in files.all), on_progress)
+    for file in files.all:
+        if file in missing:
+            BlobDownload(reference, listing.commit, file, hub, cache, meter).run()
+            cache.link(listing.commit, file)
+        meter.end_file(file.size)
+    # The last step, so that a name never leads to a commit whose files are not here.
+    cache.note_commit(reference.revision, listing.commit)
+    return fetched_model(reference, cache, listing.commit, files)
+
+
+def _check_space(cache: RepositoryCache, missing: list[RepositoryFile]) -> None:
+    """Raise FetchError if the disk has no room for what is not here yet, before a byte is asked for."""
+    needed = 0
+    for file in {file.etag: file for file in missing}.values():
+        if not cache.blob(file.etag).exists():
+            partial = cache.partial(file.etag)
+            needed += max(0, file.size - (partial.stat().st_size if partial.exists() else 0))
+    folder = cache.folder
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise FetchError(
+            FetchProblem.DISK_FULL,
+            f"{cache.repository} needs {size_text(needed)} more in {cache.cache}, which has {size_text(free)} free; "
+            "free some space, remove models with `caravan rm`, or set HF_HUB_CACHE to a folder on another disk",
+        )

@@ -1,0 +1,47 @@
+"""What a model's own files say of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caravan_models.gguf_header import ARCHITECTURE, read_header
+from caravan_models.listing import quantisation_of
+
+# LLAMA_FTYPE_* of llama.h: the type of most weights, as its tools call it.
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+    40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFacts:
+    """Texts are empty, and numbers None, where the file does not say it. ``trained_context``: in tokens."""
+
+    title: str
+    architecture: str
+    parameter_count: int
+    quantisation: str
+    trained_context: int | None
+    layer_count: int | None
+    licence: str
+
+
+def gguf_facts(parts: Sequence[Path]) -> GgufFacts:
+    """Return what the files of a model say; the first part has the metadata of all. Raises FetchError, OSError."""
+    headers = [read_header(part) for part in parts]
+    first = headers[0]
+    architecture = first.text(ARCHITECTURE)
+    file_type = first.number("general.file_type")
+    return GgufFacts(
+        title=first.text("general.name"),
+        architecture=architecture,
+        parameter_count=sum(header.parameter_count for header in headers),
+        quantisation=_FILE_TYPES.get(-1 if file_type is None else file_type) or quantisation_of(parts[0].stem),
+        trained_context=first.number(f"{architecture}.context_length"),
+        layer_count=first.number(f"{architecture}.block_count"),
+        licence=first.text("general.license"),
+    )

@@ -1,0 +1,26 @@
+"""A model in a file of this machine, with its other parts and its projector beside it."""
+
+from pathlib import Path
+
+from caravan_models.fetched import FetchedModel
+from caravan_models.listing import RepositoryFile, choose
+from caravan_models.reference import HubModel, NamedFile
+
+
+def local_model(path: Path) -> FetchedModel:
+    """Return the model that the file is, or is a part of. Its digest is unknown. Raises FetchError, OSError."""
+    size = path.stat().st_size
+    folder = path.parent
+    files = [RepositoryFile(one.name, one.stat().st_size, "") for one in folder.glob("*.gguf") if one.is_file()]
+    if path.name not in {file.path for file in files}:
+        return FetchedModel(name=path.name, model=path, parts=(path,), size=size, digest="")
+    found = choose(HubModel(str(folder), NamedFile(path.name)), files)
+    parts = tuple(folder / part.path for part in found.parts)
+    return FetchedModel(
+        name=path.name,
+        model=parts[0],
+        parts=parts,
+        projector=None if found.projector is None else folder / found.projector.path,
+        size=sum(file.size for file in found.all),
+        digest="",
+    )

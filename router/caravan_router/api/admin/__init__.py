@@ -1,0 +1,1 @@
+"""What operators see and change of the prefixes that shards hold."""

@@ -1,0 +1,46 @@
+"""Anthropic's error envelope: ``{"type": "error", "error": {"type", "message"}, "request_id"}``, OpenAI's statuses."""
+
+import msgspec
+
+from caravan_router.api.dialect import Dialect
+from caravan_router.api.errors import ErrorFamily, ErrorKind, kind_of, message_of
+from caravan_router.api.openai.errors import openai_status
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicError(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    """Anthropic's envelope."""
+
+    type: str
+    error: AnthropicError
+    request_id: str
+
+
+def anthropic_type(kind: ErrorKind) -> str:
+    """Return Anthropic's ``type``."""
+    default = "invalid_request_error" if kind.family is ErrorFamily.CLIENT else "api_error"
+    return _TYPES.get(kind.status, default)
+
+
+def _body(error: Exception, request_id: str) -> bytes:
+    described = AnthropicError(anthropic_type(kind_of(error)), message_of(error))
+    return msgspec.json.encode(AnthropicErrorBody("error", described, request_id))
+
+
+ANTHROPIC = Dialect(
+    name="Anthropic", envelope=AnthropicErrorBody, status=openai_status, body=_body, id_header="Request-Id"
+)

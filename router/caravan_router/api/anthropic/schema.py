@@ -1,0 +1,227 @@
+"""Bodies, replies and events of Anthropic's Messages API. Fields that a body has beside these are ignored."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from caravan_router.api.generation.schema import CacheSalt, Priority, Speculate, Timeout
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a message.
+
+    ``type``: "text" (with ``text``), "thinking" (``thinking``), "redacted_thinking", "tool_use" (``id``, ``name``,
+    ``input``), "tool_result" (``tool_use_id``, ``content``). Others, such as "image", are refused.
+    """
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: "str | list[Block] | None" = None
+    is_error: bool | None = None
+
+
+class MessageParam(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn. Turns of "system", and "ctx" and "msg" as Claude Code sends them, join the user's turn beside them."""
+
+    role: Literal["user", "assistant", "system", "ctx", "msg"]
+    content: str | list[Block]
+
+
+class ToolParam(msgspec.Struct, frozen=True, kw_only=True):
+    """A function. ``type`` may be "custom"; tools that Anthropic runs or defines are refused."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoiceParam(msgspec.Struct, frozen=True, kw_only=True):
+    """``name``: the function to call if ``type`` is "tool"."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingParam(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the model thinks; a model that does not ignores it. After ``budget_tokens`` a thought ends by force."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON schema that the answer matches."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """``effort``: how much the model thinks; ignored by a model that does not."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that decide the prompt. ``system``: a text or blocks of text."""
+
+    messages: list[MessageParam]
+    model: str = ""
+    system: str | list[Block] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    mcp_servers: list[Any] | None = None
+    # Without effect.
+    cache_control: Any = None
+    context_management: Any = None
+
+
+class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
+    """The fields of a request for a message that decide its prompt."""
+
+
+class MessagesRequest(PromptFields, frozen=True, kw_only=True):
+    """A request for a message. ``max_tokens``: more than fits in the context means all that fits.
+
+    ``metadata``, ``service_tier``, ``cache_control`` and ``context_management`` have no effect.
+    """
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    container: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    priority: Priority = None
+    timeout: Timeout = None
+    cache_salt: CacheSalt = None
+    speculate: Speculate = None
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    input_tokens: int
+
+
+class TextBlock(msgspec.Struct, tag="text"):
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    """``signature``: a digest of the thought. It is not checked when the block comes back."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ReplyBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """``thinking_tokens``: tokens of thoughts, without their markers."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """``input_tokens``: tokens of the prompt that were not in the cache. The others are read from it.
+
+    ``output_tokens_details``: absent if the model does not think.
+    """
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails | msgspec.UnsetType = msgspec.UNSET
+
+
+class AnthropicMessage(msgspec.Struct, kw_only=True, tag="message"):
+    """``stop_reason``: "end_turn", "max_tokens", "stop_sequence" or "tool_use"; null where a stream begins."""
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ReplyBlock]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, frozen=True, tag="signature_delta"):
+    signature: str
+
+
+class InputJsonDelta(msgspec.Struct, frozen=True, tag="input_json_delta"):
+    partial_json: str
+
+
+BlockDelta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class MessageStart(msgspec.Struct, frozen=True, tag="message_start"):
+    message: AnthropicMessage
+
+
+class ContentBlockStart(msgspec.Struct, frozen=True, tag="content_block_start"):
+    index: int
+    content_block: ReplyBlock
+
+
+class ContentBlockDelta(msgspec.Struct, frozen=True, tag="content_block_delta"):
+    index: int
+    delta: BlockDelta
+
+
+class ContentBlockStop(msgspec.Struct, frozen=True, tag="content_block_stop"):
+    index: int
+
+
+class StopDelta(msgspec.Struct, frozen=True):
+    stop_reason: str
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, frozen=True, tag="message_delta"):
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, frozen=True, tag="message_stop"):
+    """The last event."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """An event without meaning, which keeps the connection open."""
+
+
+BlockEvent = ContentBlockStart | ContentBlockDelta | ContentBlockStop
+Event = MessageStart | BlockEvent | MessageDelta | MessageStop | Ping

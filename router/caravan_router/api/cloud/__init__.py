@@ -1,0 +1,1 @@
+"""The API that Vertex AI calls, over the other dialects."""

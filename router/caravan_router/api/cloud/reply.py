@@ -1,0 +1,87 @@
+"""The reply of ``/vertex``: one text for each instance."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from caravan_router.api.body import decode
+from caravan_router.api.cloud.schema import RequestKeys, VertexRequest, VertexResponse
+from caravan_router.api.generation.answer import Answer
+from caravan_router.api.generation.asked import Asked
+from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.rules import empty_prompt_error, too_many_prompts_error, unsupported_field_error
+from caravan_router.api.generation.run import Run, together
+from caravan_router.api.limits import Limits
+from caravan_router.api.openai.chat.reply import AskedChat, ChatAnswer
+from caravan_router.api.openai.chat.schema import ChatRequest
+from caravan_router.api.tgi.errors import TGI
+from caravan_router.api.tgi.reply import AskedGenerate, GenerateAnswer
+from caravan_router.api.tgi.schema import GenerateRequest
+
+_KEYS = msgspec.json.Decoder(RequestKeys)
+_GENERATE = msgspec.json.Decoder(GenerateRequest)
+_CHAT = msgspec.json.Decoder(ChatRequest)
+
+
+class AskedVertex(Asked):
+    """A text for each instance."""
+
+    dialect = TGI
+
+    def __init__(self, body: VertexRequest, limits: Limits) -> None:
+        """Raises ValidationError."""
+        self._instances = _instances(body, limits)
+        self.generations = sum(instance.generations for instance in self._instances)
+        self.model = self._instances[0].model
+
+    async def validate(self, context: Context) -> "VertexAnswer":
+        return VertexAnswer([await instance.validate(context) for instance in self._instances])
+
+
+class VertexAnswer(Answer):
+    """One text for each instance. All instances are generated at the same time."""
+
+    def __init__(self, answers: Sequence[GenerateAnswer | ChatAnswer]) -> None:
+        super().__init__([request for answer in answers for request in answer.requests])
+        self._answers = answers
+
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        texts, start = [], 0
+        for answer in self._answers:
+            end = start + sum(len(request.specs) for request in answer.requests)
+            texts.append(answer.text(runs[start:end]))
+            start = end
+        predictions = await together(texts)
+        if cut := [run.cut for run in runs if run.cut is not None]:
+            # A prediction has no field that could say that it is incomplete.
+            raise cut[0]
+        return msgspec.json.encode(VertexResponse(predictions))
+
+
+def _instances(body: VertexRequest, limits: Limits) -> list[AskedGenerate | AskedChat]:
+    """Read the instances. Raises ValidationError."""
+    if not body.instances:
+        raise empty_prompt_error("instances")
+    if len(body.instances) > limits.max_client_batch_size:
+        raise too_many_prompts_error("instances", limits.max_client_batch_size, len(body.instances))
+    instances: list[AskedGenerate | AskedChat] = []
+    for index, raw in enumerate(body.instances):
+        inside = f"instances[{index}]"
+        if decode(raw, _KEYS, inside).messages is msgspec.UNSET:
+            instances.append(AskedGenerate(decode(raw, _GENERATE, inside), limits, streamed=False))
+            _check_same_model(inside, instances)
+            continue
+        chat = decode(raw, _CHAT, inside)
+        # A prediction is one text.
+        for field, value, neutral in (("stream", chat.stream, {None, False}), ("n", chat.n, {None, 1})):
+            if value not in neutral:
+                raise unsupported_field_error(f"{inside}.{field}", "set it to null", value)
+        instances.append(AskedChat(chat, limits))
+        _check_same_model(inside, instances)
+    return instances
+
+
+def _check_same_model(inside: str, instances: Sequence[AskedGenerate | AskedChat]) -> None:
+    """Require that the last of ``instances`` is for the model that the first is for."""
+    if instances[-1].model != instances[0].model:
+        raise unsupported_field_error(f"{inside}.model", "let all instances have the same", instances[-1].model)

@@ -1,0 +1,1 @@
+"""What generating requests of all dialects share: checks, prompts, constraints, generations and replies."""

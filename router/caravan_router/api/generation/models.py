@@ -1,0 +1,36 @@
+"""The models of a fleet, and the names that requests have for them."""
+
+from dataclasses import dataclass
+
+from caravan_router.api.errors import UnknownModelError
+from caravan_router.core.engine import Engine, Fleet
+from caravan_router.metrics.recorder import ModelMetrics
+
+MODEL_HEADER = "X-Model"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model and the metrics of its requests."""
+
+    engine: Engine
+    metrics: ModelMetrics
+
+
+def model_name(fleet: Fleet, asked: str) -> str:
+    """Return the name of the model that ``asked`` means, itself or by one of its adapters; "" means the default.
+
+    If the fleet is not strict, its one model answers to every name. Returns "" for the default while that is not known
+    yet. Raises UnknownModelError.
+    """
+    engines, expected = fleet.engines, fleet.names.expected
+    names = [engine.model.name for engine in engines]
+    asked = fleet.names.meant(asked)
+    if asked in names or asked in expected:
+        return asked
+    for engine in engines:
+        if asked in engine.model.adapters:
+            return engine.model.name
+    if asked and fleet.names.strict:
+        raise UnknownModelError(asked)
+    return (*expected, *names, "")[0]

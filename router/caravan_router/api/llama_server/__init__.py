@@ -1,0 +1,1 @@
+"""llama-server's own API, which editor plugins use."""

@@ -1,0 +1,103 @@
+"""Translates llama-server's requests into completions."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from caravan_proto.messages.sampling import DEFAULTS, SAMPLERS
+from caravan_router.api.generation.bounds import Bounds
+from caravan_router.api.generation.checks import check_range, check_sampled
+from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.prompt import fit
+from caravan_router.api.generation.request import ValidRequest
+from caravan_router.api.generation.rules import unsupported_field_error
+from caravan_router.api.llama_server.prompts import Prompts
+from caravan_router.api.llama_server.schema import LlamaServerFields
+from caravan_router.api.openai.choices import Choices
+from caravan_router.api.openai.completions.schema import CompletionRequest
+from caravan_router.api.openai.completions.validation import CompletionPlan, validate_completion
+from caravan_router.api.openai.prompts import TokensPrompt
+from caravan_router.api.openai.schema import SamplingFields
+
+_SAMPLING = tuple({*SamplingFields.__struct_fields__} & {*LlamaServerFields.__struct_fields__} - {"seed"})
+_DEFAULTS: dict[str, Any] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repeat_last_n": 64,
+    "samplers": [*SAMPLERS, "adaptive_p"],
+}
+# Mirostat decides how many tokens are likely enough.
+_DEFAULTS_WITH_MIROSTAT = {name: DEFAULTS[name] for name in ("top_k", "top_p", "min_p")}
+_UNSUPPORTED = (
+    "n_cache_reuse", "min_keep", "post_sampling_probs", "timings_per_token", "return_progress", "lora",
+)  # fmt: skip
+_MAX_INT32 = 2**31 - 1
+# Added to a logit, it forbids a token: the same as OpenAI's least bias.
+_FORBIDDEN = -100.0
+
+
+async def validate_llama(context: Context, body: LlamaServerFields, prompts: Prompts, n: int) -> Sequence[ValidRequest]:
+    """Return an entry for each prompt. Raises ValidationError, NoShardError, TextTooLongError."""
+    bounds = context.bounds
+    for field in _UNSUPPORTED:
+        value = getattr(body, field)
+        # llama-server switches some of them off with -1.
+        if value and value != -1:
+            raise unsupported_field_error(field, "set it to null", value)
+    check_range("n_predict", body.n_predict, -1, _MAX_INT32)
+    check_range("n_probs", body.n_probs, 0, bounds.max_top_n_tokens)
+    check_range("n_indent", body.n_indent, 0, _MAX_INT32)
+    check_range("t_max_predict_ms", body.t_max_predict_ms, -1, _MAX_INT32)
+    check_sampled("seed", body.seed)
+    max_tokens = min(_new_tokens(body, tokens, bounds) for tokens in prompts.tokens)
+    request = CompletionRequest(
+        **_sampling(body),
+        prompt="",
+        model=body.model,
+        max_tokens=max_tokens,
+        n=n,
+        stream=body.stream,
+        stop=body.stop,
+        seed=None if body.seed == -1 else body.seed,
+        ignore_eos=body.ignore_eos,
+        logprobs=body.n_probs or None,
+        logit_bias=_biases(body),
+        grammar=body.grammar,
+        json_schema=body.json_schema,
+        priority=body.priority,
+        timeout=body.timeout,
+        cache_salt=secrets.token_hex(8) if body.cache_prompt is False else body.cache_salt,
+        speculate=body.speculate,
+    )
+    plan = CompletionPlan(
+        prompts=[TokensPrompt(tokens) for tokens in prompts.tokens], choices=Choices(n=n, candidates=n)
+    )
+    return await validate_completion(context, request, plan)
+
+
+def _new_tokens(body: LlamaServerFields, prompt: Sequence[int], bounds: Bounds) -> int:
+    # A step over a prompt always ends with a token, even if none is wanted.
+    wanted = None if body.n_predict in {None, -1} else max(1, body.n_predict or 0)
+    return fit(prompt, wanted, bounds, ("prompt", "n_predict"))
+
+
+def _sampling(body: LlamaServerFields) -> dict[str, Any]:
+    given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    given = _DEFAULTS | (_DEFAULTS_WITH_MIROSTAT if body.mirostat else {}) | given
+    return given | {
+        # llama-server's greedy temperatures are those that are not above 0.
+        "temperature": max(0.0, given["temperature"]),
+        "top_k": max(0, given["top_k"]),
+        "repetition_penalty": body.repeat_penalty,
+    }
+
+
+def _biases(body: LlamaServerFields) -> dict[str, float] | None:
+    if body.logit_bias is None:
+        return None
+    for token_id, bias in body.logit_bias:
+        if bias is True:
+            raise unsupported_field_error(f"logit_bias[{token_id}]", "set it to a number or to false", bias)
+    return {str(token_id): _FORBIDDEN if bias is False else bias for token_id, bias in body.logit_bias}

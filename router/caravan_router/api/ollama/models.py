@@ -1,0 +1,145 @@
+"""Ollama's descriptions of models and their adapters. What is unknown is left out."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from caravan_router.api.ollama import schema as ollama
+from caravan_router.api.ollama.reply import time_text
+from caravan_router.chat.thought_format import thought_format_of
+from caravan_router.core.engine import ModelFacts
+from caravan_router.core.library import LibraryModel, ModelState
+
+# Ollama returns a time that is centuries ahead for a model that is never unloaded.
+_NEVER = "2300-01-01T00:00:00Z"
+_IN_MEMORY = (ModelState.LOADED, ModelState.UNLOADING)
+
+
+def tags_of(models: Iterable[ModelFacts], library: Mapping[str, LibraryModel]) -> ollama.OllamaTagList:
+    """List models and their adapters, and those of ``library`` that were never loaded."""
+    known = list(models)
+    tags = [
+        ollama.OllamaTag(
+            name=name,
+            model=name,
+            modified_at=_modified_at(model),
+            size=model.weight_bytes or msgspec.UNSET,
+            digest=model.fingerprint,
+            details=_details(name, model),
+        )
+        for model in known
+        for name in _names(model)
+    ]
+    seen = {model.name for model in known}
+    tags += [_unseen(model) for model in library.values() if model.name not in seen]
+    return ollama.OllamaTagList(tags)
+
+
+def _unseen(model: LibraryModel) -> ollama.OllamaTag:
+    """Describe a model that was never loaded, of which no more than its file is known."""
+    return ollama.OllamaTag(
+        name=model.name,
+        model=model.name,
+        modified_at=_time_of(model.modified_s),
+        size=model.size_bytes or msgspec.UNSET,
+        digest="",
+        details=ollama.OllamaDetails(parent_model="", format="gguf"),
+    )
+
+
+def loaded(models: Iterable[ModelFacts], library: Mapping[str, LibraryModel], now_s: float) -> ollama.OllamaRunningList:
+    """List the models that are loaded, and their adapters: all, but for those of ``library`` that are not.
+
+    ``now_s``: Unix time.
+    """
+    running = [
+        ollama.OllamaRunningModel(
+            name=name,
+            model=name,
+            size=model.weight_bytes or msgspec.UNSET,
+            digest=model.fingerprint,
+            details=_details(name, model),
+            expires_at=_expiry(library.get(model.name), now_s),
+            size_vram=msgspec.UNSET if model.device_bytes is None else model.device_bytes,
+            context_length=model.max_sequence_tokens,
+        )
+        for model in models
+        if model.name not in library or library[model.name].state in _IN_MEMORY
+        for name in _names(model)
+    ]
+    return ollama.OllamaRunningList(running)
+
+
+def _expiry(model: LibraryModel | None, now_s: float) -> str:
+    if model is None or model.expires_in_s is None:
+        return _NEVER
+    return time_text(datetime.fromtimestamp(now_s + model.expires_in_s, UTC))
+
+
+def described(name: str, model: ModelFacts) -> ollama.OllamaShowReply:
+    """Describe the model, or the adapter called ``name``."""
+    return ollama.OllamaShowReply(
+        modified_at=_modified_at(model),
+        template=model.chat_template,
+        details=_details(name, model),
+        model_info=_model_info(model),
+        capabilities=_capabilities(model),
+    )
+
+
+def _capabilities(model: ModelFacts) -> list[str]:
+    found: list[str] = []
+    if model.generates:
+        found.append("completion")
+        if model.chat_template:
+            found.append("tools")
+        if model.fill is not None:
+            found.append("insert")
+        if thought_format_of(model.chat_template) is not None:
+            found.append("thinking")
+    if model.embedding_size:
+        found.append("embedding")
+    return found
+
+
+def _names(model: ModelFacts) -> tuple[str, ...]:
+    return (model.name, *model.adapters)
+
+
+def _modified_at(model: ModelFacts) -> str | msgspec.UnsetType:
+    return _time_of(model.modified_s)
+
+
+def _time_of(seconds: float) -> str | msgspec.UnsetType:
+    return time_text(datetime.fromtimestamp(seconds, UTC)) if seconds else msgspec.UNSET
+
+
+def _details(name: str, model: ModelFacts) -> ollama.OllamaDetails:
+    """Describe the model, or the adapter called ``name``, which has the model for its parent."""
+    known = bool(model.architecture)
+    return ollama.OllamaDetails(
+        parent_model=model.name if name in model.adapters else "",
+        format="gguf",
+        family=model.architecture if known else msgspec.UNSET,
+        families=[model.architecture] if known else msgspec.UNSET,
+        parameter_size=human_number(model.parameter_count) if model.parameter_count else msgspec.UNSET,
+        quantization_level=model.quantization or msgspec.UNSET,
+    )
+
+
+def _model_info(model: ModelFacts) -> dict[str, str | int | bool]:
+    info: dict[str, str | int | bool] = {"general.name": model.name, **dict(model.metadata)}
+    if model.parameter_count:
+        info["general.parameter_count"] = model.parameter_count
+    info["caravan.context_length"] = model.max_sequence_tokens
+    info["caravan.vocab_size"] = model.vocabulary_size
+    return info
+
+
+def human_number(count: int) -> str:
+    """Return ``count`` in the form of Ollama's ``HumanNumber``, such as "134.52M"."""
+    for scale, decimals, unit in ((10**9, 1, "B"), (10**6, 2, "M"), (10**3, 0, "K")):
+        if count >= scale:
+            return f"{count / scale:.{0 if count % scale == 0 else decimals}f}{unit}"
+    return str(count)

@@ -1,0 +1,181 @@
+"""Replies of Ollama's routes: lines of JSON, or one whole object."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from caravan_proto.messages.results import FinishReason
+from caravan_router.api.generation.answer import Answer
+from caravan_router.api.generation.asked import Asked
+from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.run import Run
+from caravan_router.api.ollama import schema as ollama
+from caravan_router.api.ollama.errors import OLLAMA
+from caravan_router.api.ollama.validation import bare_name
+from caravan_router.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_router.api.openai.chat.truncation import validate_chat
+from caravan_router.api.openai.chat.validation import ChatSource, ValidChat
+from caravan_router.api.openai.chat.whole import Call, Collected
+from caravan_router.api.stream import LINES, Events
+from caravan_router.text.assembler import Piece
+from caravan_router.text.detokenize import IncrementalDecoder
+
+NANOSECONDS = 1_000_000_000
+
+_ENCODER = msgspec.json.Encoder()
+
+OllamaReply = ollama.OllamaGenerateReply | ollama.OllamaChatReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A whole output, or its next part. Its thoughts precede its text."""
+
+    thinking: str = ""
+    text: str = ""
+    calls: Sequence[ollama.OllamaToolCall] = ()
+
+
+NOTHING = Said()
+# Makes a reply, or one line of it, from the model's name and what the model said.
+Shape = Callable[[str, Said], OllamaReply]
+
+
+class AskedOllama(Asked):
+    """The output for one prompt or conversation, in the form of ``shape``."""
+
+    dialect = OLLAMA
+    framing = LINES
+
+    def __init__(self, body: ollama.OllamaFields, read: Callable[[Context], ChatSource], shape: Shape) -> None:
+        """``read``: turns the body into a chat request; raises ValidationError."""
+        self._read = read
+        self.model = bare_name(body.model)
+        self._shape = shape
+        self._with_context = isinstance(body, ollama.OllamaGenerateRequest) and not body.raw
+        if isinstance(body, ollama.OllamaChatRequest):
+            self.operation = "chat"
+        self.streamed = body.stream is not False
+
+    async def validate(self, context: Context) -> "OllamaAnswer":
+        chat = await validate_chat(context, self._read(context))
+        return OllamaAnswer(chat, self._shape, with_context=self._with_context)
+
+
+class OllamaAnswer(Answer):
+    """One output."""
+
+    def __init__(self, chat: ValidChat, shape: Shape, *, with_context: bool) -> None:
+        """``with_context``: the reply has the tokens of prompt and output, so that a prompt can continue them."""
+        super().__init__((chat.request,))
+        self._chat = chat
+        self._shape = shape
+        # The output so far, for a reply with a context.
+        self._pieces: list[Piece] | None = [] if with_context else None
+
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        [run] = runs
+        output, collected = self._chat.output(run), Collected()
+
+        def take(pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
+            self._note(pieces)
+            collected.add(parts)
+
+        await read_outputs([output], [take])
+        reply = self._shape(self._chat.model, _said(collected, ended=True))
+        self._finish(reply, output)
+        return _ENCODER.encode(reply)
+
+    async def send(self, events: Events, index: int, run: Run) -> None:
+        output, collected = self._chat.output(run), Collected()
+        model = self._chat.model
+        async for ready in run:
+            messages = []
+            for pieces in ready:
+                self._note(pieces)
+                collected.add(output.push(pieces))
+                said = _said(collected, ended=output.finish is not None)
+                if said != NOTHING:
+                    messages.append(_ENCODER.encode(self._shape(model, said)))
+            await events.send(*messages)
+        last = self._shape(model, NOTHING)
+        self._finish(last, output)
+        await events.send(_ENCODER.encode(last))
+
+    def _note(self, pieces: Sequence[Piece]) -> None:
+        if self._pieces is not None:
+            self._pieces += pieces
+
+    def _finish(self, reply: OllamaReply, output: ChatOutput) -> None:
+        run = output.run
+        timings, times = run.timings(), run.times
+        prompt_s = 0.0 if times.started is None or times.first_token is None else times.first_token - times.started
+        reply.done = True
+        reply.done_reason = "length" if output.finish == "length" else "stop"
+        reply.total_duration = int(timings.total_s * NANOSECONDS)
+        reply.load_duration = 0
+        reply.prompt_eval_count = len(self._chat.request.prompt)
+        reply.prompt_eval_duration = int(prompt_s * NANOSECONDS)
+        reply.eval_count = run.tokens
+        reply.eval_duration = int(max(0.0, timings.inference_s - prompt_s) * NANOSECONDS)
+        if self._pieces is not None and isinstance(reply, ollama.OllamaGenerateReply):
+            reply.context = [*self._chat.request.prompt, *_shown_token_ids(self._pieces)]
+
+
+def _shown_token_ids(pieces: Sequence[Piece]) -> list[int]:
+    """Return the ids of the tokens without those of a stop string that was cut off the text."""
+    if not pieces or pieces[-1].finish is not FinishReason.STOP_SEQUENCE:
+        return [piece.token.token_id for piece in pieces]
+    length = sum(len(piece.text) for piece in pieces)
+    decoder = IncrementalDecoder()
+    token_ids: list[int] = []
+    for piece in pieces:
+        if length == 0:
+            break
+        length -= 0 if piece.token.special else len(decoder.push(piece.token.piece))
+        if length < 0:
+            break
+        token_ids.append(piece.token.token_id)
+    return token_ids
+
+
+def _said(collected: Collected, *, ended: bool) -> Said:
+    """Return what is not sent yet. Calls are sent whole, at the end: Ollama's clients read arguments as an object."""
+    thinking, text = collected.take()
+    return Said(thinking=thinking, text=text, calls=_calls(collected.calls) if ended else ())
+
+
+def _calls(calls: Sequence[Call]) -> Sequence[ollama.OllamaToolCall]:
+    """Return calls in Ollama's form. A call that was cut off is no JSON object and is left out."""
+    made = []
+    for call in calls:
+        try:
+            arguments = msgspec.json.decode(call.arguments, type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        made.append(ollama.OllamaToolCall(function=ollama.OllamaCalledFunction(name=call.name, arguments=arguments)))
+    return made
+
+
+def generate_reply(model: str, said: Said) -> OllamaReply:
+    """Shape a reply of ``/api/generate``."""
+    return ollama.OllamaGenerateReply(
+        model=model, created_at=_now(), response=said.text, done=False, thinking=said.thinking or None
+    )
+
+
+def chat_reply(model: str, said: Said) -> OllamaReply:
+    """Shape a reply of ``/api/chat``."""
+    message = ollama.OllamaReplyMessage("assistant", said.text, list(said.calls) or None, said.thinking or None)
+    return ollama.OllamaChatReply(model=model, created_at=_now(), message=message, done=False)
+
+
+def _now() -> str:
+    return time_text(datetime.now(UTC))
+
+
+def time_text(time: datetime) -> str:
+    """Return a time of the zone UTC as Ollama's clients read it."""
+    return time.isoformat().replace("+00:00", "Z")

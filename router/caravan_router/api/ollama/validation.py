@@ -1,0 +1,180 @@
+"""Translates Ollama's requests into chat requests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from caravan_proto.messages.sampling import RANGES
+from caravan_router.api.generation.bounds import Bounds
+from caravan_router.api.generation.checks import check_positive, check_range, check_sampled
+from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.parts import text_for
+from caravan_router.api.generation.prompt import check_token_ids
+from caravan_router.api.generation.rules import not_between_zero_and_one_error, unsupported_field_error
+from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectFormat
+from caravan_router.api.ollama import schema as ollama
+from caravan_router.api.ollama.rules import insert_error
+from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, Tool, ToolCall
+from caravan_router.api.openai.chat.validation import ChatSource
+from caravan_router.chat.thought_format import thought_format_of
+
+DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
+_NEW_TOKENS = "options.num_predict"
+_ALL_THAT_FITS = frozenset({-1, -2})
+_SAMPLING = tuple({*RANGES} & {*ollama.OllamaOptions.__struct_fields__} - {"seed"})
+_NO_OPTIONS = ollama.OllamaOptions()
+
+
+def bare_name(name: str | None) -> str:
+    """Return a model's name without the tag that Ollama's clients add to names that have none; "" for None."""
+    return (name or "").removesuffix(":latest")
+
+
+def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> ChatSource:
+    """Translate a body of ``/api/generate``. Raises ValidationError."""
+    if body.template:
+        raise unsupported_field_error("template", "set it to null", body.template)
+    _check_images("images", body.images)
+    prompt = body.prompt or ""
+    messages = [Message(role="user", content=prompt)]
+    if body.suffix and context.model.fill is None:
+        raise insert_error(context.model.name)
+    is_raw = bool(body.raw or body.suffix)
+    if is_raw:
+        neutral = "set `suffix` to null" if body.suffix else "set `raw` to false"
+        for field, given in (("system", body.system), ("context", body.context)):
+            if given:
+                raise unsupported_field_error(field, neutral, given)
+    elif body.system:
+        messages.insert(0, Message(role="system", content=body.system))
+    earlier = body.context or ()
+    if earlier:
+        check_token_ids("context", earlier, context.bounds.max_input_tokens, context.model)
+    return ChatSource(
+        body=_chat_request(body, messages, context),
+        raw=prompt if is_raw else None,
+        suffix=body.suffix or "",
+        earlier=tuple(earlier),
+        names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
+    )
+
+
+def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSource:
+    """Translate a body of ``/api/chat``. Raises ValidationError."""
+    if body.shift:
+        raise unsupported_field_error("shift", "set it to false", body.shift)
+    messages = [_message(f"messages[{number}]", message) for number, message in enumerate(body.messages or ())]
+    chat = _chat_request(body, messages, context, tools=body.tools)
+    return ChatSource(
+        body=chat if body.truncate is False else msgspec.structs.replace(chat, truncation="auto"),
+        names=("messages", _NEW_TOKENS),
+        max_prompt_tokens=None if body.options is None else body.options.num_ctx,
+    )
+
+
+def _chat_request(
+    body: ollama.OllamaFields, messages: Sequence[Message], context: Context, tools: list[Tool] | None = None
+) -> ChatRequest:
+    if body.think and thought_format_of(context.model.chat_template) is None:
+        raise unsupported_field_error("think", "set it to false: the model does not think", body.think)
+    for field, value in (("logprobs", body.logprobs), ("top_logprobs", body.top_logprobs)):
+        if value:
+            raise unsupported_field_error(field, "set it to null", value)
+    options = _NO_OPTIONS if body.options is None else body.options
+    check_num_ctx(options, context.bounds)
+    if options.typical_p is not None and not 0 < options.typical_p <= 1:
+        raise not_between_zero_and_one_error("options.typical_p", options.typical_p)
+    num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
+    check_positive(_NEW_TOKENS, num_predict)
+    check_range("options.seed", options.seed, -(2**63), 2**63 - 1)
+    return ChatRequest(
+        messages=list(messages),
+        model=bare_name(body.model),
+        max_tokens=num_predict,
+        **_sampling(options),
+        seed=None if options.seed is None or options.seed < 0 else options.seed,
+        stop=options.stop,
+        repetition_penalty=options.repeat_penalty,
+        response_format=_format(body.format),
+        **_thinking(body.think),
+        tools=tools,
+        priority=body.priority,
+        timeout=body.timeout,
+        cache_salt=body.cache_salt,
+        speculate=body.speculate,
+    )
+
+
+def _sampling(options: ollama.OllamaOptions) -> dict[str, Any]:
+    given = {name: value for name in _SAMPLING if (value := getattr(options, name)) is not None}
+    # Mirostat decides how many tokens are likely enough, as in llama.cpp.
+    filters = {} if options.mirostat else {"top_k": DEFAULT_TOP_K, "top_p": DEFAULT_TOP_P}
+    return {"temperature": DEFAULT_TEMPERATURE, **filters, **given}
+
+
+def _thinking(think: bool | str | None) -> dict[str, Any]:
+    """Return the fields of a chat request that have the meaning of ``think``. Raises ValidationError."""
+    match think:
+        case None:
+            return {}
+        case bool():
+            return {"chat_template_kwargs": TemplateOptions(enable_thinking=think)}
+        case "low" | "medium" | "high" | "max":
+            return {"reasoning_effort": think}
+        case _:
+            raise unsupported_field_error("think", 'set it to true, false, "low", "medium", "high" or "max"', think)
+
+
+def check_num_ctx(options: ollama.OllamaOptions, bounds: Bounds) -> None:
+    """Require a context that is no larger than the one that is served."""
+    check_positive("options.num_ctx", options.num_ctx)
+    check_range("options.num_ctx", options.num_ctx, 1, bounds.max_total_tokens)
+
+
+def check_unused_options(options: ollama.OllamaOptions, bounds: Bounds) -> None:
+    """Require that options are in their ranges where no token is chosen by them. Raises ValidationError."""
+    check_num_ctx(options, bounds)
+    check_range("options.seed", options.seed, -(2**63), 2**63 - 1)
+    for name in _SAMPLING:
+        value = getattr(options, name)
+        if value is not None and RANGES[name].above_low and not 0 < value <= 1:
+            raise not_between_zero_and_one_error(f"options.{name}", value)
+        check_sampled(name, value, "options.")
+    penalty = RANGES["repetition_penalty"]
+    check_range("options.repeat_penalty", options.repeat_penalty, penalty.low, penalty.high)
+
+
+def _format(asked: str | dict[str, Any] | None) -> Format | None:
+    match asked:
+        case None | "":
+            return None
+        case "json":
+            return JsonObjectFormat()
+        case dict(schema):
+            return JsonFormat(value=schema)
+        case _:
+            raise unsupported_field_error("format", 'set it to "json" or to a JSON schema', asked)
+
+
+def _message(field: str, message: ollama.OllamaMessage) -> Message:
+    _check_images(f"{field}.images", message.images)
+    calls = [
+        ToolCall(
+            id=call.id or str(number), function=FunctionCall(name=call.function.name, arguments=call.function.arguments)
+        )
+        for number, call in enumerate(message.tool_calls or ())
+    ]
+    return Message(
+        role=message.role,
+        content=message.content or "",
+        name=message.tool_name,
+        tool_calls=calls or None,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.thinking,
+    )
+
+
+def _check_images(field: str, images: Sequence[Any] | None) -> None:
+    if images:
+        text_for(f"{field}[0]", "image")

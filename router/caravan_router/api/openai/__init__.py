@@ -1,0 +1,1 @@
+"""OpenAI's API, with the extra fields of vLLM and llama-server."""

@@ -1,0 +1,25 @@
+"""Log probabilities of a chat choice."""
+
+from collections.abc import Sequence
+
+from caravan_router.api.openai.chat.schema import ChatLogprobs, TokenAlternative, TokenLogprob
+from caravan_router.text.assembler import Piece
+from caravan_router.text.detokenize import display_text
+
+
+def chat_logprobs(pieces: Sequence[Piece]) -> ChatLogprobs:
+    """Return one entry per token, control tokens included."""
+    return ChatLogprobs([_token_logprob(piece) for piece in pieces])
+
+
+def _token_logprob(piece: Piece) -> TokenLogprob:
+    token = piece.token
+    return TokenLogprob(
+        token=display_text(token.piece),
+        logprob=token.logprob,
+        bytes=list(token.piece),
+        top_logprobs=[
+            TokenAlternative(display_text(other.piece), other.logprob, list(other.piece))
+            for other in token.alternatives
+        ],
+    )

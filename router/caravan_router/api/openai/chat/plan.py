@@ -1,0 +1,120 @@
+"""Plans a chat generation: the rendered prompt, the thoughts of the output, and the tools that it may call."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from caravan_router.api.errors import ChatTemplateError
+from caravan_router.api.generation.context import PromptContext
+from caravan_router.api.generation.rules import TooManyBytesError
+from caravan_router.api.openai.chat.messages import template_messages, template_tools
+from caravan_router.api.openai.chat.schema import ChatRequest
+from caravan_router.api.openai.chat.thinking import thought_plan_of
+from caravan_router.api.openai.chat.tools import NO_TOOLS, ToolPlan, tool_plan_of
+from caravan_router.api.openai.rules import continue_error, control_texts_error
+from caravan_router.chat.control_text import strings_of
+from caravan_router.chat.prompt import ChatPrompt, Conversation, TooManyControlTextsError, prompt_of, template_of
+from caravan_router.chat.template_renderer import TemplateError, TemplateOutputError
+from caravan_router.chat.thought_format import thought_format_of
+from caravan_router.chat.thought_prompt import ThoughtPlan, with_thoughts
+from caravan_router.chat.tool_format import GENERIC, MISTRAL, ToolFormat, knows_tools, tool_format_of
+from caravan_router.chat.tool_parser import ToolParser
+from caravan_router.chat.tool_prompt import DEFAULT_TOOL_PROMPT, with_instruction, with_short_ids, with_tools_as_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPlan:
+    """``tools``: what the output may call, in the form of ``tool_format``.
+
+    ``reads_thoughts``: thoughts are split off the output; `Conversation.thought` has their format.
+    """
+
+    conversation: Conversation
+    tools: ToolPlan
+    tool_format: ToolFormat
+    reads_thoughts: bool = False
+
+    @property
+    def thought(self) -> ThoughtPlan | None:
+        """How the reply thinks; None if the model does not think."""
+        return self.conversation.thought
+
+    def parser(self) -> ToolParser | None:
+        """Return a parser for one output; None if there is nothing to call."""
+        if not self.tools.callable:
+            return None
+        names = {tool.function.name for tool in self.tools.callable}
+        return ToolParser(self.tool_format, names, None if self.tools.several else 1)
+
+
+# The plan of a prompt that does not come from messages.
+NO_PLAN = ChatPlan(conversation=Conversation(messages=()), tools=NO_TOOLS, tool_format=GENERIC)
+
+
+def chat_plan_of(context: PromptContext, body: ChatRequest, *, constrained: bool) -> ChatPlan:
+    """Plan the reply to ``body``; ``constrained``: the answer has a constraint.
+
+    Raises ValidationError, ToolError, ChatTemplateError.
+    """
+    plan = tool_plan_of(body, context.limits)
+    try:
+        source = template_of(context.model, tools=bool(plan.tools))
+    except TemplateError as error:
+        raise ChatTemplateError(str(error)) from error
+    messages = template_messages(body.messages, developer_known="developer" in source)
+    tool_format = tool_format_of(source)
+    tools = template_tools(plan.tools)
+    if tool_format == MISTRAL:
+        messages = with_short_ids(messages)
+    if not knows_tools(source):
+        if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+            messages = with_tools_as_text(messages, tools, body.tool_prompt or DEFAULT_TOOL_PROMPT)
+    elif tools and body.tool_prompt:
+        messages = with_instruction(messages, body.tool_prompt)
+    thought = thought_plan_of(body, thought_format_of(source), constrained=constrained or plan.required)
+    continued = _continued(body)
+    conversation = Conversation(
+        messages=with_thoughts(messages, source, continued=continued),
+        tools=tools or None,
+        options=(thought.options if thought else {}) | msgspec.to_builtins(body.chat_template_kwargs or {}),
+        continued=continued,
+        generation_prompt=body.add_generation_prompt is not False,
+        thought=thought,
+    )
+    return ChatPlan(
+        conversation=conversation,
+        tools=plan,
+        tool_format=tool_format,
+        reads_thoughts=thought is not None and body.reasoning_format != "none",
+    )
+
+
+def _continued(body: ChatRequest) -> bool:
+    """Return whether the output continues the last message."""
+    last = body.messages[-1]
+    can_be = last.role == "assistant" and not last.tool_calls
+    if body.continue_final_message is None:
+        # TGI continues an assistant's message at the end.
+        return can_be and body.add_generation_prompt is not True
+    if body.continue_final_message and not can_be:
+        raise continue_error("the last message is not the assistant's, or calls tools")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise continue_error("`add_generation_prompt` is")
+    return body.continue_final_message
+
+
+async def chat_prompt_of(context: PromptContext, plan: ChatPlan) -> ChatPrompt:
+    """Render and tokenize. Raises ValidationError, ChatTemplateError, NoShardError, TextTooLongError."""
+    limit = context.bounds.max_prompt_bytes
+    # Checked before rendering; the rendered prompt is checked again, since the template adds text.
+    size = sum(len(text.encode()) for text in strings_of(list(plan.conversation.messages)))
+    if size > limit:
+        raise TooManyBytesError("messages", limit, size)
+    try:
+        return await prompt_of(context.engine, context.templates, context.model, plan.conversation, limit)
+    except TemplateOutputError as error:
+        raise TooManyBytesError("messages", error.limit_bytes, error.given_bytes) from error
+    except TemplateError as error:
+        raise ChatTemplateError(str(error)) from error
+    except TooManyControlTextsError as error:
+        raise control_texts_error(error.limit, error.given) from error

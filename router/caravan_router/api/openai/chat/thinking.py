@@ -1,0 +1,60 @@
+"""Reads from a chat request whether the model is to think, and for how long."""
+
+from typing import Any
+
+import msgspec
+
+from caravan_router.api.generation.checks import check_range
+from caravan_router.api.openai.chat.schema import ChatRequest
+from caravan_router.api.openai.rules import no_thoughts_error
+from caravan_router.api.openai.sampling import one_of
+from caravan_router.chat.thought_format import HARMONY, ThoughtFormat
+from caravan_router.chat.thought_prompt import Thinking, ThoughtPlan, template_options
+
+_NO_LIMIT = -1
+_MAX_BUDGET = 2**31 - 1
+
+
+def thought_plan_of(
+    body: ChatRequest, thought_format: ThoughtFormat | None, *, constrained: bool
+) -> ThoughtPlan | None:
+    """Return how the reply to ``body`` thinks; None if the model does not think. Raises ValidationError.
+
+    ``constrained``: the answer has to match something, so that it must be known where it begins.
+    """
+    budget = _budget(body)
+    if thought_format is None:
+        if body.reasoning_effort not in {None, "none"}:
+            raise no_thoughts_error("reasoning_effort", body.reasoning_effort)
+        if budget:
+            raise no_thoughts_error("reasoning_budget_tokens", budget)
+        return None
+    given: dict[str, Any] = msgspec.to_builtins(body.chat_template_kwargs or {})
+    effort = body.reasoning_effort or given.get("reasoning_effort")
+    thinking = _thinking(effort, given, budget)
+    if thinking is Thinking.FREE and constrained and thought_format is HARMONY:
+        # gpt-oss thinks whatever it is asked.
+        thinking = Thinking.ON
+    return ThoughtPlan(
+        thought_format=thought_format,
+        thinking=thinking,
+        options=template_options(thinking, effort, thought_format),
+        max_tokens=None if thinking is Thinking.OFF else budget,
+        opened=constrained or budget is not None,
+    )
+
+
+def _thinking(effort: str | None, given: dict[str, Any], budget: int | None) -> Thinking:
+    switches = [given.get("enable_thinking"), given.get("thinking")]
+    if effort == "none" or budget == 0 or False in switches:
+        return Thinking.OFF
+    return Thinking.ON if effort or budget or True in switches else Thinking.FREE
+
+
+def _budget(body: ChatRequest) -> int | None:
+    """Return the most tokens of a thought; None for no limit."""
+    name, alias, of_vllm = "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"
+    first = one_of(name, alias, body.reasoning_budget_tokens, body.thinking_budget_tokens)
+    budget = one_of(name, of_vllm, first, body.thinking_token_budget)
+    check_range(name, budget, _NO_LIMIT, _MAX_BUDGET)
+    return None if budget == _NO_LIMIT else budget

@@ -1,0 +1,1 @@
+"""Conversations: their items, and ways to rewind, shift, edit and move them."""

@@ -1,0 +1,39 @@
+"""Exports of conversations, and their import."""
+
+from caravan_router.api.openai.conversations.schema import Export, Tokens
+from caravan_router.api.openai.responses.items import MAX_ITEMS, read_exported_item
+from caravan_router.api.openai.responses.rules import repeated_item_error, too_many_items_error
+from caravan_router.conversations.ids import new_id
+from caravan_router.conversations.nodes import START, Chain, ExactTokens, Head, Node, Position
+
+
+def exported(head: Head, chain: Chain) -> Export:
+    """Return all that another server needs. Other branches of the same chain are not part of it."""
+    tokens = chain.tokens
+    return Export(
+        items=chain.items,
+        metadata=head.metadata,
+        tokens=None if tokens is None else Tokens(fingerprint=tokens.fingerprint, token_ids=list(tokens.token_ids)),
+    )
+
+
+def imported(export: Export) -> tuple[Position, Node | None]:
+    """Return a node with all items of an export, which keep their ids. Raises ValidationError.
+
+    Its tokens need no check: they are used only as far as they stand for the text of the items.
+    """
+    if len(export.items) > MAX_ITEMS:
+        raise too_many_items_error("import.items", MAX_ITEMS, len(export.items))
+    items = tuple(read_exported_item(f"import.items[{number}]", item) for number, item in enumerate(export.items))
+    seen: set[str] = set()
+    for number, item in enumerate(items):
+        if item["id"] in seen:
+            raise repeated_item_error(f"import.items[{number}].id", item["id"])
+        seen.add(item["id"])
+    if not items:
+        return START, None
+    tokens = None
+    if export.tokens is not None and export.tokens.fingerprint:
+        tokens = ExactTokens(fingerprint=export.tokens.fingerprint, token_ids=tuple(export.tokens.token_ids))
+    node = Node(id=new_id("node"), items=items, tokens=tokens)
+    return Position(node=node.id, items=len(items)), node

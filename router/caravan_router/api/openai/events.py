@@ -1,0 +1,35 @@
+"""OpenAI's streams: server-sent events that close with ``[DONE]``; and the words that replies share."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from caravan_proto.messages.results import FinishReason
+from caravan_router.api.openai.schema import StreamOptions
+from caravan_router.api.stream import SERVER_SENT
+from caravan_router.text.assembler import Piece
+
+EVENTS_UNTIL_DONE = replace(SERVER_SENT, end=SERVER_SENT.frame(b"[DONE]"))
+
+# OpenAI has one word for the model's own end of text and for a stop string.
+FINISH_WORDS = {
+    FinishReason.LENGTH: "length",
+    FinishReason.EOS_TOKEN: "stop",
+    FinishReason.STOP_SEQUENCE: "stop",
+    FinishReason.STOP_TOKEN: "stop",
+}
+
+
+def token_ids_of(pieces: Sequence[Piece]) -> list[int]:
+    """Return vLLM's ``token_ids``: all generated tokens, the end token included."""
+    return [piece.token.token_id for piece in pieces]
+
+
+def wants_usage(options: StreamOptions | None) -> bool:
+    """Return whether a stream's last chunk has the usage."""
+    return options is not None and bool(options.include_usage)
+
+
+def new_call_id() -> str:
+    """Return a random call id in OpenAI's format."""
+    return f"call_{secrets.token_hex(12)}"

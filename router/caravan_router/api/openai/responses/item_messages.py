@@ -1,0 +1,112 @@
+"""Turns items into the messages that chat templates expect."""
+
+from collections.abc import Iterator, Sequence
+
+from caravan_router.api.openai.chat.schema import FunctionCall, Message, ToolCall
+from caravan_router.api.openai.responses.items import HOSTED
+from caravan_router.api.openai.responses.tools import custom_arguments
+from caravan_router.conversations.nodes import Json
+
+
+def messages_of(instructions: str | None, items: Sequence[Json]) -> list[Message]:
+    """Return the messages of ``items``; ``instructions`` and system messages at the start become one message.
+
+    Many templates know a system message at the start only. Thoughts, a text and calls that follow each other are one
+    turn of the assistant.
+    """
+    system = [] if instructions is None else [instructions]
+    start = next((at for at, item in enumerate(items) if not _is_system(item)), len(items))
+    system += [_text(item) for item in items[:start]]
+    messages = [Message(role="system", content="\n\n".join(system))] if system else []
+    turn = _AssistantTurn()
+    for item in items[start:]:
+        match item["type"]:
+            case "reasoning":
+                turn.begin_thoughts(messages)
+                turn.thoughts += [part["text"] for part in item["content"]]
+            case "message" if item["role"] == "assistant":
+                turn.begin_text(messages)
+                turn.texts.append(_text(item))
+            case "function_call":
+                turn.calls.append(_call(item, item["arguments"]))
+            case "custom_tool_call":
+                turn.calls.append(_call(item, custom_arguments(item["input"])))
+            case "message":
+                turn.end(messages)
+                messages.append(Message(role=item["role"], content=_text(item)))
+            case "function_call_output" | "custom_tool_call_output":
+                turn.end(messages)
+                messages.append(Message(role="tool", content=item["output"], tool_call_id=item["call_id"]))
+            case kind:
+                assert kind in HOSTED, kind
+    turn.end(messages)
+    return messages
+
+
+def turns_of(items: Sequence[Json]) -> list[int]:
+    """Return where turns begin. Each begins with the first of the user's messages in a row; others precede them."""
+    starts = []
+    before = ""
+    for at, item in enumerate(items):
+        role = item["role"] if item["type"] == "message" else item["type"]
+        if role == "user" and before != "user":
+            starts.append(at)
+        before = role
+    return starts
+
+
+def calls_of(items: Sequence[Json]) -> Iterator[tuple[int, int]]:
+    """Yield the places of each call and of its output."""
+    calls: dict[str, int] = {}
+    for at, item in enumerate(items):
+        if item["type"] in {"function_call", "custom_tool_call"}:
+            calls[item["call_id"]] = at
+        elif item["type"] in {"function_call_output", "custom_tool_call_output"} and item["call_id"] in calls:
+            yield calls[item["call_id"]], at
+
+
+def count_system(items: Sequence[Json]) -> int:
+    """Return the number of system messages at the start."""
+    return next((at for at, item in enumerate(items) if not _is_system(item)), len(items))
+
+
+def _is_system(item: Json) -> bool:
+    return item["type"] == "message" and item["role"] in {"system", "developer"}
+
+
+def _text(item: Json) -> str:
+    return "".join(part["text"] for part in item["content"])
+
+
+def _call(item: Json, arguments: str) -> ToolCall:
+    return ToolCall(id=item["call_id"], function=FunctionCall(name=item["name"], arguments=arguments))
+
+
+class _AssistantTurn:
+    """The assistant's turn that is being read."""
+
+    def __init__(self) -> None:
+        self.thoughts: list[str] = []
+        self.texts: list[str] = []
+        self.calls: list[ToolCall] = []
+
+    def begin_thoughts(self, messages: list[Message]) -> None:
+        if self.texts or self.calls:
+            self.end(messages)
+
+    def begin_text(self, messages: list[Message]) -> None:
+        if self.calls:
+            self.end(messages)
+
+    def end(self, messages: list[Message]) -> None:
+        """Add the message of the turn, if there is one."""
+        if self.thoughts or self.texts or self.calls:
+            messages.append(
+                Message(
+                    role="assistant",
+                    content="".join(self.texts),
+                    reasoning_content="".join(self.thoughts) or None,
+                    tool_calls=self.calls or None,
+                )
+            )
+        self.thoughts, self.texts, self.calls = [], [], []

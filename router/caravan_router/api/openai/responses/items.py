@@ -1,0 +1,231 @@
+"""Reads the items that clients send, into the one form in which they are stored and returned."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from caravan_router.api.body import mismatch
+from caravan_router.api.generation.parts import text_for
+from caravan_router.api.generation.rules import unsupported_field_error
+from caravan_router.api.openai.chat.messages import check_depth
+from caravan_router.api.openai.responses.rules import (
+    items_size_error,
+    too_many_items_error,
+    unknown_item_error,
+    unsupported_item_error,
+)
+from caravan_router.api.openai.rules import missing_field_error
+from caravan_router.conversations.ids import new_id
+from caravan_router.conversations.nodes import Json
+
+MAX_ITEMS = 10_000
+"""Items of a request with those that it continues, and of a conversation."""
+MAX_BYTES = 16 << 20
+"""Size of these items as JSON."""
+
+# Items of tools that OpenAI runs. They are stored, and the model is not shown them.
+HOSTED = frozenset(
+    {
+        "web_search_call",
+        "file_search_call",
+        "image_generation_call",
+        "code_interpreter_call",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+    }
+)
+
+# Ids are parts of paths.
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+Content = str | list[dict[str, Any]]
+T = TypeVar("T")
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class _Call(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    call_id: str
+    arguments: str
+
+
+class _CustomCall(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    call_id: str
+    input: str
+
+
+class _Output(msgspec.Struct, frozen=True, kw_only=True):
+    call_id: str
+    output: Content
+
+
+class _Reasoning(msgspec.Struct, frozen=True, kw_only=True):
+    summary: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    content: list[dict[str, Any]] | None = None
+
+
+def read_items(field: str, given: str | Sequence[Json], earlier: Mapping[str, Json]) -> tuple[Json, ...]:
+    """Return ``given`` with new ids. A reference becomes a copy of the item of ``earlier`` that it names.
+
+    Raises ValidationError, which names the place in ``field``.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}] if given else []
+    if len(earlier) + len(given) > MAX_ITEMS:
+        raise too_many_items_error(field, MAX_ITEMS, len(earlier) + len(given))
+    return tuple(_item(f"{field}[{number}]", item, earlier) for number, item in enumerate(given))
+
+
+def check_size(field: str, items: Iterable[Json], before: int = 0) -> None:
+    """Raise ValidationError if ``items`` and ``before`` bytes of others are too large together.
+
+    References make copies, so that a small request can have huge items.
+    """
+    size = before
+    for item in items:
+        size += len(msgspec.json.encode(item))
+        if size > MAX_BYTES:
+            raise items_size_error(field, MAX_BYTES)
+
+
+def _item(field: str, item: Json, earlier: Mapping[str, Json]) -> Json:
+    kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
+    if kind == "item_reference":
+        if not isinstance(named := item.get("id"), str) or named not in earlier:
+            raise unknown_item_error(f"{field}.id", named)
+        return earlier[named] | {"id": new_id(earlier[named]["id"].partition("_")[0])}
+    if isinstance(kind, str) and kind in _READERS:
+        return _READERS[kind](field, item)
+    if isinstance(kind, str) and kind in HOSTED:
+        check_depth(field, item)
+        return item | {"id": new_id("item")}
+    raise unsupported_item_error(f"{field}.type", kind)
+
+
+def _message(field: str, item: Json) -> Json:
+    message = _convert(field, item, _Message)
+    # Assistants' texts have a type of their own.
+    kind = "output_text" if message.role == "assistant" else "input_text"
+    parts = [text_part(kind, text) for text in _texts(f"{field}.content", message.content)]
+    return message_item(new_id("msg"), message.role, parts)
+
+
+def message_item(item_id: str, role: str, parts: list[Json], status: str = "completed") -> Json:
+    """Return a message; ``parts`` are its content."""
+    return {"id": item_id, "type": "message", "status": status, "role": role, "content": parts}
+
+
+def text_part(kind: str, text: str) -> Json:
+    """Return a part of a message: an "input_text" or an "output_text"."""
+    return {"type": kind, "text": text, **({"annotations": [], "logprobs": []} if kind == "output_text" else {})}
+
+
+def _function_call(field: str, item: Json) -> Json:
+    call = _convert(field, item, _Call)
+    return function_call_item(new_id("fc"), call.call_id, call.name, call.arguments)
+
+
+def _custom_call(field: str, item: Json) -> Json:
+    call = _convert(field, item, _CustomCall)
+    return custom_call_item(new_id("ctc"), call.call_id, call.name, call.input)
+
+
+def function_call_item(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
+    """Return a call of a function; ``arguments`` is JSON text."""
+    call = {"call_id": call_id, "name": name, "arguments": arguments}
+    return {"id": item_id, "type": "function_call", "status": status, **call}
+
+
+def custom_call_item(item_id: str, call_id: str, name: str, given: str, status: str = "completed") -> Json:
+    """Return a call of a custom tool, whose input is any text."""
+    call = {"call_id": call_id, "name": name, "input": given}
+    return {"id": item_id, "type": "custom_tool_call", "status": status, **call}
+
+
+def _output_of(kind: str, prefix: str) -> Callable[[str, Json], Json]:
+    def read(field: str, item: Json) -> Json:
+        output = _convert(field, item, _Output)
+        text = "".join(_texts(f"{field}.output", output.output, of_tool=True))
+        return {"id": new_id(prefix), "type": kind, "status": "completed", "call_id": output.call_id, "output": text}
+
+    return read
+
+
+def _local_shell_call(field: str, item: Json) -> Json:
+    if not isinstance(call_id := item.get("call_id"), str):
+        raise missing_field_error(f"{field}.call_id")
+    action = item.get("action") or {}
+    check_depth(f"{field}.action", action)
+    arguments = msgspec.json.encode(action).decode()
+    return function_call_item(new_id("fc"), call_id, "local_shell", arguments)
+
+
+def _local_shell_output(field: str, item: Json) -> Json:
+    # Its call is named by the item's id.
+    named = item if "call_id" in item else item | {"call_id": item.get("id")}
+    return _output_of("function_call_output", "fco")(field, named)
+
+
+def _reasoning(field: str, item: Json) -> Json:
+    thoughts = _convert(field, item, _Reasoning)
+    texts = _texts(f"{field}.content", thoughts.content or [])
+    summaries = _texts(f"{field}.summary", thoughts.summary)
+    return reasoning_item(new_id("rs"), "".join(texts), summaries=summaries)
+
+
+def reasoning_item(item_id: str, text: str, status: str = "completed", summaries: Sequence[str] = ()) -> Json:
+    """Return what a model thought, as it wrote it."""
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    summary = [{"type": "summary_text", "text": one} for one in summaries]
+    return {"id": item_id, "type": "reasoning", "status": status, "summary": summary, "content": content}
+
+
+_READERS: dict[str, Callable[[str, Json], Json]] = {
+    "message": _message,
+    "function_call": _function_call,
+    "function_call_output": _output_of("function_call_output", "fco"),
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _output_of("custom_tool_call_output", "cto"),
+    "local_shell_call": _local_shell_call,
+    "local_shell_call_output": _local_shell_output,
+    "reasoning": _reasoning,
+}
+
+
+def _texts(field: str, content: Content, *, of_tool: bool = False) -> list[str]:
+    """Return the texts of a content. ``of_tool``: see `text_for`."""
+    if isinstance(content, str):
+        return [content]
+    texts = []
+    for number, part in enumerate(content):
+        kind, text = str(part.get("type")), part.get("text", part.get("refusal"))
+        if kind not in {"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"}:
+            texts.append(text_for(f"{field}[{number}]", kind, of_tool=of_tool))
+        elif not isinstance(text, str):
+            raise missing_field_error(f"{field}[{number}].text")
+        else:
+            texts.append(text)
+    return texts
+
+
+def _convert(field: str, item: Json, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(item, kind)
+    except msgspec.ValidationError as error:
+        raise mismatch(error, field) from error
+
+
+def read_exported_item(field: str, item: Json) -> Json:
+    """Return an item of an export in the form of stored items. It keeps its id. Raises ValidationError."""
+    if not isinstance(item.get("id"), str) or not _ID.fullmatch(item["id"]):
+        raise unsupported_field_error(f"{field}.id", "use that of an export", item.get("id"))
+    read = _item(field, item, {}) | {"id": item["id"]}
+    return read | {"status": "incomplete"} if item.get("status") == "incomplete" else read

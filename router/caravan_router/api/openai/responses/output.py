@@ -1,0 +1,74 @@
+"""Turns the parts of an output into items."""
+
+from collections.abc import Collection, Iterable
+from typing import assert_never
+
+from caravan_router.api.openai.chat.output import Part
+from caravan_router.api.openai.responses.open_items import (
+    Emit,
+    OpenCall,
+    OpenCustomCall,
+    OpenItem,
+    OpenMessage,
+    OpenThought,
+)
+from caravan_router.chat.thought_reader import ThoughtPart
+from caravan_router.chat.tool_parser import CallPart, TextPart
+from caravan_router.conversations.nodes import Json
+
+
+class OutputItems:
+    """The items of one output. Each call of ``emit`` is one event, in the order that OpenAI's clients expect."""
+
+    def __init__(self, emit: Emit, custom: Collection[str]) -> None:
+        """``custom``: names of custom tools."""
+        self._emit = emit
+        self._custom = custom
+        self._ended: list[Json] = []
+        self._open: OpenItem | None = None
+
+    @property
+    def items(self) -> list[Json]:
+        """All items, the last one as far as it has come."""
+        return self._ended if self._open is None else [*self._ended, self._open.item("incomplete")]
+
+    def take(self, parts: Iterable[Part]) -> None:
+        """Add the next parts of the output."""
+        for part in parts:
+            match part:
+                case ThoughtPart():
+                    self._text_item(OpenThought).add(part.text)
+                case TextPart():
+                    self._text_item(OpenMessage).add(part.text)
+                case CallPart():
+                    self._call_item(part.name).add(part.arguments)
+                case _:
+                    assert_never(part)
+
+    def end(self, status: str) -> None:
+        """End the last item, which is "completed" or "incomplete". Thoughts alone get an empty message."""
+        if all(item["type"] == "reasoning" for item in self.items):
+            self._text_item(OpenMessage)
+        self._end_item(status)
+
+    def _text_item(self, kind: type[OpenMessage | OpenThought]) -> OpenItem:
+        if not isinstance(self._open, kind):
+            self._end_item("completed")
+            self._open = kind(self._emit, len(self._ended))
+            self._open.begin()
+        return self._open
+
+    def _call_item(self, name: str | None) -> OpenItem:
+        """Return the call that is being read, or the call of ``name`` that begins."""
+        if name is not None:
+            self._end_item("completed")
+            kind = OpenCustomCall if name in self._custom else OpenCall
+            self._open = kind(self._emit, len(self._ended), name)
+            self._open.begin()
+        assert self._open is not None
+        return self._open
+
+    def _end_item(self, status: str) -> None:
+        if self._open is not None:
+            self._ended.append(self._open.end(status))
+            self._open = None

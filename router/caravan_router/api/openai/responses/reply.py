@@ -1,0 +1,156 @@
+"""Replies of ``/v1/responses``, whole and streamed."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from caravan_router.api.errors import ContextLengthError
+from caravan_router.api.generation.answer import Answer
+from caravan_router.api.generation.asked import Asked
+from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.run import Run
+from caravan_router.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_router.api.openai.chat.validation import ValidChat
+from caravan_router.api.openai.errors import OPENAI
+from caravan_router.api.openai.events import token_ids_of
+from caravan_router.api.openai.responses.draft import Draft
+from caravan_router.api.openai.responses.running import RunningResponse
+from caravan_router.api.openai.responses.schema import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseObject,
+    ResponseRequest,
+    ResponseUsage,
+)
+from caravan_router.api.openai.responses.tools import offered_tools
+from caravan_router.api.openai.responses.turn import Turn
+from caravan_router.api.openai.responses.validation import validate_turn
+from caravan_router.api.stream import NAMED_EVENTS, Events
+from caravan_router.conversations.nodes import ExactTokens, Node
+from caravan_router.text.assembler import Piece
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class AskedResponse(Asked):
+    """One turn. ``running``: its response, for others to see."""
+
+    dialect = OPENAI
+    framing = NAMED_EVENTS
+    operation = "chat"
+    # Agents look for this error in a stream.
+    errors_as_events = (ContextLengthError,)
+
+    def __init__(self, body: ResponseRequest, turn: Turn) -> None:
+        """Raises ValidationError."""
+        self._body = body
+        self._turn = turn
+        self._offered = offered_tools(body.tools or ())
+        self._draft = Draft(body, turn, self._offered.custom)
+        self.model = body.model
+        self.streamed = bool(body.stream)
+        conversation = "" if turn.head is None else turn.head.id
+        self.running = RunningResponse(id=self._draft.head.id, owner=turn.owner, conversation=conversation)
+
+    @property
+    def skipped_tools(self) -> frozenset[str]:
+        """Types of tools that the model is not offered."""
+        return self._offered.skipped
+
+    async def validate(self, context: Context) -> "ResponseAnswer":
+        valid = await validate_turn(context, self._body, self._turn, self._offered)
+        self._draft.head.model = context.adapter or context.model.name
+        self._draft.head.truncated = valid.truncated
+        answer = ResponseAnswer(self._turn, self._draft, self.running, valid.chat, context.model.fingerprint)
+        self.running.begin(answer)
+        return answer
+
+    def error_messages(self, error: Exception) -> Sequence[bytes]:
+        self._draft.fail(error)
+        return self._draft.take_unsent()
+
+
+class ResponseAnswer(Answer):
+    """Answers one turn with messages, thoughts and calls, and stores it."""
+
+    def __init__(self, turn: Turn, draft: Draft, running: RunningResponse, chat: ValidChat, fingerprint: str) -> None:
+        super().__init__((chat.request,))
+        self._turn = turn
+        self._draft = draft
+        self._running = running
+        self._chat = chat
+        self._fingerprint = fingerprint
+        self._token_ids: list[int] = []
+
+    def response(self) -> ResponseObject:
+        return self._draft.response()
+
+    def node(self) -> Node:
+        items = (*self._turn.items, *self._draft.items.items)
+        tokens = (*self._chat.request.prompt, *self._token_ids)
+        return Node(
+            id=self._draft.head.id,
+            parent=self._turn.chain.position,
+            items=items,
+            inputs=len(self._turn.items),
+            response=_ENCODER.encode(self.response()),
+            tokens=ExactTokens(fingerprint=self._fingerprint, token_ids=tokens),
+        )
+
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        [run] = runs
+        output = self._chat.output(run)
+        await self._running.unless_cancelled(read_outputs([output], [self._take]))
+        await self._finish(output)
+        return _ENCODER.encode(self._draft.head)
+
+    async def send(self, events: Events, index: int, run: Run) -> None:
+        draft, output = self._draft, self._chat.output(run)
+        draft.begin()
+        await events.send(*draft.take_unsent())
+        await self._running.unless_cancelled(self._read(output, events))
+        await self._finish(output)
+        kind = "response.completed" if draft.head.status == "completed" else "response.incomplete"
+        draft.emit(kind, response=draft.head)
+        await events.send(*draft.take_unsent())
+
+    async def _read(self, output: ChatOutput, events: Events) -> None:
+        async for ready in output.run:
+            for pieces in ready:
+                self._take(pieces, output.push(pieces))
+            await events.send(*self._draft.take_unsent())
+
+    def _take(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
+        self._token_ids += token_ids_of(pieces)
+        self._draft.items.take(parts)
+
+    async def _finish(self, output: ChatOutput) -> None:
+        """Complete the response and store it, before its client hears of its end and continues it."""
+        response, items = self._draft.head, self._draft.items
+        items.take(output.end())
+        response.status = "completed"
+        if self._running.cancelled:
+            response.status = "cancelled"
+        elif output.finish == "length":
+            response.status = "incomplete"
+            reason = "max_output_tokens" if output.run.cut is None else "deadline_exceeded"
+            response.incomplete_details = IncompleteDetails(reason)
+        items.end("completed" if response.status == "completed" else "incomplete")
+        response.output = items.items
+        response.completed_at = int(time.time())
+        response.usage = self._usage(output)
+        if response.store:
+            await self._turn.commit(self.node())
+        self._running.ended.set()
+
+    def _usage(self, output: ChatOutput) -> ResponseUsage:
+        prompt, generated = len(self._chat.request.prompt), output.run.tokens
+        return ResponseUsage(
+            input_tokens=prompt,
+            input_tokens_details=InputTokensDetails(output.run.cached_tokens),
+            output_tokens=generated,
+            output_tokens_details=OutputTokensDetails(output.thought_tokens),
+            total_tokens=prompt + generated,
+        )

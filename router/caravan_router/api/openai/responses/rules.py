@@ -1,0 +1,40 @@
+"""Rules of responses and conversations, one function each."""
+
+from caravan_router.api.errors import ValidationError
+from caravan_router.api.generation.rules import shown
+
+
+def unsupported_item_error(field: str, given: object) -> ValidationError:
+    return ValidationError(field, f"`{field}` is not a supported type of items. Given: {shown(given)}")
+
+
+def too_many_items_error(field: str, limit: int, given: int) -> ValidationError:
+    message = f"`{field}` must have at most {limit} items, including those of earlier turns. Given: {given}"
+    return ValidationError(field, message)
+
+
+def items_size_error(field: str, limit: int) -> ValidationError:
+    return ValidationError(field, f"`{field}` must have at most {limit} bytes, including the items of earlier turns")
+
+
+def unknown_item_error(field: str, given: object) -> ValidationError:
+    """An item is named that the conversation does not have."""
+    return ValidationError(field, f"`{field}` names no item of the conversation. Given: {shown(given)}")
+
+
+def repeated_item_error(field: str, given: str) -> ValidationError:
+    return ValidationError(field, f"`{field}` must be unique, and another item has it. Given: {shown(given)}")
+
+
+def one_of_fields_error(first: str, second: str) -> ValidationError:
+    return ValidationError(second, f"either `{first}` or `{second}` must be set, not both")
+
+
+def two_contexts_error() -> ValidationError:
+    return ValidationError("previous_response_id", "`previous_response_id` and `conversation` cannot be used together")
+
+
+def metadata_error() -> ValidationError:
+    """OpenAI's rule."""
+    message = "`metadata` must have at most 16 keys. A key may have 64 characters, its text 512"
+    return ValidationError("metadata", message)

@@ -1,0 +1,82 @@
+"""Computes the scores of pairs of texts."""
+
+import asyncio
+import operator
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.prompt import check_token_ids, tokenize_pair, tokenize_prompt
+from caravan_router.api.generation.rules import empty_prompt_error, too_many_prompts_error
+from caravan_router.api.openai.embeddings.vectors import TextsOf, Vectors
+from caravan_router.core.ahead import each
+
+# The event loop serves others after this number of products of vectors, which take about 10 ms.
+_PAIRS_PER_TURN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts of one side of the pairs, and the field that they came in."""
+
+    field: str
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """``values`` has one score per pair. ``tokens`` counts what was computed: each different text, or each pair."""
+
+    model: str
+    values: list[float]
+    tokens: int
+
+
+# Embeds the texts, or for a model that ranks the pairs, whose token ids the function returns.
+Embed = Callable[[TextsOf], Awaitable[Vectors]]
+
+
+async def scores_of(embed: Embed, first: Texts, second: Texts) -> Scores:
+    """Score the n-th text of ``first`` with the n-th of ``second``; a side of one text is paired with all of the other.
+
+    Raises RequestError, EngineError.
+    """
+    count = max(len(first.texts), len(second.texts))
+    pairs = [_pair(first, second, index) for index in range(count)] if first.texts and second.texts else []
+    sides = {text: side.field for side in (second, first) for text in side.texts}
+
+    async def texts_of(context: Context) -> list[tuple[int, ...]]:
+        for side in (first, second):
+            if not side.texts:
+                raise empty_prompt_error(side.field)
+            if len(side.texts) > context.limits.max_embed_texts:
+                raise too_many_prompts_error(side.field, context.limits.max_embed_texts, len(side.texts))
+        if context.model.ranks:
+            return await each(pairs, lambda pair: _token_ids(context, second.field, pair[1], first=pair[0]))
+        return await each(list(sides.items()), lambda side: _token_ids(context, side[1], side[0]))
+
+    made = await embed(texts_of)
+    if made.ranks:
+        return Scores(made.model, [relevance for (relevance,) in made.vectors], made.tokens)
+    vectors = dict(zip(sides, made.vectors, strict=True))
+    values = []
+    for index, (one, other) in enumerate(pairs):
+        if index % _PAIRS_PER_TURN == 0:
+            await asyncio.sleep(0)
+        values.append(sum(map(operator.mul, vectors[one], vectors[other])))
+    return Scores(made.model, values, made.tokens)
+
+
+def _pair(first: Texts, second: Texts, index: int) -> tuple[str, str]:
+    one, other = (side.texts[index if len(side.texts) > 1 else 0] for side in (first, second))
+    return one, other
+
+
+async def _token_ids(context: Context, field: str, text: str, *, first: str | None = None) -> tuple[int, ...]:
+    """Tokenize ``text``; with ``first``, the pair of both."""
+    if first is None:
+        tokens = await tokenize_prompt(context.engine, field, text, context.bounds)
+    else:
+        tokens = await tokenize_pair(context.engine, field, (first, text), context.bounds)
+    check_token_ids(field, tokens.token_ids, context.model.max_embed_tokens, context.model)
+    return tokens.token_ids

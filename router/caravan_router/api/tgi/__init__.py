@@ -1,0 +1,1 @@
+"""TGI's API: generation, tokens and what `/info` tells."""

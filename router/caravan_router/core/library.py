@@ -1,0 +1,106 @@
+"""Models that can be loaded and unloaded while the router runs, as the API sees them."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class ModelState(Enum):
+    """Where a model is. The values are those of llama-server's router."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryModel:
+    """A model of the library.
+
+    ``source``: the file or the repository that it comes from. ``size_bytes``: of its files, 0 if it is not known.
+    ``modified_s``: when its file was last changed, in Unix time; 0 if it is not known. ``problem``: why it could not be
+    loaded. ``expires_in_s``: seconds until it is unloaded if no request comes; None: it stays until its place is
+    needed.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    source: str
+    state: ModelState
+    pinned: bool = False
+    size_bytes: int = 0
+    modified_s: float = 0.0
+    problem: str = ""
+    expires_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A model has a new state, or is no longer there (None)."""
+
+    name: str
+    state: ModelState | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PullProgress:
+    """How far a download is: bytes that are here of the file with this SHA-256, of so many. No count gets smaller."""
+
+    digest: str
+    done: int
+    size: int
+    is_checking: bool = False
+
+
+class LibraryError(Exception):
+    """What was asked of the library cannot be done. The text is one line for the operator who asked."""
+
+
+class Library(Protocol):
+    """The models of a host, of which some are in memory. All names are those of the library, aliases included."""
+
+    def models(self) -> Sequence[LibraryModel]:
+        """Return all models, the default first."""
+        ...
+
+    def find(self, name: str) -> LibraryModel | None:
+        """Return a model by its name or by an alias; None if there is none."""
+        ...
+
+    def load(self, name: str) -> None:
+        """Have a model loaded as soon as there is room. Raises LibraryError if there is no such model."""
+        ...
+
+    async def wait_until_loaded(self, name: str) -> None:
+        """Wait as a request of the model does until it is loaded. Raises LibraryError, NoShardError."""
+        ...
+
+    def unload(self, name: str) -> None:
+        """Have a model unloaded once what runs on it has ended. Raises LibraryError if there is none."""
+        ...
+
+    def keep(self, name: str, seconds: float | None) -> None:
+        """Let a model stay for ``seconds`` after its last request, until it is said otherwise; None: as configured.
+
+        Infinity: it stays, unless its place is needed.
+        """
+        ...
+
+    def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
+        """Download a model of the hub and add it; yield how far that is. Closed early, it can be continued later.
+
+        ``name``: a known name, or OWNER/REPOSITORY:QUANTISATION. Raises LibraryError.
+        """
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove a model of the hub, from the disk too. Raises LibraryError."""
+        ...
+
+    def changes(self) -> AsyncGenerator[StateChange, None]:
+        """Yield what changes from now on, until the caller closes the iterator."""
+        ...

@@ -1,0 +1,57 @@
+"""Which of several engines of one name serves, and what moves from one that is replaced. See decision 44.
+
+Shards with other weights under the same name join beside the old ones during a rollout, so that a name may have several
+engines for some time.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from caravan_router.core.engine import ModelFacts
+from caravan_router.core.generation import GenerationSpec
+
+# All that gives the tokens of a prompt and an output their meaning.
+_MEANING = (
+    "vocabulary_size",
+    "chat_template",
+    "tool_template",
+    "bos_text",
+    "eos_text",
+    "eos_token_ids",
+    "fill",
+    "generates",
+    "ranks",
+    "embedding_size",
+)
+
+
+class Roomy(Protocol):
+    """An engine. ``room``: how many sequences its shards can have that take new ones, 0 without any."""
+
+    @property
+    def room(self) -> int: ...
+
+
+E = TypeVar("E", bound=Roomy)
+
+
+def serving(engines: Sequence[E]) -> E:
+    """Return the one of ``engines``, at least one, that gets new requests: with the most room, of equal ones the last.
+
+    ``engines`` are in the order in which they joined.
+    """
+    return max(enumerate(engines), key=lambda entry: (entry[1].room, entry[0]))[1]
+
+
+def tokens_mean_the_same(old: ModelFacts, new: ModelFacts) -> bool:
+    """Whether prompts and outputs for ``old`` are such for ``new``: vocabulary, templates and uses are equal.
+
+    A vocabulary whose fingerprint is not known equals no other.
+    """
+    known = old.vocabulary_fingerprint != "" and old.vocabulary_fingerprint == new.vocabulary_fingerprint
+    return known and all(getattr(old, name) == getattr(new, name) for name in _MEANING)
+
+
+def can_continue(spec: GenerationSpec, new: ModelFacts) -> bool:
+    """Whether ``new``, whose tokens mean the same, has what a request was promised by the model that it replaces."""
+    return (not spec.adapter or spec.adapter in new.adapters) and spec.sampling.top_n_tokens <= new.max_top_n_tokens

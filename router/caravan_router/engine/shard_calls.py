@@ -1,0 +1,112 @@
+"""The calls to one shard, wherever it is. Every failure is a ShardRpcError."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Protocol
+
+from caravan_proto.errors import ShardError
+from caravan_proto.messages.commands import Command
+from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.model import ShardClaim, ShardStatus, TokenizedText
+from caravan_proto.messages.results import LayoutSet, Loaded, Saved
+from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.scheduling.actions import Fetch
+from caravan_router.scheduling.events import SavedRun, Stepped
+
+Reply = Stepped | Saved | Loaded | LayoutSet
+
+
+class ShardRpcError(Exception):
+    """A call failed: the shard refused it (``error`` is set), or the transport did not carry it."""
+
+    def __init__(self, error: ShardError | None, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class ShardCalls(Protocol):
+    """A shard that can be called. `ShardClient` calls it over gRPC."""
+
+    @property
+    def embedding(self) -> int:
+        """Number of texts that are being embedded."""
+        ...
+
+    @property
+    def tokenizing(self) -> int:
+        """Number of texts that are being tokenized."""
+        ...
+
+    async def close(self) -> None:
+        """End every call, with ShardRpcError."""
+        ...
+
+    async def info(self) -> ShardInfo:
+        """Return identity and limits."""
+        ...
+
+    async def lease(
+        self, router_id: str, epoch: int, ttl_s: float, claim: ShardClaim | None = None, url: str = ""
+    ) -> None:
+        """Take the shard with a new epoch, or keep it with the same one.
+
+        With a ``claim``, do not take it from another router, which learns of it. ``url``: where other routers reach
+        this one, to hand requests over to it; empty if they cannot.
+        """
+        ...
+
+    async def give_back(self, router_id: str, epoch: int) -> None:
+        """End the lease; a shard that drains ends."""
+        ...
+
+    async def drain(self, epoch: int) -> None:
+        """Let the shard drain, and end when its lease is given back."""
+        ...
+
+    async def fetch_runs(
+        self, fetch: Fetch, epoch: int, source_epoch: int, source_hostname: str = ""
+    ) -> tuple[bool, ...]:
+        """Let the shard copy runs of another shard, whose certificate has ``source_hostname``, by default its host.
+
+        Return for each run whether it is there now.
+        """
+        ...
+
+    async def saved_runs(self) -> tuple[SavedRun, ...]:
+        """Return the runs that the shard has saved."""
+        ...
+
+    def watch(self, interval_s: float, silence_s: float, epoch: int = 0) -> AsyncGenerator[ShardStatus, None]:
+        """Yield the shard's status when it starts to drain and at least every ``interval_s``; end when it ends.
+
+        ``epoch``: of the lease that soon ends when this stream breaks off; 0 for none.
+
+        Raises ShardRpcError after ``silence_s`` without a status.
+        """
+        ...
+
+    async def start(self, command: Command, epoch: int) -> AsyncIterator[Sequence[Reply]]:
+        """Send ``command`` and return its replies, one for each step, or one; those of a message together.
+
+        What is started later runs later.
+        """
+        ...
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool = True) -> TokenizedText:
+        """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
+        ...
+
+    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
+        """Return the tokens of a pair as a model that ranks reads it."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
+        """Return the pieces of ``token_ids``."""
+        ...
+
+    async def compile_constraint(self, constraint: Constraint) -> str | None:
+        """Compile ``constraint``; return what is wrong with it, or None."""
+        ...
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """Return the vector of each text, given as tokens."""
+        ...

@@ -1,0 +1,47 @@
+"""``/admin/shards``: the state of each shard, and its drain."""
+
+import time
+
+from aiohttp import web
+
+from caravan_router.api.admin.schema import Shards
+from caravan_router.api.admin.shards import shard_of
+from caravan_router.api.errors import UnknownShardError
+from caravan_router.api.tgi.errors import TGI
+from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import Parameter
+from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.state import STATE
+
+ROUTES = Routes(TGI, operator=True)
+
+
+@ROUTES.route(
+    "GET",
+    "/admin/shards",
+    "List the shards that the router knows, with the state of each and the reason for it",
+    reply=Shards,
+)
+async def shards(request: web.Request) -> web.Response:
+    now = time.monotonic()
+    state = request.app[STATE]
+    found = [shard_of(report, now, state.limits.max_draft_tokens) for report in state.fleet.shards()]
+    return json_reply(Shards(found))
+
+
+@ROUTES.route(
+    "POST",
+    "/admin/shards/{shard}/drain",
+    "Let a shard end once its requests have moved to other shards or ended",
+    parameters=(Parameter(name="shard", place="path", description="Its address, or its id if no other shard has it"),),
+    reply=Shards,
+    errors=(404,),
+)
+async def drain(request: web.Request) -> web.StreamResponse:
+    """Raises UnknownShardError."""
+    fleet = request.app[STATE].fleet
+    name = request.match_info["shard"]
+    known = [report.address for report in fleet.shards() if name in (report.address, report.shard_id)]
+    if len(known) != 1 or not await fleet.drain_shard(known[0]):
+        raise UnknownShardError(name)
+    return await shards(request)

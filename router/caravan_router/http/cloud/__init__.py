@@ -1,1 +1,0 @@
-"""The routes that SageMaker and Vertex AI call, over the other dialects."""

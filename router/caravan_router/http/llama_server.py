@@ -1,0 +1,53 @@
+"""llama-server's ``/completion`` and ``/infill``."""
+
+from dataclasses import replace
+
+from aiohttp import web
+
+from caravan_router.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
+from caravan_router.api.llama_server.reply import AskedLlamaServer
+from caravan_router.api.llama_server.schema import InfillRequest, LlamaCompletion, LlamaCompletionRequest
+from caravan_router.api.openai.choices import number_of_choices
+from caravan_router.api.openai.errors import OPENAI
+from caravan_router.http.generation.answer import answer
+from caravan_router.http.generation.counting import counting_refusals
+from caravan_router.http.server.route import GENERATION_ERRORS
+from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.state import STATE
+
+ROUTES = Routes(OPENAI)
+_Whole = LlamaCompletion | list[LlamaCompletion]
+
+
+@ROUTES.route(
+    "POST",
+    "/completion",
+    "Complete one or several prompts",
+    around=counting_refusals,
+    reply=_Whole,
+    events=LlamaCompletion,
+    errors=GENERATION_ERRORS,
+)
+async def llama_completion(request: web.Request, body: LlamaCompletionRequest) -> web.StreamResponse:
+    limits = request.app[STATE].limits
+    prompts = split_prompt(body.prompt, limits)
+    n = number_of_choices(body.n, body.n_cmpl, limits)
+    reply = AskedLlamaServer(body, len(prompts), n, lambda context: joined_prompts(context, prompts))
+    return await answer(request, reply)
+
+
+ROUTES.append(replace(ROUTES[-1], path="/completions", alias="plural"))
+
+
+@ROUTES.route(
+    "POST",
+    "/infill",
+    "Return the text between a prefix and a suffix",
+    around=counting_refusals,
+    reply=_Whole,
+    events=LlamaCompletion,
+    errors=GENERATION_ERRORS,
+)
+async def infill(request: web.Request, body: InfillRequest) -> web.StreamResponse:
+    n = number_of_choices(body.n, body.n_cmpl, request.app[STATE].limits)
+    return await answer(request, AskedLlamaServer(body, 1, n, lambda context: infill_prompt(context, body)))

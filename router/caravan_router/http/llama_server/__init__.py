@@ -1,1 +1,0 @@
-"""llama-server's own routes, which editor plugins use."""

@@ -1,0 +1,80 @@
+"""The routes by which clients of llama-server's router load and unload models."""
+
+import asyncio
+import contextlib
+
+import msgspec
+from aiohttp import web
+
+from caravan_router.api.errors import UnknownModelError
+from caravan_router.api.llama_server.schema import ModelCommand, ModelEvent, Success
+from caravan_router.api.openai.errors import OPENAI
+from caravan_router.core.library import LibraryError, StateChange
+from caravan_router.http.generation.models import library_of
+from caravan_router.http.server.event_stream import EventStream
+from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import BODY_ERRORS
+from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.state import ENDING, STATE
+
+ROUTES = Routes(OPENAI, operator=True)
+
+
+@ROUTES.route(
+    "POST",
+    "/models/load",
+    "Have a model loaded as soon as there is room; `GET /models` tells its state",
+    reply=Success,
+    errors=(*BODY_ERRORS, 404),
+)
+async def load(request: web.Request, body: ModelCommand) -> web.Response:
+    """Raises NoLibraryError, UnknownModelError."""
+    try:
+        library_of(request.app[STATE]).load(body.model)
+    except LibraryError:
+        raise UnknownModelError(body.model) from None
+    return json_reply(Success(success=True))
+
+
+@ROUTES.route(
+    "POST",
+    "/models/unload",
+    "Have a model unloaded once what runs on it has ended; its next request has it loaded again",
+    reply=Success,
+    errors=(*BODY_ERRORS, 404),
+)
+async def unload(request: web.Request, body: ModelCommand) -> web.Response:
+    """Raises NoLibraryError, UnknownModelError."""
+    try:
+        library_of(request.app[STATE]).unload(body.model)
+    except LibraryError:
+        raise UnknownModelError(body.model) from None
+    return json_reply(Success(success=True))
+
+
+@ROUTES.route(
+    "GET", "/models/sse", "Tell each change of a model's state as it happens", events=ModelEvent, errors=(404,)
+)
+async def changes(request: web.Request) -> web.StreamResponse:
+    """Raises NoLibraryError."""
+    told = library_of(request.app[STATE]).changes()
+    # A stream without an end would else hold up the server's.
+    ending = asyncio.create_task(request.app[ENDING].wait())
+    async with EventStream(request, {}, request.app[STATE].limits) as events, contextlib.aclosing(told):
+        try:
+            while True:
+                change = asyncio.ensure_future(anext(told))
+                await asyncio.wait({change, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if ending.done():
+                    break
+                await events.send(msgspec.json.encode(_event(change.result())))
+        finally:
+            ending.cancel()
+            change.cancel()
+            await asyncio.wait({change})
+    return events.response
+
+
+def _event(change: StateChange) -> ModelEvent:
+    status = "removed" if change.state is None else change.state.value
+    return ModelEvent(model=change.name, event="status_change", data={"status": status})

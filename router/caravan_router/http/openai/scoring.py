@@ -1,0 +1,33 @@
+"""``/v1/score`` and ``/v1/rerank``."""
+
+from aiohttp import web
+
+from caravan_router.api.openai.errors import OPENAI
+from caravan_router.api.openai.scoring.reply import ranked_list, ranked_sides, score_list, scored_sides
+from caravan_router.api.openai.scoring.schema import RankedList, RerankRequest, ScoreList, ScoreRequest
+from caravan_router.api.openai.scoring.scores import Scores, Texts, scores_of
+from caravan_router.http.openai.vectors import vectors_of
+from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import BODY_ERRORS
+from caravan_router.http.server.routes import Routes
+
+_ERRORS = (*BODY_ERRORS, 404, 424, 429, 503)
+
+ROUTES = Routes(OPENAI)
+
+
+@ROUTES.route("POST", "/v1/score", "Return how similar the texts of each pair are", reply=ScoreList, errors=_ERRORS)
+async def score(request: web.Request, body: ScoreRequest) -> web.Response:
+    return json_reply(score_list(await _scores(request, body.model, *scored_sides(body))))
+
+
+@ROUTES.route(
+    "POST", "/v1/rerank", "Order documents by how similar they are to a query", reply=RankedList, errors=_ERRORS
+)
+async def rerank(request: web.Request, body: RerankRequest) -> web.Response:
+    query, documents = ranked_sides(body)
+    return json_reply(ranked_list(body, documents, await _scores(request, body.model, query, documents)))
+
+
+async def _scores(request: web.Request, model: str | None, first: Texts, second: Texts) -> Scores:
+    return await scores_of(lambda texts_of: vectors_of(request, model, texts_of, for_scores=True), first, second)

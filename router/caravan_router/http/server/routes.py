@@ -1,0 +1,90 @@
+"""Makes the rows of the route table of functions that answer requests."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+from aiohttp import web
+
+from caravan_router.api.dialect import Dialect
+from caravan_router.http.server.body import read_body
+from caravan_router.http.server.route import EVENTS, JSON, Handler, Parameter, Route
+from caravan_router.http.server.tolerant_body import read_tolerant_body
+
+# Takes the request and, if it has a second parameter, the body of that type.
+Answering = Callable[..., Awaitable[web.StreamResponse]]
+
+
+class RouteOptions(TypedDict, total=False):
+    """Fields of `Route` that may be left out. ``body``: by default the type that the function takes.
+
+    ``reply``, ``events``: the types of a JSON reply and of the data of an event, for ``replies``.
+    """
+
+    parameters: tuple[Parameter, ...]
+    body: tuple[type, ...]
+    replies: tuple[tuple[str, object], ...]
+    reply: object
+    events: object
+    errors: tuple[int, ...]
+    open: bool
+    operator: bool
+    alias: str
+
+
+class Routes(list[Route]):
+    """Routes of one dialect, in the order in which their functions are defined."""
+
+    def __init__(self, dialect: Dialect, *, tolerant: bool = False, **common: Unpack[RouteOptions]) -> None:
+        """``tolerant``: bodies may have unknown fields, which are logged. ``common``: options of every route."""
+        super().__init__()
+        self._dialect = dialect
+        self._read: Callable[[web.Request, Any], Awaitable[Any]] = read_tolerant_body if tolerant else read_body
+        self._common = common
+
+    def route(
+        self,
+        method: str,
+        path: str,
+        summary: str,
+        around: Callable[[Handler], Handler] | None = None,
+        **options: Unpack[RouteOptions],
+    ) -> Callable[[Answering], Handler]:
+        """Return what adds a route and returns its handler.
+
+        ``around``: wraps the handler, the reading of the body included.
+        """
+
+        def add(answering: Answering) -> Handler:
+            described: dict[str, Any] = {**self._common, **options}
+            forms = ((JSON, described.pop("reply", None)), (EVENTS, described.pop("events", None)))
+            described.setdefault("replies", tuple((form, kind) for form, kind in forms if kind is not None))
+            handler: Handler = answering
+            if (kind := _body_of(answering)) is not None:
+                described.setdefault("body", (kind,))
+                handler = self._reading(answering, kind)
+            if around is not None:
+                handler = around(handler)
+            self.append(
+                Route(method=method, path=path, handler=handler, dialect=self._dialect, summary=summary, **described)
+            )
+            return handler
+
+        return add
+
+    def _reading(self, answering: Answering, kind: type) -> Handler:
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+
+        @wraps(answering)
+        async def handler(request: web.Request) -> web.StreamResponse:
+            return await answering(request, await self._read(request, decoder))
+
+        return handler
+
+
+def _body_of(answering: Answering) -> type | None:
+    """Return the type of the second parameter, None if there is only the request."""
+    _, *body = inspect.signature(answering, follow_wrapped=False).parameters.values()
+    return body[0].annotation if body else None

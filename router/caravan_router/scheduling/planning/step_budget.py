@@ -1,0 +1,60 @@
+"""How many prompt tokens a step has room for, shared out to one prompt after another."""
+
+import math
+
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.planning.chunking import Step, chunk_budget
+from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.resident import Resident
+
+# A step with fewer tokens left takes no other prompt: a chunk of three neither is nor leaves a single token.
+_LEAST_CHUNK = 3
+
+
+class StepBudget:
+    """``whole``: how many prompt tokens without context the step has room for when it is empty."""
+
+    def __init__(self, shard: ShardAccount, config: SchedulerConfig, step: Step) -> None:
+        self._shard = shard
+        self._config = config
+        self._step = step
+        self.whole = self._left = self._tokens(context=0)
+        self._least_chunk = max(1, min(_LEAST_CHUNK, self.whole))
+        self._prompt_logprobs = shard.capacity.limits.max_prompt_logprob_tokens
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is room for a chunk."""
+        return self._left >= self._least_chunk
+
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether there is room for a chunk with prompt logprobs."""
+        return self._prompt_logprobs > 0
+
+    def _tokens(self, context: int, remaining: int | None = None) -> int:
+        """Return how many tokens the whole step has for a prompt with ``context`` computed and ``remaining`` to do."""
+        budget = chunk_budget(self._config, self._shard.costs, self._step, context=context, remaining=remaining)
+        return min(budget, self._shard.capacity.limits.max_batch_tokens - self._step.riders)
+
+    def take(self, resident: Resident) -> int:
+        """Return the size of the chunk that the prompt of ``resident`` gets; 0 if there is no room for any."""
+        if not self.has_tokens:
+            return 0
+        remaining = resident.target - resident.computed
+        whole = self._tokens(resident.computed, remaining)
+        tokens = _without_single(max(self._least_chunk, self._left * whole // self.whole), remaining)
+        if resident.sequence.needs_prompt_logprobs:
+            tokens = min(tokens, self._prompt_logprobs)
+            self._prompt_logprobs -= max(0, tokens)
+        if tokens > 0:
+            self._left -= math.ceil(tokens * self.whole / whole)
+        return max(0, tokens)
+
+
+def _without_single(tokens: int, remaining: int) -> int:
+    """Return at most ``tokens`` of ``remaining``, so that none of them is left alone.
+
+    A token that is computed alone may round otherwise than in a chunk, and greedy answers would depend on the chunks.
+    """
+    return tokens - 1 if remaining - tokens == 1 and tokens > 2 else min(tokens, remaining)

@@ -1,0 +1,120 @@
+"""What a sequence need not compute on a shard: prefixes that are in its cells, or saved."""
+
+from dataclasses import replace
+
+from caravan_proto.messages.limits import Saving
+from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
+from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
+
+# What a Load costs beside the copy, in seconds: a command of its own.
+LOAD_S = 0.002
+# Copying a split sequence moves all of its cells. Moving this many takes as long as computing one token.
+_CELLS_PER_TOKEN = 256
+_LEAST_COPY = 16
+
+
+def find_match(shard: ShardAccount, sequence: Sequence) -> Match:
+    """Find the longest prefix of ``sequence`` that can be copied. Its last token is always computed.
+
+    While it waits, it is looked for once per change of what the shard holds.
+    """
+    tree = shard.cells.tree
+    version = tree.version + shard.stays.version  # grows with each change of either
+    known = sequence.matches.get(shard.name)
+    if known is not None and known[0] is tree and known[1] == version:
+        return known[2]
+    found = _look_up(shard, sequence)
+    sequence.matches[shard.name] = (tree, version, found)
+    return found
+
+
+def _look_up(shard: ShardAccount, sequence: Sequence) -> Match:
+    tree = shard.cells.tree
+    namespace, tokens = sequence.request.prefix_namespace, sequence.tokens(0, sequence.known_tokens)
+    if shard.layout.whole_only:
+        most = min(len(tokens) - 1, sequence.most_with_logprobs)
+        found = tree.match_whole(namespace, tokens, most)
+    else:
+        most = sequence.most_cached
+        found = tree.match(namespace, tokens, most)
+        if found.length < most and _index_outputs(shard, found.within):
+            found = tree.match(namespace, tokens, most)
+    sources = tuple(filter(shard.stays.can_be_copied, found.sources))
+    return Match(found.length, found.live_length, sources) if sources else NO_MATCH
+
+
+def _index_outputs(shard: ShardAccount, sequence_ids: tuple[int, ...]) -> bool:
+    """Let the tree learn what those of these sequences that run have generated. Return whether there was any."""
+    residents = shard.stays.residents
+    found = [residents[key] for key in sequence_ids if key in residents]
+    grown = [shard.cells.index(resident) for resident in found if resident.is_running]
+    return any(grown)
+
+
+def saved_prefix(shard: ShardAccount, sequence: Sequence, match: Match) -> SavedPrefix:
+    """Find the longest saved prefix of ``sequence`` if loading it is faster than computing what ``match`` lacks."""
+    if not shard.saves.are_possible:
+        return NO_PREFIX
+    found = shard.runs.find(sequence.keys, sequence.known_tokens, sequence.most_cached)
+    if found.length <= match.length:
+        return NO_PREFIX
+    load_s = LOAD_S + (found.length - shared_by_load(shard, sequence, match).length) * shard.costs.copy_cell_s
+    compute_s = (found.length - match.length) * shard.costs.recompute_token_s
+    return found if load_s < compute_s else NO_PREFIX
+
+
+def shared_by_load(shard: ShardAccount, sequence: Sequence, match: Match) -> Match:
+    """Return ``match``, with one source, if ``sequence`` can begin with those cells and its rest be loaded.
+
+    No match if cells are not shared, or if the source is parked and its id or its other cells are needed.
+    """
+    layout = shard.layout
+    if not (match.sources and layout.shares_cells and layout.saving is Saving.ANY):
+        return NO_MATCH
+    source_id = next((key for key in match.sources if key in shard.stays.residents), match.sources[0])
+    shared = replace(match, sources=(source_id,))
+    return shared if has_id_for(shard, shared) and has_cells_for_load(shard, sequence, shared) else NO_MATCH
+
+
+def has_id_for(shard: ShardAccount, match: Match) -> bool:
+    """Whether a sequence that starts from ``match`` can get an id without evicting what the next command copies."""
+    stays = shard.stays
+    if stays.free_sequences <= 0:
+        return False
+    if stays.free_ids or stays.releasing:
+        return True
+    return any(one.sequence_id not in match.sources[:1] for one in shard.header.evictable)
+
+
+def has_cells_for_load(shard: ShardAccount, sequence: Sequence, shared: Match) -> bool:
+    """Whether ``sequence`` has room behind ``shared`` if nothing is evicted that the next command copies."""
+    if not shard.layout.shares_cells:
+        return True
+    evictable = [one.sequence_id for one in shard.header.evictable if one.sequence_id not in shared.sources]
+    return shard.cells.free + shard.cells.tree.own_cells(evictable) >= sequence.known_tokens - shared.length
+
+
+def worth_copying(shard: ShardAccount, match: Match) -> Match:
+    """Return ``match``, or no match where copying would cost more than computing."""
+    layout = shard.layout
+    if layout.shares_cells or match.length >= max(_LEAST_COPY, layout.cells_per_sequence // _CELLS_PER_TOKEN):
+        return match
+    return NO_MATCH
+
+
+def to_take_over(shard: ShardAccount, match: Match, target: int) -> int | None:
+    """Return the parked source in whose place a sequence of ``target`` tokens should start; None: beside any."""
+    stays, cells = shard.stays, shard.cells
+    parked = next((key for key in match.sources if key in stays.parked), None)
+    if parked is None or parked in shard.header.sources:
+        return None
+    held = cells.tree.length(parked)
+    if match.length == held or (not shard.layout.shares_cells and stays.parked[parked].is_expendable):
+        return parked  # nothing is lost
+    has_others = len(shard.header.evictable) > 1
+    if not stays.free_ids and not stays.releasing and (not has_others or 2 * match.length >= held):
+        return parked
+    evictable = cells.held - cells.live - (held - match.live_length)
+    return parked if cells.free + max(0, evictable) < target - match.length else None

@@ -1,0 +1,133 @@
+"""What a shard saves of sequences, and which saved runs give way to that."""
+
+from array import array
+from collections.abc import Iterable
+
+from caravan_proto.messages.commands import RunNote, Save, SaveEntry
+from caravan_proto.messages.limits import Saving
+from caravan_router.scheduling.events import SavedRun
+from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, cuts_between
+from caravan_router.scheduling.shard.capacity import ShardCapacity
+from caravan_router.scheduling.shard.command import InFlight, ShardCommands
+from caravan_router.scheduling.shard.next_header import NextHeader
+from caravan_router.scheduling.shard.resident import Resident
+from caravan_router.scheduling.shard.saved_runs import Eviction, SavedPrefix, SavedRuns, Tier
+
+
+class ShardSaves:
+    """Changes ``runs``, and lets the next command do what the shard must do for that."""
+
+    def __init__(self, runs: SavedRuns, capacity: ShardCapacity, commands: ShardCommands, header: NextHeader) -> None:
+        self._runs = runs
+        self._capacity = capacity
+        self._commands = commands
+        self._header = header
+        # Saves under way, each with the key of a run that was given up since.
+        self._unwanted: set[tuple[InFlight, bytes]] = set()
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether cells of sequences can be saved."""
+        has_memory = self._runs.capacity_bytes[Tier.MEMORY] > 0
+        return has_memory and self._capacity.limits.layout.saving is not Saving.NOTHING
+
+    def lacks_pinned(self, resident: Resident) -> bool:
+        """Whether a pinned prefix of ``resident`` is not saved."""
+        pins = self._runs.pins.within(resident.sequence.keys, resident.computed)
+        return any(pin.length >= BLOCK_TOKENS and not self._runs.holding(pin.key) for pin in pins)
+
+    def entries_of(self, resident: Resident, known: int, *, release: bool) -> list[SaveEntry]:
+        """Make entries for what is computed of ``resident`` beyond ``known`` tokens, or for all if that is all.
+
+        A pinned prefix gets a run that ends with it, so that no more than that is kept.
+        """
+        keys, end = resident.sequence.keys, resident.computed
+        whole_only = self._runs.whole_only
+        # Saving a prefix that is there already does nothing.
+        start = known if known < end and not whole_only else 0
+        ends = [end]
+        if start == known and not whole_only:
+            ends[:0] = [pin.length for pin in self._runs.pins.within(keys, end - 1) if pin.length > start]
+        entries: list[SaveEntry] = []
+        for until in ends:
+            cuts = [end] if whole_only else cuts_between(start, until)
+            entries.append(
+                SaveEntry(
+                    sequence_id=resident.sequence_id,
+                    start=start,
+                    cuts=tuple((cut, keys.at(cut)) for cut in cuts),
+                    release=release and until == end,
+                    note=_note_of(resident, start, until),
+                )
+            )
+            start = until
+        return entries
+
+    # Changes, which the ledger makes
+
+    def make_room(self, cells: int, entries: Iterable[SaveEntry]) -> None:
+        """Make room for the ``entries`` of a Save, of ``cells`` cells: runs that were used least recently give way."""
+        self._note_eviction(self._runs.make_room(cells), entries)
+
+    def expect(self, size_bytes: int, keep: SavedPrefix) -> None:
+        """Make room for runs of another shard, except by giving up ``keep``."""
+        self._note_eviction(self._runs.make_room_for(size_bytes, keep))
+
+    def _note_eviction(self, eviction: Eviction, entries: Iterable[SaveEntry] = ()) -> None:
+        starts = self._starts_under_way() | {entry.own_note.before for entry in entries}
+        self._header.dropped_runs.extend((*eviction.dropped, *self._runs.drop_unneeded(starts)))
+        self._header.spilled_runs.extend(eviction.spilled)
+
+    def _starts_under_way(self, replied: InFlight | None = None) -> set[bytes]:
+        """Return the keys at which the runs start that are being saved, but for those of a Save that was replied to."""
+        commands = (command for command in self._commands.in_flight if command is not replied)
+        return {entry.own_note.before for command in commands for entry in _entries_of(command)}
+
+    def note_runs(self, runs: Iterable[SavedRun]) -> None:
+        """Note runs that were saved elsewhere, or before the shard joined; each comes after those before it."""
+        for run in runs:
+            self._runs.add(run)
+        self._header.dropped_runs.extend(self._runs.drop_unneeded(self._starts_under_way()))
+
+    def note_saved(self, resident: Resident, entry: SaveEntry, size_bytes: int) -> None:
+        """Note that ``entry`` of ``resident`` was saved."""
+        run = SavedRun(start=entry.start, cuts=entry.cuts, size_bytes=size_bytes, note=entry.own_note)
+        self._runs.add(run)
+        # The runs before it count as used now, too, so that they are given up after it.
+        self._runs.use(self._runs.find(resident.sequence.keys, entry.end))
+
+    def drop_unwanted(self, command: InFlight) -> None:
+        """Let the next command drop what ``command`` has saved though it was given up meanwhile."""
+        for unwanted in [pair for pair in self._unwanted if pair[0] is command]:
+            self._unwanted.remove(unwanted)
+            self._header.dropped_runs.extend(self._runs.drop(unwanted[1], self._starts_under_way(command)))
+
+    def drop(self, key: bytes) -> None:
+        """Let the next command drop the run with this key, as soon as no other run begins with it."""
+        self._header.dropped_runs.extend(self._runs.drop(key, self._starts_under_way()))
+
+    def give_up(self, key: bytes | None) -> None:
+        """Let the next command drop all runs, or the one with this ``key``. What is being saved follows later."""
+        for command in self._commands.in_flight:
+            ends = {entry.cuts[-1][1] for entry in _entries_of(command)}
+            self._unwanted |= {(command, end) for end in ends if key in (None, end)}
+        if key is not None:
+            self.drop(key)
+            return
+        self._header.dropped_runs.extend(self._runs.keys)
+        self._runs.forget(self._runs.keys)
+
+
+def _entries_of(command: InFlight) -> Iterable[SaveEntry]:
+    return command.command.entries if isinstance(command.command, Save) else ()
+
+
+def _note_of(resident: Resident, start: int, end: int) -> RunNote:
+    sequence = resident.sequence
+    return RunNote(
+        before=sequence.keys.at(start),
+        # An array takes 4 bytes for each token, which are there as long as the run is.
+        tokens=array("i", sequence.tokens(start, end)),
+        tenant=sequence.spec.tenant.name,
+        adapter=resident.adapter,
+    )

@@ -1,0 +1,154 @@
+"""Reads which models there are: a TOML file and a folder of GGUF files.
+
+[[models]]
+name = "writer"
+model = "SmolLM2-135M-Instruct.Q4_1.gguf"
+aliases = ["gpt-4o-mini"]
+flags = ["--ctx-size", "4096"]
+pinned = true
+memory_mib = 400
+idle_s = 300
+"""
+
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from caravan_models.errors import FetchError
+from caravan_models.known import parse_reference
+from caravan_models.reference import LocalFile
+from caravan_router.serve.library.entry import CatalogueEntry
+
+# A name is never a path: it may have one slash, as those of repositories.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)?")
+_MAX_NAME = 200
+_PART = re.compile(r"-(\d{5})-of-\d{5}$")
+_PROJECTOR = re.compile(r"(^|[-_.])mmproj([-_.]|$)", re.IGNORECASE)
+# Those that the library itself passes to each shard.
+_OWN_FLAGS = ("-m", "--model", "-a", "--alias", "--address", "--shard-id", "--backend", "--exit-with-parent")
+
+
+class CatalogueError(ValueError):
+    """The models cannot be read, or contradict each other."""
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    model: str
+    aliases: list[str] = []
+    flags: list[str] = []
+    pinned: bool = False
+    memory_mib: int | None = None
+    idle_s: float | None = None
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    models: list[_Entry]
+
+
+def read_catalogue(file: Path | None, folder: Path | None) -> tuple[CatalogueEntry, ...]:
+    """Return the models of ``file``, then those of ``folder`` that ``file`` does not name. Blocks.
+
+    Raises CatalogueError, which names the file and the problem.
+    """
+    entries = () if file is None else _read_file(file)
+    if folder is not None:
+        known = {name for entry in entries for name in (entry.name, *entry.aliases)}
+        sources = {Path(entry.source) for entry in entries}
+        found = _read_folder(folder)
+        entries += tuple(one for one in found if one.name not in known and Path(one.source) not in sources)
+    return entries
+
+
+def check_name(where: str, name: str) -> None:
+    """Raise CatalogueError unless ``name`` can be the name of a model."""
+    if not (_NAME.fullmatch(name) and len(name) <= _MAX_NAME) or ".." in name:
+        rule = f"must have 1 to {_MAX_NAME} letters of ASCII, digits or ._:+- and at most one /"
+        raise CatalogueError(f"{where} {rule}. Given: {name!r:.80}")
+
+
+def _read_file(path: Path) -> tuple[CatalogueEntry, ...]:
+    try:
+        return parse_catalogue(path.read_text(encoding="utf-8"), path.parent)
+    except OSError as error:
+        raise CatalogueError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CatalogueError(f"{path}: not UTF-8") from error
+    except CatalogueError as error:
+        raise CatalogueError(f"{path}: {error}") from error
+
+
+def parse_catalogue(text: str, folder: Path) -> tuple[CatalogueEntry, ...]:
+    """Return the models of a TOML text, whose relative paths begin at ``folder``. Raises CatalogueError."""
+    try:
+        entries = msgspec.convert(tomllib.loads(text), _File).models
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise CatalogueError(str(error)) from error
+    checked = tuple(_checked(f"models[{index}]", entry, folder) for index, entry in enumerate(entries))
+    check_distinct(checked)
+    return checked
+
+
+def check_distinct(entries: Iterable[CatalogueEntry]) -> None:
+    """Raise CatalogueError if two models answer to one name."""
+    owner: dict[str, str] = {}
+    for entry in entries:
+        for name in (entry.name, *entry.aliases):
+            if name in owner:
+                raise CatalogueError(f"the models {owner[name]} and {entry.name} both answer to {name}")
+            owner[name] = entry.name
+
+
+def _checked(where: str, entry: _Entry, folder: Path) -> CatalogueEntry:
+    check_name(f"{where}.name", entry.name)
+    for index, alias in enumerate(entry.aliases):
+        check_name(f"{where}.aliases[{index}]", alias)
+    if not entry.model:
+        raise CatalogueError(f"{where}.model must be a GGUF file or a repository. Given: ''")
+    for given in entry.flags:
+        if given.partition("=")[0] in _OWN_FLAGS:
+            raise CatalogueError(f"{where}.flags must not have {given}, which the server itself sets")
+    if entry.memory_mib is not None and entry.memory_mib < 0:
+        raise CatalogueError(f"{where}.memory_mib must be >= 0. Given: {entry.memory_mib}")
+    if entry.idle_s is not None and not entry.idle_s >= 0:
+        raise CatalogueError(f"{where}.idle_s must be >= 0, or left out for no limit. Given: {entry.idle_s}")
+    try:
+        reference = parse_reference(entry.model)
+    except FetchError as error:
+        raise CatalogueError(f"{where}.model: {error}") from error
+    return CatalogueEntry(
+        name=entry.name,
+        source=str(folder / reference.path.expanduser()) if isinstance(reference, LocalFile) else entry.model,
+        aliases=tuple(entry.aliases),
+        flags=tuple(entry.flags),
+        pinned=entry.pinned,
+        memory_bytes=None if entry.memory_mib is None else entry.memory_mib << 20,
+        idle_s=math.inf if entry.idle_s is None else entry.idle_s,
+    )
+
+
+def _read_folder(folder: Path) -> tuple[CatalogueEntry, ...]:
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise CatalogueError(f"{folder}: {error.strerror}") from error
+    return tuple(
+        CatalogueEntry(name=_PART.sub("", file.stem), source=str(file), aliases=(file.name,))
+        for file in files
+        if file.suffix == ".gguf" and _NAME.fullmatch(file.stem) and _is_model(file.stem)
+    )
+
+
+def _is_model(stem: str) -> bool:
+    """Whether a file is a whole model or the first part of one, and no projector."""
+    part = _PART.search(stem)
+    return _PROJECTOR.search(stem) is None and (part is None or int(part[1]) == 1)
+
+
+def names_of(entries: Sequence[CatalogueEntry]) -> dict[str, str]:
+    """Return the name of the model that each alias means."""
+    return {alias: entry.name for entry in entries for alias in entry.aliases}

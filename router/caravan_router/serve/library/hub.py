@@ -1,0 +1,88 @@
+"""The models of the hub's cache, to which operators add and from which they remove."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from caravan_models.cache_folder import cache_folder
+from caravan_models.errors import FetchError
+from caravan_models.fetching import fetch
+from caravan_models.known import known_model, known_models
+from caravan_models.local_store import remove, stored_models
+from caravan_models.progress import Phase, Progress
+from caravan_models.reference import HUB_PREFIX, HubModel, KnownModel, hub_model, parse_hub
+from caravan_router.core.library import LibraryError, PullProgress
+from caravan_router.serve.library.catalogue import CatalogueError, check_name
+from caravan_router.serve.library.entry import CatalogueEntry
+
+# What clients of Ollama write before the name of a repository.
+_HOSTS = ("hf.co/", "huggingface.co/", HUB_PREFIX)
+
+
+def stored_entries() -> tuple[CatalogueEntry, ...]:
+    """Return the models of the hub's cache that can be asked for by name. Blocks. Raises CatalogueError."""
+    try:
+        stored = stored_models(cache_folder())
+    except OSError as error:
+        raise CatalogueError(f"{cache_folder()}: {error.strerror}") from error
+    entries = []
+    for model in stored:
+        try:
+            check_name("", model.name)
+        except CatalogueError:
+            continue  # It is of another branch, or its file has a name that is none for a model.
+        entries.append(_entry(model.name))
+    return tuple(entries)
+
+
+def _entry(name: str) -> CatalogueEntry:
+    aliases = tuple(known.name for known in known_models().values() if known.source.name == name)
+    return CatalogueEntry(name=name, source=f"{HUB_PREFIX}{name}", aliases=aliases, is_pulled=True)
+
+
+def reference_of(name: str) -> HubModel | KnownModel:
+    """Return what an operator may pull under ``name``, which becomes no path and no URL but that of the hub.
+
+    Raises LibraryError.
+    """
+    if (known := known_model(name)) is not None:
+        return known
+    bare = name
+    for host in _HOSTS:
+        bare = bare.removeprefix(host)
+    try:
+        return parse_hub(bare.removesuffix(":latest"))
+    except FetchError as error:
+        raise LibraryError(str(error)) from error
+
+
+async def pulled(reference: HubModel | KnownModel) -> AsyncGenerator[PullProgress | CatalogueEntry, None]:
+    """Download a model; yield how far that is, and at last its entry. Raises LibraryError."""
+    told: asyncio.Queue[Progress | None] = asyncio.Queue()
+    fetching = asyncio.create_task(fetch(reference, told.put_nowait))
+    fetching.add_done_callback(lambda _: told.put_nowait(None))
+    try:
+        while (progress := await told.get()) is not None:
+            yield PullProgress(progress.etag, progress.file_done, progress.file_size, progress.phase is Phase.CHECKING)
+        await fetching
+    except FetchError as error:
+        raise LibraryError(str(error)) from error
+    finally:
+        fetching.cancel()
+        await asyncio.wait({fetching})
+    yield await asyncio.to_thread(_newest_entry, hub_model(reference))
+
+
+def _newest_entry(reference: HubModel) -> CatalogueEntry:
+    """Return the entry of a model that was just pulled. A name without a quantisation is that of the only one."""
+    entries = [entry for entry in stored_entries() if entry.name.startswith(f"{reference.repository}:")]
+    exact = [entry for entry in entries if entry.name == reference.name]
+    return (exact or entries or [_entry(reference.name)])[0]
+
+
+async def removed(entry: CatalogueEntry) -> None:
+    """Remove the files of a model of the cache. Raises LibraryError."""
+    reference = parse_hub(entry.source.removeprefix(HUB_PREFIX))
+    try:
+        await asyncio.to_thread(remove, reference, cache_folder())
+    except (FetchError, OSError) as error:
+        raise LibraryError(str(error)) from error

@@ -1,0 +1,121 @@
+"""The backend of a model that embeds texts and can do nothing else, such as BERT: it has no KV cache."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.model import Numerics
+from caravan_shard.arrays import Floats, State
+from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.llama.embedder import LlamaEmbedder
+from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.llama.model import LoadedModel
+from caravan_shard.config import ShardConfig
+
+_log = logging.getLogger(__name__)
+
+
+class LlamaEmbeddingBackend:
+    """A Backend without cells and sequences: `embed` is all that may be called. The flag --embeddings is not needed."""
+
+    def __init__(self, config: ShardConfig, loaded: LoadedModel) -> None:
+        """Warm up; raises StartupError. Takes over ``loaded``."""
+        self._loaded = loaded
+        self._embedder: LlamaEmbedder | None = None
+        try:
+            self._check(config)
+            self._embedder = embedder = LlamaEmbedder(loaded.pointer, config, loaded.facts, generates=False)
+        except BaseException:
+            self.close()
+            raise
+        self.facts = loaded.facts
+        self.vocabulary = loaded.vocabulary
+        self.candidate_filter = LlamaFilter(self.vocabulary.size)
+        self.draft_model = None
+        self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
+        self.state_fingerprint = self.facts.fingerprint
+        none = LayoutLimits(
+            layout=KvLayout.UNIFIED,
+            cells=0,
+            cells_per_sequence=0,
+            saving=Saving.NOTHING,
+        )
+        self.capacity = Capacity(
+            layouts=(none,),
+            max_sequences=0,
+            max_batch_tokens=0,
+            max_prompt_logprob_tokens=0,
+            embedding_size=embedder.size,
+            max_embed_tokens=embedder.max_tokens,
+            joint_embed=embedder.joint,
+            ranks=embedder.ranks,
+        )
+        _log.info(
+            "model ready: it embeds texts and generates none, so it needs no KV cells",
+            extra={
+                "longest_text": embedder.max_tokens,
+                "dimensions": embedder.size,
+                "threads_batch": config.batch_threads,
+            },
+        )
+
+    def _check(self, config: ShardConfig) -> None:
+        """Raise StartupError if flags ask for what such a model cannot do."""
+        name = self._loaded.facts.name
+        if config.lora:
+            raise StartupError(f"{name} only embeds texts, and vectors are the model's own: drop --lora")
+        if config.exact:
+            raise StartupError(f"{name} only embeds texts, and vectors are not compared: drop --exact")
+        if config.model_draft:
+            raise StartupError(f"{name} only embeds texts, so there is nothing to draft: drop --model-draft")
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+        """Embed texts."""
+        assert self._embedder is not None
+        return self._embedder.embed(texts)
+
+    def decode(self, batch: TokenBatch) -> DecodeOutcome:
+        """Not called: there are no sequences."""
+        raise NotImplementedError
+
+    def logits(self, rows: int) -> Floats:
+        """Not called."""
+        raise NotImplementedError
+
+    def length(self, sequence_id: int) -> int:
+        """Not called."""
+        raise NotImplementedError
+
+    def trim(self, sequence_id: int, length: int) -> bool:
+        """Not called."""
+        raise NotImplementedError
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None:
+        """Not called."""
+        raise NotImplementedError
+
+    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
+        """Not called."""
+        raise NotImplementedError
+
+    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+        """Not called."""
+        raise NotImplementedError
+
+    def set_layout(self, layout: KvLayout) -> bool:
+        """Not called: there is one layout."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free the context, then the model."""
+        if self._embedder is not None:
+            self._embedder.close()
+        self._loaded.close()
+
+
+def _fingerprint(of_model: str, config: ShardConfig) -> str:
+    if not config.rope_changes:
+        return of_model
+    return hashlib.sha256(repr((of_model, config.rope_changes)).encode()).hexdigest()

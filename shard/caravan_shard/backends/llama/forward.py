@@ -1,0 +1,82 @@
+"""Forward passes on one context of llama.cpp, and the logits that they leave."""
+
+import ctypes
+
+import llama_cpp
+import numpy as np
+
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import Capacity, DecodeOutcome, TokenBatch
+from caravan_shard.backends.llama.adapters import LlamaAdapters
+from caravan_shard.backends.llama.batch import LlamaBatch
+from caravan_shard.backends.llama.calls import split_calls
+from caravan_shard.backends.llama.context import OpenContext
+
+
+def _outcome(code: int) -> DecodeOutcome:
+    match code:
+        case 0:
+            return DecodeOutcome.OK
+        case 1:
+            return DecodeOutcome.NO_KV
+        case 2:
+            return DecodeOutcome.ABORTED
+        case -1:
+            return DecodeOutcome.INVALID
+        case _:
+            return DecodeOutcome.FAILED
+
+
+class LlamaForward:
+    """``ubatch``: most tokens that llama.cpp computes at once."""
+
+    def __init__(self, opened: OpenContext, adapters: LlamaAdapters, capacity: Capacity, vocabulary_size: int) -> None:
+        adapters.forget_context()
+        self._opened = opened
+        self._adapters = adapters
+        self._max_sequences = capacity.max_sequences
+        self._most_outputs = capacity.max_sequences + capacity.max_prompt_logprob_tokens
+        self._batch = LlamaBatch(capacity.max_batch_tokens)
+        self.ubatch = int(llama_cpp.llama_n_ubatch(opened.context))
+        # The logits of the last step if it took more than one call.
+        self._gathered: Floats | None = None
+        self._logits_address = 0
+        self._logits: Floats = np.empty((0, vocabulary_size), np.float32)
+
+    def decode(self, batch: TokenBatch) -> DecodeOutcome:
+        """Run llama_decode, more than once if `split_calls` says so, and wait for the logits."""
+        outputs = batch.output_count
+        assert outputs <= self._most_outputs, f"{outputs} outputs of {self._most_outputs}"
+        self._adapters.apply(self._opened.context, batch.adapter)
+        calls = split_calls(batch, self.ubatch) if self._opened.splits_calls else []
+        if len(calls) < 2:
+            self._gathered = None
+            return self._call(batch)
+        self._gathered = gathered = np.empty((outputs, self._logits.shape[1]), np.float32)
+        for call in calls:
+            outcome = self._call(call.batch)
+            if outcome is not DecodeOutcome.OK:
+                return outcome
+            if call.rows.any():
+                gathered[call.rows] = self._own_logits(call.batch.output_count)
+        return DecodeOutcome.OK
+
+    def _call(self, batch: TokenBatch) -> DecodeOutcome:
+        outcome = _outcome(llama_cpp.llama_decode(self._opened.context, self._batch.fill(batch)))
+        llama_cpp.llama_synchronize(self._opened.context)
+        return outcome
+
+    def logits(self, rows: int) -> Floats:
+        """Return [rows, vocabulary]; a view of llama.cpp's own buffer if the last step was one call."""
+        return self._own_logits(rows) if self._gathered is None else self._gathered[:rows]
+
+    def _own_logits(self, rows: int) -> Floats:
+        pointer = llama_cpp.llama_get_logits(self._opened.context)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        assert address, "the last forward pass had no outputs"
+        if address != self._logits_address or rows > len(self._logits):
+            # The buffer has room for n_seq_max rows at least, and never shrinks.
+            shape = (max(rows, self._max_sequences), self._logits.shape[1])
+            self._logits = np.ctypeslib.as_array(pointer, shape)
+            self._logits_address = address
+        return self._logits[:rows]

@@ -1,0 +1,162 @@
+"""Finds out what a shard would take, before it takes anything: llama.cpp plans a load without memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+
+from caravan_proto.host_memory import available_memory
+from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.breakdown import BufferUse, memory_breakdown
+from caravan_shard.backends.llama.context import Contexts
+from caravan_shard.backends.llama.devices import Device, drafting_devices
+from caravan_shard.backends.llama.embedder import plan_embedding
+from caravan_shard.backends.llama.metadata import metadata_text
+from caravan_shard.backends.llama.model import measured_model, only_embeds
+from caravan_shard.config import ShardConfig
+from caravan_shard.memory_need import HOST, MemoryNeed, Part, in_words
+
+# Measured after the start, without buffers and cells: 46 MiB with a vocabulary of 261 tokens, 102 MiB with 49,152, and
+# 246 MiB with 262,144. llama.cpp, the constraints and the tokenizer each have tables of the vocabulary.
+_PROGRAM_BYTES = 48 << 20
+_TOKEN_BYTES = 1 << 10
+# llama.cpp's tables of a cell: its position, the sequences that have it (up to 256), and its place in sets of both.
+_CELL_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """``layers``: without the output layer. ``has_experts``: some of its weights are a mixture of experts."""
+
+    layers: int
+    has_experts: bool
+    trained_context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a model takes with certain flags. ``need`` is None if this build of llama.cpp does not tell.
+
+    ``cells``: of all sequences; 0 for a model that only embeds.
+    """
+
+    shape: ModelShape
+    need: MemoryNeed | None
+    cells: int
+
+
+def measure(config: ShardConfig, devices: Sequence[Device]) -> Measured:
+    """Return what ``config`` would take, with ``devices`` to choose from. Raises StartupError as a start would.
+
+    Takes about as long as llama.cpp reads the vocabulary.
+    """
+    with measured_model(config, devices) as model:
+        shape, tables = _shape(model), _tables(model)
+        if only_embeds(model):
+            alone = _embedding_need(model, config, generates=False)
+            return Measured(shape=shape, need=None if alone is None else alone + tables, cells=0)
+        contexts = Contexts(model, config, shape.trained_context)
+        cells = contexts.limits(contexts.layouts[0]).cells
+        _check_tables(cells)
+        of_layouts = [
+            _need(model, contexts.parameters(layout), config, contexts.cannot_open()) for layout in contexts.layouts
+        ]
+        # There is one context at a time.
+        known = [one for one in of_layouts if one is not None]
+        need = max(known, key=lambda one: sum(one.places.values())) + tables if known else None
+        if need is not None:
+            need += MemoryNeed((Part(HOST, "cell_tables", _CELL_BYTES * cells),))
+        if config.embeddings and need is not None:
+            need += _without_weights(_embedding_need(model, config, generates=True))
+    if need is not None:
+        need += _adapters(config, need)
+    if config.model_draft and need is not None:
+        try:
+            draft = measure(config.of_draft_model(cells, drafting_devices(config, devices)), devices).need
+        except StartupError as error:
+            raise StartupError(f"the draft model: {error}") from error
+        parts = [part for part in draft.parts if part.what != "program"] if draft is not None else []
+        need += MemoryNeed(tuple(Part(part.place, f"draft_{part.what}", part.size) for part in parts))
+    return Measured(shape=shape, need=need, cells=cells)
+
+
+def _check_tables(cells: int) -> None:
+    """Raise StartupError if finding out what so many cells take would take too much: only their tables are made."""
+    available = available_memory()
+    if available is not None and _CELL_BYTES * cells > available // 4:
+        raise StartupError(
+            f"{cells} cells need {in_words(_CELL_BYTES * cells)} for their tables alone, and {in_words(available)} of "
+            "the host's memory are free: pass a smaller -c"
+        )
+
+
+def _shape(model: Any) -> ModelShape:
+    experts = metadata_text(model, f"{metadata_text(model, 'general.architecture')}.expert_count")
+    return ModelShape(
+        layers=int(llama_cpp.llama_model_n_layer(model)),
+        has_experts=experts.isdecimal() and int(experts) > 0,
+        trained_context=int(llama_cpp.llama_model_n_ctx_train(model)),
+    )
+
+
+def _embedding_need(model: Any, config: ShardConfig, *, generates: bool) -> MemoryNeed | None:
+    plan = plan_embedding(model, config, generates=generates)
+    error = StartupError(f"llama.cpp cannot make a context of {plan.pass_tokens} cells for embeddings")
+    need = _need(model, plan.parameters(config), config, error)
+    if need is None or not generates:
+        return need
+    # Nobody reads them, but llama.cpp makes the logits of every token.
+    return need + MemoryNeed((_logits(model, plan.pass_tokens),))
+
+
+def _without_weights(need: MemoryNeed | None) -> MemoryNeed:
+    parts = need.parts if need is not None else ()
+    return MemoryNeed(
+        tuple(Part(part.place, "embeddings", part.size) for part in parts if not part.what.endswith("weights"))
+    )
+
+
+def _need(model: Any, parameters: Any, config: ShardConfig, error: StartupError) -> MemoryNeed | None:
+    """Return what the model and a context take. Raises ``error`` if llama.cpp cannot make the context."""
+    context = llama_cpp.llama_init_from_model(model, parameters)
+    if not context:
+        raise error
+    try:
+        uses = memory_breakdown(context)
+    finally:
+        llama_cpp.llama_free(context)
+    if uses is None:
+        return None
+    parts = [part for use in uses for part in _parts(use, config)]
+    if not parameters.embeddings:
+        parts.append(_logits(model, parameters.n_outputs_max))
+    return MemoryNeed(tuple(parts))
+
+
+def _parts(use: BufferUse, config: ShardConfig) -> list[Part]:
+    weights = "mapped_weights" if config.mmap and use.place == HOST and use.mappable else "weights"
+    return [
+        Part(use.place, weights, use.model),
+        Part(use.place, "cells", use.context),
+        Part(use.place, "compute_buffers", use.compute),
+    ]
+
+
+def _tables(model: Any) -> MemoryNeed:
+    """Return what a shard takes beside llama.cpp's buffers."""
+    tokens = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
+    return MemoryNeed((Part(HOST, "program", _PROGRAM_BYTES), Part(HOST, "vocabulary", _TOKEN_BYTES * tokens)))
+
+
+def _logits(model: Any, rows: int) -> Part:
+    """Return the rows of logits that llama.cpp keeps for its caller, which are not among its buffers."""
+    return Part(HOST, "logits", 4 * rows * int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))))
+
+
+def _adapters(config: ShardConfig, need: MemoryNeed) -> MemoryNeed:
+    """Return the adapters' files. Their tensors lie where those of the model do; here, where most of these are."""
+    size = sum(adapter.path.stat().st_size for adapter in config.adapters)
+    weights = [part for part in need.parts if part.what.endswith("weights")]
+    place = max(weights, key=lambda part: part.size).place if weights else HOST
+    return MemoryNeed((Part(place, "adapters", size),))

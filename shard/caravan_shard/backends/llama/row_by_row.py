@@ -1,0 +1,70 @@
+"""Switches off the kernels of ggml's CPU backend that compute several rows of a product together.
+
+They add in another order than the kernels for a single row. Builds by `deploy/setup` have a variable for it
+(`deploy/setup/row_by_row.c`), which is that of the whole process.
+"""
+
+import ctypes
+import logging
+from pathlib import Path
+
+import llama_cpp.llama_cpp
+
+from caravan_shard.backends.base import StartupError
+
+_log = logging.getLogger(__name__)
+
+_VARIABLE = "caravan_row_by_row"
+
+
+class RowByRow:
+    """How all models of this process compute, and how many are open."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._exact = False
+
+    def acquire(self, *, exact: bool) -> None:
+        """Let a model compute row by row if it is ``exact``; raises StartupError if open models do otherwise."""
+        if self._open and exact != self._exact:
+            raise StartupError(
+                "the models of one process compute all exactly or none: close the others first, or use a process of "
+                "its own"
+            )
+        if not self._open and exact != self._exact:
+            variables = _variables()
+            if exact and not variables:
+                _log.info("this build of llama.cpp cannot leave its kernels for several rows")
+            for variable in variables:
+                variable.value = exact
+        self._open += 1
+        self._exact = exact
+
+    def release(self) -> None:
+        """Note that a model is closed."""
+        self._open -= 1
+
+
+ROW_BY_ROW = RowByRow()
+
+
+def _variables() -> list[ctypes.c_int]:
+    """Return the variable of each library that has it."""
+    handles = [llama_cpp.llama_cpp._lib, *map(ctypes.CDLL, _cpu_backends())]
+    found = {}
+    for handle in handles:
+        try:
+            variable = ctypes.c_int.in_dll(handle, _VARIABLE)
+        except ValueError:
+            continue
+        found[ctypes.addressof(variable)] = variable
+    return list(found.values())
+
+
+def _cpu_backends() -> list[str]:
+    """Return the paths of the loaded backends for CPUs that llama.cpp has chosen among several (Linux)."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    return sorted({line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libggml-cpu" in line})

@@ -1,0 +1,123 @@
+"""From an empty cache to a streamed answer by a model's name alone; the same model in shards and in Python."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from openai import OpenAI
+
+from caravan import LLM, AsyncLLM, Executor, ModelError, SamplingParams
+from caravan_testing.programs import address_of, program
+from caravan_testing.serve_process import MODEL, serve
+from caravan_testing.shard_models import fetched
+from caravan_testing.shard_tiny_llama import write_tiny_llama
+from caravan_testing.stand_in_hub import TOKEN, StandInHub, stand_in_hub
+
+pytestmark = pytest.mark.e2e
+
+NAME = "demo/smollm2:Q4_1"
+TINY = "hf:demo/tiny"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInHub]:
+    """A hub to which all programs of these tests go, with an empty cache."""
+    folder = tmp_path_factory.mktemp("hub")
+    with stand_in_hub() as running, pytest.MonkeyPatch.context() as patch:
+        running.add("demo/smollm2", {MODEL.name: fetched(MODEL).read_bytes(), "mmproj-F16.gguf": b"GGUF no model"})
+        write_tiny_llama(folder / "tiny.gguf")
+        running.add("demo/tiny", {"tiny-F32.gguf": (folder / "tiny.gguf").read_bytes()})
+        variables = {"HF_ENDPOINT": running.url, "HF_HUB_CACHE": str(folder / "cache"), "HF_TOKEN": TOKEN}
+        for name, value in (variables | {"NO_PROXY": "127.0.0.1"}).items():
+            patch.setenv(name, value)
+        yield running
+
+
+def transfers(hub: StandInHub, path: str) -> int:
+    """How often the bytes of a file were asked for."""
+    sha256 = next(r.files[path].sha256 for r in hub.repositories.values() if path in r.files)
+    return sum(seen.path.startswith(f"/{sha256}") for seen in hub.transfers)
+
+
+def test_a_server_streams_from_an_empty_cache(hub: StandInHub) -> None:
+    with (
+        serve(f"hf:{NAME}", "-np", "2", "-c", "1024", "-t", "1", "--shards", "2", models=()) as served,
+        OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        assert [model.id for model in client.models.list()] == [NAME]
+        stream = client.completions.create(
+            model=NAME, prompt="The capital of France is", max_tokens=4, temperature=0, stream=True
+        )
+        pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
+    assert "".join(pieces).strip()
+    log = "".join(served.log)
+    assert re.search(rf"downloading {NAME}: \d+ % of ", log)
+    assert f"checking {NAME}" in log
+    # Once for two shards.
+    assert transfers(hub, MODEL.name) == 1
+
+
+async def test_two_shards_on_one_cache_download_once(hub: StandInHub, tmp_path: Path) -> None:
+    flags = ("--model", TINY, "--parallel", "1", "--ctx-size", "256", "--threads", "1")
+    addresses = [f"unix:{tmp_path}/{number}.sock" for number in range(2)]
+    async with (
+        program("caravan_shard", *flags, "--address", addresses[0]) as first,
+        program("caravan_shard", *flags, "--address", addresses[1]) as second,
+    ):
+        assert [await address_of(first), await address_of(second)] == addresses
+    assert transfers(hub, "tiny-F32.gguf") == 1
+
+
+async def test_the_library_takes_names_too(hub: StandInHub) -> None:
+    greedy = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    with LLM(TINY, parallel=1, ctx_size=256, threads=1) as llm:
+        [output] = llm.generate("a", greedy)
+        tokens = output.outputs[0].token_ids
+    assert len(tokens) == 3
+    async with AsyncLLM(TINY, parallel=1, ctx_size=256, threads=1) as model:
+        assert (await model.generate(["a"], greedy))[0].outputs[0].token_ids == tokens
+    with Executor(TINY, parallel=1, ctx_size=256, threads=1) as executor:
+        conversation = executor.create()
+        conversation.prompt("a")
+        executor.infer()
+        assert conversation.sample().id == tokens[0]
+    with pytest.raises(ModelError, match="has no repository demo/none"):
+        LLM("hf:demo/none")
+    with pytest.raises(ModelError, match="tinny: there is no such file, and no such name"):
+        Executor("tinny")
+
+
+def test_operators_pull_models_and_delete_them(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    flags = ("--models-hub", "on", "-np", "1", "-c", "256", "-t", "1")
+    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=120) as client:
+        assert client.get("/api/tags").json() == {"models": []}
+        lines = [
+            json.loads(line) for line in client.post("/api/pull", json={"model": "hf.co/demo/tiny"}).text.splitlines()
+        ]
+        assert (lines[0], lines[-1]) == ({"status": "pulling manifest"}, {"status": "success"})
+        shares = [line.get("completed", 0) / line["total"] for line in lines if line.get("total")]
+        assert shares == sorted(shares)
+        assert shares[-1] == 1.0
+        (model,) = client.get("/api/tags").json()["models"]
+        assert model["name"] == "demo/tiny:F32"
+        body = {"model": model["name"], "prompt": "a", "raw": True, "stream": False, "options": {"num_predict": 2}}
+        assert client.post("/api/generate", json=body).json()["eval_count"] == 2
+        # What is there is not downloaded again.
+        again = client.post("/api/pull", json={"model": "demo/tiny:F32", "stream": False})
+        assert again.json() == {"status": "success"}
+        for name in ("../../etc/passwd", "http://127.0.0.1/x", "demo/none"):
+            refused = client.post("/api/pull", json={"model": name, "stream": False})
+            assert refused.status_code == 400, refused.text
+        ended = client.post("/api/pull", json={"model": "demo/none"}).text.splitlines()[-1]
+        assert "demo/none" in json.loads(ended)["error"]
+        deleted = client.request("DELETE", "/api/delete", json={"model": model["name"]})
+        assert deleted.status_code == 200, deleted.text
+        assert client.get("/v1/models").json()["data"] == []
+        assert not list((tmp_path / "cache").rglob("*.gguf"))
+        assert client.request("DELETE", "/api/delete", json={"model": model["name"]}).status_code == 400

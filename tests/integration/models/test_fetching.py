@@ -1,0 +1,156 @@
+"""A download is a process: a program gets its progress, can end it at any time, and leaves none over."""
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from caravan_models.cache_layout import RepositoryCache
+from caravan_models.errors import FetchError, FetchProblem
+from caravan_models.fetching import fetch, fetch_blocking
+from caravan_models.progress import Progress
+from caravan_models.reference import HubModel
+from caravan_testing.small_gguf import small_gguf
+from caravan_testing.stand_in_hub import StandInHub
+from caravan_testing.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("environment")
+MODEL = small_gguf(400_000)
+SMALL = HubModel("demo/small")
+
+
+def workers() -> list[int]:
+    """The processes of downloads that this one has started."""
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = [int(pid) for listed in children for pid in listed.read_text().split()]
+    return [pid for pid in pids if b"caravan_models.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+async def test_a_model_is_fetched_beside_other_work_and_its_progress_told(hub: StandInHub, cache: Path) -> None:
+    hub.add("demo/small", {"small-Q4_0.gguf": MODEL, "mmproj-F16.gguf": small_gguf(seed=2)})
+    hub.faults.cut_after = [100_000]
+    progress: list[Progress] = []
+    found = await fetch(SMALL, progress.append)
+    assert found.model.read_bytes() == MODEL
+    assert found.model.is_relative_to(cache)
+    assert found.projector is not None
+    assert [one.done for one in progress] == sorted(one.done for one in progress)
+    assert (progress[0].file, progress[-1].file) == ("small-Q4_0.gguf", "mmproj-F16.gguf")
+    assert progress[-1].done == found.size
+    again: list[Progress] = []
+    assert await asyncio.to_thread(fetch_blocking, SMALL, again.append) == found
+    assert again == []
+
+
+async def test_a_cancelled_download_ends_and_continues_later(hub: StandInHub, cache: Path) -> None:
+    hub.add("demo/small", {"small-Q4_0.gguf": MODEL})
+    hub.faults.stall_after = [100_000]
+    partial = RepositoryCache(cache, SMALL.repository).partial(hashlib.sha256(MODEL).hexdigest())
+    fetching = asyncio.create_task(fetch(SMALL))
+    await eventually(lambda: partial.exists() and partial.stat().st_size == 100_000)
+    assert workers()
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    assert workers() == []
+    hub.release_stalled()
+    assert (await fetch(SMALL)).model.read_bytes() == MODEL
+    assert hub.transfers[-1].headers["range"].startswith("bytes=100000-")
+
+
+def kill_workers(_progress: Progress) -> None:
+    for pid in workers():
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_failure_is_the_one_line_of_its_kind(hub: StandInHub) -> None:
+    with pytest.raises(FetchError, match="has no repository demo/small, or it is private; check the name") as failed:
+        await fetch(SMALL)
+    assert failed.value.problem is FetchProblem.NO_REPOSITORY
+    with pytest.raises(FetchError, match="has no repository demo/small"):
+        await asyncio.to_thread(fetch_blocking, SMALL)
+    hub.add("demo/small", {"small-Q4_0.gguf": MODEL})
+    hub.faults.stall_after = [100_000]
+    with pytest.raises(FetchError, match=r"ended with signal 9.*start it again, it continues") as killed:
+        await fetch(SMALL, kill_workers)
+    assert killed.value.problem is FetchProblem.BROKEN
+
+
+def test_the_environment_is_that_of_huggingface_hub(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub.add("demo/small", {"small-Q4_0.gguf": MODEL}, private=True)
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    assert fetch_blocking(SMALL).model.is_relative_to(tmp_path / "home" / "hub")
+    hub.seen.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert fetch_blocking(SMALL).model.read_bytes() == MODEL
+    with pytest.raises(FetchError, match=r"HF_HUB_OFFLINE is set, and the cache .* has no demo/other; run") as failed:
+        fetch_blocking(HubModel("demo/other"))
+    assert failed.value.problem is FetchProblem.NOT_CACHED
+    assert hub.seen == []
+
+
+def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "huggingface_hub.py").write_text("raise ModuleNotFoundError(\"No module named 'huggingface_hub'\")")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(FetchError, match=r"pip install 'llama-caravan\[hub\]'") as failed:
+        fetch_blocking(SMALL)
+    assert failed.value.problem is FetchProblem.NEEDS_EXTRA
+
+
+def test_a_download_ends_with_its_program(hub: StandInHub) -> None:
+    hub.add("demo/small", {"small-Q4_0.gguf": MODEL})
+    hub.faults.stall_after = [100_000]
+    program = (
+        "import os, sys; from caravan_models.fetching import fetch_blocking\n"
+        "from caravan_models.reference import HubModel\n"
+        "say = lambda progress: print(open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read(), flush=True)\n"
+        "fetch_blocking(HubModel('demo/small'), say)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+        assert time.monotonic() < deadline, "it runs on"
+        time.sleep(0.01)
+
+
+def test_pull_prints_the_path_and_its_progress_elsewhere(hub: StandInHub, cache: Path) -> None:
+    hub.add("demo/small", {"small-Q4_0.gguf": MODEL})
+    command = [sys.executable, "-m", "caravan_router", "pull", "hf:demo/small"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    path = Path(done.stdout.removesuffix("\n"))
+    assert path.read_bytes() == MODEL
+    assert path.is_relative_to(cache)
+    assert done.stderr.startswith("downloading demo/small: ")
+    assert done.stderr.endswith("checking demo/small: 100 % of 400.0 kB\n")
+    hub.faults.api_statuses = [403]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (1, "", 1)
+    assert failed.stderr.startswith("caravan pull: error: http://127.0.0.1:")
+
+
+def test_ctrl_c_ends_a_download_without_a_traceback(hub: StandInHub) -> None:
+    hub.add("demo/small", {"small-Q4_0.gguf": MODEL})
+    hub.faults.stall_after = [100_000]
+    for words in (["pull", "hf:demo/small"], ["serve", "hf:demo/small", "--port", "0"]):
+        command = [sys.executable, "-m", "caravan_router", *words]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            lines = [process.stderr.readline()]
+            process.send_signal(signal.SIGINT)
+            lines += process.stderr.readlines()
+            assert process.wait(60) == 130, lines
+        assert "downloading demo/small" in lines[0]
+        assert "Traceback" not in "".join(lines)
+        hub.faults.stall_after = [50_000]

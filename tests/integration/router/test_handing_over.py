@@ -1,0 +1,143 @@
+"""Two routers and one shard, as processes: the router without a shard hands its requests over to the other one."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import ClientError, ClientSession
+
+REQUESTS, CLIENTS, NEW_TOKENS = 60, 6, 20
+pytestmark = pytest.mark.timeout(300)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+@contextlib.contextmanager
+def program(module: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-m", module, *flags], stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+
+
+@contextlib.contextmanager
+def routers(count: int) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
+    """Run routers over one toy shard; yield their URLs, and their processes."""
+    shard, *ports = free_ports(1 + count)
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            program("caravan_shard", "--backend", "fake", "--fake-step-ms", "5", "--address", f"127.0.0.1:{shard}")
+        )
+        started = [
+            stack.enter_context(
+                program(
+                    "caravan_router", "router", "--shard", f"127.0.0.1:{shard}", "--port", str(port),
+                    "--advertise-url", url,
+                )
+            )
+            for port, url in zip(ports, urls, strict=True)
+        ]  # fmt: skip
+        deadline = time.monotonic() + 60
+        while sum(status(url, "/health") == 200 for url in urls) != 1 or 0 in [status(url, "/livez") for url in urls]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield urls, started
+
+
+def status(url: str, path: str) -> int:
+    """Return the status of a reply; 0 if there is none."""
+    try:
+        with urllib.request.urlopen(url + path) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def metric(url: str, name: str) -> float:
+    """Return the value of a metric of a router."""
+    with urllib.request.urlopen(f"{url}/metrics") as reply:
+        lines = reply.read().decode().splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+
+async def complete(session: ClientSession, url: str, number: int) -> tuple[int, str]:
+    body = {"prompt": f"{number % 3} ", "max_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": 0}
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        got = await response.json()
+        return response.status, got["choices"][0]["text"] if response.status == 200 else str(got)
+
+
+async def ask_in_turn(urls: list[str]) -> Counter[tuple[int, str]]:
+    """Send requests to the routers in turn; return how often there was each status with its text."""
+    numbers = iter(range(REQUESTS))
+    found: Counter[tuple[int, str]] = Counter()
+    async with ClientSession() as session:
+
+        async def client() -> None:
+            for number in numbers:
+                found[await complete(session, urls[number % len(urls)], number)] += 1
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return found
+
+
+def test_requests_to_either_router_get_the_same_replies() -> None:
+    with routers(2) as (urls, _):
+        found = asyncio.run(ask_in_turn(urls))
+        # Of three prompts, each a third of the requests.
+        assert sorted(found.values()) == [REQUESTS // 3] * 3
+        assert {code for code, _ in found} == {200}
+        assert sorted(status(url, "/health") for url in urls) == [200, 503], "no shard went from one to the other"
+        # The other router counts that it handed them over, and nothing else.
+        (other,) = (url for url in urls if status(url, "/health") == 503)
+        assert metric(other, 'caravan_requests_handed_over_total{model="toy"}') == REQUESTS // 2
+        assert metric(other, 'tgi_request_count{model="toy"}') == 0
+
+
+def test_a_router_serves_its_requests_itself_once_its_neighbour_has_died() -> None:
+    with routers(2) as (urls, processes):
+        holder = next(index for index, url in enumerate(urls) if status(url, "/health") == 200)
+        os.kill(processes[holder].pid, signal.SIGKILL)
+
+        async def ask() -> tuple[int, str]:
+            async with ClientSession() as session:
+                return await complete(session, urls[1 - holder], 0)
+
+        assert asyncio.run(ask())[0] == 200
+        assert status(urls[1 - holder], "/health") == 200
+
+
+def test_a_stream_breaks_where_the_neighbour_dies() -> None:
+    with routers(2) as (urls, processes):
+        holder = next(index for index, url in enumerate(urls) if status(url, "/health") == 200)
+        body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+
+        async def read() -> None:
+            async with (
+                ClientSession() as session,
+                session.post(f"{urls[1 - holder]}/v1/completions", json=body) as reply,
+            ):
+                await reply.content.readline()
+                os.kill(processes[holder].pid, signal.SIGKILL)
+                await reply.read()
+
+        with pytest.raises(ClientError):
+            asyncio.run(read())

@@ -1,0 +1,72 @@
+"""The header of a GGUF file is read as the writers of the format mean it, and nothing else is believed."""
+
+import contextlib
+import struct
+from pathlib import Path
+
+import gguf
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caravan_models import gguf_facts
+from caravan_models.errors import FetchError, FetchProblem
+from caravan_models.gguf_header import read_header
+from caravan_shard.backends.llama.model import _FILE_TYPES
+from caravan_testing.shard_models import DEMO_MODEL
+from caravan_testing.small_gguf import small_gguf
+
+
+def test_a_real_model_says_what_it_is() -> None:
+    facts = gguf_facts.gguf_facts([DEMO_MODEL])
+    assert (facts.architecture, facts.parameter_count, facts.quantisation) == ("llama", 134_515_008, "Q4_1")
+    assert (facts.trained_context, facts.layer_count) == (8192, 30)
+
+
+def test_every_type_of_value_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "all.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint8("u8", 255)
+    writer.add_int64("i64", -(2**63))
+    writer.add_float64("f64", 0.5)
+    writer.add_bool("flag", True)
+    writer.add_string("text", "Zoë")
+    writer.add_array("texts", ["a", "bb"])
+    writer.add_array("numbers", [1, 2, 3])
+    writer.add_uint32("last", 7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    metadata = read_header(path).metadata
+    assert metadata == {
+        "general.architecture": "llama", "u8": 255, "i64": -(2**63), "f64": 0.5, "flag": True, "text": "Zoë", "last": 7,
+    }  # fmt: skip
+
+
+def test_the_names_of_file_types_are_those_of_llama_cpp() -> None:
+    guessed = 1024
+    assert {number: name for number, name in _FILE_TYPES.items() if number != guessed} == gguf_facts._FILE_TYPES
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"GGU", b"GGML" + bytes(20), b"GGUF" + struct.pack("<IQQ", 1, 0, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60),
+        b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**62),
+    ],
+)  # fmt: skip
+def test_what_is_no_gguf_file_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(data)
+    with pytest.raises(FetchError, match="no whole GGUF file") as failed:
+        read_header(path)
+    assert failed.value.problem is FetchProblem.NOT_GGUF
+
+
+@given(st.integers(0, 150), st.binary(max_size=60))
+def test_a_damaged_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, cut: int, rest: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    path.write_bytes(small_gguf(200)[:cut] + rest)
+    with contextlib.suppress(FetchError):
+        read_header(path)

@@ -1,0 +1,61 @@
+"""What people see of a download: one bar on a terminal, lines elsewhere."""
+
+import io
+
+from caravan_models.progress import Meter, Phase, Progress
+from caravan_models.report import shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def download(meter: Meter) -> None:
+    """Two files, the first of which begins again."""
+    for done in (100, 250, 0, 300, 500):
+        meter.tell(Phase.DOWNLOADING, "a", "0a", done, 500)
+    meter.tell(Phase.CHECKING, "a", "0a", 500, 500)
+    meter.end_file(500)
+    meter.tell(Phase.WAITING, "b", "0b", 100, 500)
+    meter.tell(Phase.WAITING, "b", "0b", 500, 500)
+    meter.end_file(500)
+
+
+def test_a_meter_never_goes_backwards() -> None:
+    told: list[Progress] = []
+    download(Meter(1000, told.append))
+    assert [one.done for one in told] == [100, 250, 250, 300, 500, 500, 600, 1000]
+    assert [one.file_done for one in told] == [100, 250, 250, 300, 500, 500, 100, 500]
+
+
+def test_a_log_has_a_line_for_each_tenth() -> None:
+    lines: list[str] = []
+    with shown("small", lines.append, io.StringIO()) as show:
+        download(Meter(1000, show))
+    assert lines == [
+        "downloading small: 10 % of 1.0 kB",
+        "downloading small: 25 % of 1.0 kB",
+        "downloading small: 30 % of 1.0 kB",
+        "downloading small: 50 % of 1.0 kB",
+        "checking small: 50 % of 1.0 kB",
+        "waiting for another process that downloads small: 60 % of 1.0 kB",
+        "waiting for another process that downloads small: 100 % of 1.0 kB",
+    ]
+
+
+def test_a_terminal_has_one_bar_that_ends_whole() -> None:
+    terminal, lines = Terminal(), list[str]()
+    with shown("small", lines.append, terminal) as show:
+        download(Meter(1000, show))
+    assert lines == []
+    bars = terminal.getvalue().split("\r")
+    assert "100%" in bars[-1]
+    assert terminal.getvalue().count("\n") == 1
+
+
+def test_what_is_there_shows_nothing() -> None:
+    terminal = Terminal()
+    with shown("small", terminal=terminal):
+        pass
+    assert terminal.getvalue() == ""
