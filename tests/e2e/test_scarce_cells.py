@@ -1,8 +1,10 @@
 """Requests that need many times the KV cells there are, on a real model, all get the output they would get alone."""
 
 import asyncio
+import json
 import random
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,24 +24,32 @@ COMMON = ("-t", "1", "-fa", "off", "--max-concurrent-requests", "200")
 # 0.09 in the median, by 0.47 at one place in a hundred, and by 0.95 at most. Where tokens were seen to differ, the gap
 # was 0.61 or less, and 184 of 200 texts were equal.
 TIE_LOGITS = 1.0
+# A wave starts with the first token of one of the first of the wave before, which are its longest and most urgent ones.
+# They then run and fill the cells for many steps to come, on any host, so that what is more urgent preempts them.
+WAVE_STARTS = (0, 40, 120)
+LONG_ONES, LONG_TOKENS = 4, 40
 
 
 @dataclass(frozen=True)
 class Ask:
     prompt: str
     new_tokens: int
+    wave: int
     priority: int
 
 
 def demand() -> list[Ask]:
-    """Return 200 requests of mixed lengths. The first forty have the lowest priority, so that others preempt them."""
+    """Return 200 requests of mixed lengths. Those of a later wave may have a higher priority than all before."""
     chance = random.Random(11)
     asks = []
     for number in range(200):
         prompt = repeated_list(number, min(16, 3 + int(chance.expovariate(0.25))), chance)
         new_tokens = min(chance.randrange(4, 25), chance.randrange(4, 25))
-        priority = 0 if number < 40 else chance.randrange(3)
-        asks.append(Ask(prompt, new_tokens, priority))
+        wave = bisect_right(WAVE_STARTS, number) - 1
+        if number - WAVE_STARTS[wave] < LONG_ONES:
+            asks.append(Ask(prompt, LONG_TOKENS, wave, priority=wave))
+        else:
+            asks.append(Ask(prompt, new_tokens, wave, chance.randrange(wave + 1)))
     return asks
 
 
@@ -62,19 +72,27 @@ class Outcome:
 
 
 async def run_all(served: Served, asks: Sequence[Ask]) -> Outcome:
+    running = [asyncio.Event() for _ in WAVE_STARTS]
     async with ClientSession(served.url) as session:
 
         async def answer(number: int, ask: Ask) -> list[int]:
-            await asyncio.sleep(number * 0.02)
+            if ask.wave:
+                await running[ask.wave - 1].wait()
+            await asyncio.sleep((number - WAVE_STARTS[ask.wave]) * 0.02)
             body = {
                 "inputs": ask.prompt,
                 "priority": ask.priority,
-                "parameters": {"max_new_tokens": ask.new_tokens, "details": True},
+                "parameters": {"max_new_tokens": ask.new_tokens},
             }
-            async with session.post("/generate", json=body) as response:
-                got = await response.json()
-                assert response.status == 200, got
-            return [token["id"] for token in got["details"]["tokens"]]
+            ids: list[int] = []
+            async with session.post("/generate_stream", json=body) as response:
+                assert response.status == 200, await response.text()
+                async for line in response.content:
+                    if line.startswith(b"data:"):
+                        ids.append(json.loads(line[5:])["token"]["id"])
+                        if ask.new_tokens == LONG_TOKENS:
+                            running[ask.wave].set()
+            return ids
 
         outputs = await asyncio.gather(*(answer(number, ask) for number, ask in enumerate(asks)))
         async with asyncio.timeout(60):
