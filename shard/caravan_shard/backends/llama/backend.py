@@ -1,6 +1,7 @@
 """The backend over llama.cpp: one model, one context (and a second one for embeddings), one thread."""
 
 import contextlib
+import functools
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from caravan_shard.backends.llama.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.forward import LlamaForward
+from caravan_shard.backends.llama.known_equality import known_equality, library_files
 from caravan_shard.backends.llama.model import LoadedModel, fingerprint, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
 from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
@@ -160,30 +162,35 @@ class LlamaCppBackend:
             return Numerics(fingerprint="", flash_attention=flash_names)
         started = monotonic()
         limits = self.capacity.current
-        found = NumericsProbe(self.decode, self.logits, self._memory, self.vocabulary.size).measure(
+        probe = NumericsProbe(self.decode, self.logits, self._memory, self.vocabulary.size)
+        measure = functools.partial(
+            probe.measure,
             longest=limits.cells_per_sequence,
             sequences=self.capacity.max_sequences,
             rows=self._forward.ubatch,
             thorough=config.exact,
         )
+        inputs = (
+            self.state_fingerprint,
+            sorted(flash_names.items()),
+            self._forward.ubatch,
+            config.exact,
+            # Flash attention divides the cells of a lone row among the threads.
+            config.decode_threads if any(flash_attention.values()) and not config.exact else 0,
+            # A GPU and the host add in different orders.
+            ([device.name for device in find_devices()], config.gpu_layers) if config.uses_gpus else [],
+            *config.tensor_overrides,
+            llama_cpp.llama_print_system_info(),
+        )
+        compared = _digest(*inputs, limits.cells_per_sequence, self.capacity.max_sequences, library_files())
+        # What --exact promises is compared at each start.
+        found = measure() if config.exact else known_equality(config.cache_dir, compared, measure)
         same_in_chunks = found.chunk
         if not config.exact and not flash_attention[limits.layout]:
             # See `split_calls`. A few tokens may be equal by chance: numbers are rounded again after they were added.
             same_in_chunks = False
         numerics = Numerics(
-            fingerprint=_digest(
-                self.state_fingerprint,
-                sorted(flash_names.items()),
-                self._forward.ubatch,
-                config.exact,
-                # Flash attention divides the cells of a lone row among the threads.
-                config.decode_threads if any(flash_attention.values()) and not config.exact else 0,
-                # A GPU and the host add in different orders.
-                ([device.name for device in find_devices()], config.gpu_layers) if config.uses_gpus else [],
-                *config.tensor_overrides,
-                llama_cpp.llama_print_system_info(),
-                found.logits,
-            )[:16],
+            fingerprint=_digest(*inputs, found.logits)[:16],
             exact=config.exact,
             flash_attention=flash_names,
             same_in_company=found.company,
