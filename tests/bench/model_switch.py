@@ -30,13 +30,13 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library(Contender):
-    """A server that loads models of a folder, one at a time."""
+    """A server that loads models of a folder."""
 
     folder: Path
 
     def command(self, common: Common, port: int) -> list[str]:
         """Return the command that serves on ``port`` of 127.0.0.1."""
-        flags = ["--models-dir", str(self.folder), "--models-max", "1", "--port", str(port)]
+        flags = ["--models-dir", str(self.folder), "--port", str(port)]
         flags += ["-np", str(self.slots), "-c", str(self.cells), "-t", str(common.threads), *self.flags]
         if self.product is Product.CARAVAN:
             return [str(ROOT / ".venv" / "bin" / "caravan"), "serve", *flags]
@@ -101,7 +101,12 @@ def main() -> None:
         common = Common(model=folder / f"{_FIRST}.gguf", threads=given.threads)
         servers = [
             stack.enter_context(
-                serving(Library(name="router", product=product, slots=4, cells=16384, folder=folder), common)
+                serving(
+                    Library(
+                        name="router", product=product, slots=4, cells=16384, folder=folder, flags=("--models-max", "1")
+                    ),
+                    common,
+                )
             )
             for product in (Product.CARAVAN, Product.LLAMA_SERVER)
         ]
