@@ -1,7 +1,6 @@
 """Templates are rendered as transformers renders them, and a bad template harms no other request."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,15 @@ import pytest
 
 from caravan_router.chat.template_renderer import MAX_SOURCE_BYTES, TemplateError, TemplateOutputError, TemplateRenderer
 
-TIME_LIMIT_S = 0.5
-# For templates that must still be rendering when the test looks at them, also on a busy machine.
+# For templates that would never end.
+TIME_LIMIT_S = 3.0
+# For templates that end of themselves, also on a busy machine.
 LONG_TIME_LIMIT_S = 60.0
 
 
 @pytest.fixture
 async def renderer() -> AsyncIterator[TemplateRenderer]:
-    renderer = TemplateRenderer(TIME_LIMIT_S)
+    renderer = TemplateRenderer(LONG_TIME_LIMIT_S)
     yield renderer
     await renderer.close()
 
@@ -71,9 +71,6 @@ HOSTILE = [
     ("{{ 'x' * 10**9 }}", "memory"),
     ("{{ [0] * 10**9 }}", "memory"),
     ("{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "memory"),
-    # Time.
-    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "did not end"),
-    ("{{ 9 ** (9 ** 9) }}", "did not end"),
     # Output.
     ("{% for i in range(99999) %}0123456789{% endfor %}", "more than 1000 bytes"),
     ("{{ 'x' * 10**7 }}", "more than 1000 bytes"),
@@ -84,14 +81,26 @@ async def test_a_bad_template_is_an_error_that_names_its_problem_and_the_next_is
     renderer: TemplateRenderer,
 ) -> None:
     for source, problem in HOSTILE:
-        began = time.monotonic()
         with pytest.raises(TemplateError) as caught:
             await renderer.render(source, {"messages": []}, 1000)
         assert problem in str(caught.value), source
         assert len(str(caught.value)) < 600
-        # Far below the time that the template would take, with room for the start of a process on a busy machine.
-        assert time.monotonic() - began < TIME_LIMIT_S + 20
         assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
+
+
+async def test_a_template_without_end_is_ended_and_the_next_is_served() -> None:
+    renderer = TemplateRenderer(TIME_LIMIT_S)
+    try:
+        for source in (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "{{ 9 ** (9 ** 9) }}",
+        ):
+            async with asyncio.timeout(LONG_TIME_LIMIT_S):
+                with pytest.raises(TemplateError, match=f"did not end within {TIME_LIMIT_S:g} s"):
+                    await renderer.render(source, {"messages": []}, 1000)
+            assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
+    finally:
+        await renderer.close()
 
 
 async def test_the_source_has_a_size_limit(renderer: TemplateRenderer) -> None:
