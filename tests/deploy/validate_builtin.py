@@ -10,8 +10,9 @@ import sys
 import kubernetes_validate
 from kubernetes_validate import utils
 
-# The definitions of a version have megabytes, and would be read again for each object.
+# The definitions of a version have megabytes. They and the list of versions would be read again for each object.
 utils.schema_contents = functools.cache(utils.schema_contents)
+utils.all_versions = functools.cache(utils.all_versions)
 
 
 def main() -> None:

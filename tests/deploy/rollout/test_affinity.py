@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deploy.chart import rendered
-from deploy.rollout.test_rollout import Size, cluster, until_ready
+from deploy.rollout.cluster import Size, cluster, until_ready
 from deploy.tools import tool_path
 
 from caravan_testing.nginx import configuration
