@@ -174,7 +174,7 @@ def test_a_pin_holds_what_a_shard_brings_in_files() -> None:
     sim.join("a", disk)
     sim.lose("a")
     sim.shards["a"] = ModelShard("a", disk)
-    sim.shards["a"].runs = kept
+    sim.shards["a"].runs.update(kept)
     sim.handle(ShardJoined("a", disk, runs=runs))
     ask(sim, *others(4))
     assert saved_on(sim, "a") == len(SYSTEM)

@@ -1,0 +1,139 @@
+"""The saved runs of a shard of the simulation."""
+
+from dataclasses import dataclass, replace
+
+from caravan_proto.messages.commands import Load, LoadEntry, Save, SequenceParameters
+from caravan_proto.messages.limits import Saving
+from caravan_proto.messages.results import Loaded, Saved
+from caravan_router.scheduling.events import SavedRun
+from caravan_testing.model_held import Held, HeldCells, ended_parameters
+
+
+@dataclass
+class Run:
+    """A saved run with all tokens up to its end, and the parameters of the sequence it is from."""
+
+    saved: SavedRun
+    setup: SequenceParameters
+    tokens: list[int]
+
+
+class Runs:
+    """Saves sequences of a shard, and loads them into cells again."""
+
+    def __init__(self, shard: str, cells: HeldCells) -> None:
+        self.by_key: dict[bytes, Run] = {}
+        self._shard = shard
+        self._cells = cells
+
+    @property
+    def memory_used(self) -> int:
+        return sum(run.saved.size_bytes for run in self.by_key.values() if not run.saved.on_disk)
+
+    def drop(self, key: bytes) -> None:
+        self.by_key.pop(key, None)
+
+    def spill(self, key: bytes) -> None:
+        """Move a run to the disk, if it is there."""
+        if key in self.by_key:
+            self.by_key[key].saved = replace(self.by_key[key].saved, on_disk=True)
+
+    def adopt(self, run: Run | None) -> bool:
+        """Keep a run of another shard; False if there is none or no room for it."""
+        if run is None:
+            return False
+        key = run.saved.cuts[-1][1]
+        if key not in self.by_key:
+            if self.memory_used + run.saved.size_bytes > self._cells.limits.memory_bytes:
+                return False
+            self.by_key[key] = Run(replace(run.saved, on_disk=False), run.setup, run.tokens)
+        return True
+
+    def save(self, command: Save, *, refused: bool) -> Saved:
+        """Save what the command names; with ``refused``, nothing that is not there."""
+        saved: list[bool] = []
+        sizes: list[int] = []
+        for entry in command.entries:
+            held = self._cells.sequences[entry.sequence_id]
+            places = [place for place, _ in entry.cuts]
+            end = places[-1]
+            assert self._cells.layout.saving is not Saving.NOTHING
+            assert 0 <= entry.start < places[0], f"cuts {places} from {entry.start}"
+            assert places == sorted(set(places))
+            assert end <= len(held.cells), f"saved up to {end} of {len(held.cells)}"
+            if self._cells.layout.saving is Saving.WHOLE_ONLY:
+                assert (entry.start, len(places)) == (0, 1)
+            assert list(entry.own_note.tokens) == held.tokens[entry.start : end]
+            key = entry.cuts[-1][1]
+            size = 0
+            is_there = key in self.by_key
+            if (
+                not is_there
+                and not refused
+                and (self._cells.layout.saving is not Saving.WHOLE_ONLY or end == len(held.cells))
+            ):
+                is_there = self.memory_used + end - entry.start <= self._cells.limits.memory_bytes
+                if is_there:
+                    size = end - entry.start
+                    run = SavedRun(start=entry.start, cuts=entry.cuts, size_bytes=size, note=entry.own_note)
+                    self.by_key[key] = Run(run, held.setup, held.tokens[:end])
+            saved.append(is_there)
+            sizes.append(size)
+            if entry.release:
+                del self._cells.sequences[entry.sequence_id]
+        return Saved(
+            shard=self._shard,
+            command_id=command.command_id,
+            saved=tuple(saved),
+            sizes_bytes=tuple(sizes),
+            seconds=0.001,
+        )
+
+    def load(self, command: Load, *, breaks: bool) -> Loaded:
+        """Load what the command names; with ``breaks``, all runs turn out to be damaged."""
+        loaded: list[bool] = []
+        bad: list[bytes] = []
+        for entry in command.entries:
+            assert entry.sequence_id not in self._cells.sequences, f"sequence {entry.sequence_id} exists"
+            assert entry.sequence_id < self._cells.limits.max_sequences
+            shared = self._shared(entry)
+            tokens = [*shared.tokens, *entry.token_ids]
+            at = len(shared.tokens)
+            setup = None
+            for piece in entry.slices:
+                assert piece.start == at < piece.end
+                at = piece.end
+                run = self.by_key.get(piece.key)
+                if breaks or run is None:
+                    self.by_key.pop(piece.key, None)
+                    bad.append(piece.key)
+                    continue
+                assert run.saved.start <= piece.start
+                end = run.saved.cuts[-1][0]
+                assert piece.end == end or (piece.end < end and self._cells.layout.saving is not Saving.WHOLE_ONLY)
+                assert tokens[: piece.end] == run.tokens[: piece.end]
+                assert run.setup.adapter == entry.adapter, "cells of another adapter"
+                setup = run.setup
+            assert at == len(tokens) <= self._cells.layout.cells_per_sequence
+            is_loaded = not bad and self._cells.used + len(entry.token_ids) <= self._cells.layout.cells
+            loaded.append(is_loaded)
+            if is_loaded:
+                assert setup is not None
+                cells = [*shared.cells, *self._cells.new(len(entry.token_ids))]
+                self._cells.sequences[entry.sequence_id] = Held(setup, tokens, cells, ended=True)
+        return Loaded(
+            shard=self._shard,
+            command_id=command.command_id,
+            loaded=tuple(loaded),
+            bad_runs=tuple(bad),
+            seconds=0.001,
+        )
+
+    def _shared(self, entry: LoadEntry) -> Held:
+        """Return what a loaded sequence begins with of another, if anything."""
+        setup = ended_parameters(entry.adapter)
+        if entry.copy is None:
+            return Held(setup)
+        assert self._cells.layout.shares_cells, "loaded cells are shared in the unified layout only"
+        assert self._cells.layout.saving is Saving.ANY
+        return self._cells.copied(entry.copy, entry.sequence_id, setup)
