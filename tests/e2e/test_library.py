@@ -33,9 +33,9 @@ def write_models(folder: Path, *names: str, **facts: object) -> Path:
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A host with room for one of three models, each of which keeps its place for a minute while it has requests."""
+    """A host with room for one of three models, each of which keeps its place for an hour while it has requests."""
     file = write_models(tmp_path_factory.mktemp("toys"), *NAMES)
-    flags = ("--models-file", str(file), "--models-turn-s", "60", "--fake-step-ms", "5", "--max-total-tokens", "8192")
+    flags = ("--models-file", str(file), "--models-turn-s", "3600", "--fake-step-ms", "5", "--max-total-tokens", "8192")
     with serve(*flags, *TOY, models=()) as served:
         yield served
 
@@ -134,7 +134,7 @@ async def test_ollamas_routes_list_load_and_keep(client: aiohttp.ClientSession) 
 
 async def test_a_loaded_model_with_requests_makes_room_after_its_turn_and_goes_on_later(tmp_path: Path) -> None:
     file = write_models(tmp_path, "a", "b")
-    flags = ("--models-file", str(file), "--models-turn-s", "0.5", "--fake-step-ms", "10", "--drain-timeout-s", "0.5")
+    flags = ("--models-file", str(file), "--models-turn-s", "2", "--fake-step-ms", "10", "--drain-timeout-s", "0.5")
     with serve(*flags, *TOY, models=()) as served:
         async with aiohttp.ClientSession(served.url) as client:
             alone = await complete(client, "a", 300)
