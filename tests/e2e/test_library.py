@@ -33,10 +33,13 @@ def write_models(folder: Path, *names: str, **facts: object) -> Path:
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A host with room for one of three models, each of which keeps its place for an hour while it has requests."""
+    """A host with room for one of three models, each of which keeps its place for an hour while it has requests.
+
+    A model answers one request at a time.
+    """
     file = write_models(tmp_path_factory.mktemp("toys"), *NAMES)
     flags = ("--models-file", str(file), "--models-turn-s", "3600", "--fake-step-ms", "5", "--max-total-tokens", "8192")
-    with serve(*flags, *TOY, models=()) as served:
+    with serve(*flags, *TOY, "-np", "1", models=()) as served:
         yield served
 
 
@@ -77,6 +80,10 @@ async def test_requests_of_one_model_are_collected_so_that_each_is_loaded_once(
     order = [model for model in "abaabac" for _ in range(20)]
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(complete(client, "a", 8000))
+        async with asyncio.timeout(60):
+            # It runs, and the others wait for it.
+            while (await states(client))["a"] != "loaded":  # noqa: ASYNC110  the server tells nobody
+                await asyncio.sleep(0.05)
         for model in order:
             tasks.create_task(complete(client, model))
         async with asyncio.timeout(60):
@@ -137,8 +144,8 @@ async def test_a_loaded_model_with_requests_makes_room_after_its_turn_and_goes_o
     flags = ("--models-file", str(file), "--models-turn-s", "2", "--fake-step-ms", "10", "--drain-timeout-s", "0.5")
     with serve(*flags, *TOY, models=()) as served:
         async with aiohttp.ClientSession(served.url) as client:
-            alone = await complete(client, "a", 300)
-            long = asyncio.create_task(complete(client, "a", 300))
+            alone = await complete(client, "a", 600)
+            long = asyncio.create_task(complete(client, "a", 600))
             await complete(client, "b")
             assert not long.done()
             assert await long == alone
