@@ -23,7 +23,7 @@ CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wild
 # The tests start many processes, which otherwise compile their modules again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run quick test test-slow test-clients test-deploy test-rpc test-all environments test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos clean
+.PHONY: help run quick test test-slow test-clients test-deploy test-rpc test-more environments test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,8 +50,8 @@ test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deplo
 test-rpc: $(INSTALLED) $(DEMO_MODEL) ## test shards with layers on rpc-servers, for which llama.cpp must be built with RPC, as it is by default
 	$(PYTEST) -m rpc $(ARGS)
 
-test-all: $(INSTALLED) $(DEMO_MODEL) environments ## run the tests of all targets above, each once and together, as CI does; ARGS: more pytest flags
-	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "not images and not cluster and not gpu" $(ARGS)
+test-more: $(INSTALLED) $(DEMO_MODEL) environments ## run the tests of the four targets above together, which takes less time; ARGS: more pytest flags
+	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "(slow or examples or clients or rpc or deploy) and not (images or cluster or gpu)" $(ARGS)
 
 environments: $(CLIENTS) $(DEPLOY_TOOLS) ## set up what the tests of clients and of deploy/ need; faster with make -j
 
