@@ -1,5 +1,6 @@
 """Client libraries, each in its own environment that `make test-clients` sets up, against one server."""
 
+import hashlib
 import json
 import subprocess
 import urllib.request
@@ -11,6 +12,8 @@ import pytest
 
 from caravan_testing.hf_tokenizer import write_hf_tokenizer
 from caravan_testing.serve_process import MODEL, ROOT, Served, serve
+from caravan_testing.shard_models import fetched
+from caravan_testing.stand_in_hub import stand_in_hub
 
 pytestmark = pytest.mark.clients
 
@@ -31,11 +34,11 @@ def served() -> Iterator[Served]:
         yield running
 
 
-def session(name: str, served: Served, *arguments: str) -> dict[str, Any]:
-    """Run the client's script in its environment, with more ``arguments``, and return what it got."""
+def session(name: str, served: Served, *arguments: str, part: str = "") -> dict[str, Any]:
+    """Run the client's script, or the ``part`` of it in a file of its own, in its environment; return what it got."""
     python = ROOT / f".cache/clients/{name}/bin/python"
     assert python.exists(), f"no environment for {name}: run `make test-clients`"
-    script = SESSIONS / f"{name.replace('-', '_')}_session.py"
+    script = SESSIONS / f"{name.replace('-', '_')}{part}_session.py"
     run = subprocess.run(
         [python, script, served.url, *arguments], capture_output=True, text=True, timeout=300, check=False
     )
@@ -109,6 +112,32 @@ def test_the_ollama_client_generates_chats_and_lists_models(served: Served) -> N
     few, many = got["embedded_tokens"]
     assert few < many == 512
     assert got["error"] == [400, "Input validation error: `temperature` must be strictly positive. Given: -1.0"]
+
+
+def test_the_ollama_client_pulls_runs_and_deletes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stand_in_hub() as hub:
+        content = fetched(MODEL).read_bytes()
+        hub.add("demo/smollm2", {MODEL.name: content})
+        for variable, value in (("HF_ENDPOINT", hub.url), ("HF_HUB_CACHE", str(tmp_path)), ("NO_PROXY", "127.0.0.1")):
+            monkeypatch.setenv(variable, value)
+        with serve("--models-hub", "on", "-np", "1", "-c", "1024", "-t", "1", models=()) as server:
+            got = session("ollama", server, "demo/smollm2", part="_library")
+    assert (got["statuses"][0], got["statuses"][-1]) == ("pulling manifest", "success")
+    digest, sizes = f"sha256:{hashlib.sha256(content).hexdigest()}", [done for _, done, _ in got["progress"]]
+    assert {(name, total) for name, _, total in got["progress"]} == {(digest, len(content))}
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == len(content)
+    assert got["name"] == "demo/smollm2:Q4_1"
+    assert got["idle"] == []
+    assert got["chat"].startswith(ANSWER)
+    assert got["chat_end"] == [True, "length"]
+    assert got["text"] == TEXT
+    assert got["running"] == ["demo/smollm2:Q4_1", True]
+    assert got["family"] == "llama"
+    assert {"completion", "tools"} <= set(got["capabilities"])
+    assert (got["again"], got["deleted"]) == ("success", "success")
+    assert got["left"] == []
+    assert got["refused"] == 404
 
 
 def test_the_anthropic_package_creates_streams_calls_tools_and_counts(served: Served) -> None:

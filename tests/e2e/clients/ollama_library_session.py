@@ -1,0 +1,48 @@
+"""Runs in Ollama's client's environment: pulls a model, uses it and deletes it, and prints as JSON what it got."""
+
+import json
+import sys
+
+from ollama import Client, ResponseError
+
+GREEDY = {"temperature": 0, "num_predict": 12}
+QUESTION = [{"role": "user", "content": "Describe the sea."}]
+
+
+def main(url: str, repository: str) -> None:
+    client = Client(url)
+    steps = list(client.pull(f"hf.co/{repository}", stream=True))
+    [listed] = client.list().models
+    name = listed.model
+    idle = [running.name for running in client.ps().models]
+    chunks = list(client.chat(name, QUESTION, stream=True, options=GREEDY))
+    generated = client.generate(name, "The capital of France is", raw=True, options=GREEDY, keep_alive="1h")
+    [running] = client.ps().models
+    shown = client.show(name)
+    again = client.pull(name)
+    deleted = client.delete(name)
+    try:
+        client.generate(name, "a")
+        refused = None
+    except ResponseError as error:
+        refused = error.status_code
+    got = {
+        "statuses": [step.status for step in steps],
+        "progress": [[step.digest, step.completed or 0, step.total] for step in steps if step.total],
+        "name": name,
+        "idle": idle,
+        "chat": "".join(chunk.message.content or "" for chunk in chunks),
+        "chat_end": [chunks[-1].done, chunks[-1].done_reason],
+        "text": generated.response,
+        "running": [running.name, running.expires_at.year < 2100],
+        "family": shown.details.family,
+        "capabilities": shown.capabilities,
+        "again": again.status,
+        "deleted": deleted.status,
+        "left": [model.model for model in client.list().models],
+        "refused": refused,
+    }
+    print(json.dumps(got))
+
+
+main(*sys.argv[1:])
