@@ -1,14 +1,26 @@
-"""Finds a model in the cache, without a hub."""
+"""Finds a model that is here, without a hub."""
 
+from caravan_models.cache_folder import cache_folder
 from caravan_models.cache_layout import RepositoryCache
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetched import FetchedModel, digest_of_parts
 from caravan_models.gguf_header import read_architecture
+from caravan_models.known import parse_reference
 from caravan_models.listing import ModelFiles, choose
-from caravan_models.reference import HubModel
+from caravan_models.local_file import local_model
+from caravan_models.reference import HubModel, LocalFile, hub_model
 
 # The architecture that a projector's file names, whatever the file is called.
 _OF_PROJECTORS = "clip"
+
+
+def found_model(text: str) -> FetchedModel:
+    """Return a model that an operator wrote so: a file, or one of the cache. Raises FetchError, OSError."""
+    reference = parse_reference(text)
+    if isinstance(reference, LocalFile):
+        return local_model(reference.path)
+    source = hub_model(reference)
+    return find_cached(source, RepositoryCache(cache_folder(), source.repository))
 
 
 def find_cached(reference: HubModel, cache: RepositoryCache) -> FetchedModel:

@@ -1,10 +1,10 @@
 """What a model's own files say of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caravan_models.gguf_header import ARCHITECTURE, read_header
+from caravan_models.gguf_header import ARCHITECTURE, Value, read_header
 from caravan_models.listing import quantisation_of
 
 # LLAMA_FTYPE_* of llama.h: the type of most weights, as its tools call it.
@@ -16,10 +16,19 @@ _FILE_TYPES = {
     40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
 
+# Of the token before what precedes a gap, and before what follows it; older files have the second key of each.
+_FILL_KEYS = tuple(
+    (f"tokenizer.ggml.fim_{short}_token_id", f"tokenizer.ggml.{long}_token_id")
+    for short, long in (("pre", "prefix"), ("suf", "suffix"))
+)
+
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """Texts are empty, and numbers None, where the file does not say it. ``trained_context``: in tokens."""
+    """Texts are empty, and numbers None, where the file does not say it. ``trained_context``: in tokens.
+
+    ``fills``: the file names the tokens around a gap that is to be filled. ``metadata``: all but lists, by GGUF key.
+    """
 
     title: str
     architecture: str
@@ -28,6 +37,9 @@ class GgufFacts:
     trained_context: int | None
     layer_count: int | None
     licence: str
+    chat_template: str
+    fills: bool
+    metadata: Mapping[str, Value]
 
 
 def gguf_facts(parts: Sequence[Path]) -> GgufFacts:
@@ -44,4 +56,7 @@ def gguf_facts(parts: Sequence[Path]) -> GgufFacts:
         trained_context=first.number(f"{architecture}.context_length"),
         layer_count=first.number(f"{architecture}.block_count"),
         licence=first.text("general.license"),
+        chat_template=first.text("tokenizer.chat_template"),
+        fills=all(any(first.number(key) is not None for key in keys) for keys in _FILL_KEYS),
+        metadata=first.metadata,
     )

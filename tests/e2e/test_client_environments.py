@@ -133,8 +133,11 @@ def test_the_ollama_client_pulls_runs_and_deletes_a_model(tmp_path: Path, monkey
     assert got["chat_end"] == [True, "length"]
     assert got["text"] == TEXT
     assert got["running"] == ["demo/smollm2:Q4_1", True]
-    assert got["family"] == "llama"
-    assert {"completion", "tools"} <= set(got["capabilities"])
+    assert got["listed"] == [len(content), True, got["digest"]]
+    # Before it was loaded, the model was described by its file, and alike.
+    served_facts = {key: got["shown"]["modelinfo"].pop(key) for key in ("caravan.context_length", "caravan.vocab_size")}
+    assert served_facts["caravan.context_length"] == 1024
+    assert got["cold"] == got["shown"]
     assert (got["again"], got["deleted"]) == ("success", "success")
     assert got["left"] == []
     assert got["refused"] == 404

@@ -106,8 +106,14 @@ def test_operators_pull_models_and_delete_them(
         assert shares[-1] == 1.0
         (model,) = client.get("/api/tags").json()["models"]
         assert model["name"] == "demo/tiny:F32"
+        cold = client.post("/api/show", json={"model": model["name"]}).json()
+        assert client.get("/api/ps").json() == {"models": []}
         body = {"model": model["name"], "prompt": "a", "raw": True, "stream": False, "options": {"num_predict": 2}}
         assert client.post("/api/generate", json=body).json()["eval_count"] == 2
+        warm = client.post("/api/show", json={"model": model["name"]}).json()
+        # The quantisation is in the file's name only.
+        assert cold["details"] == warm["details"] | {"quantization_level": "F32"}
+        assert cold["model_info"].items() <= warm["model_info"].items()
         # What is there is not downloaded again.
         again = client.post("/api/pull", json={"model": "demo/tiny:F32", "stream": False})
         assert again.json() == {"status": "success"}

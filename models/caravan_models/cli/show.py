@@ -6,17 +6,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from caravan_models.cache_folder import cache_folder
-from caravan_models.cache_layout import RepositoryCache
-from caravan_models.cached_model import find_cached
+from caravan_models.cached_model import found_model
 from caravan_models.cli.command import NAME_HELP, run
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetched import FetchedModel
 from caravan_models.gguf_facts import gguf_facts
-from caravan_models.known import parse_reference
 from caravan_models.listing import size_text
-from caravan_models.local_file import local_model
-from caravan_models.reference import LocalFile, hub_model
 
 Row = tuple[str, str]
 
@@ -49,15 +44,6 @@ def fit_report(file: Path, shard_flags: Sequence[str]) -> str:
         line = (done.stderr.strip().splitlines() or ["it ended without a message"])[-1]
         raise FetchError(FetchProblem.NO_MODEL, line.removeprefix("caravan-shard: error: "))
     return done.stdout
-
-
-def found_model(text: str) -> FetchedModel:
-    """Return a model that is here: a file, or one of the cache. Raises FetchError, OSError."""
-    reference = parse_reference(text)
-    if isinstance(reference, LocalFile):
-        return local_model(reference.path)
-    source = hub_model(reference)
-    return find_cached(source, RepositoryCache(cache_folder(), source.repository))
 
 
 def rows(model: FetchedModel) -> Iterable[Row]:

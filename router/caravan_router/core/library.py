@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from caravan_proto.messages.model import ModelFile
+
 
 class ModelState(Enum):
     """Where a model is. The values are those of llama-server's router."""
@@ -21,9 +23,9 @@ class LibraryModel:
     """A model of the library.
 
     ``source``: the file or the repository that it comes from. ``size_bytes``: of its files, 0 if it is not known.
-    ``modified_s``: when its file was last changed, in Unix time; 0 if it is not known. ``problem``: why it could not be
-    loaded. ``expires_in_s``: seconds until it is unloaded if no request comes; None: it stays until its place is
-    needed.
+    ``modified_s``: when its files were last changed, in Unix time; 0 if it is not known. ``fingerprint``: that of its
+    shards, "" if it is not known. ``problem``: why it could not be loaded. ``expires_in_s``: seconds until it is
+    unloaded if no request comes; None: it stays until its place is needed.
     """
 
     name: str
@@ -33,8 +35,21 @@ class LibraryModel:
     pinned: bool = False
     size_bytes: int = 0
     modified_s: float = 0.0
+    fingerprint: str = ""
     problem: str = ""
     expires_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """What the files of a model say, be it loaded or not.
+
+    ``generates`` is false for a model that only embeds texts. ``fills``: it knows tokens for filling in.
+    """
+
+    file: ModelFile
+    generates: bool
+    fills: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +75,28 @@ class LibraryError(Exception):
     """What was asked of the library cannot be done. The text is one line for the operator who asked."""
 
 
+class Stock(Protocol):
+    """What operators add to a library and remove from it."""
+
+    def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
+        """Download a model of the hub and add it; yield how far that is. Closed early, it can be continued later.
+
+        ``name``: a known name, or OWNER/REPOSITORY:QUANTISATION. Raises LibraryError.
+        """
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove a model of the hub, from the disk too. Raises LibraryError."""
+        ...
+
+
 class Library(Protocol):
     """The models of a host, of which some are in memory. All names are those of the library, aliases included."""
+
+    @property
+    def stock(self) -> Stock:
+        """What operators add and remove."""
+        ...
 
     def models(self) -> Sequence[LibraryModel]:
         """Return all models, the default first."""
@@ -69,6 +104,14 @@ class Library(Protocol):
 
     def find(self, name: str) -> LibraryModel | None:
         """Return a model by its name or by an alias; None if there is none."""
+        ...
+
+    async def survey(self) -> None:
+        """Look at the files of all models, so that `models` tells what is known of them."""
+        ...
+
+    async def describe(self, name: str) -> ModelDescription:
+        """Return what the files of a model say, without loading it. Raises LibraryError if they cannot be read."""
         ...
 
     def load(self, name: str) -> None:
@@ -88,17 +131,6 @@ class Library(Protocol):
 
         Infinity: it stays, unless its place is needed.
         """
-        ...
-
-    def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
-        """Download a model of the hub and add it; yield how far that is. Closed early, it can be continued later.
-
-        ``name``: a known name, or OWNER/REPOSITORY:QUANTISATION. Raises LibraryError.
-        """
-        ...
-
-    async def remove(self, name: str) -> None:
-        """Remove a model of the hub, from the disk too. Raises LibraryError."""
         ...
 
     def changes(self) -> AsyncGenerator[StateChange, None]:

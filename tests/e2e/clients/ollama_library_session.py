@@ -14,6 +14,7 @@ def main(url: str, repository: str) -> None:
     steps = list(client.pull(f"hf.co/{repository}", stream=True))
     [listed] = client.list().models
     name = listed.model
+    cold = client.show(name)
     idle = [running.name for running in client.ps().models]
     chunks = list(client.chat(name, QUESTION, stream=True, options=GREEDY))
     generated = client.generate(name, "The capital of France is", raw=True, options=GREEDY, keep_alive="1h")
@@ -30,13 +31,15 @@ def main(url: str, repository: str) -> None:
         "statuses": [step.status for step in steps],
         "progress": [[step.digest, step.completed or 0, step.total] for step in steps if step.total],
         "name": name,
+        "listed": [listed.size, listed.modified_at is not None, listed.digest],
         "idle": idle,
         "chat": "".join(chunk.message.content or "" for chunk in chunks),
         "chat_end": [chunks[-1].done, chunks[-1].done_reason],
         "text": generated.response,
         "running": [running.name, running.expires_at.year < 2100],
-        "family": shown.details.family,
-        "capabilities": shown.capabilities,
+        "digest": running.digest,
+        "cold": cold.model_dump(mode="json"),
+        "shown": shown.model_dump(mode="json"),
         "again": again.status,
         "deleted": deleted.status,
         "left": [model.model for model in client.list().models],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from caravan_models import cached_model
 from caravan_models.cli import list as list_command
 from caravan_models.cli import pull, remove, show
 from caravan_models.download import download
@@ -33,7 +34,7 @@ def filled(hub: StandInHub, settings: HubSettings, monkeypatch: pytest.MonkeyPat
     hub.add("demo/small", FILES)
     for quantisation in ("Q4_0", "Q8_0", "F16"):
         download(HubModel("demo/small", Quantisation(quantisation)), settings, ignore_progress)
-    for module in (list_command, show, remove):
+    for module in (list_command, cached_model, remove):
         monkeypatch.setattr(module, "cache_folder", lambda: settings.cache)
     return settings.cache
 

@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from caravan_proto.messages.model import ModelFile
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.reply import time_text
 from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.core.engine import ModelFacts
-from caravan_router.core.library import LibraryModel, ModelState
+from caravan_router.core.library import LibraryModel, ModelDescription, ModelState
 
 # Ollama returns a time that is centuries ahead for a model that is never unloaded.
 _NEVER = "2300-01-01T00:00:00Z"
@@ -43,7 +44,7 @@ def _unseen(model: LibraryModel) -> ollama.OllamaTag:
         model=model.name,
         modified_at=_time_of(model.modified_s),
         size=model.size_bytes or msgspec.UNSET,
-        digest="",
+        digest=model.fingerprint,
         details=ollama.OllamaDetails(parent_model="", format="gguf"),
     )
 
@@ -79,27 +80,44 @@ def _expiry(model: LibraryModel | None, now_s: float) -> str:
 
 def described(name: str, model: ModelFacts) -> ollama.OllamaShowReply:
     """Describe the model, or the adapter called ``name``."""
+    info = _model_info(model) | {
+        "caravan.context_length": model.max_sequence_tokens,
+        "caravan.vocab_size": model.vocabulary_size,
+    }
+    capabilities = _capabilities(model, generates=model.generates, fills=model.fill is not None)
+    if model.embedding_size:
+        capabilities.append("embedding")
+    return _show_reply(name, model, info, capabilities)
+
+
+def described_cold(model: ModelDescription) -> ollama.OllamaShowReply:
+    """Describe a model by its files, since it is not loaded. An encoder alone is known to have vectors."""
+    capabilities = _capabilities(model.file, generates=model.generates, fills=model.fills)
+    return _show_reply(model.file.name, model.file, _model_info(model.file), capabilities or ["embedding"])
+
+
+def _show_reply(
+    name: str, model: ModelFile, info: dict[str, str | int | bool], capabilities: list[str]
+) -> ollama.OllamaShowReply:
     return ollama.OllamaShowReply(
         modified_at=_modified_at(model),
         template=model.chat_template,
         details=_details(name, model),
-        model_info=_model_info(model),
-        capabilities=_capabilities(model),
+        model_info=info,
+        capabilities=capabilities,
     )
 
 
-def _capabilities(model: ModelFacts) -> list[str]:
-    found: list[str] = []
-    if model.generates:
-        found.append("completion")
-        if model.chat_template:
-            found.append("tools")
-        if model.fill is not None:
-            found.append("insert")
-        if thought_format_of(model.chat_template) is not None:
-            found.append("thinking")
-    if model.embedding_size:
-        found.append("embedding")
+def _capabilities(model: ModelFile, *, generates: bool, fills: bool) -> list[str]:
+    if not generates:
+        return []
+    found = ["completion"]
+    if model.chat_template:
+        found.append("tools")
+    if fills:
+        found.append("insert")
+    if thought_format_of(model.chat_template) is not None:
+        found.append("thinking")
     return found
 
 
@@ -107,7 +125,7 @@ def _names(model: ModelFacts) -> tuple[str, ...]:
     return (model.name, *model.adapters)
 
 
-def _modified_at(model: ModelFacts) -> str | msgspec.UnsetType:
+def _modified_at(model: ModelFile) -> str | msgspec.UnsetType:
     return _time_of(model.modified_s)
 
 
@@ -115,7 +133,7 @@ def _time_of(seconds: float) -> str | msgspec.UnsetType:
     return time_text(datetime.fromtimestamp(seconds, UTC)) if seconds else msgspec.UNSET
 
 
-def _details(name: str, model: ModelFacts) -> ollama.OllamaDetails:
+def _details(name: str, model: ModelFile) -> ollama.OllamaDetails:
     """Describe the model, or the adapter called ``name``, which has the model for its parent."""
     known = bool(model.architecture)
     return ollama.OllamaDetails(
@@ -128,12 +146,10 @@ def _details(name: str, model: ModelFacts) -> ollama.OllamaDetails:
     )
 
 
-def _model_info(model: ModelFacts) -> dict[str, str | int | bool]:
+def _model_info(model: ModelFile) -> dict[str, str | int | bool]:
     info: dict[str, str | int | bool] = {"general.name": model.name, **dict(model.metadata)}
     if model.parameter_count:
         info["general.parameter_count"] = model.parameter_count
-    info["caravan.context_length"] = model.max_sequence_tokens
-    info["caravan.vocab_size"] = model.vocabulary_size
     return info
 
 

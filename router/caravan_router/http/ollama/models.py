@@ -4,10 +4,13 @@ import time
 
 from aiohttp import web
 
+from caravan_router.api.errors import LibraryRefusalError
+from caravan_router.api.generation.models import model_name
 from caravan_router.api.ollama.errors import OLLAMA
-from caravan_router.api.ollama.models import described, loaded, tags_of
+from caravan_router.api.ollama.models import described, described_cold, loaded, tags_of
 from caravan_router.api.ollama.schema import OllamaRunningList, OllamaShowReply, OllamaShowRequest, OllamaTagList
 from caravan_router.api.ollama.validation import bare_name
+from caravan_router.core.library import LibraryError
 from caravan_router.http.generation.models import asked_model, awaited_model, library_models, listed_models
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS
@@ -20,6 +23,8 @@ ROUTES = Routes(OLLAMA)
 @ROUTES.route("GET", "/api/tags", "List the models and their adapters", reply=OllamaTagList, errors=(503,))
 async def ollama_tags(request: web.Request) -> web.Response:
     state = request.app[STATE]
+    if state.library is not None:
+        await state.library.survey()
     return json_reply(tags_of(listed_models(state), library_models(state)))
 
 
@@ -31,8 +36,22 @@ async def ollama_ps(request: web.Request) -> web.Response:
     return json_reply(loaded(listed_models(state), library_models(state), time.time()))
 
 
-@ROUTES.route("POST", "/api/show", "Describe a model", reply=OllamaShowReply, errors=(*BODY_ERRORS, 404, 503))
+@ROUTES.route(
+    "POST",
+    "/api/show",
+    "Describe a model; one that is not loaded by its files, and it stays so",
+    reply=OllamaShowReply,
+    errors=(*BODY_ERRORS, 404, 503),
+)
 async def ollama_show(request: web.Request, body: OllamaShowRequest) -> web.Response:
-    name = bare_name(body.model or body.name)
-    served = await awaited_model(request.app[STATE], asked_model(request, name))
+    """Raises UnknownModelError, NoShardError, LibraryRefusalError."""
+    state, name = request.app[STATE], bare_name(body.model or body.name)
+    asked = asked_model(request, name)
+    meant = model_name(state.fleet, asked)
+    if state.library is not None and state.fleet.engine(meant) is None and state.library.find(meant) is not None:
+        try:
+            return json_reply(described_cold(await state.library.describe(meant)))
+        except LibraryError as error:
+            raise LibraryRefusalError(str(error)) from None
+    served = await awaited_model(state, asked)
     return json_reply(described(name, served.engine.model))

@@ -12,7 +12,7 @@ from caravan_router.api.ollama.errors import OLLAMA
 from caravan_router.api.ollama.schema import OllamaDeleteRequest, OllamaPullReply, OllamaPullRequest
 from caravan_router.api.ollama.validation import bare_name
 from caravan_router.api.stream import LINES as LINE_FRAMING
-from caravan_router.core.library import Library, LibraryError, PullProgress
+from caravan_router.core.library import LibraryError, PullProgress, Stock
 from caravan_router.http.generation.models import library_of
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.json_reply import json_reply
@@ -35,7 +35,7 @@ async def pull(request: web.Request, body: OllamaPullRequest) -> web.StreamRespo
     if body.insecure:
         raise unsupported_field_error("insecure", "set it to false", body.insecure)
     name = bare_name(body.model or body.name)
-    steps = _steps(library_of(request.app[STATE]), name)
+    steps = _steps(library_of(request.app[STATE]).stock, name)
     if body.stream is False:
         async with contextlib.aclosing(steps):
             async for _ in steps:
@@ -55,9 +55,9 @@ async def pull(request: web.Request, body: OllamaPullRequest) -> web.StreamRespo
     return events.response
 
 
-async def _steps(library: Library, name: str) -> AsyncGenerator[OllamaPullReply, None]:
+async def _steps(stock: Stock, name: str) -> AsyncGenerator[OllamaPullReply, None]:
     try:
-        async with contextlib.aclosing(library.pull(name)) as told:
+        async with contextlib.aclosing(stock.pull(name)) as told:
             yield OllamaPullReply(status="pulling manifest")
             async for progress in told:
                 yield _reply(progress)
@@ -80,7 +80,7 @@ def _reply(progress: PullProgress) -> OllamaPullReply:
 async def delete(request: web.Request, body: OllamaDeleteRequest) -> web.Response:
     """Raises NoLibraryError, LibraryRefusalError."""
     try:
-        await library_of(request.app[STATE]).remove(bare_name(body.model or body.name))
+        await library_of(request.app[STATE]).stock.remove(bare_name(body.model or body.name))
     except LibraryError as error:
         raise LibraryRefusalError(str(error)) from None
     return web.Response()

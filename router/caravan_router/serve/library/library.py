@@ -3,24 +3,22 @@
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
-from caravan_router.core.library import LibraryError, LibraryModel, PullProgress, StateChange
-from caravan_router.core.model_names import ModelNames
-from caravan_router.engine.absence import Absence
+from caravan_router.core.library import LibraryError, LibraryModel, ModelDescription, StateChange
 from caravan_router.engine.fleet import Fleet
 from caravan_router.scheduling.residency.model_need import Phase
 from caravan_router.scheduling.residency.plan import Load, Refuse, Step, Unload, plan
-from caravan_router.serve.library.catalogue import names_of
 from caravan_router.serve.library.entry import CatalogueEntry
+from caravan_router.serve.library.files import FilesHere, described_by, files_of
 from caravan_router.serve.library.host import ShardHost
-from caravan_router.serve.library.hub import pulled, reference_of, removed
 from caravan_router.serve.library.memory import Memory, MemoryProblem
+from caravan_router.serve.library.shelf import Shelf
 from caravan_router.serve.library.slot import Slot, Trouble
+from caravan_router.serve.library.stock import ModelStock
 from caravan_router.serve.shard_process import ShardStartError
 
 _log = logging.getLogger(__name__)
@@ -31,8 +29,6 @@ _TICK_S = 0.05
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 5.0, 300.0
 # A shard that listens joins within so many seconds, or it never will.
 _JOIN_S = 60.0
-
-_WAITING = Absence(math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +54,25 @@ class ModelLibrary:
         memory: Memory,
         settings: LibrarySettings,
     ) -> None:
-        self._slots = {entry.name: Slot(entry) for entry in entries}
+        self._shelf = Shelf(entries, fleet, autoload=settings.autoload)
+        self.stock = ModelStock(self._shelf, has_hub=settings.has_hub)
         self._fleet = fleet
         self._host = host
         self._memory = memory
         self._settings = settings
         self._poked = asyncio.Event()
-        # Set when a model has changed, and then replaced.
-        self._changed = asyncio.Event()
-        self._watchers: set[asyncio.Queue[StateChange]] = set()
-        self._tell_fleet()
 
     async def run(self) -> None:
         """Serve until cancelled; then end all shards."""
-        for slot in self._slots.values():
+        for slot in self._shelf.slots:
             slot.wishes.is_asked_to_load = slot.entry.pinned
-            self._fleet.demand.set_absence(slot.entry.name, self._absence(slot))
+            self._shelf.note_absence(slot)
         try:
             while True:
                 now = time.monotonic()
-                for slot in self._slots.values():
+                for slot in self._shelf.slots:
                     self._observe(slot, now)
-                needs = [slot.need for slot in self._slots.values()]
+                needs = [slot.need for slot in self._shelf.slots]
                 for step in plan(needs, self._memory.room(needs), self._settings.turn_s, now):
                     self._carry_out(step, now)
                 with contextlib.suppress(TimeoutError):
@@ -96,7 +89,7 @@ class ModelLibrary:
         wishes.used_s = now if wishes.is_busy else max(wishes.used_s, self._fleet.demand.last_used_s(name))
         if trouble.problem and now >= trouble.until_s:
             trouble.problem = ""
-            self._fleet.demand.set_absence(name, self._absence(slot))
+            self._shelf.note_absence(slot)
         is_wanted = wishes.is_asked_to_load or (wishes.is_busy and self._settings.autoload)
         if slot.phase is not Phase.COLD or not is_wanted or trouble.problem:
             wishes.wanted_since_s = None
@@ -110,7 +103,7 @@ class ModelLibrary:
             wishes.is_asked_to_leave = False
 
     def _carry_out(self, step: Step, now: float) -> None:
-        slot = self._slots[step.name]
+        slot = self._shelf.slot(step.name)
         match step:
             case Load():
                 slot.wishes.is_asked_to_load = False
@@ -135,7 +128,7 @@ class ModelLibrary:
     async def _prepare(self, slot: Slot) -> None:
         """Find the file of a model, and what it takes."""
         try:
-            loaded = [one.need for one in self._slots.values() if one.phase is not Phase.COLD]
+            loaded = [one.need for one in self._shelf.slots if one.phase is not Phase.COLD]
             prepared = await self._memory.prepare(slot.entry, loaded)
             slot.file, slot.bytes_at = prepared.file, prepared.bytes_at
         except (MemoryProblem, OSError) as problem:
@@ -181,16 +174,15 @@ class ModelLibrary:
             self._poked.set()
 
     async def _end(self) -> None:
-        working = [slot.work for slot in self._slots.values() if slot.work is not None]
+        working = [slot.work for slot in self._shelf.slots if slot.work is not None]
         for work in working:
             work.cancel()
         await asyncio.gather(*working, return_exceptions=True)
-        await asyncio.gather(*(slot.running.stop() for slot in self._slots.values() if slot.running is not None))
+        await asyncio.gather(*(slot.running.stop() for slot in self._shelf.slots if slot.running is not None))
 
     def _enter(self, slot: Slot, phase: Phase, now: float) -> None:
         slot.enter(phase, now)
-        self._fleet.demand.set_absence(slot.entry.name, self._absence(slot))
-        self._tell(slot)
+        self._shelf.changed(slot)
 
     def _fail(self, slot: Slot, problem: str, *, told: str = "") -> None:
         """Tell those who wait for a model why it cannot be loaded, and do not try again for a while."""
@@ -201,140 +193,75 @@ class ModelLibrary:
         _log.warning(
             "a model cannot be loaded", extra={"model": slot.entry.name, "reason": problem, "pause_s": pause_s}
         )
-        self._fleet.demand.set_absence(slot.entry.name, self._absence(slot))
-        self._tell(slot)
-
-    def _absence(self, slot: Slot) -> Absence:
-        name = slot.entry.name
-        if slot.trouble.problem:
-            return Absence(0.0, slot.trouble.told or f"The model {name} could not be loaded. Its server's log says why")
-        if slot.phase is Phase.COLD and not (self._settings.autoload or slot.wishes.is_asked_to_load):
-            return Absence(0.0, f"The model {name} is not loaded, and requests load no models on this server")
-        return _WAITING
-
-    def _tell_fleet(self) -> None:
-        """Let the router know which names there are."""
-        entries = [slot.entry for slot in self._slots.values()]
-        self._fleet.names = ModelNames(
-            expected=tuple(entry.name for entry in entries),
-            aliases=names_of(entries),
-            strict=True,
-            load_on_demand=True,
-        )
-        for slot in self._slots.values():
-            self._fleet.demand.set_absence(slot.entry.name, self._absence(slot))
-
-    def _tell(self, slot: Slot) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-        described = slot.describe(time.monotonic())
-        for watcher in self._watchers:
-            watcher.put_nowait(StateChange(described.name, described.state, described.problem))
+        self._shelf.changed(slot)
 
     # What the API asks
 
     def models(self) -> Sequence[LibraryModel]:
         """See `Library`."""
-        now = time.monotonic()
-        return [slot.describe(now) for slot in self._slots.values()]
+        return self._shelf.models()
 
     def find(self, name: str) -> LibraryModel | None:
         """See `Library`."""
-        slot = self._slots.get(self._fleet.names.meant(name))
+        slot = self._shelf.find(name)
         return None if slot is None else slot.describe(time.monotonic())
+
+    async def survey(self) -> None:
+        """See `Library`."""
+        slots = self._shelf.slots
+
+        def look() -> list[FilesHere | None]:
+            return [_files_if_here(slot) for slot in slots]
+
+        for slot, files in zip(slots, await asyncio.to_thread(look), strict=True):
+            slot.files = files
+
+    async def describe(self, name: str) -> ModelDescription:
+        """See `Library`."""
+        slot = self._shelf.slot(name)
+        slot.files = await asyncio.to_thread(files_of, slot.entry, slot.files)
+        return await asyncio.to_thread(described_by, slot.entry, slot.files)
 
     def load(self, name: str) -> None:
         """See `Library`."""
-        slot = self._slot(name)
+        slot = self._shelf.slot(name)
         if slot.phase is Phase.COLD:
             slot.wishes.is_asked_to_load, slot.trouble.problem = True, ""
-            self._fleet.demand.set_absence(slot.entry.name, self._absence(slot))
+            self._shelf.note_absence(slot)
             self._poked.set()
 
     async def wait_until_loaded(self, name: str) -> None:
         """See `Library`."""
-        slot = self._slot(name)
+        slot = self._shelf.slot(name)
         slot.wishes.awaited += 1
         try:
             while slot.phase is not Phase.LOADED:
-                absence = self._absence(slot)
+                absence = self._shelf.absence(slot)
                 if absence.grace_s == 0.0:
                     raise absence.error(slot.entry.name)
                 self._poked.set()
-                await self._changed.wait()
+                await self._shelf.until_changed()
         finally:
             slot.wishes.awaited -= 1
 
     def unload(self, name: str) -> None:
         """See `Library`."""
-        slot = self._slot(name)
+        slot = self._shelf.slot(name)
         slot.wishes.is_asked_to_load = False
         slot.wishes.is_asked_to_leave = slot.phase in (Phase.LOADED, Phase.LOADING)
         self._poked.set()
 
     def keep(self, name: str, seconds: float | None) -> None:
         """See `Library`."""
-        self._slot(name).wishes.keep_s = seconds
+        self._shelf.slot(name).wishes.keep_s = seconds
 
-    async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
+    def changes(self) -> AsyncGenerator[StateChange, None]:
         """See `Library`."""
-        self._check_hub()
-        async with contextlib.aclosing(pulled(reference_of(name))) as steps:
-            async for step in steps:
-                if isinstance(step, PullProgress):
-                    yield step
-                elif step.name not in self._slots:
-                    taken = {known for slot in self._slots.values() for known in (slot.entry.name, *slot.entry.aliases)}
-                    aliases = tuple(alias for alias in step.aliases if alias not in taken)
-                    self._slots[step.name] = slot = Slot(replace(step, aliases=aliases))
-                    self._tell_fleet()
-                    self._tell(slot)
+        return self._shelf.changes()
 
-    async def remove(self, name: str) -> None:
-        """See `Library`."""
-        self._check_hub()
-        slot = self._slot(name)
-        if not slot.entry.is_pulled:
-            raise LibraryError(f"{name} is of --models-dir or --models-file, which this leaves alone")
-        # Nobody waits for it any more, so that it is not loaded again.
-        gone = f"The model {slot.entry.name} was deleted"
-        slot.trouble = Trouble(problem="it is being deleted", told=gone, until_s=math.inf)
-        self._fleet.demand.set_absence(slot.entry.name, self._absence(slot))
-        while slot.phase is not Phase.COLD or slot.work is not None:
-            slot.wishes.is_asked_to_leave = True
-            self._poked.set()
-            await asyncio.sleep(_TICK_S)
-        if self._slots.pop(slot.entry.name, None) is None:
-            raise LibraryError(f"there is no model {name!r}")
-        try:
-            await removed(slot.entry)
-        except LibraryError:
-            slot.trouble = Trouble()
-            self._slots[slot.entry.name] = slot
-            raise
-        finally:
-            self._tell_fleet()
-        for watcher in self._watchers:
-            watcher.put_nowait(StateChange(slot.entry.name, None))
-        while self._fleet.engine(slot.entry.name) is not None:  # noqa: ASYNC110  it forgets the model soon
-            await asyncio.sleep(_TICK_S)
 
-    def _check_hub(self) -> None:
-        if not self._settings.has_hub:
-            raise LibraryError("this server downloads and deletes no models: it was started without --models-hub")
-
-    async def changes(self) -> AsyncGenerator[StateChange, None]:
-        """See `Library`."""
-        watcher: asyncio.Queue[StateChange] = asyncio.Queue()
-        self._watchers.add(watcher)
-        try:
-            while True:
-                yield await watcher.get()
-        finally:
-            self._watchers.discard(watcher)
-
-    def _slot(self, name: str) -> Slot:
-        slot = self._slots.get(self._fleet.names.meant(name))
-        if slot is None:
-            raise LibraryError(f"there is no model {name!r}")
-        return slot
+def _files_if_here(slot: Slot) -> FilesHere | None:
+    try:
+        return files_of(slot.entry, slot.files)
+    except LibraryError:
+        return None

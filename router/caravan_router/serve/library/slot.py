@@ -9,6 +9,7 @@ from pathlib import Path
 from caravan_router.core.library import LibraryModel, ModelState
 from caravan_router.scheduling.residency.model_need import ModelNeed, Phase
 from caravan_router.serve.library.entry import CatalogueEntry
+from caravan_router.serve.library.files import FilesHere
 from caravan_router.serve.library.host import RunningModel
 
 # A load takes so long until one was seen.
@@ -58,7 +59,8 @@ class Trouble:
 class Slot:
     """A model of the catalogue, in memory or not. Times are in seconds on ``time.monotonic``.
 
-    ``file``, ``bytes_at``: None until they were found. ``work``: what is done with the model just now.
+    ``file``, ``bytes_at``: what is loaded, and what it takes; None until they were found. ``files``: None until they
+    were looked at. ``work``: what is done with the model just now.
     """
 
     entry: CatalogueEntry
@@ -66,6 +68,7 @@ class Slot:
     since_s: float = 0.0
     file: Path | None = None
     bytes_at: Mapping[str, int] | None = None
+    files: FilesHere | None = None
     load_s: float = _GUESSED_LOAD_S
     was_loaded: bool = False
     wishes: Wishes = field(default_factory=Wishes)
@@ -109,13 +112,6 @@ class Slot:
         state = _STATES[self.phase]
         if self.trouble.problem and self.phase is Phase.COLD:
             state = ModelState.FAILED
-        size, modified_s = 0, 0.0
-        try:
-            status = (self.file or Path(self.entry.source)).stat()
-        except OSError:
-            pass  # It is gone, or to be downloaded.
-        else:
-            size, modified_s = status.st_size, status.st_mtime
         expires = None
         if self.phase is Phase.LOADED and not self.entry.pinned and self.idle_s < math.inf:
             expires = (
@@ -129,8 +125,9 @@ class Slot:
             source=self.entry.source,
             state=state,
             pinned=self.entry.pinned,
-            size_bytes=size,
-            modified_s=modified_s,
+            size_bytes=0 if self.files is None else self.files.size,
+            modified_s=0.0 if self.files is None else self.files.modified_s,
+            fingerprint="" if self.files is None else self.files.fingerprint,
             problem=self.trouble.problem,
             expires_in_s=expires,
         )

@@ -12,6 +12,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from caravan_models.fingerprint import fingerprint
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_proto.messages.model import Numerics
@@ -24,7 +25,7 @@ from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.forward import LlamaForward
 from caravan_shard.backends.llama.known_equality import known_equality, library_files
-from caravan_shard.backends.llama.model import LoadedModel, fingerprint, open_model
+from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
 from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
 from caravan_shard.config import ShardConfig

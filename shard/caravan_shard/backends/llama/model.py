@@ -1,7 +1,6 @@
 """Loads a GGUF file and reads its facts."""
 
 import contextlib
-import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,8 @@ from typing import Any
 
 import llama_cpp
 
+from caravan_models.architectures import is_encoder
+from caravan_models.fingerprint import fingerprint
 from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import StartupError
@@ -23,24 +24,6 @@ from caravan_shard.config import ShardConfig
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"GGUF"
-_HEADER_BYTES = 1 << 20
-_BLOCK_BYTES = 1 << 16
-_BLOCKS = 16
-# The graphs of these architectures end with a vector for each token: there are no logits.
-_ONLY_EMBED = frozenset(
-    {
-        "bert",
-        "eurobert",
-        "gemma-embedding",
-        "jina-bert-v2",
-        "jina-bert-v3",
-        "llama-embed",
-        "modern-bert",
-        "neo-bert",
-        "nomic-bert",
-        "nomic-bert-moe",
-    }
-)
 # Tokenizers that add a begin or an end where the file wants one. That of BERT always adds both, the others none.
 _ADD_TOKENS = frozenset(
     {llama_cpp.LLAMA_VOCAB_TYPE_SPM, llama_cpp.LLAMA_VOCAB_TYPE_BPE, llama_cpp.LLAMA_VOCAB_TYPE_UGM}
@@ -75,7 +58,7 @@ class LoadedModel:
     @property
     def only_embeds(self) -> bool:
         """Whether the model can embed texts and do nothing else."""
-        return self.facts.architecture in _ONLY_EMBED
+        return is_encoder(self.facts.architecture)
 
     def close(self) -> None:
         """Free the model, whose contexts must be free."""
@@ -129,7 +112,7 @@ def measured_model(config: ShardConfig, devices: Sequence[Device]) -> Iterator[A
 
 def only_embeds(model: Any) -> bool:
     """Whether a llama_model can embed texts and do nothing else."""
-    return metadata_text(model, "general.architecture") in _ONLY_EMBED
+    return is_encoder(metadata_text(model, "general.architecture"))
 
 
 def _check_files(config: ShardConfig) -> None:
@@ -265,15 +248,3 @@ def _quantization(model: Any) -> str:
     if not metadata_text(model, "general.file_type"):
         return ""
     return _FILE_TYPES.get(llama_cpp.llama_model_ftype(model), "")
-
-
-def fingerprint(path: Path) -> str:
-    """Return the SHA-256 of the file's size, its first MiB and 16 of its blocks: equal for copies of one file."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(_HEADER_BYTES))
-        for block in range(1, _BLOCKS + 1):
-            file.seek(max(0, size * block // _BLOCKS - _BLOCK_BYTES))
-            digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()
