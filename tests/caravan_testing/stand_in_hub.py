@@ -117,8 +117,7 @@ class StandInHub:
 
     def reset(self) -> None:
         """Forget everything but the address. What is stalled ends."""
-        self._stalled.set()
-        self._stalled = threading.Event()
+        self.release_stalled()
         self.repositories: dict[str, Repository] = {}
         self.faults = Faults()
         self.seen: list[Seen] = []
@@ -138,8 +137,9 @@ class StandInHub:
             self.seen.append(seen)
 
     def release_stalled(self) -> None:
-        """Close the connections that send nothing more."""
+        """Close the connections that send nothing more by now."""
         self._stalled.set()
+        self._stalled = threading.Event()
 
     def stall(self) -> None:
         """Return when `release_stalled` was called, or the hub ends."""

@@ -1,9 +1,11 @@
 """From an empty cache to a streamed answer by a model's name alone; the same model in shards and in Python."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -14,6 +16,7 @@ from caravan_testing.programs import address_of, program
 from caravan_testing.serve_process import MODEL, serve
 from caravan_testing.shard_models import fetched
 from caravan_testing.shard_tiny_llama import write_tiny_llama
+from caravan_testing.small_gguf import small_gguf
 from caravan_testing.stand_in_hub import TOKEN, StandInHub, stand_in_hub
 
 pytestmark = pytest.mark.e2e
@@ -127,3 +130,49 @@ def test_operators_pull_models_and_delete_them(
         assert client.get("/v1/models").json()["data"] == []
         assert not list((tmp_path / "cache").rglob("*.gguf"))
         assert client.request("DELETE", "/api/delete", json={"model": model["name"]}).status_code == 400
+
+
+async def test_clients_see_how_far_downloads_are(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    hub.add("demo/other", {"other-Q8_0.gguf": small_gguf(1 << 16)})
+    file = tmp_path / "models.toml"
+    file.write_text(f'[[models]]\nname = "mine"\nmodel = "{TINY}"\n')
+    flags = ("--models-file", str(file), "--models-hub", "on", "-np", "1", "-c", "256", "-t", "1")
+    with serve(*flags, models=()) as served:
+        async with httpx2.AsyncClient(base_url=served.url, timeout=120) as client:
+
+            async def seen(path: str, name: str) -> dict[str, Any]:
+                """Return the model's status once it is being downloaded."""
+                async with asyncio.timeout(60):
+                    while True:
+                        for model in (await client.get(path)).json()["data"]:
+                            if model["id"] == name and model["status"]["value"] == "downloading":
+                                return dict(model["status"]["download"])
+                        await asyncio.sleep(0.05)
+
+            # Of a model that a request asks for.
+            hub.faults.stall_after = [1000]
+            body = {"model": "mine", "prompt": "a", "max_tokens": 1}
+            completion = asyncio.create_task(client.post("/v1/completions", json=body))
+            download = await seen("/v1/models", "mine")
+            assert 0 <= download["completed"] < download["total"] == size_of(hub, "demo/tiny")
+            hub.release_stalled()
+            assert (await completion).status_code == 200
+            [mine] = (await client.get("/models")).json()["data"]
+            assert mine["status"] == {"value": "loaded"}
+            # Of one that an operator pulls. It cannot be asked for yet.
+            hub.faults.stall_after = [1000]
+            pull = asyncio.create_task(client.post("/api/pull", json={"model": "demo/other", "stream": False}))
+            assert (await seen("/models", "demo/other"))["total"] == 1 << 16
+            assert [model["name"] for model in (await client.get("/api/tags")).json()["models"]] == ["mine"]
+            assert (await client.post("/v1/completions", json={**body, "model": "demo/other"})).status_code == 404
+            hub.release_stalled()
+            assert (await pull).json() == {"status": "success"}
+            listed = {model["id"]: model["status"] for model in (await client.get("/v1/models")).json()["data"]}
+            assert listed == {"mine": {"value": "loaded"}, "demo/other:Q8_0": {"value": "unloaded"}}
+
+
+def size_of(hub: StandInHub, repository: str) -> int:
+    return sum(len(content.data) for content in hub.repositories[repository].files.values())

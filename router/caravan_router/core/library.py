@@ -16,6 +16,15 @@ class ModelState(Enum):
     LOADED = "loaded"
     UNLOADING = "unloading"
     FAILED = "failed"
+    DOWNLOADING = "downloading"
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """How far the download of a model is: bytes that are here, of so many of all its files. No count gets smaller."""
+
+    done: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +34,8 @@ class LibraryModel:
     ``source``: the file or the repository that it comes from. ``size_bytes``: of its files, 0 if it is not known.
     ``modified_s``: when its files were last changed, in Unix time; 0 if it is not known. ``fingerprint``: that of its
     shards, "" if it is not known. ``problem``: why it could not be loaded. ``expires_in_s``: seconds until it is
-    unloaded if no request comes; None: it stays until its place is needed.
+    unloaded if no request comes; None: it stays until its place is needed. ``download``: of its files, while there is
+    one.
     """
 
     name: str
@@ -38,6 +48,7 @@ class LibraryModel:
     fingerprint: str = ""
     problem: str = ""
     expires_in_s: float | None = None
+    download: Download | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +65,25 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A model has a new state, or is no longer there (None)."""
+    """A model has a new state, more of it was downloaded, or it is no longer there (None)."""
 
     name: str
     state: ModelState | None
     problem: str = ""
+    download: Download | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """How far a download is: bytes that are here of the file with this SHA-256, of so many. No count gets smaller."""
+    """How far a download is: bytes that are here of the file with this SHA-256, of so many. No count gets smaller.
+
+    ``model``: how far all files of the model are.
+    """
 
     digest: str
     done: int
     size: int
+    model: Download
     is_checking: bool = False
 
 
@@ -100,6 +116,10 @@ class Library(Protocol):
 
     def models(self) -> Sequence[LibraryModel]:
         """Return all models, the default first."""
+        ...
+
+    def arriving(self) -> Sequence[LibraryModel]:
+        """Return the models that are being downloaded and cannot be asked for yet."""
         ...
 
     def find(self, name: str) -> LibraryModel | None:

@@ -7,10 +7,11 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.api.errors import UnknownModelError
-from caravan_router.api.llama_server.schema import ModelCommand, ModelEvent, Success
+from caravan_router.api.llama_server.schema import ModelCommand, ModelEvent, ModelEventData, Success
 from caravan_router.api.openai.errors import OPENAI
 from caravan_router.core.library import LibraryError, StateChange
 from caravan_router.http.generation.models import library_of
+from caravan_router.http.openai.models import download_told
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS
@@ -77,4 +78,5 @@ async def changes(request: web.Request) -> web.StreamResponse:
 
 def _event(change: StateChange) -> ModelEvent:
     status = "removed" if change.state is None else change.state.value
-    return ModelEvent(model=change.name, event="status_change", data={"status": status})
+    data = ModelEventData(status, download_told(change.download))
+    return ModelEvent(model=change.name, event="status_change", data=data)

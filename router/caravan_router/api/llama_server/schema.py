@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 
 from caravan_router.api.generation.schema import CacheSalt, ModelName, Priority, Schema, Speculate, Timeout
+from caravan_router.api.openai.schema import ModelDownload
 
 NoEffect = Annotated[int | None, msgspec.Meta(description="Accepted and without effect.")]
 Neutral = Annotated[Any, msgspec.Meta(description="Not supported: accepted only with the value that switches it off.")]
@@ -193,9 +194,16 @@ class Success(msgspec.Struct, frozen=True):
     success: bool
 
 
+class ModelEventData(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``status``: the state as `GET /models` tells it; `removed` if the model is gone."""
+
+    status: str
+    download: ModelDownload | None = None
+
+
 class ModelEvent(msgspec.Struct, frozen=True):
-    """``event``: always `status_change`. ``data``: the state, under `status`; `removed` if the model is gone."""
+    """``event``: always `status_change`."""
 
     model: str
     event: str
-    data: dict[str, str]
+    data: ModelEventData

@@ -171,14 +171,23 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
+class ModelDownload(msgspec.Struct, frozen=True):
+    """Bytes that are here, of so many of all files of a model."""
+
+    completed: int
+    total: int
+
+
 class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a model is that is loaded as requests ask for it, as llama-server's router tells it.
 
-    ``value``: `unloaded`, `loading`, `loaded`, `unloading`; `failed`, while requests for it fail.
+    ``value``: `downloading`, `unloaded`, `loading`, `loaded`, `unloading`; `failed`, while requests for it fail.
+    ``download``: while there is one, also of a newer version of a model that is loaded.
     """
 
     value: str
     failed: bool = False
+    download: ModelDownload | None = None
 
 
 class Model(msgspec.Struct, frozen=True):

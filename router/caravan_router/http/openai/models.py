@@ -7,9 +7,9 @@ from aiohttp import web
 
 from caravan_router.api.errors import UnknownModelError
 from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.schema import Model, ModelList, ModelStatus
+from caravan_router.api.openai.schema import Model, ModelDownload, ModelList, ModelStatus
 from caravan_router.core.engine import ModelFacts
-from caravan_router.core.library import LibraryModel, ModelState
+from caravan_router.core.library import Download, LibraryModel, ModelState
 from caravan_router.http.generation.models import library_models, listed_models
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import Parameter
@@ -59,15 +59,23 @@ def _listed(state: AppState) -> list[Model]:
         listed.append(_entry(name, library.get(name)))
         if (facts := known.get(name)) is not None:
             listed += _adapters(facts)
-    return listed
+    arriving = () if state.library is None else state.library.arriving()
+    return listed + [_entry(model.name, model) for model in arriving]
 
 
 def _entry(name: str, model: LibraryModel | None) -> Model:
     entry = Model(name, "model", 0, name, name, None)
     if model is None:
         return entry
-    status = ModelStatus(model.state.value, failed=model.state is ModelState.FAILED)
+    status = ModelStatus(
+        model.state.value, failed=model.state is ModelState.FAILED, download=download_told(model.download)
+    )
     return msgspec.structs.replace(entry, status=status, aliases=model.aliases)
+
+
+def download_told(download: Download | None) -> ModelDownload | None:
+    """Return how far a download is as clients are told."""
+    return None if download is None else ModelDownload(download.done, download.size)
 
 
 def _adapters(facts: ModelFacts) -> list[Model]:

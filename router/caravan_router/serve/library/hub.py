@@ -10,7 +10,7 @@ from caravan_models.known import known_model, known_models
 from caravan_models.local_store import remove, stored_models
 from caravan_models.progress import Phase, Progress
 from caravan_models.reference import HUB_PREFIX, HubModel, KnownModel, hub_model, parse_hub
-from caravan_router.core.library import LibraryError, PullProgress
+from caravan_router.core.library import Download, LibraryError, PullProgress
 from caravan_router.serve.library.catalogue import CatalogueError, check_name
 from caravan_router.serve.library.entry import CatalogueEntry
 
@@ -62,7 +62,13 @@ async def pulled(reference: HubModel | KnownModel) -> AsyncGenerator[PullProgres
     fetching.add_done_callback(lambda _: told.put_nowait(None))
     try:
         while (progress := await told.get()) is not None:
-            yield PullProgress(progress.etag, progress.file_done, progress.file_size, progress.phase is Phase.CHECKING)
+            yield PullProgress(
+                digest=progress.etag,
+                done=progress.file_done,
+                size=progress.file_size,
+                model=Download(progress.done, progress.size),
+                is_checking=progress.phase is Phase.CHECKING,
+            )
         await fetching
     except FetchError as error:
         raise LibraryError(str(error)) from error

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from caravan_router.core.library import LibraryError, LibraryModel, ModelDescription, StateChange
+from caravan_router.core.library import Download, LibraryError, LibraryModel, ModelDescription, StateChange
 from caravan_router.engine.fleet import Fleet
 from caravan_router.scheduling.residency.model_need import Phase
 from caravan_router.scheduling.residency.plan import Load, Refuse, Step, Unload, plan
@@ -129,7 +129,10 @@ class ModelLibrary:
         """Find the file of a model, and what it takes."""
         try:
             loaded = [one.need for one in self._shelf.slots if one.phase is not Phase.COLD]
-            prepared = await self._memory.prepare(slot.entry, loaded)
+            with self._shelf.downloads.of(slot.entry.name) as note:
+                prepared = await self._memory.prepare(
+                    slot.entry, loaded, lambda told: note(Download(told.done, told.size))
+                )
             slot.file, slot.bytes_at = prepared.file, prepared.bytes_at
         except (MemoryProblem, OSError) as problem:
             self._fail(slot, str(problem))
@@ -201,10 +204,14 @@ class ModelLibrary:
         """See `Library`."""
         return self._shelf.models()
 
+    def arriving(self) -> Sequence[LibraryModel]:
+        """See `Library`."""
+        return self._shelf.arriving()
+
     def find(self, name: str) -> LibraryModel | None:
         """See `Library`."""
         slot = self._shelf.find(name)
-        return None if slot is None else slot.describe(time.monotonic())
+        return None if slot is None else self._shelf.describe(slot)
 
     async def survey(self) -> None:
         """See `Library`."""

@@ -6,12 +6,14 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 
-from caravan_router.core.library import LibraryError, LibraryModel, StateChange
+from caravan_models.reference import HUB_PREFIX
+from caravan_router.core.library import LibraryError, LibraryModel, ModelState, StateChange
 from caravan_router.core.model_names import ModelNames
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.fleet import Fleet
 from caravan_router.scheduling.residency.model_need import Phase
 from caravan_router.serve.library.catalogue import names_of
+from caravan_router.serve.library.downloads import Downloads
 from caravan_router.serve.library.entry import CatalogueEntry
 from caravan_router.serve.library.slot import Slot
 
@@ -26,6 +28,7 @@ class Shelf:
         self._slots = {entry.name: Slot(entry) for entry in entries}
         self._fleet = fleet
         self._autoload = autoload
+        self.downloads = Downloads(self._downloaded)
         self._watchers: set[asyncio.Queue[StateChange]] = set()
         # Set when whoever waits for a model should look again, and then replaced.
         self._changed = asyncio.Event()
@@ -48,8 +51,24 @@ class Shelf:
 
     def models(self) -> list[LibraryModel]:
         """Return all models as clients see them, the default first."""
-        now = time.monotonic()
-        return [slot.describe(now) for slot in self._slots.values()]
+        return [self.describe(slot) for slot in self._slots.values()]
+
+    def describe(self, slot: Slot) -> LibraryModel:
+        """Return a model as clients see it."""
+        return slot.describe(time.monotonic(), self.downloads.find(slot.entry.name))
+
+    def arriving(self) -> list[LibraryModel]:
+        """Return the models that are being downloaded and are not here yet."""
+        return [
+            LibraryModel(
+                name=name,
+                source=f"{HUB_PREFIX}{name}",
+                state=ModelState.DOWNLOADING,
+                download=self.downloads.find(name),
+            )
+            for name in self.downloads.names
+            if name not in self._slots
+        ]
 
     def add(self, entry: CatalogueEntry) -> None:
         """Add a model, unless its name is there; aliases that are taken are left out."""
@@ -79,8 +98,7 @@ class Shelf:
     def changed(self, slot: Slot) -> None:
         """Let everybody know that a model's state has changed."""
         self.note_absence(slot)
-        described = slot.describe(time.monotonic())
-        self._tell(StateChange(described.name, described.state, described.problem))
+        self._tell_state(slot)
 
     async def until_changed(self) -> None:
         """Wait until the state of any model changes, or what `absence` says of it."""
@@ -121,6 +139,19 @@ class Shelf:
         )
         for slot in self._slots.values():
             self.note_absence(slot)
+
+    def _downloaded(self, name: str) -> None:
+        """Tell how far a download is, or that it has ended."""
+        if (slot := self._slots.get(name)) is not None:
+            self._tell_state(slot)
+        else:
+            download = self.downloads.find(name)
+            state = None if download is None else ModelState.DOWNLOADING
+            self._tell(StateChange(name, state, download=download))
+
+    def _tell_state(self, slot: Slot) -> None:
+        model = self.describe(slot)
+        self._tell(StateChange(model.name, model.state, model.problem, model.download))
 
     def _tell(self, change: StateChange) -> None:
         for watcher in self._watchers:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caravan_router.core.library import LibraryModel, ModelState
+from caravan_router.core.library import Download, LibraryModel, ModelState
 from caravan_router.scheduling.residency.model_need import ModelNeed, Phase
 from caravan_router.serve.library.entry import CatalogueEntry
 from caravan_router.serve.library.files import FilesHere
@@ -107,10 +107,12 @@ class Slot:
             is_pinned=self.entry.pinned,
         )
 
-    def describe(self, now: float) -> LibraryModel:
-        """Return the model as clients see it."""
+    def describe(self, now: float, download: Download | None) -> LibraryModel:
+        """Return the model as clients see it. ``download``: how far that of its files is, if there is one."""
         state = _STATES[self.phase]
-        if self.trouble.problem and self.phase is Phase.COLD:
+        if self.phase is Phase.COLD and download is not None:
+            state = ModelState.DOWNLOADING
+        elif self.phase is Phase.COLD and self.trouble.problem:
             state = ModelState.FAILED
         expires = None
         if self.phase is Phase.LOADED and not self.entry.pinned and self.idle_s < math.inf:
@@ -130,4 +132,5 @@ class Slot:
             fingerprint="" if self.files is None else self.files.fingerprint,
             problem=self.trouble.problem,
             expires_in_s=expires,
+            download=download,
         )

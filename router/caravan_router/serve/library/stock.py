@@ -5,6 +5,7 @@ import contextlib
 import math
 from collections.abc import AsyncGenerator
 
+from caravan_models.reference import hub_model
 from caravan_router.core.library import LibraryError, PullProgress
 from caravan_router.scheduling.residency.model_need import Phase
 from caravan_router.serve.library.hub import pulled, reference_of, removed
@@ -25,12 +26,15 @@ class ModelStock:
     async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         """See `Stock`."""
         self._check_hub()
-        async with contextlib.aclosing(pulled(reference_of(name))) as steps:
-            async for step in steps:
-                if isinstance(step, PullProgress):
-                    yield step
-                else:
-                    self._shelf.add(step)
+        reference = reference_of(name)
+        with self._shelf.downloads.of(hub_model(reference).name) as note:
+            async with contextlib.aclosing(pulled(reference)) as steps:
+                async for step in steps:
+                    if isinstance(step, PullProgress):
+                        note(step.model)
+                        yield step
+                    else:
+                        self._shelf.add(step)
 
     async def remove(self, name: str) -> None:
         """See `Stock`."""
