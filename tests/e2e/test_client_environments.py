@@ -138,6 +138,8 @@ def test_the_ollama_client_pulls_runs_and_deletes_a_model(tmp_path: Path, monkey
     served_facts = {key: got["shown"]["modelinfo"].pop(key) for key in ("caravan.context_length", "caravan.vocab_size")}
     assert served_facts["caravan.context_length"] == 1024
     assert got["cold"] == got["shown"]
+    names = ["demo/smollm2:Q4_1", "brief", "short"]
+    assert got["made"] == ["success", "success", 2, ["num_predict", "2"], names]
     assert (got["again"], got["deleted"]) == ("success", "success")
     assert got["left"] == []
     assert got["refused"] == 404

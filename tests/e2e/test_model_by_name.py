@@ -23,6 +23,7 @@ pytestmark = pytest.mark.e2e
 
 NAME = "demo/smollm2:Q4_1"
 TINY = "hf:demo/tiny"
+KNOWN, KNOWN_REPOSITORY = "smollm2:135m", "bartowski/SmolLM2-135M-Instruct-GGUF"
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +173,77 @@ async def test_clients_see_how_far_downloads_are(
             assert (await pull).json() == {"status": "success"}
             listed = {model["id"]: model["status"] for model in (await client.get("/v1/models")).json()["data"]}
             assert listed == {"mine": {"value": "loaded"}, "demo/other:Q8_0": {"value": "unloaded"}}
+
+
+def test_models_are_made_of_others_and_a_restart_knows_them(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    hub.add(KNOWN_REPOSITORY, {"SmolLM2-135M-Instruct-Q4_K_M.gguf": small_gguf()})
+    flags = ("--models-hub", "on", "-np", "1", "-c", "512", "-t", "1", "--log-level", "warning")
+    parameters = {"temperature": 0, "num_predict": 3}
+
+    def tags(client: httpx2.Client) -> dict[str, str]:
+        """Return the parent of each model."""
+        models = client.get("/api/tags").json()["models"]
+        return {model["name"]: model["details"]["parent_model"] for model in models}
+
+    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=120) as client:
+        assert client.post("/api/pull", json={"model": NAME, "stream": False}).status_code == 200
+        body = {"model": "pirate", "from": NAME, "parameters": parameters, "system": "Be a pirate.", "license": "MIT"}
+        lines = client.post("/api/create", json=body).text.splitlines()
+        assert json.loads(lines[-1]) == {"status": "success"}
+        assert client.post("/api/copy", json={"source": "pirate", "destination": "second:latest"}).status_code == 200
+        assert tags(client) == {NAME: "", "pirate": NAME, "second": NAME}
+        # A known name is downloaded.
+        lines = client.post("/api/create", json={"model": "third", "from": KNOWN}).text.splitlines()
+        assert json.loads(lines[0])["status"].startswith("pulling")
+        assert json.loads(lines[-1]) == {"status": "success"}
+        third = f"{KNOWN_REPOSITORY}:Q4_K_M"
+        assert tags(client).items() >= {"third": third, third: ""}.items()
+        for name in ("third", third):
+            assert client.request("DELETE", "/api/delete", json={"model": name}).status_code == 200
+        for path, bad, status in (
+            ("/api/copy", {"source": "none", "destination": "a"}, 404),
+            ("/api/copy", {"source": "pirate", "destination": "../../tmp/a"}, 400),
+            ("/api/copy", {"source": "pirate", "destination": NAME}, 400),
+            ("/api/create", {"model": "http://127.0.0.1/x", "from": NAME, "stream": False}, 400),
+            ("/api/create", {"model": "a", "from": "../../etc/passwd", "stream": False}, 400),
+            ("/api/create", {"model": "a", "from": NAME, "quantize": "q4_0"}, 400),
+            ("/api/create", {"model": "a", "from": NAME, "files": {"a.gguf": "sha256:0"}}, 400),
+            ("/api/create", {"model": "a", "from": NAME, "template": "{{ .Prompt }}"}, 400),
+            ("/api/create", {"model": "a", "from": NAME, "parameters": {"temperature": -1}}, 400),
+            ("/api/create", {"model": "a", "from": NAME, "parameters": {"num_thread": 4}}, 400),
+        ):
+            refused = client.post(path, json=bad)
+            assert refused.status_code == status, (bad, refused.text)
+            assert str(tmp_path) not in refused.text
+
+    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=120) as client:
+        assert tags(client) == {NAME: "", "pirate": NAME, "second": NAME}
+        shown = client.post("/api/show", json={"model": "second"}).json()
+        assert (shown["system"], shown["license"], shown["details"]["parent_model"]) == ("Be a pirate.", "MIT", NAME)
+        shown_parameters = [line.split() for line in shown["parameters"].splitlines()]
+        assert shown_parameters == [["num_predict", "3"], ["temperature", "0.0"]]
+        question = {"role": "user", "content": "Where is the sea?"}
+        chat = {"stream": False, "messages": [question]}
+        made = client.post("/api/chat", json={"model": "second", **chat}).json()
+        messages = [{"role": "system", "content": "Be a pirate."}, question]
+        same = {"model": NAME, "stream": False, "messages": messages, "options": parameters}
+        plain = client.post("/api/chat", json=same).json()
+        for field in ("message", "prompt_eval_count", "eval_count"):
+            assert made[field] == plain[field]
+        # On other routes it is another name of the model. Both share one process.
+        completion = {"model": "pirate", "prompt": "a", "max_tokens": 4, "ignore_eos": True}
+        assert client.post("/v1/completions", json=completion).json()["usage"]["completion_tokens"] == 4
+        [listed] = client.get("/v1/models").json()["data"]
+        assert (listed["id"], listed["aliases"]) == (NAME, ["pirate", "second"])
+        assert len(client.get("/api/ps").json()["models"]) == 1
+        kept = client.request("DELETE", "/api/delete", json={"model": NAME})
+        assert (kept.status_code, "pirate, second" in kept.text) == (400, True)
+        for name in ("pirate", "second", NAME):
+            assert client.request("DELETE", "/api/delete", json={"model": name}).status_code == 200
+        assert tags(client) == {}
 
 
 def size_of(hub: StandInHub, repository: str) -> int:

@@ -1,6 +1,6 @@
 """Models that can be loaded and unloaded while the router runs, as the API sees them."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -87,6 +87,20 @@ class PullProgress:
     is_checking: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MadeModel:
+    """A model that an operator made of another one, whose files and shards it shares.
+
+    ``base``: the name of that. ``recipe``: an object of JSON that says what its requests have besides. ``made_s``: when
+    it was made, in Unix time.
+    """
+
+    name: str
+    base: str
+    recipe: Mapping[str, object]
+    made_s: float
+
+
 class LibraryError(Exception):
     """What was asked of the library cannot be done. The text is one line for the operator who asked."""
 
@@ -101,8 +115,15 @@ class Stock(Protocol):
         """
         ...
 
+    def make(self, made: MadeModel) -> AsyncGenerator[PullProgress, None]:
+        """Add a model that was made of another one, or change it. A known name for a base is downloaded if needed.
+
+        Raises LibraryError.
+        """
+        ...
+
     async def remove(self, name: str) -> None:
-        """Remove a model of the hub, from the disk too. Raises LibraryError."""
+        """Remove a model that was made, or one of the hub, from the disk too. Raises LibraryError."""
         ...
 
 
@@ -124,6 +145,14 @@ class Library(Protocol):
 
     def find(self, name: str) -> LibraryModel | None:
         """Return a model by its name or by an alias; None if there is none."""
+        ...
+
+    def made(self, name: str) -> MadeModel | None:
+        """Return a model that was made of another one; None if there is none of this name."""
+        ...
+
+    def all_made(self) -> Sequence[MadeModel]:
+        """Return all models that were made of others."""
         ...
 
     async def survey(self) -> None:

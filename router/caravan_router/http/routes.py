@@ -7,6 +7,7 @@ from caravan_router.api.tgi.errors import TGI
 from caravan_router.http import anthropic, cloud, llama_server, llama_server_router
 from caravan_router.http.admin import prefixes, shards
 from caravan_router.http.ollama import embeddings as ollama_embeddings
+from caravan_router.http.ollama import making as ollama_making
 from caravan_router.http.ollama import models as ollama_models
 from caravan_router.http.ollama import pulling as ollama_pulling
 from caravan_router.http.ollama import routes as ollama
@@ -39,6 +40,7 @@ ROUTES: tuple[Route, ...] = (
     *ollama_embeddings.ROUTES,
     *ollama_models.ROUTES,
     *ollama_pulling.ROUTES,
+    *ollama_making.ROUTES,
     *cloud.ROUTES,
     *ops.ROUTES,
     *shards.ROUTES,

@@ -20,6 +20,13 @@ def main(url: str, repository: str) -> None:
     generated = client.generate(name, "The capital of France is", raw=True, options=GREEDY, keep_alive="1h")
     [running] = client.ps().models
     shown = client.show(name)
+    created = client.create("brief", from_=name, parameters={"num_predict": 2}, system="Be brief.")
+    copied = client.copy("brief", "short")
+    short = client.chat("short", QUESTION)
+    short_shown = client.show("short")
+    names = [model.model for model in client.list().models]
+    for made in ("brief", "short"):
+        client.delete(made)
     again = client.pull(name)
     deleted = client.delete(name)
     try:
@@ -40,6 +47,7 @@ def main(url: str, repository: str) -> None:
         "digest": running.digest,
         "cold": cold.model_dump(mode="json"),
         "shown": shown.model_dump(mode="json"),
+        "made": [created.status, copied.status, short.eval_count, short_shown.parameters.split(), names],
         "again": again.status,
         "deleted": deleted.status,
         "left": [model.model for model in client.list().models],

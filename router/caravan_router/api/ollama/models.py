@@ -7,10 +7,11 @@ import msgspec
 
 from caravan_proto.messages.model import ModelFile
 from caravan_router.api.ollama import schema as ollama
+from caravan_router.api.ollama.recipe import parameters_text, recipe_of
 from caravan_router.api.ollama.reply import time_text
 from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.core.engine import ModelFacts
-from caravan_router.core.library import LibraryModel, ModelDescription, ModelState
+from caravan_router.core.library import LibraryModel, MadeModel, ModelDescription, ModelState
 
 # Ollama returns a time that is centuries ahead for a model that is never unloaded.
 _NEVER = "2300-01-01T00:00:00Z"
@@ -46,6 +47,35 @@ def _unseen(model: LibraryModel) -> ollama.OllamaTag:
         size=model.size_bytes or msgspec.UNSET,
         digest=model.fingerprint,
         details=ollama.OllamaDetails(parent_model="", format="gguf"),
+    )
+
+
+def tags_of_made(made: Iterable[MadeModel], tags: ollama.OllamaTagList) -> list[ollama.OllamaTag]:
+    """List models that were made of others, which are among ``tags``."""
+    bases = {tag.name: tag for tag in tags.models}
+    return [
+        msgspec.structs.replace(
+            base,
+            name=one.name,
+            model=one.name,
+            modified_at=_time_of(one.made_s),
+            details=msgspec.structs.replace(base.details, parent_model=one.base),
+        )
+        for one in made
+        if (base := bases.get(one.base)) is not None
+    ]
+
+
+def described_made(made: MadeModel, base: ollama.OllamaShowReply) -> ollama.OllamaShowReply:
+    """Describe a model that was made of another one, which ``base`` describes."""
+    recipe = recipe_of(made.recipe)
+    return msgspec.structs.replace(
+        base,
+        modified_at=_time_of(made.made_s),
+        details=msgspec.structs.replace(base.details, parent_model=made.base),
+        parameters=parameters_text(recipe.parameters) or msgspec.UNSET,
+        system=recipe.system or msgspec.UNSET,
+        license="\n".join(recipe.license) or msgspec.UNSET,
     )
 
 

@@ -210,7 +210,7 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
     """The model's file; what it does not say is left out. ``family`` and ``families`` name the architecture.
 
     ``parameter_size`` is a number such as "134.52M", ``quantization_level`` the type of most weights, such as "Q4_K_M".
-    ``parent_model``: for an adapter, the model; else "".
+    ``parent_model``: for an adapter, or for a model that was made of another one, that model; else "".
     """
 
     parent_model: str
@@ -272,9 +272,13 @@ class OllamaShowReply(msgspec.Struct, frozen=True, kw_only=True):
     """``model_info``: texts, whole numbers and flags of the file's metadata by their GGUF keys; and what is served.
 
     ``template`` is the chat template in Jinja. ``caravan.context_length``: tokens of a prompt and its output.
+    ``parameters``, ``system``, ``license``: what was given when the model was made of another one.
     """
 
     modified_at: str | msgspec.UnsetType = msgspec.UNSET
+    parameters: str | msgspec.UnsetType = msgspec.UNSET
+    system: str | msgspec.UnsetType = msgspec.UNSET
+    license: str | msgspec.UnsetType = msgspec.UNSET
     template: str
     details: OllamaDetails
     model_info: dict[str, str | int | bool]
@@ -301,6 +305,34 @@ class OllamaPullReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     digest: str = ""
     total: int = 0
     completed: int = 0
+
+
+class OllamaCopyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``source``: a model; ``destination``: another name for it, which becomes no path and no URL."""
+
+    source: str
+    destination: str
+
+
+class OllamaCreateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``model``, or ``name``: of what is made. ``from``: a model that is here, or a known name, which is downloaded.
+
+    ``parameters``, ``system``: of requests of Ollama's routes that do not set them. ``license`` is shown. The files of
+    the model are those of ``from``: ``quantize``, ``files``, ``adapters``, ``template`` and ``messages`` are refused.
+    """
+
+    from_: str = msgspec.field(name="from")
+    model: str | None = None
+    name: str | None = None
+    parameters: OllamaOptions | None = None
+    system: str | None = None
+    license: str | list[str] | None = None
+    stream: bool | None = None
+    quantize: str | None = None
+    files: dict[str, str] | None = None
+    adapters: dict[str, str] | None = None
+    template: str | None = None
+    messages: list[OllamaMessage] | None = None
 
 
 class OllamaDeleteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

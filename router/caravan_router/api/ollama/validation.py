@@ -135,14 +135,25 @@ def check_num_ctx(options: ollama.OllamaOptions, bounds: Bounds) -> None:
 def check_unused_options(options: ollama.OllamaOptions, bounds: Bounds) -> None:
     """Require that options are in their ranges where no token is chosen by them. Raises ValidationError."""
     check_num_ctx(options, bounds)
-    check_range("options.seed", options.seed, -(2**63), 2**63 - 1)
+    check_ranges(options, "options.")
+
+
+def check_ranges(options: ollama.OllamaOptions | None, where: str) -> None:
+    """Require that options are in the ranges that they have for every model. Raises ValidationError.
+
+    ``where``: what precedes their names in a message.
+    """
+    if options is None:
+        return
+    check_positive(f"{where}num_ctx", options.num_ctx)
+    check_range(f"{where}seed", options.seed, -(2**63), 2**63 - 1)
     for name in _SAMPLING:
         value = getattr(options, name)
         if value is not None and RANGES[name].above_low and not 0 < value <= 1:
-            raise not_between_zero_and_one_error(f"options.{name}", value)
-        check_sampled(name, value, "options.")
+            raise not_between_zero_and_one_error(f"{where}{name}", value)
+        check_sampled(name, value, where)
     penalty = RANGES["repetition_penalty"]
-    check_range("options.repeat_penalty", options.repeat_penalty, penalty.low, penalty.high)
+    check_range(f"{where}repeat_penalty", options.repeat_penalty, penalty.low, penalty.high)
 
 
 def _format(asked: str | dict[str, Any] | None) -> Format | None:

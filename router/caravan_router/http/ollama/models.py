@@ -7,7 +7,7 @@ from aiohttp import web
 from caravan_router.api.errors import LibraryRefusalError
 from caravan_router.api.generation.models import model_name
 from caravan_router.api.ollama.errors import OLLAMA
-from caravan_router.api.ollama.models import described, described_cold, loaded, tags_of
+from caravan_router.api.ollama.models import described, described_cold, described_made, loaded, tags_of, tags_of_made
 from caravan_router.api.ollama.schema import OllamaRunningList, OllamaShowReply, OllamaShowRequest, OllamaTagList
 from caravan_router.api.ollama.validation import bare_name
 from caravan_router.core.library import LibraryError
@@ -15,7 +15,7 @@ from caravan_router.http.generation.models import asked_model, awaited_model, li
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import STATE
+from caravan_router.http.server.state import STATE, AppState
 
 ROUTES = Routes(OLLAMA)
 
@@ -23,9 +23,12 @@ ROUTES = Routes(OLLAMA)
 @ROUTES.route("GET", "/api/tags", "List the models and their adapters", reply=OllamaTagList, errors=(503,))
 async def ollama_tags(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    if state.library is not None:
-        await state.library.survey()
-    return json_reply(tags_of(listed_models(state), library_models(state)))
+    library = state.library
+    if library is None:
+        return json_reply(tags_of(listed_models(state), {}))
+    await library.survey()
+    tags = tags_of(listed_models(state), library_models(state))
+    return json_reply(OllamaTagList([*tags.models, *tags_of_made(library.all_made(), tags)]))
 
 
 @ROUTES.route(
@@ -45,13 +48,20 @@ async def ollama_ps(request: web.Request) -> web.Response:
 )
 async def ollama_show(request: web.Request, body: OllamaShowRequest) -> web.Response:
     """Raises UnknownModelError, NoShardError, LibraryRefusalError."""
-    state, name = request.app[STATE], bare_name(body.model or body.name)
+    library, name = request.app[STATE].library, bare_name(body.model or body.name)
     asked = asked_model(request, name)
+    shown = await _shown(request.app[STATE], name, asked)
+    made = None if library is None else library.made(asked)
+    return json_reply(shown if made is None else described_made(made, shown))
+
+
+async def _shown(state: AppState, name: str, asked: str) -> OllamaShowReply:
+    """Describe a model of which there are files, or an adapter."""
     meant = model_name(state.fleet, asked)
     if state.library is not None and state.fleet.engine(meant) is None and state.library.find(meant) is not None:
         try:
-            return json_reply(described_cold(await state.library.describe(meant)))
+            return described_cold(await state.library.describe(meant))
         except LibraryError as error:
             raise LibraryRefusalError(str(error)) from None
     served = await awaited_model(state, asked)
-    return json_reply(described(name, served.engine.model))
+    return described(name, served.engine.model)

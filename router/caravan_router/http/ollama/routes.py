@@ -6,12 +6,14 @@ from caravan_router.api.generation.models import model_name
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.errors import OLLAMA
 from caravan_router.api.ollama.keep_alive import seconds_of
+from caravan_router.api.ollama.recipe import chat_with, generation_with
 from caravan_router.api.ollama.reply import NOTHING, AskedOllama, Shape, chat_reply, generate_reply
 from caravan_router.api.ollama.validation import bare_name, source_of_chat, source_of_generate
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.generation.models import asked_model, awaited_model
 from caravan_router.http.ollama.keeping import keep_model
+from caravan_router.http.ollama.recipes import recipe_for
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import GENERATION_ERRORS, JSON, LINES
 from caravan_router.http.server.routes import Routes
@@ -32,7 +34,8 @@ async def ollama_generate(request: web.Request, body: ollama.OllamaGenerateReque
     keep_model(request, body.model, body.keep_alive)
     if not (body.prompt or body.suffix):
         return await _load(request, body, generate_reply)
-    return await answer(request, AskedOllama(body, lambda context: source_of_generate(body, context), generate_reply))
+    meant = generation_with(recipe_for(request, body.model), body)
+    return await answer(request, AskedOllama(body, lambda context: source_of_generate(meant, context), generate_reply))
 
 
 @ROUTES.route(
@@ -47,7 +50,8 @@ async def ollama_chat(request: web.Request, body: ollama.OllamaChatRequest) -> w
     keep_model(request, body.model, body.keep_alive)
     if not body.messages:
         return await _load(request, body, chat_reply)
-    return await answer(request, AskedOllama(body, lambda context: source_of_chat(body, context), chat_reply))
+    meant = chat_with(recipe_for(request, body.model), body)
+    return await answer(request, AskedOllama(body, lambda context: source_of_chat(meant, context), chat_reply))
 
 
 async def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -> web.Response:

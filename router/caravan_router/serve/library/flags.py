@@ -18,7 +18,7 @@ class LibraryFlags:
     models_hub: bool = flag(
         False,
         "serve every model of the hub's cache (see `caravan list`) when a request asks for it, and let operators "
-        "download and delete some, with /api/pull and /api/delete",
+        "download and delete some and make others of them, with /api/pull, /api/delete, /api/copy and /api/create",
     )
     models_max: int | None = flag(None, "most models that are loaded at a time [as many as fit]", low=1)
     models_memory: int | None = flag(

@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import assert_never
 
-from caravan_router.core.library import Download, LibraryError, LibraryModel, ModelDescription, StateChange
+from caravan_router.core.library import Download, LibraryError, LibraryModel, MadeModel, ModelDescription, StateChange
 from caravan_router.engine.fleet import Fleet
 from caravan_router.scheduling.residency.model_need import Phase
 from caravan_router.scheduling.residency.plan import Load, Refuse, Step, Unload, plan
 from caravan_router.serve.library.entry import CatalogueEntry
 from caravan_router.serve.library.files import FilesHere, described_by, files_of
 from caravan_router.serve.library.host import ShardHost
+from caravan_router.serve.library.made_file import MadeFile
 from caravan_router.serve.library.memory import Memory, MemoryProblem
 from caravan_router.serve.library.shelf import Shelf
 from caravan_router.serve.library.slot import Slot, Trouble
@@ -35,12 +36,14 @@ _JOIN_S = 60.0
 class LibrarySettings:
     """``turn_s``: see `plan`. ``autoload``: whether a request may have a model loaded; else only operators.
 
-    ``has_hub``: whether operators may download and delete models of the hub's cache.
+    ``made_file``: of the models that operators make of others, None if they may neither make, download nor delete any;
+    ``made``: what it has.
     """
 
     turn_s: float = 30.0
     autoload: bool = True
-    has_hub: bool = False
+    made_file: MadeFile | None = None
+    made: Mapping[str, MadeModel] = field(default_factory=dict)
 
 
 class ModelLibrary:
@@ -54,8 +57,8 @@ class ModelLibrary:
         memory: Memory,
         settings: LibrarySettings,
     ) -> None:
-        self._shelf = Shelf(entries, fleet, autoload=settings.autoload)
-        self.stock = ModelStock(self._shelf, has_hub=settings.has_hub)
+        self._shelf = Shelf(entries, fleet, settings.made, autoload=settings.autoload)
+        self.stock = ModelStock(self._shelf, settings.made_file)
         self._fleet = fleet
         self._host = host
         self._memory = memory
@@ -207,6 +210,14 @@ class ModelLibrary:
     def arriving(self) -> Sequence[LibraryModel]:
         """See `Library`."""
         return self._shelf.arriving()
+
+    def made(self, name: str) -> MadeModel | None:
+        """See `Library`."""
+        return self._shelf.made.get(name)
+
+    def all_made(self) -> Sequence[MadeModel]:
+        """See `Library`."""
+        return list(self._shelf.made.values())
 
     def find(self, name: str) -> LibraryModel | None:
         """See `Library`."""

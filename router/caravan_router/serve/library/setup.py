@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from caravan_models.cache_folder import cache_folder
 from caravan_router.app import LibraryOf
 from caravan_router.engine.fleet import Fleet
 from caravan_router.serve.library.catalogue import read_catalogue
@@ -15,6 +16,7 @@ from caravan_router.serve.library.flags import LibraryFlags
 from caravan_router.serve.library.host import HostSettings, ShardHost
 from caravan_router.serve.library.hub import stored_entries
 from caravan_router.serve.library.library import LibrarySettings, ModelLibrary
+from caravan_router.serve.library.made_file import MadeFile
 from caravan_router.serve.library.memory import Memory, MemorySettings
 
 # A part of the free disk in this many is for what each model has cached, and so many MiB of memory while it is loaded.
@@ -30,7 +32,10 @@ async def make_library(flags: LibraryFlags, shard_flags: Sequence[str], shards: 
     file = None if flags.models_file is None else Path(flags.models_file)
     models = None if flags.models_dir is None else Path(flags.models_dir)
     entries = await asyncio.to_thread(read_catalogue, file, models)
+    made_file, made = None, {}
     if flags.models_hub:
+        made_file = MadeFile(cache_folder())
+        made = await asyncio.to_thread(made_file.read)
         entries = with_stored(entries, await asyncio.to_thread(stored_entries))
     of_shards = (*kept_cells(shard_flags, folder, os.environ), *shard_flags)
 
@@ -44,7 +49,9 @@ async def make_library(flags: LibraryFlags, shard_flags: Sequence[str], shards: 
                 max_models=flags.models_max,
             )
         )
-        settings = LibrarySettings(turn_s=flags.models_turn_s, autoload=flags.models_autoload, has_hub=flags.models_hub)
+        settings = LibrarySettings(
+            turn_s=flags.models_turn_s, autoload=flags.models_autoload, made_file=made_file, made=made
+        )
         return ModelLibrary(entries, fleet, host, memory, settings)
 
     return library_of

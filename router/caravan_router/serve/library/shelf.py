@@ -3,11 +3,11 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from caravan_models.reference import HUB_PREFIX
-from caravan_router.core.library import LibraryError, LibraryModel, ModelState, StateChange
+from caravan_router.core.library import LibraryError, LibraryModel, MadeModel, ModelState, StateChange
 from caravan_router.core.model_names import ModelNames
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.fleet import Fleet
@@ -23,9 +23,14 @@ _WAITING = Absence(math.inf)
 class Shelf:
     """The models of the library. The fleet knows their names, and what holds while one of them is not loaded."""
 
-    def __init__(self, entries: Iterable[CatalogueEntry], fleet: Fleet, *, autoload: bool) -> None:
-        """``autoload``: whether a request may have a model loaded; else only operators."""
+    def __init__(
+        self, entries: Iterable[CatalogueEntry], fleet: Fleet, stored: Mapping[str, MadeModel], *, autoload: bool
+    ) -> None:
+        """``stored``: those that were made of others. ``autoload``: whether a request may have a model loaded; else
+        only operators.
+        """
         self._slots = {entry.name: Slot(entry) for entry in entries}
+        self._stored = stored
         self._fleet = fleet
         self._autoload = autoload
         self.downloads = Downloads(self._downloaded)
@@ -55,7 +60,28 @@ class Shelf:
 
     def describe(self, slot: Slot) -> LibraryModel:
         """Return a model as clients see it."""
-        return slot.describe(time.monotonic(), self.downloads.find(slot.entry.name))
+        model = slot.describe(time.monotonic(), self.downloads.find(slot.entry.name))
+        return replace(model, aliases=(*model.aliases, *self.made_of(slot)))
+
+    @property
+    def made(self) -> dict[str, MadeModel]:
+        """The models that were made of those that there are, by name. A name of the catalogue or the cache prevails."""
+        taken = self.own_names
+        return {name: made for name, made in self._stored.items() if made.base in self._slots and name not in taken}
+
+    def made_of(self, slot: Slot) -> list[str]:
+        """Return the names of the models that were made of one."""
+        return [made.name for made in self.made.values() if made.base == slot.entry.name]
+
+    def set_made(self, stored: Mapping[str, MadeModel]) -> None:
+        """Change which models were made of others."""
+        self._stored = stored
+        self._tell_names()
+
+    @property
+    def own_names(self) -> set[str]:
+        """All names of the models themselves."""
+        return {name for slot in self._slots.values() for name in (slot.entry.name, *slot.entry.aliases)}
 
     def arriving(self) -> list[LibraryModel]:
         """Return the models that are being downloaded and are not here yet."""
@@ -73,7 +99,7 @@ class Shelf:
     def add(self, entry: CatalogueEntry) -> None:
         """Add a model, unless its name is there; aliases that are taken are left out."""
         if entry.name not in self._slots:
-            taken = {name for slot in self._slots.values() for name in (slot.entry.name, *slot.entry.aliases)}
+            taken = self.own_names | self._stored.keys()
             aliases = tuple(alias for alias in entry.aliases if alias not in taken)
             self.put(Slot(replace(entry, aliases=aliases)))
 
@@ -133,7 +159,7 @@ class Shelf:
         entries = [slot.entry for slot in self._slots.values()]
         self._fleet.names = ModelNames(
             expected=tuple(entry.name for entry in entries),
-            aliases=names_of(entries),
+            aliases=names_of(entries) | {made.name: made.base for made in self.made.values()},
             strict=True,
             load_on_demand=True,
         )

@@ -4,11 +4,15 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
+from caravan_models.known import known_model
 from caravan_models.reference import hub_model
-from caravan_router.core.library import LibraryError, PullProgress
+from caravan_router.core.library import LibraryError, MadeModel, PullProgress
 from caravan_router.scheduling.residency.model_need import Phase
+from caravan_router.serve.library.catalogue import CatalogueError, check_name
 from caravan_router.serve.library.hub import pulled, reference_of, removed
+from caravan_router.serve.library.made_file import MadeFile
 from caravan_router.serve.library.shelf import Shelf
 from caravan_router.serve.library.slot import Trouble
 
@@ -16,16 +20,16 @@ _POLL_S = 0.05
 
 
 class ModelStock:
-    """Downloads and deletes models of the hub's cache."""
+    """Downloads and deletes models of the hub's cache, and makes models of others."""
 
-    def __init__(self, shelf: Shelf, *, has_hub: bool) -> None:
-        """``has_hub``: whether operators may change anything."""
+    def __init__(self, shelf: Shelf, made_file: MadeFile | None) -> None:
+        """``made_file``: None if nothing may be changed."""
         self._shelf = shelf
-        self._has_hub = has_hub
+        self._made_file = made_file
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         """See `Stock`."""
-        self._check_hub()
+        self._changeable()
         reference = reference_of(name)
         with self._shelf.downloads.of(hub_model(reference).name) as note:
             async with contextlib.aclosing(pulled(reference)) as steps:
@@ -36,10 +40,33 @@ class ModelStock:
                     else:
                         self._shelf.add(step)
 
+    async def make(self, made: MadeModel) -> AsyncGenerator[PullProgress, None]:
+        """See `Stock`."""
+        made_file = self._changeable()
+        try:
+            check_name("the name", made.name)
+        except CatalogueError as error:
+            raise LibraryError(str(error)) from None
+        if made.name in self._shelf.own_names:
+            raise LibraryError(f"{made.name} is the name of a model that was not made of another one")
+        if self._shelf.find(made.base) is None:
+            if known_model(made.base) is None:
+                raise LibraryError(f"there is no model {made.base!r}: pull it first")
+            async with contextlib.aclosing(self.pull(made.base)) as steps:
+                async for step in steps:
+                    yield step
+        base = self._shelf.slot(made.base).entry.name
+        self._shelf.set_made(await asyncio.to_thread(made_file.put, replace(made, base=base)))
+
     async def remove(self, name: str) -> None:
         """See `Stock`."""
-        self._check_hub()
+        made_file = self._changeable()
+        if name in self._shelf.made:
+            self._shelf.set_made(await asyncio.to_thread(made_file.remove, name))
+            return
         slot = self._shelf.slot(name)
+        if names := self._shelf.made_of(slot):
+            raise LibraryError(f"{', '.join(names)} was made of {slot.entry.name}: delete that first")
         if not slot.entry.is_pulled:
             raise LibraryError(f"{name} is of --models-dir or --models-file, which this leaves alone")
         # Nobody waits for it any more, so that it is not loaded again.
@@ -58,6 +85,7 @@ class ModelStock:
             raise
         await self._shelf.until_forgotten(slot.entry.name, _POLL_S)
 
-    def _check_hub(self) -> None:
-        if not self._has_hub:
-            raise LibraryError("this server downloads and deletes no models: it was started without --models-hub")
+    def _changeable(self) -> MadeFile:
+        if self._made_file is None:
+            raise LibraryError("this server's models stay as they are: it was started without --models-hub")
+        return self._made_file

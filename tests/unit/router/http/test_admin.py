@@ -401,6 +401,8 @@ LIBRARY_ROUTES = [
     ("GET", "/models/sse"),
     ("POST", "/api/pull"),
     ("DELETE", "/api/delete"),
+    ("POST", "/api/copy"),
+    ("POST", "/api/create"),
 ]
 
 

@@ -1,0 +1,81 @@
+"""Ollama's routes by which operators make models of others: ``/api/copy`` and ``/api/create``."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+
+from aiohttp import web
+
+from caravan_router.api.errors import LibraryRefusalError, UnknownModelError
+from caravan_router.api.generation.rules import unsupported_field_error
+from caravan_router.api.ollama import schema as ollama
+from caravan_router.api.ollama.errors import OLLAMA
+from caravan_router.api.ollama.recipe import NO_RECIPE, changed_recipe, recipe_of, stored_recipe
+from caravan_router.api.ollama.validation import bare_name, check_ranges
+from caravan_router.core.library import Library, LibraryError, MadeModel
+from caravan_router.http.generation.models import library_of
+from caravan_router.http.ollama.steps import send_steps, step_of
+from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES
+from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.state import STATE
+
+ROUTES = Routes(OLLAMA, operator=True)
+
+_NOT_HONOURED = {
+    "quantize": "pull a repository's model with this quantisation",
+    "files": "put the file into --models-dir",
+    "adapters": "give the shards --lora",
+    "template": "the chat template of the file is used",
+    "messages": "send them with each request",
+}
+
+
+@ROUTES.route("POST", "/api/copy", "Give a model another name, which a restart knows", errors=(*BODY_ERRORS, 404))
+async def copy(request: web.Request, body: ollama.OllamaCopyRequest) -> web.Response:
+    """Raises NoLibraryError, UnknownModelError, LibraryRefusalError."""
+    library, source = library_of(request.app[STATE]), bare_name(body.source)
+    if library.find(source) is None:
+        raise UnknownModelError(body.source)
+    made = _made(library, bare_name(body.destination), source, None)
+    async with contextlib.aclosing(_making(library, made)) as steps:
+        async for _ in steps:
+            pass
+    return web.Response()
+
+
+@ROUTES.route(
+    "POST",
+    "/api/create",
+    "Make a model of another one, with options and a system message of its own; streams lines of JSON unless `stream` "
+    "is false",
+    replies=((JSON, ollama.OllamaPullReply), (LINES, ollama.OllamaPullReply)),
+    errors=(*BODY_ERRORS, 404),
+)
+async def create(request: web.Request, body: ollama.OllamaCreateRequest) -> web.StreamResponse:
+    """Raises NoLibraryError, LibraryRefusalError, ValidationError."""
+    for field, instead in _NOT_HONOURED.items():
+        if given := getattr(body, field):
+            raise unsupported_field_error(field, f"set it to null: {instead}", given)
+    check_ranges(body.parameters, "parameters.")
+    library = library_of(request.app[STATE])
+    made = _made(library, bare_name(body.model or body.name), bare_name(body.from_), body)
+    return await send_steps(request, _making(library, made), streamed=body.stream is not False)
+
+
+def _made(library: Library, name: str, source: str, body: ollama.OllamaCreateRequest | None) -> MadeModel:
+    """Return a model of ``source``, which has what that has, if it was made itself, and what ``body`` says."""
+    before = library.made(source)
+    recipe = NO_RECIPE if before is None else recipe_of(before.recipe)
+    if body is not None:
+        recipe = changed_recipe(recipe, body)
+    return MadeModel(name, source if before is None else before.base, stored_recipe(recipe), time.time())
+
+
+async def _making(library: Library, made: MadeModel) -> AsyncGenerator[ollama.OllamaPullReply, None]:
+    try:
+        async with contextlib.aclosing(library.stock.make(made)) as told:
+            async for progress in told:
+                yield step_of(progress)
+    except LibraryError as error:
+        raise LibraryRefusalError(str(error)) from None
+    yield ollama.OllamaPullReply(status="success")
