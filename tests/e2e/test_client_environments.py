@@ -111,7 +111,7 @@ def test_the_ollama_client_generates_chats_and_lists_models(served: Served) -> N
     # The longest text that is embedded has as many tokens as a ubatch.
     few, many = got["embedded_tokens"]
     assert few < many == 512
-    assert got["error"] == [400, "Input validation error: `temperature` must be strictly positive. Given: -1.0"]
+    assert got["error"] == [400, "Input validation error: `options.temperature` must be strictly positive. Given: -1.0"]
 
 
 def test_the_ollama_client_pulls_runs_and_deletes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,18 @@ import msgspec
 
 from caravan_proto.messages.sampling import RANGES
 from caravan_router.api.generation.bounds import Bounds
-from caravan_router.api.generation.checks import check_positive, check_range, check_sampled
+from caravan_router.api.generation.checks import check_positive, check_range
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.parts import text_for
 from caravan_router.api.generation.prompt import check_token_ids
-from caravan_router.api.generation.rules import not_between_zero_and_one_error, unsupported_field_error
+from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.rules import insert_error
 from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, Tool, ToolCall
 from caravan_router.api.openai.chat.validation import ChatSource
+from caravan_router.api.openai.sampling import check_sampling
+from caravan_router.api.openai.schema import SamplingFields
 from caravan_router.chat.thought_format import thought_format_of
 
 DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
@@ -82,12 +84,9 @@ def _chat_request(
         if value:
             raise unsupported_field_error(field, "set it to null", value)
     options = _NO_OPTIONS if body.options is None else body.options
-    check_num_ctx(options, context.bounds)
-    if options.typical_p is not None and not 0 < options.typical_p <= 1:
-        raise not_between_zero_and_one_error("options.typical_p", options.typical_p)
+    check_options(options, context.bounds)
     num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
     check_positive(_NEW_TOKENS, num_predict)
-    check_range("options.seed", options.seed, -(2**63), 2**63 - 1)
     return ChatRequest(
         messages=list(messages),
         model=bare_name(body.model),
@@ -126,32 +125,20 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
             raise unsupported_field_error("think", 'set it to true, false, "low", "medium", "high" or "max"', think)
 
 
-def check_num_ctx(options: ollama.OllamaOptions, bounds: Bounds) -> None:
-    """Require a context that is no larger than the one that is served."""
-    check_positive("options.num_ctx", options.num_ctx)
+def check_options(options: ollama.OllamaOptions, bounds: Bounds) -> None:
+    """Require options in their ranges, and a context that is no larger than the served one. Raises ValidationError."""
+    check_ranges(options, "options.")
     check_range("options.num_ctx", options.num_ctx, 1, bounds.max_total_tokens)
 
 
-def check_unused_options(options: ollama.OllamaOptions, bounds: Bounds) -> None:
-    """Require that options are in their ranges where no token is chosen by them. Raises ValidationError."""
-    check_num_ctx(options, bounds)
-    check_ranges(options, "options.")
-
-
-def check_ranges(options: ollama.OllamaOptions | None, where: str) -> None:
+def check_ranges(options: ollama.OllamaOptions, where: str) -> None:
     """Require that options are in the ranges that they have for every model. Raises ValidationError.
 
     ``where``: what precedes their names in a message.
     """
-    if options is None:
-        return
     check_positive(f"{where}num_ctx", options.num_ctx)
     check_range(f"{where}seed", options.seed, -(2**63), 2**63 - 1)
-    for name in _SAMPLING:
-        value = getattr(options, name)
-        if value is not None and RANGES[name].above_low and not 0 < value <= 1:
-            raise not_between_zero_and_one_error(f"{where}{name}", value)
-        check_sampled(name, value, where)
+    check_sampling(SamplingFields(**{name: getattr(options, name) for name in _SAMPLING}), where)
     penalty = RANGES["repetition_penalty"]
     check_range(f"{where}repeat_penalty", options.repeat_penalty, penalty.low, penalty.high)
 

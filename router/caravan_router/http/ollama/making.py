@@ -56,7 +56,8 @@ async def create(request: web.Request, body: ollama.OllamaCreateRequest) -> web.
     for field, instead in _NOT_HONOURED.items():
         if given := getattr(body, field):
             raise unsupported_field_error(field, f"set it to null: {instead}", given)
-    check_ranges(body.parameters, "parameters.")
+    if body.parameters is not None:
+        check_ranges(body.parameters, "parameters.")
     library = library_of(request.app[STATE])
     made = _made(library, bare_name(body.model or body.name), bare_name(body.from_), body)
     return await send_steps(request, _making(library, made), streamed=body.stream is not False)

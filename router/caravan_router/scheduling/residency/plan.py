@@ -25,7 +25,7 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class TooLarge:
     """Tell those who wait for a model that it cannot be loaded: it would not fit if all that may leave had left."""
 
     name: str
@@ -34,7 +34,16 @@ class Refuse:
     most_bytes: int
 
 
-Step = Load | Unload | Refuse
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """Tell those who wait for a model that it cannot be loaded: as many as may be loaded at a time are pinned."""
+
+    name: str
+    max_models: int
+
+
+Refusal = TooLarge | NoPlace
+Step = Load | Unload | Refusal
 
 
 def plan(models: Sequence[ModelNeed], room: Room, turn_s: float, now: float) -> list[Step]:
@@ -67,14 +76,14 @@ def plan(models: Sequence[ModelNeed], room: Room, turn_s: float, now: float) -> 
     return [Unload(model.name) for model in loaded if _has_been_idle(model, now)]
 
 
-def _refusal(model: ModelNeed, loaded: Sequence[ModelNeed], room: Room) -> Refuse | None:
+def _refusal(model: ModelNeed, loaded: Sequence[ModelNeed], room: Room) -> Refusal | None:
     staying = [other for other in loaded if other.is_pinned]
     if room.max_models is not None and len(staying) >= room.max_models:
-        return Refuse(model.name, "models", len(staying) + 1, room.max_models)
+        return NoPlace(model.name, room.max_models)
     freed = _sum(other for other in loaded if not other.is_pinned)
     for place, needed in model.bytes_at.items():
         if place in room.free_at and needed > (most := room.free_at[place] + freed[place]):
-            return Refuse(model.name, place, needed, most)
+            return TooLarge(model.name, place, needed, most)
     return None
 
 

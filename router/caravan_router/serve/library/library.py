@@ -11,7 +11,7 @@ from typing import assert_never
 from caravan_router.core.library import Download, LibraryError, LibraryModel, MadeModel, ModelDescription, StateChange
 from caravan_router.engine.fleet import Fleet
 from caravan_router.scheduling.residency.model_need import Phase
-from caravan_router.scheduling.residency.plan import Load, Refuse, Step, Unload, plan
+from caravan_router.scheduling.residency.plan import Load, NoPlace, Refusal, Step, TooLarge, Unload, plan
 from caravan_router.serve.library.entry import CatalogueEntry
 from caravan_router.serve.library.files import FilesHere, described_by, files_of
 from caravan_router.serve.library.host import ShardHost
@@ -115,15 +115,8 @@ class ModelLibrary:
             case Unload():
                 self._enter(slot, Phase.UNLOADING, now)
                 slot.work = asyncio.create_task(self._unload(slot))
-            case Refuse():
-                unit = "models" if step.place == "models" else "MiB"
-                needs, most = (
-                    (step.needs_bytes, step.most_bytes)
-                    if unit == "models"
-                    else (-(-step.needs_bytes >> 20), step.most_bytes >> 20)
-                )
-                where = "" if unit == "models" else f" of memory ({step.place})"
-                problem = f"it needs {needs} {unit}{where}, and at most {most} {unit} can be had"
+            case TooLarge() | NoPlace():
+                problem = _why(step)
                 self._fail(slot, problem, told=f"The model {slot.entry.name} could not be loaded: {problem}")
             case _:
                 assert_never(step)
@@ -276,6 +269,14 @@ class ModelLibrary:
     def changes(self) -> AsyncGenerator[StateChange, None]:
         """See `Library`."""
         return self._shelf.changes()
+
+
+def _why(refusal: Refusal) -> str:
+    """Return why a model cannot be loaded, for the clients that wait for it too."""
+    if isinstance(refusal, NoPlace):
+        return f"of at most {refusal.max_models} loaded at a time, all are pinned"
+    needs, most = -(-refusal.needs_bytes >> 20), refusal.most_bytes >> 20
+    return f"it needs {needs} MiB of memory ({refusal.place}), of which it could get {most} MiB"
 
 
 def _files_if_here(slot: Slot) -> FilesHere | None:

@@ -94,8 +94,8 @@ RULES: list[tuple[str, dict[str, Any], str]] = [
     (EMBED, {"input": "a", "options": {"num_ctx": 257}}, "`options.num_ctx` must be >= 1 and <= 256. Given: 257"),
     (OLDER, {"prompt": "a", "options": {"num_ctx": 0}}, "`options.num_ctx` must be strictly positive. Given: 0"),
     (EMBED, {"input": "a", "options": {"min_p": 2}}, "`options.min_p` must be >= 0.0 and <= 1.0. Given: 2.0"),
-    (OLDER, {"prompt": "a", "options": {"typical_p": 2}}, "`options.typical_p` must be > 0.0 and < 1.0. Given: 2.0"),
-    (EMBED, {"input": "a", "options": {"top_p": 0}}, "`options.top_p` must be > 0.0 and < 1.0. Given: 0.0"),
+    (OLDER, {"prompt": "a", "options": {"typical_p": 2}}, "`options.typical_p` must be > 0.0 and <= 1.0. Given: 2.0"),
+    (EMBED, {"input": "a", "options": {"top_p": 0}}, "`options.top_p` must be > 0.0 and <= 1.0. Given: 0.0"),
     (
         EMBED,
         {"input": "a", "options": {"repeat_penalty": 0}},

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_router.scheduling.residency.model_need import HOST, ModelNeed, Phase, Room
-from caravan_router.scheduling.residency.plan import Load, Refuse, Unload, plan
+from caravan_router.scheduling.residency.plan import Load, NoPlace, TooLarge, Unload, plan
 
 TURN_S = 10.0
 ONE = Room(max_models=1)
@@ -52,13 +52,13 @@ def test_a_turn_takes_as_long_as_the_load_before_it() -> None:
 
 
 def test_what_is_pinned_stays() -> None:
-    assert plan([loaded("a", is_pinned=True), cold("b", 0.0)], ONE, TURN_S, 99.0) == [Refuse("b", "models", 2, 1)]
+    assert plan([loaded("a", is_pinned=True), cold("b", 0.0)], ONE, TURN_S, 99.0) == [NoPlace("b", 1)]
 
 
 def test_a_model_that_could_never_fit_is_refused() -> None:
     models = [loaded("a", bytes_at={HOST: 30}), loaded("b", bytes_at={HOST: 20}, is_pinned=True), cold("c", 0.0)]
     models[2] = replace(models[2], bytes_at={HOST: 81, "gpu": 1})
-    assert plan(models, Room(free_at={HOST: 50}), TURN_S, 0.0) == [Refuse("c", HOST, 81, 80)]
+    assert plan(models, Room(free_at={HOST: 50}), TURN_S, 0.0) == [TooLarge("c", HOST, 81, 80)]
 
 
 def test_the_least_valuable_models_leave_and_no_more_than_needed() -> None:
@@ -131,7 +131,7 @@ def test_memory_always_suffices_and_nobody_is_overtaken_for_longer_than_the_boun
         assert sum(one.need.phase in (Phase.LOADING, Phase.UNLOADING) for one in models) <= len(models)
         room = Room(free_at={HOST: capacity - taken})
         for step in plan([one.need for one in models], room, TURN_S, now):
-            assert not isinstance(step, Refuse)
+            assert isinstance(step, Load | Unload)
             model = models[int(step.name)]
             phase = Phase.LOADING if isinstance(step, Load) else Phase.UNLOADING
             model.need = replace(model.need, phase=phase, since_s=now)
