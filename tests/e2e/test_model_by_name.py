@@ -237,7 +237,7 @@ def test_models_are_made_of_others_and_a_restart_knows_them(
         completion = {"model": "pirate", "prompt": "a", "max_tokens": 4, "ignore_eos": True}
         assert client.post("/v1/completions", json=completion).json()["usage"]["completion_tokens"] == 4
         [listed] = client.get("/v1/models").json()["data"]
-        assert (listed["id"], listed["aliases"]) == (NAME, ["pirate", "second"])
+        assert (listed["id"], listed["aliases"]) == (NAME, ["demo/smollm2", "pirate", "second"])
         assert len(client.get("/api/ps").json()["models"]) == 1
         kept = client.request("DELETE", "/api/delete", json={"model": NAME})
         assert (kept.status_code, "pirate, second" in kept.text) == (400, True)

@@ -17,7 +17,9 @@ def main(url: str, repository: str) -> None:
     cold = client.show(name)
     idle = [running.name for running in client.ps().models]
     chunks = list(client.chat(name, QUESTION, stream=True, options=GREEDY))
-    generated = client.generate(name, "The capital of France is", raw=True, options=GREEDY, keep_alive="1h")
+    generated = client.generate(
+        f"hf.co/{repository}", "The capital of France is", raw=True, options=GREEDY, keep_alive="1h"
+    )
     [running] = client.ps().models
     shown = client.show(name)
     created = client.create("brief", from_=name, parameters={"num_predict": 2}, system="Be brief.")

@@ -25,12 +25,18 @@ DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
 _NEW_TOKENS = "options.num_predict"
 _ALL_THAT_FITS = frozenset({-1, -2})
 _SAMPLING = tuple({*RANGES} & {*ollama.OllamaOptions.__struct_fields__} - {"seed"})
+_HUBS = frozenset({"hf.co", "huggingface.co"})
 _NO_OPTIONS = ollama.OllamaOptions()
 
 
 def bare_name(name: str | None) -> str:
-    """Return a model's name without the tag that Ollama's clients add to names that have none; "" for None."""
-    return (name or "").removesuffix(":latest")
+    """Return a model's name without what Ollama's clients add; "" for None.
+
+    That is the tag of names that have none, and the host of a hub before OWNER/REPOSITORY.
+    """
+    bare = (name or "").removesuffix(":latest")
+    host, _, rest = bare.partition("/")
+    return rest if host in _HUBS and "/" in rest else bare
 
 
 def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> ChatSource:

@@ -14,9 +14,6 @@ from caravan_router.core.library import Download, LibraryError, PullProgress
 from caravan_router.serve.library.catalogue import CatalogueError, check_name
 from caravan_router.serve.library.entry import CatalogueEntry
 
-# What clients of Ollama write before the name of a repository.
-_HOSTS = ("hf.co/", "huggingface.co/", HUB_PREFIX)
-
 
 def stored_entries() -> tuple[CatalogueEntry, ...]:
     """Return the models of the hub's cache that can be asked for by name. Blocks. Raises CatalogueError."""
@@ -46,11 +43,8 @@ def reference_of(name: str) -> HubModel | KnownModel:
     """
     if (known := known_model(name)) is not None:
         return known
-    bare = name
-    for host in _HOSTS:
-        bare = bare.removeprefix(host)
     try:
-        return parse_hub(bare.removesuffix(":latest"))
+        return parse_hub(name.removeprefix(HUB_PREFIX))
     except FetchError as error:
         raise LibraryError(str(error)) from error
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -61,7 +62,8 @@ class Shelf:
     def describe(self, slot: Slot) -> LibraryModel:
         """Return a model as clients see it."""
         model = slot.describe(time.monotonic(), self.downloads.find(slot.entry.name))
-        return replace(model, aliases=(*model.aliases, *self.made_of(slot)))
+        repositories = [alias for alias, name in self._repositories().items() if name == slot.entry.name]
+        return replace(model, aliases=(*model.aliases, *repositories, *self.made_of(slot)))
 
     @property
     def made(self) -> dict[str, MadeModel]:
@@ -155,11 +157,19 @@ class Shelf:
             return Absence(0.0, f"The model {name} is not loaded, and requests load no models on this server")
         return _WAITING
 
+    def _repositories(self) -> dict[str, str]:
+        """Return the repositories of which there is one model, with its name: who pulled it may have named no more."""
+        pulled = [slot.entry.name for slot in self._slots.values() if slot.entry.is_pulled]
+        of = {name: name.partition(":")[0] for name in pulled}
+        times = Counter(of.values())
+        taken = self.own_names | self.made.keys()
+        return {alias: name for name, alias in of.items() if times[alias] == 1 and alias not in taken}
+
     def _tell_names(self) -> None:
         entries = [slot.entry for slot in self._slots.values()]
         self._fleet.names = ModelNames(
             expected=tuple(entry.name for entry in entries),
-            aliases=names_of(entries) | {made.name: made.base for made in self.made.values()},
+            aliases=names_of(entries) | self._repositories() | {made.name: made.base for made in self.made.values()},
             strict=True,
             load_on_demand=True,
         )

@@ -10,6 +10,7 @@ import pytest
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_proto.messages.results import FinishReason
 from caravan_router.api.ollama.models import human_number
+from caravan_router.api.ollama.validation import bare_name
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import GenerationError
 from caravan_testing.http_server import Service, serving
@@ -371,3 +372,15 @@ async def test_unknown_facts_are_left_out(service: Service) -> None:
 )  # fmt: skip
 def test_parameter_counts_have_ollamas_format(count: int, text: str) -> None:
     assert human_number(count) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("a", "a"), ("a:latest", "a"), ("owner/a:Q4_0", "owner/a:Q4_0"), ("hf.co/owner/a:Q4_0", "owner/a:Q4_0"),
+        ("huggingface.co/owner/a:latest", "owner/a"), ("hf.co/a", "hf.co/a"), ("host/owner/a", "host/owner/a"),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_what_clients_add_to_a_name_is_left_out(written: str | None, meant: str) -> None:
+    assert bare_name(written) == meant
