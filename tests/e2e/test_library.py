@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,14 @@ async def test_ollamas_routes_list_load_and_keep(client: aiohttp.ClientSession) 
 async def test_a_loaded_model_with_requests_makes_room_after_its_turn_and_goes_on_later(tmp_path: Path) -> None:
     file = write_models(tmp_path, "a", "b")
     flags = ("--models-file", str(file), "--models-turn-s", "2", "--fake-step-ms", "10", "--drain-timeout-s", "0.5")
-    with serve(*flags, *TOY, models=()) as served:
+    with serve(*flags, *TOY, "--max-total-tokens", "8192", models=()) as served:
         async with aiohttp.ClientSession(served.url) as client:
-            alone = await complete(client, "a", 600)
-            long = asyncio.create_task(complete(client, "a", 600))
+            # A turn takes as long as a load, so the output has to take longer, however slow this machine is.
+            began_s = time.monotonic()
+            await complete(client, "a", 1)
+            tokens = 600 + int(2 * (time.monotonic() - began_s) / 0.01)
+            alone = await complete(client, "a", tokens)
+            long = asyncio.create_task(complete(client, "a", tokens))
             await complete(client, "b")
             assert not long.done()
             assert await long == alone

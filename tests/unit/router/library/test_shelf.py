@@ -1,10 +1,11 @@
 """The names under which models are found."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from caravan_router.core.library import LibraryError, MadeModel
+from caravan_router.core.library import Download, LibraryError, MadeModel, ModelState, StateChange
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.metrics.recorder import Metrics
@@ -51,3 +52,24 @@ def test_a_repository_means_its_only_model(shelf: Shelf) -> None:
 def test_a_name_that_is_taken_is_no_alias_of_what_comes(shelf: Shelf) -> None:
     shelf.add(replace(pulled("owner/b:Q4_0"), aliases=("mine", "poet", "b")))
     assert shelf.slot("owner/b:Q4_0").entry.aliases == ("b",)
+
+
+async def test_whoever_watches_is_told_how_far_downloads_are(shelf: Shelf) -> None:
+    changes = shelf.changes()
+    first = asyncio.create_task(anext(changes))
+    # The watcher is there once its task has begun to wait.
+    await asyncio.sleep(0)
+    with shelf.downloads.of("owner/c:Q4_0") as note, shelf.downloads.of("mine") as note_mine:
+        note(Download(1, 8))
+        assert [model.name for model in shelf.arriving()] == ["owner/c:Q4_0"]
+        note_mine(Download(2, 9))
+        assert shelf.models()[0].state is ModelState.DOWNLOADING
+    told = [await first, *[await anext(changes) for _ in range(3)]]
+    await changes.aclose()
+    assert told == [
+        StateChange("owner/c:Q4_0", ModelState.DOWNLOADING, download=Download(1, 8)),
+        StateChange("mine", ModelState.DOWNLOADING, download=Download(2, 9)),
+        StateChange("mine", ModelState.UNLOADED),
+        StateChange("owner/c:Q4_0", None),
+    ]
+    assert shelf.arriving() == []
