@@ -92,7 +92,6 @@ def _chat_request(
     options = _NO_OPTIONS if body.options is None else body.options
     check_options(options, context.bounds)
     num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
-    check_positive(_NEW_TOKENS, num_predict)
     return ChatRequest(
         messages=list(messages),
         model=bare_name(body.model),
@@ -143,6 +142,8 @@ def check_ranges(options: ollama.OllamaOptions, where: str) -> None:
     ``where``: what precedes their names in a message.
     """
     check_positive(f"{where}num_ctx", options.num_ctx)
+    if options.num_predict not in _ALL_THAT_FITS:
+        check_positive(f"{where}num_predict", options.num_predict)
     check_range(f"{where}seed", options.seed, -(2**63), 2**63 - 1)
     check_sampling(SamplingFields(**{name: getattr(options, name) for name in _SAMPLING}), where)
     penalty = RANGES["repetition_penalty"]
