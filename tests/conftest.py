@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
 
-# A shell starts what runs in the background with Ctrl-C ignored, and the programs that tests start would inherit that.
+# What a shell starts in the background ignores Ctrl-C, and under nohup the end of the terminal. The programs that tests
+# start would inherit both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # Last, when the tests that `-m` leaves out are gone.
