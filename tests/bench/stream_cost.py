@@ -27,7 +27,7 @@ from caravan_proto.messages.results import FinishReason
 from caravan_router.api.limits import Limits
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.tokens import GeneratedToken
-from caravan_router.core.trace import NO_TRACE
+from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.streams import RequestStream
 from caravan_router.http.app import build_app
 from caravan_router.http.server.listener import Listen, listening
@@ -73,8 +73,10 @@ class SteppedEngine(ScriptedEngine):
         self._load = load
         self.real_streams: list[RequestStream] = []
 
-    def submit(self, spec: GenerationSpec) -> RequestStream:  # type: ignore[override]
-        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING, NO_TRACE)
+    def submit(  # type: ignore[override]  # a real stream in place of a scripted one
+        self, spec: GenerationSpec, trace: GenerationTrace = NO_TRACE
+    ) -> RequestStream:
+        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING, trace)
         self.real_streams.append(stream)
         return stream
 

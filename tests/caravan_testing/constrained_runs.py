@@ -11,7 +11,7 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import Backend
 from caravan_shard.constraints.grammar import Grammar, make_matcher
 from caravan_shard.constraints.problem import Problem
-from caravan_shard.constraints.tokenizer import make_token_table, make_tokenizer
+from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 from caravan_shard.engine.engine import Engine
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.protocol.sequence_parameters import PreparedParameters
@@ -30,7 +30,7 @@ class Grammars:
     """Compiles constraints for a backend in this process. The sources must not be hostile."""
 
     def __init__(self, backend: Backend) -> None:
-        self._table = make_token_table(backend.vocabulary, backend.facts)
+        self._table = TokenTable.of(backend.vocabulary, backend.facts)
         self._tokenizer = make_tokenizer(self._table)
 
     def compile(self, constraint: Constraint) -> Grammar:

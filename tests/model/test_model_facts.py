@@ -1,5 +1,8 @@
 """The facts of a GGUF file as llama.cpp reads them."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
+
 import pytest
 
 from caravan_shard.config import ShardConfig
@@ -64,3 +67,23 @@ def test_a_value_has_the_type_of_its_key(key: str, text: str, value: object) -> 
 
     found = typed(key, text)
     assert (found, type(found)) == (value, type(value))
+
+
+def test_a_model_stays_in_memory_while_its_vocabulary_is_read() -> None:
+    from caravan_shard.backends.llama.model import open_model
+
+    loaded = open_model(ShardConfig(model=str(DEMO_MODEL)))
+    go_on = Event()
+
+    def read() -> int:
+        go_on.wait(60)
+        return len(loaded.vocabulary.pieces())
+
+    with ThreadPoolExecutor(2) as threads:
+        reading = threads.submit(read)
+        loaded.readers.append(reading)
+        closing = threads.submit(loaded.close)
+        assert not wait([closing], timeout=0.2).done
+        go_on.set()
+        closing.result(60)
+    assert reading.result() == loaded.facts.vocabulary_size

@@ -13,7 +13,7 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_shard.constraints.checker import Checker, CheckUnavailableError
 from caravan_shard.constraints.grammar import Grammar, check_size, make_matcher
 from caravan_shard.constraints.problem import Problem
-from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
+from caravan_shard.constraints.tokenizer import ConstraintTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -28,11 +28,10 @@ class ConstraintCompiler:
     Sequences keep their grammars. A forgotten constraint is compiled again at the next request for it.
     """
 
-    def __init__(self, table: TokenTable) -> None:
-        """Make llguidance's tokenizer, which takes a second for 260,000 tokens."""
-        self._checker = Checker(table)
-        self._tokenizer = make_tokenizer(table)
-        self._eog_ids = tuple(table.eog_ids)
+    def __init__(self, tokenizer: ConstraintTokenizer) -> None:
+        self._checker = Checker(tokenizer.table)
+        self._tokenizer = tokenizer.matching
+        self._eog_ids = tuple(tokenizer.table.eog_ids)
         self._outcomes: OrderedDict[Constraint, Grammar | Problem] = OrderedDict()
         self._compiling: dict[Constraint, asyncio.Lock] = {}
         self._pool = ThreadPoolExecutor(1, "constraints", _yield_to_decoding)

@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import caravan_proto
-from caravan_proto.messages.model import Info
+from caravan_proto.messages.model import Info, ModelFile
 from caravan_proto.tls import MutualTls
-from caravan_shard.backends.base import Backend
+from caravan_shard.backends.base import Backend, Vocabulary
 from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
 from caravan_shard.config import ShardConfig
 from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.tokenizer import make_token_table
+from caravan_shard.constraints.tokenizer import ConstraintTokenizer
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
 from caravan_shard.sampling.processors import ProcessorRegistry
@@ -48,12 +49,15 @@ class LoadedShard:
         """
         self._config = config
         self.worker = Worker(
-            load or backend_loader(config), config.sampling_threads, lambda backend: make_run_store(config, backend)
+            load or backend_loader(config, self._make_tokenizer),
+            config.sampling_threads,
+            lambda backend: make_run_store(config, backend),
         )
         self.phase = PhaseSignal()
         # Functions of the program in whose process the shard is.
         self.processors = ProcessorRegistry()
         self._ask_drain = ask_drain
+        self._tokenizer: Future[ConstraintTokenizer] | None = None
         # Releases what `start` acquired apart from the worker, the last first.
         self._acquired = contextlib.AsyncExitStack()
 
@@ -77,7 +81,8 @@ class LoadedShard:
         compiler = None
         if backend.capacity.generates:
             # Made before anybody waits for the shard, since this holds the GIL for up to a second.
-            compiler = ConstraintCompiler(make_token_table(backend.vocabulary, backend.facts))
+            making = self._tokenizer or self._make_tokenizer(backend.vocabulary, backend.facts)
+            compiler = ConstraintCompiler(await asyncio.wrap_future(making))
             self._acquired.push_async_callback(compiler.close)
         self.lease = LeaseGuard(self.worker)
         parts = ShardParts(
@@ -92,6 +97,12 @@ class LoadedShard:
             ask_drain=self._ask_drain,
         )
         self.calls = CallHandler(self._make_info(self.engine), parts)
+
+    def _make_tokenizer(self, vocabulary: Vocabulary, facts: ModelFile) -> Future[ConstraintTokenizer]:
+        pool = ThreadPoolExecutor(1, "vocabulary")
+        self._tokenizer = pool.submit(ConstraintTokenizer.of, vocabulary, facts)
+        pool.shutdown(wait=False)
+        return self._tokenizer
 
     def _make_info(self, engine: Engine) -> Callable[[], Info]:
         incarnation = secrets.token_hex(8)

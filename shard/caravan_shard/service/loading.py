@@ -4,13 +4,15 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from caravan_proto.host_memory import available_memory
 from caravan_proto.messages.limits import Saving
-from caravan_shard.backends.base import Backend, StartupError
-from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
+from caravan_proto.messages.model import ModelFile
+from caravan_shard.backends.base import Backend, StartupError, Vocabulary
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
@@ -22,12 +24,23 @@ _log = logging.getLogger(__name__)
 _FREE_SHARE = 8
 
 
-def backend_loader(config: ShardConfig) -> Callable[[], Backend]:
-    """Return a function that loads and warms up the backend or raises StartupError. Call it on the worker's thread."""
-    return (lambda: _load_fake(config)) if config.backend == "fake" else (lambda: _load_llama(config))
+# Begins to read a vocabulary on another thread.
+ReadVocabulary = Callable[[Vocabulary, ModelFile], Future[Any]]
+
+
+def backend_loader(config: ShardConfig, read_vocabulary: ReadVocabulary | None = None) -> Callable[[], Backend]:
+    """Return a function that loads and warms up the backend or raises StartupError. Call it on the worker's thread.
+
+    ``read_vocabulary``: called, if loading takes long, with the vocabulary of a model that generates. What it begins
+    goes on while the context is made, and the model stays until it has ended.
+    """
+    return (lambda: _load_fake(config)) if config.backend == "fake" else (lambda: _load_llama(config, read_vocabulary))
 
 
 def _load_fake(config: ShardConfig) -> Backend:
+    # Imported here, so that a model need not wait for the toy.
+    from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
+
     _log.info("toy model ready")
     cells = config.cells_of(trained_context=8192)
     layout, *other_layouts = config.layouts(cells)
@@ -51,7 +64,7 @@ def _load_fake(config: ShardConfig) -> Backend:
     return backend
 
 
-def _load_llama(config: ShardConfig) -> Backend:
+def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> Backend:
     # OpenMP reads the variable when llama.cpp is loaded. With its default (300,000), a step's threads wait for each
     # other's time slices when other processes want the cores: on two cores with two busy processes beside it, a step
     # of 44 ms took more than a second. Sleeping at once (OMP_WAIT_POLICY=passive) slows a quiet host by 40 %. With
@@ -73,7 +86,11 @@ def _load_llama(config: ShardConfig) -> Backend:
         loaded = open_model(config, plan.devices)
         if config.alias:
             loaded = replace(loaded, facts=replace(loaded.facts, name=config.alias))
-        return LlamaEmbeddingBackend(config, loaded) if loaded.only_embeds else LlamaCppBackend(config, loaded)
+        if loaded.only_embeds:
+            return LlamaEmbeddingBackend(config, loaded)
+        if read_vocabulary is not None:
+            loaded.readers.append(read_vocabulary(loaded.vocabulary, loaded.facts))
+        return LlamaCppBackend(config, loaded)
 
 
 def room_for_runs(config: ShardConfig, available: int | None) -> int:

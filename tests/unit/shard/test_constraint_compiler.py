@@ -15,7 +15,7 @@ from caravan_shard.constraints import checker, compiler
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.problem import Problem
-from caravan_shard.constraints.tokenizer import make_token_table
+from caravan_shard.constraints.tokenizer import ConstraintTokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,7 +24,7 @@ SCHEMA, REGEX, LARK, GBNF = ConstraintKind
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[ConstraintCompiler]:
-    made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
+    made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
     # The check gives way to other processes: on a busy machine it would run out of time, and not of processor time.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checker, "_MAX_WALL_S", 100.0)
@@ -191,7 +191,7 @@ async def test_a_compilation_that_takes_too_long_is_stopped_and_the_next_one_run
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checker, "_MAX_WALL_S", 0.000_001)
-    made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
+    made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
     slow = await made.compile(Constraint(REGEX, "a"))
     monkeypatch.undo()
     assert slow == Problem("regex takes too long to compile")
@@ -202,7 +202,7 @@ async def test_a_compilation_that_takes_too_long_is_stopped_and_the_next_one_run
 
 
 async def test_a_failed_check_process_is_not_blamed_on_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
+    made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     assert await made.compile(Constraint(REGEX, "a")) == Problem("constraints cannot be checked at present")
     monkeypatch.setattr("sys.executable", "/bin/true")
@@ -227,7 +227,7 @@ async def test_a_bounded_number_of_grammars_is_cached_and_shared(
 
 
 async def test_another_waiting_caller_takes_over_a_cancelled_compilation() -> None:
-    made = ConstraintCompiler(make_token_table(ToyVocabulary(), TOY_FACTS))
+    made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
     constraint = Constraint(SCHEMA, "{}")
     leaving = asyncio.create_task(made.compile(constraint))
     staying = asyncio.create_task(made.compile(constraint))

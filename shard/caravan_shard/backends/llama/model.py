@@ -4,7 +4,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,15 @@ _FILE_TYPES: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters."""
+    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters.
+
+    ``readers``: work on other threads that reads the vocabulary.
+    """
 
     pointer: Any
     vocabulary: LlamaVocabulary
     facts: ModelFile
+    readers: list[Future[Any]] = field(default_factory=list)
 
     @property
     def only_embeds(self) -> bool:
@@ -61,7 +66,8 @@ class LoadedModel:
         return is_encoder(self.facts.architecture)
 
     def close(self) -> None:
-        """Free the model, whose contexts must be free."""
+        """Free the model, whose contexts must be free, once nobody reads it."""
+        wait(self.readers)
         llama_cpp.llama_model_free(self.pointer)
 
 
