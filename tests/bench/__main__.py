@@ -16,10 +16,16 @@ from bench.models import NAMES, model
 from bench.output import table, write
 from bench.paths import CACHE, BenchError, peer, pinned_version
 from bench.profiles import PROFILES
-from bench.rows import ROWS, Row
+from bench.rows import Row
 
 if TYPE_CHECKING:
     from bench.summary import RowResult
+
+
+_PROFILE = (
+    "quick: one model, three rounds, short ageing; full: three models, five rounds; overhead: models whose steps take"
+    " less than a millisecond"
+)
 
 
 def main() -> int:
@@ -28,7 +34,7 @@ def main() -> int:
     # SystemExit unwinds through the servers' context managers; the default action would leave the servers running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if args.list:
-        print("\n".join(f"{row.name:<18}{row.title}" for row in ROWS))
+        print("\n".join(f"{row.name:<22}{row.title}" for row in PROFILES[args.profile].rows))
         return 0
     try:
         run(args)
@@ -43,9 +49,9 @@ def main() -> int:
 def run(args: argparse.Namespace) -> None:
     """Measure all rows of all models; write the results so far after each round."""
     profile = PROFILES[args.profile]
-    given = {"rounds": args.rounds, "age_prompts": args.age, "between": args.between}
+    given = {"rounds": args.rounds, "age_prompts": args.age, "between": args.between, "threads": args.threads}
     profile = replace(profile, **{name: value for name, value in given.items() if value is not None})
-    rows = chosen(args.rows)
+    rows = chosen(args.rows, profile.rows)
     plan = Plan(rows=rows, profile=profile, peers=chosen_peers(args.peers, rows), seed=args.seed)
     for name in ("llama-server", "llama-batched-bench"):
         peer(name)
@@ -54,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     stem.parent.mkdir(parents=True, exist_ok=True)
     caption = {
         "machine": describe(),
-        "threads": args.threads,
+        "threads": profile.threads,
         "llama-cpp-python": pinned_version(),
         "rounds": profile.rounds,
         "prompts that aged each server": profile.age_prompts,
@@ -63,22 +69,22 @@ def run(args: argparse.Namespace) -> None:
     models: dict[str, list[RowResult]] = {}
     for name, file in files.items():
         print(f"model {name}", flush=True)
-        for results in measure(plan, Common(model=file, threads=args.threads)):
+        for results in measure(plan, Common(model=file, threads=profile.threads)):
             models[name] = results
             write(stem, caption, models)
         print(f"\n{table(models[name])}\n", flush=True)
     print(f"written to {stem}.md and .json", flush=True)
 
 
-def chosen(patterns: Sequence[str] | None) -> tuple[Row, ...]:
+def chosen(patterns: Sequence[str] | None, rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return the rows that match any of ``patterns``; None means all. Raises BenchError if a pattern matches none."""
     if patterns is None:
-        return ROWS
+        return rows
     for pattern in patterns:
-        if not any(fnmatchcase(row.name, pattern) for row in ROWS):
-            message = f"no row {pattern!r}: the rows are {', '.join(row.name for row in ROWS)}"
+        if not any(fnmatchcase(row.name, pattern) for row in rows):
+            message = f"no row {pattern!r}: the rows are {', '.join(row.name for row in rows)}"
             raise BenchError(message)
-    return tuple(row for row in ROWS if any(fnmatchcase(row.name, pattern) for pattern in patterns))
+    return tuple(row for row in rows if any(fnmatchcase(row.name, pattern) for pattern in patterns))
 
 
 def chosen_peers(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str, ...] | None:
@@ -95,14 +101,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     add = parser.add_argument
     add("--list", action="store_true", help="list the rows and exit")
-    add("--profile", choices=tuple(PROFILES), default="quick", help="quick: one model, three rounds, short ageing")
+    add("--profile", choices=tuple(PROFILES), default="quick", help=_PROFILE)
     add("--rows", nargs="+", metavar="ROW", help="only these rows; * stands for any part of a name")
     add("--models", nargs="+", metavar="MODEL", help=f"{', '.join(NAMES)}, or GGUF files (default: the profile's)")
     add("--peers", nargs="+", metavar="PEER", help="only these peers: split and unified are llama-server's layouts")
     add("--rounds", type=int, help="rounds of each row (default: the profile's)")
     add("--age", type=int, metavar="PROMPTS", help="unrelated prompts that age each server (default: the profile's)")
     add("--between", type=int, metavar="PROMPTS", help="prompts until a prefix returns (default: the profile's)")
-    add("--threads", type=int, default=2, help="compute threads of every server (default 2)")
+    add("--threads", type=int, help="compute threads of every server (default: the profile's)")
     add("--seed", type=int, default=0, help="first of the seeds for the prompts (default 0)")
     return parser
 

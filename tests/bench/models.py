@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from bench.paths import DEMO_MODEL, ROOT, BenchError
+from bench.tiny_models import TINY, write_tiny
 from caravan_testing.requantised import TYPES, requantise
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 
@@ -17,7 +18,7 @@ _REQUANTISED = {"smollm2-q4_0": "Q4_0", "smollm2-q8_0": "Q8_0"}
 # Random weights in whole blocks of K-quants, which the dimensions of the fetched models are no multiple of.
 _RANDOM = {f"random-{weights.lower()}": weights for weights in TYPES}
 _RANDOM_SHAPE = Shape(embedding=512, layers=4, heads=8, inner=1536)
-NAMES = (*_FETCHED, *_REQUANTISED, *_RANDOM)
+NAMES = (*_FETCHED, *_REQUANTISED, *_RANDOM, *TINY)
 
 
 def model(name: str) -> Path:
@@ -26,6 +27,8 @@ def model(name: str) -> Path:
         return _requantised(model("smollm2-q4_1"), _REQUANTISED[name])
     if name in _RANDOM:
         return _requantised(_random(), _RANDOM[name])
+    if name in TINY:
+        return _tiny(name)
     if name not in _FETCHED:
         if not Path(name).is_file():
             message = f"no model {name!r}: give a GGUF file or one of {', '.join(NAMES)}"
@@ -45,6 +48,13 @@ def _random() -> Path:
     if not path.is_file():
         write_tiny_llama(path.with_suffix(".unfinished"), _RANDOM_SHAPE).rename(path)
     return path
+
+
+def _tiny(name: str) -> Path:
+    target = DEMO_MODEL.with_name(f"{name}.gguf")
+    if not target.is_file():
+        write_tiny(target.with_suffix(".unfinished"), TINY[name], model(TINY[name].tokenizer_of)).rename(target)
+    return target
 
 
 def _requantised(source: Path, weights: str) -> Path:

@@ -67,7 +67,7 @@ _SAMPLING = ("--temperature", "0.8", "--top-k", "40", "--top-p", "0.95")
 _SHARED = ("--words", "600", "--tokens", "32", "--concurrency", "8", "--requests", "16")
 
 # Rows of one lineup are next to each other, because its servers are started once for all of them.
-ROWS = (
+MAIN_ROWS = (
     _plain(1, 6, _MAIN),
     _plain(8, 24, _MAIN),
     _decode("decode-1", "decode, 1 stream", 1, _MAIN),

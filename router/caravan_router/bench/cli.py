@@ -12,7 +12,7 @@ from rich.markup import escape
 from caravan_router.bench.cpu_time import NoSuchProcessError
 from caravan_router.bench.dialects import Api
 from caravan_router.bench.report import print_report, write_json
-from caravan_router.bench.request import DrawnTokens
+from caravan_router.bench.request import Asked, DrawnTokens
 from caravan_router.bench.runner import BenchConfig, WarmUpError, run_bench
 from caravan_router.bench.workloads import Shape, Workload
 
@@ -63,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--temperature", type=_above_0, help="draw tokens at this temperature (default: greedy)")
     add("--top-k", type=_positive, help="needs --temperature (default: the server's)")
     add("--top-p", type=_above_0, help="needs --temperature (default: the server's)")
+    add("--min-p", type=_above_0, help="needs --temperature and --api completions (default: the server's)")
+    add("--whole", action="store_true", help="ask for whole replies instead of streams; needs --api completions")
+    add("--logprobs", type=_positive, metavar="N", help="ask for N likely tokens with each; needs --api completions")
+    add("--json-schema", metavar="SCHEMA", help="what outputs must keep, for servers that take json_schema there")
     add("--seed", type=int, default=0, help="seed of prompts and arrival times (default 0)")
     add("--warmup", type=int, default=1, help="short requests before anything is measured (default 1)")
     add("--timeout", type=float, default=600.0, help="seconds until a request counts as failed (default 600)")
@@ -91,8 +95,12 @@ def _above_0(text: str) -> float:
 def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[BenchConfig, Path | None]:
     if not args.url.startswith(("http://", "https://")):
         parser.error(f"--url must start with http:// or https://, not {args.url!r}")
-    if args.temperature is None and (args.top_k is not None or args.top_p is not None):
-        parser.error("--top-k and --top-p need --temperature")
+    if args.temperature is None and (args.top_k, args.top_p, args.min_p) != (None, None, None):
+        parser.error("--top-k, --top-p and --min-p need --temperature")
+    if args.api is Api.GENERATE and (args.whole or (args.min_p, args.logprobs, args.json_schema) != (None, None, None)):
+        parser.error("--whole, --min-p, --logprobs and --json-schema need --api completions")
+    if args.whole and args.workload is Workload.STALL:
+        parser.error("the workload stall measures streams, and so has no --whole")
     if args.api is Api.GENERATE and args.workload is Workload.N:
         parser.error("the workload n needs --api completions: /generate_stream streams one choice alone")
     if args.pid and sys.platform != "linux":
@@ -108,7 +116,7 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
     )
     drawn = None
     if args.temperature is not None:
-        drawn = DrawnTokens(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+        drawn = DrawnTokens(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
     config = BenchConfig(
         url=args.url,
         api=args.api,
@@ -117,7 +125,7 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
         workload=args.workload,
         shape=shape,
         rate=args.rate,
-        drawn=drawn,
+        asked=Asked(drawn=drawn, whole=args.whole, logprobs=args.logprobs, schema=args.json_schema),
         warmup=args.warmup,
         timeout_s=args.timeout,
         pids=tuple(args.pid),

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import aiohttp
@@ -65,19 +66,28 @@ class SseClient:
         async with self.session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
             if response.status != 200:
                 return _refusal(response.status, await response.text(errors="replace"))
-            parser = SseParser()
-            async for chunk in response.content.iter_any():
-                when = time.perf_counter()
-                for data in parser.feed(chunk):
-                    try:
-                        self.dialect.read(data, when, record)
-                    except msgspec.MsgspecError as error:
-                        return Failure(ErrorKind.STREAM, f"unreadable event: {error}"[:_MESSAGE_CHARS])
-                    if record.error is not None:
-                        return Failure(ErrorKind.STREAM, record.error[:_MESSAGE_CHARS])
+            async for when, data in self._events(response):
+                try:
+                    self.dialect.read(data, when, record)
+                except msgspec.MsgspecError as error:
+                    return Failure(ErrorKind.STREAM, f"unreadable event: {error}"[:_MESSAGE_CHARS])
+                if record.error is not None:
+                    return Failure(ErrorKind.STREAM, record.error[:_MESSAGE_CHARS])
         if not record.ended:
             return Failure(ErrorKind.CUT, "the stream ended without its last event")
         return None
+
+    async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float, bytes]]:
+        """Yield each event with the time of its arrival."""
+        if not self.dialect.streams:
+            whole = await response.read()
+            yield time.perf_counter(), whole
+            return
+        parser = SseParser()
+        async for chunk in response.content.iter_any():
+            when = time.perf_counter()
+            for data in parser.feed(chunk):
+                yield when, data
 
     def _result(
         self, request: BenchRequest, record: StreamRecord, start: float, failure: Failure | None

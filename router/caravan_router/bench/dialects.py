@@ -1,13 +1,14 @@
-"""The streaming APIs that can be measured: how each asks for a generation, and what its events mean."""
+"""The APIs that can be measured: how each asks for a generation, and what its events mean."""
 
 from enum import StrEnum
 from typing import Any, Protocol, assert_never
 
 import msgspec
 
-from caravan_router.bench.request import BenchRequest, DrawnTokens, StreamRecord
+from caravan_router.bench.request import Asked, BenchRequest, DrawnTokens, StreamRecord
 
 _DONE = b"[DONE]"
+_GREEDY = Asked()
 
 
 class Api(StrEnum):
@@ -28,22 +29,27 @@ class Dialect(Protocol):
         """Whether a request can demand an exact number of tokens. If not, the model may end an output earlier."""
         ...
 
+    @property
+    def streams(self) -> bool:
+        """Whether the reply is a stream of events; else its body is the one event."""
+        ...
+
     def body(self, request: BenchRequest) -> bytes: ...
 
     def read(self, data: bytes, when: float, record: StreamRecord) -> None:
         """Note in ``record`` what an event that arrived at ``when`` says. Raises msgspec.MsgspecError if unreadable."""
 
 
-def dialect_of(api: Api, *, model: str, drawn: DrawnTokens | None = None) -> Dialect:
+def dialect_of(api: Api, *, model: str, asked: Asked) -> Dialect:
     """Return the dialect of ``api``. ``model`` is the model name to send, where the API has a field for it.
 
-    Outputs are greedy if ``drawn`` is None.
+    `Api.GENERATE` can only stream, and heeds nothing of ``asked`` but ``drawn``, without ``min_p``.
     """
     match api:
         case Api.COMPLETIONS:
-            return CompletionsDialect(model=model, drawn=drawn)
+            return CompletionsDialect(model=model, asked=asked)
         case Api.GENERATE:
-            return GenerateDialect(drawn=drawn)
+            return GenerateDialect(drawn=asked.drawn)
         case _:
             assert_never(api)
 
@@ -52,6 +58,10 @@ def _drawn_fields(drawn: DrawnTokens) -> dict[str, object]:
     """Return the fields that both APIs name alike."""
     fields = {"temperature": drawn.temperature, "top_k": drawn.top_k, "top_p": drawn.top_p}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _min_p(drawn: DrawnTokens) -> dict[str, object]:
+    return {} if drawn.min_p is None else {"min_p": drawn.min_p}
 
 
 class _Choice(msgspec.Struct):
@@ -72,27 +82,30 @@ class _CompletionEvent(msgspec.Struct):
 
 
 class CompletionsDialect:
-    """OpenAI's ``/v1/completions`` with ``stream_options.include_usage``, and with ``ignore_eos`` as vLLM has it."""
+    """OpenAI's ``/v1/completions`` with ``ignore_eos`` as vLLM has it, and ``json_schema`` as llama-server has it."""
 
     path = "/v1/completions"
     fixes_length = True
 
-    def __init__(self, *, model: str, drawn: DrawnTokens | None = None) -> None:
-        self._model = model
-        self._sampling: dict[str, object] = {"temperature": 0} if drawn is None else _drawn_fields(drawn)
+    def __init__(self, *, model: str, asked: Asked = _GREEDY) -> None:
+        self.streams = not asked.whole
+        drawn = asked.drawn
+        self._fields: dict[str, object] = {"model": model}
+        self._fields |= {"temperature": 0} if drawn is None else _drawn_fields(drawn) | _min_p(drawn)
+        if self.streams:
+            self._fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        if asked.logprobs is not None:
+            self._fields["logprobs"] = asked.logprobs
+        if asked.schema is not None:
+            # Such an output ends when it is complete.
+            self._fields["json_schema"] = msgspec.Raw(asked.schema.encode())
+        else:
+            self._fields["ignore_eos"] = True
         self._decoder = msgspec.json.Decoder(_CompletionEvent)
 
     def body(self, request: BenchRequest) -> bytes:
-        """Ask for a stream of exactly ``request.max_tokens`` tokens per choice."""
-        fields: dict[str, object] = {
-            "model": self._model,
-            "prompt": request.prompt,
-            "max_tokens": request.max_tokens,
-            **self._sampling,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        """Ask for exactly ``request.max_tokens`` tokens per choice."""
+        fields = {**self._fields, "prompt": request.prompt, "max_tokens": request.max_tokens}
         if request.n > 1:
             fields["n"] = request.n
         return msgspec.json.encode(fields)
@@ -111,6 +124,7 @@ class CompletionsDialect:
             if choice.text:
                 record.add_token(choice.index, when)
         if event.usage is not None:
+            record.ended = record.ended or not self.streams
             record.prompt_tokens = event.usage.prompt_tokens
             record.usage_tokens = event.usage.completion_tokens
 
@@ -139,6 +153,7 @@ class GenerateDialect:
 
     path = "/generate_stream"
     fixes_length = False
+    streams = True
 
     def __init__(self, *, drawn: DrawnTokens | None = None) -> None:
         self._sampling: dict[str, object] = {"do_sample": False}

@@ -40,6 +40,21 @@ class DrawnTokens:
     temperature: float
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What all requests of a run ask for. Outputs are greedy if ``drawn`` is None.
+
+    ``whole``: one reply at the end instead of a stream. ``logprobs``: number of likely tokens to tell with each token.
+    ``schema``: a JSON schema that outputs keep, as JSON.
+    """
+
+    drawn: DrawnTokens | None = None
+    whole: bool = False
+    logprobs: int | None = None
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from caravan_router.bench.cpu_time import cpu_seconds, with_children
 from caravan_router.bench.dialects import Api, dialect_of
 from caravan_router.bench.load import closed_loop, open_loop, poisson_arrivals
 from caravan_router.bench.progress import progress
-from caravan_router.bench.request import DrawnTokens
+from caravan_router.bench.request import Asked
 from caravan_router.bench.stall import StallResult, run_stall
 from caravan_router.bench.statistics import Summary, summarise
 from caravan_router.bench.workloads import Phase, Shape, Workload, phases, stall_plan, warm_up
@@ -32,7 +32,7 @@ class BenchConfig:
     workload: Workload = Workload.PLAIN
     shape: Shape = field(default_factory=Shape)
     rate: float | None = None
-    drawn: DrawnTokens | None = None
+    asked: Asked = field(default_factory=Asked)
     warmup: int = 1
     timeout_s: float = 600.0
     pids: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
         client = SseClient(
             session=session,
             base_url=config.url.rstrip("/"),
-            dialect=dialect_of(config.api, model=config.model, drawn=config.drawn),
+            dialect=dialect_of(config.api, model=config.model, asked=config.asked),
             timeout_s=config.timeout_s,
         )
         for request in warm_up(config.shape, config.warmup):

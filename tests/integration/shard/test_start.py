@@ -30,9 +30,9 @@ def test_a_start_that_fails_by_a_bug_is_not_worth_repeating() -> None:
     script = (
         "import sys\n"
         "from caravan_shard import cli\n"
-        "from caravan_shard.service import loading\n"
+        "from caravan_shard.backends.toy import backend\n"
         "def load(**_options): raise KeyError('a bug')\n"
-        "loading.ToyBackend = load\n"
+        "backend.ToyBackend = load\n"
         "sys.exit(cli.main(['--backend', 'fake', '--address', '127.0.0.1:0']))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 from bench.__main__ import chosen, chosen_peers
 from bench.contenders import Common, Product
+from bench.overhead_rows import OVERHEAD_ROWS
 from bench.paths import BenchError
-from bench.rows import ROWS, Row
+from bench.rows import MAIN_ROWS, Row
 
 from caravan_router.bench.cli import _config, _parser
 from caravan_router.bench.workloads import Workload, phases
+
+ROWS = (*MAIN_ROWS, *OVERHEAD_ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -37,13 +40,13 @@ def test_names_of_rows_are_unique() -> None:
 
 
 def test_rows_are_chosen_by_patterns() -> None:
-    assert [row.name for row in chosen(["decode-8", "plain-*"])] == ["plain-1", "plain-8", "decode-8", "plain-32"]
-    assert chosen(None) == ROWS
+    assert [row.name for row in chosen(["decode-8", "plain-*"], ROWS)] == ["plain-1", "plain-8", "decode-8", "plain-32"]
+    assert chosen(None, MAIN_ROWS) == MAIN_ROWS
 
 
 def test_a_pattern_that_matches_no_row_is_an_error() -> None:
     with pytest.raises(BenchError, match="no row 'nothing'"):
-        chosen(["decode-8", "nothing"])
+        chosen(["decode-8", "nothing"], ROWS)
 
 
 def test_a_peer_that_no_row_compares_with_is_an_error() -> None:

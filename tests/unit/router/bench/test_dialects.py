@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from caravan_router.bench.dialects import CompletionsDialect, GenerateDialect
-from caravan_router.bench.request import BenchRequest, DrawnTokens, StreamRecord
+from caravan_router.bench.request import Asked, BenchRequest, DrawnTokens, StreamRecord
 
 
 def test_the_completions_body_demands_an_exact_length() -> None:
@@ -19,7 +19,7 @@ def test_the_completions_body_demands_an_exact_length() -> None:
 def test_both_bodies_can_ask_for_drawn_tokens() -> None:
     drawn = DrawnTokens(temperature=0.8, top_k=40)
     request = BenchRequest(prompt="hi", max_tokens=7)
-    body = msgspec.json.decode(CompletionsDialect(model="m", drawn=drawn).body(request))
+    body = msgspec.json.decode(CompletionsDialect(model="m", asked=Asked(drawn=drawn)).body(request))
     assert (body["temperature"], body["top_k"], "top_p" in body) == (0.8, 40, False)
     parameters = msgspec.json.decode(GenerateDialect(drawn=drawn).body(request))["parameters"]
     assert (parameters["do_sample"], parameters["temperature"], parameters["top_k"]) == (True, 0.8, 40)
@@ -64,3 +64,15 @@ def test_an_error_event_of_generate_is_read() -> None:
 def test_an_unreadable_event_raises() -> None:
     with pytest.raises(msgspec.MsgspecError):
         GenerateDialect().read(b"{", 1.0, StreamRecord())
+
+
+def test_a_whole_completion_is_one_event() -> None:
+    asked = Asked(drawn=DrawnTokens(temperature=1.0, min_p=0.05), whole=True, logprobs=5, schema='{"type": "array"}')
+    dialect = CompletionsDialect(model="m", asked=asked)
+    body = msgspec.json.decode(dialect.body(BenchRequest(prompt="hi", max_tokens=7)))
+    assert not body.keys() & {"stream", "stream_options"}
+    assert (body["min_p"], body["logprobs"], body["json_schema"]) == (0.05, 5, {"type": "array"})
+    record = StreamRecord()
+    reply = b'{"choices":[{"text":"a b c","index":0}],"usage":{"prompt_tokens":5,"completion_tokens":7}}'
+    dialect.read(reply, 1.0, record)
+    assert (record.ended, record.prompt_tokens, record.usage_tokens) == (True, 5, 7)

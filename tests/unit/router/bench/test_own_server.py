@@ -9,7 +9,7 @@ from rich.console import Console
 
 from caravan_router.bench.dialects import Api
 from caravan_router.bench.report import print_report
-from caravan_router.bench.request import DrawnTokens
+from caravan_router.bench.request import Asked, DrawnTokens
 from caravan_router.bench.runner import BenchConfig, run_bench
 from caravan_router.bench.workloads import Shape, Workload
 from caravan_router.core.generation import GenerationSpec
@@ -58,13 +58,24 @@ async def test_every_api_demands_the_exact_length(api: Api) -> None:
 
 @pytest.mark.parametrize("api", Api)
 async def test_every_api_can_draw_tokens(api: Api) -> None:
-    drawn = DrawnTokens(temperature=0.8, top_k=40, top_p=0.95)
+    asked = Asked(drawn=DrawnTokens(temperature=0.8, top_k=40, top_p=0.95))
     async with serving(ScriptedEngine()) as service:
-        config = BenchConfig(url=service.url, api=api, shape=SHAPE, drawn=drawn, warmup=0)
+        config = BenchConfig(url=service.url, api=api, shape=SHAPE, asked=asked, warmup=0)
         await run_bench(config, Console(file=io.StringIO()))
     for stream in service.engine.streams:
         sampling = stream.spec.sampling
         assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.8, 40, 0.95)
+
+
+async def test_whole_replies_have_every_token_and_what_was_asked_for() -> None:
+    asked = Asked(drawn=DrawnTokens(temperature=0.8, min_p=0.1), whole=True, logprobs=2)
+    async with serving(ScriptedEngine()) as service:
+        config = BenchConfig(url=service.url, shape=SHAPE, asked=asked, warmup=0)
+        report = await run_bench(config, Console(file=io.StringIO()))
+    summary = report.phases[0].summary
+    assert (summary.completed, summary.errors, summary.output_tokens) == (4, {}, 4 * 6)
+    for stream in service.engine.streams:
+        assert (stream.spec.sampling.min_p, stream.spec.sampling.top_n_tokens) == (0.1, 2)
 
 
 async def test_generate_streams_that_a_server_ends_early_are_completed_and_reported() -> None:
