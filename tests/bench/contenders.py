@@ -1,7 +1,7 @@
 """The servers to compare: what is started with which flags."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -44,14 +44,18 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """Servers that are resident at the same time. Each of ``peers`` is compared with ``ours``."""
+    """Servers that are resident at the same time. Each of ``peers`` is compared with ``ours``.
+
+    ``api``: the one of ``caravan bench`` that all of them speak.
+    """
 
     ours: Contender
     peers: tuple[Contender, ...]
+    api: str = "completions"
 
     def only(self, names: Collection[str]) -> "Lineup":
         """Return the lineup with those peers alone that ``names`` has."""
-        return Lineup(self.ours, tuple(peer for peer in self.peers if peer.name in names))
+        return replace(self, peers=tuple(peer for peer in self.peers if peer.name in names))
 
 
 def against_llama_server(*, slots: int, cells: int) -> Lineup:
@@ -62,6 +66,25 @@ def against_llama_server(*, slots: int, cells: int) -> Lineup:
         Contender(name="unified", product=Product.LLAMA_SERVER, slots=slots, cells=cells, flags=("-kvu",)),
     )
     return Lineup(ours, peers)
+
+
+def that_embed(*, slots: int, cells: int) -> Lineup:
+    """Return Caravan and llama-server, which both take the mean of a text's states for its vector."""
+    ours = Contender(
+        name="Caravan",
+        product=Product.CARAVAN,
+        slots=slots,
+        cells=cells,
+        flags=("--embeddings", "on", "--pooling", "mean"),
+    )
+    peer = Contender(
+        name="llama-server",
+        product=Product.LLAMA_SERVER,
+        slots=slots,
+        cells=cells,
+        flags=("--embeddings", "--pooling", "mean"),
+    )
+    return Lineup(ours, (peer,), api="embeddings")
 
 
 def ample_cells(*, slots: int, scarce: int, ample: int) -> Lineup:

@@ -41,10 +41,10 @@ class Fleet:
     def __init__(self, servers: dict[Contender, Running]) -> None:
         self._servers = servers
 
-    def age(self, profile: Profile, seed: int) -> None:
+    def age(self, profile: Profile, api: str, seed: int) -> None:
         """Send unrelated long prompts to each server, so that its cache is as full as after hours of use."""
         arguments = ["--workload", "plain", "--words", str(profile.age_words), "--tokens", str(_AGE_TOKENS)]
-        arguments += ["--requests", str(profile.age_prompts)]
+        arguments += ["--requests", str(profile.age_prompts), "--api", api]
         for contender in self._servers:
             aged = self.load(contender, (*arguments, "--concurrency", str(contender.slots)), seed)
             if failed := failures(aged.report):

@@ -36,7 +36,7 @@ def measure(plan: Plan, common: Common) -> Iterator[list[RowResult]]:
         print(f"starting {', '.join(contender.name for contender in (lineup.ours, *lineup.peers))}", flush=True)
         with fleet(lineup, common) as servers:
             print(f"ageing each with {plan.profile.age_prompts} unrelated prompts", flush=True)
-            servers.age(plan.profile, next(seeds))
+            servers.age(plan.profile, lineup.api, next(seeds))
             for row in rows:
                 result = RowResult(row=row, lineup=lineup)
                 results.append(result)

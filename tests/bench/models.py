@@ -6,6 +6,8 @@ from pathlib import Path
 
 from bench.paths import DEMO_MODEL, ROOT, BenchError
 from bench.tiny_models import TINY, write_tiny
+from caravan_router.bench.words import ALL_WORDS
+from caravan_testing import shard_tiny_bert as bert
 from caravan_testing.requantised import TYPES, requantise
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 
@@ -18,7 +20,10 @@ _REQUANTISED = {"smollm2-q4_0": "Q4_0", "smollm2-q8_0": "Q8_0"}
 # Random weights in whole blocks of K-quants, which the dimensions of the fetched models are no multiple of.
 _RANDOM = {f"random-{weights.lower()}": weights for weights in TYPES}
 _RANDOM_SHAPE = Shape(embedding=512, layers=4, heads=8, inner=1536)
-NAMES = (*_FETCHED, *_REQUANTISED, *_RANDOM, *TINY)
+# An encoder of the shape of MiniLM, whose vocabulary has the words of the load generator.
+_BERT = "bert-q8_0"
+_BERT_SHAPE = bert.Shape(embedding=384, layers=6, heads=12, inner=1536, context=512)
+NAMES = (*_FETCHED, *_REQUANTISED, *_RANDOM, *TINY, _BERT)
 
 
 def model(name: str) -> Path:
@@ -29,6 +34,8 @@ def model(name: str) -> Path:
         return _requantised(_random(), _RANDOM[name])
     if name in TINY:
         return _tiny(name)
+    if name == _BERT:
+        return _requantised(_bert(), "Q8_0")
     if name not in _FETCHED:
         if not Path(name).is_file():
             message = f"no model {name!r}: give a GGUF file or one of {', '.join(NAMES)}"
@@ -47,6 +54,15 @@ def _random() -> Path:
     path = DEMO_MODEL.with_name("random.F32.gguf")
     if not path.is_file():
         write_tiny_llama(path.with_suffix(".unfinished"), _RANDOM_SHAPE).rename(path)
+    return path
+
+
+def _bert() -> Path:
+    path = DEMO_MODEL.with_name("bert.F32.gguf")
+    if not path.is_file():
+        tokens = (*bert.TOKENS, *(f"▁{word}" for word in ALL_WORDS if f"▁{word}" not in bert.TOKENS))
+        made = bert.TinyBert(shape=_BERT_SHAPE, tokens=tokens).write(path.with_suffix(".unfinished"))
+        made.rename(path)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bench.embedding_rows import EMBEDDING_ROWS
 from bench.overhead_rows import OVERHEAD_ROWS
 from bench.rows import MAIN_ROWS, Row
 
@@ -41,5 +42,13 @@ PROFILES = {
         age_words=100,
         between=50,
         threads=1,
+    ),
+    "embeddings": Profile(
+        rows=EMBEDDING_ROWS,
+        models=("smollm2-q4_1", "bert-q8_0"),
+        rounds=3,
+        age_prompts=64,
+        age_words=100,
+        between=50,
     ),
 }

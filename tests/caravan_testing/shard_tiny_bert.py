@@ -8,8 +8,7 @@ import numpy as np
 from gguf import GGUFWriter, PoolingType, TokenType
 from numpy.typing import NDArray
 
-EMBEDDING, LAYERS, HEADS, INNER, CONTEXT = 64, 2, 4, 128, 128
-_HEAD = EMBEDDING // HEADS
+EMBEDDING, CONTEXT = 64, 128
 _EPSILON = 1e-12
 _ROTATION_BASE = 1000.0
 _WORDS = ("the", "a", "river", "in", "city", "capital", "of", "is", "paris", "france", "bread", "with", "where", "what")
@@ -23,8 +22,19 @@ _Weights = dict[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """Numbers of dimensions, layers, heads, dimensions inside of a layer, and positions."""
+
+    embedding: int = EMBEDDING
+    layers: int = 2
+    heads: int = 4
+    inner: int = 128
+    context: int = CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
 class TinyBert:
-    """A BERT with two layers. ``labels`` > 0: it has a head that ranks, with so many outputs.
+    """A BERT. ``labels`` > 0: it has a head that ranks, with so many outputs.
 
     ``unnamed``: a control token that the file does not name.
     A ``nomic-bert`` rotates queries and keys by their positions, and has gates and no biases in its feed-forward nets.
@@ -35,15 +45,18 @@ class TinyBert:
     labels: int = 0
     seed: int = 7
     unnamed: int | None = None
+    shape: Shape = Shape()
+    tokens: tuple[str, ...] = TOKENS
 
     def write(self, path: Path) -> Path:
-        """Write a GGUF of 420 kB with the tokens `TOKENS`; the same one every time."""
+        """Write a GGUF, the same one every time. It has 420 kB if no shape and no tokens are given."""
+        shape = self.shape
         writer = GGUFWriter(path, self.architecture)
-        writer.add_context_length(CONTEXT)
-        writer.add_embedding_length(EMBEDDING)
-        writer.add_feed_forward_length(INNER)
-        writer.add_head_count(HEADS)
-        writer.add_block_count(LAYERS)
+        writer.add_context_length(shape.context)
+        writer.add_embedding_length(shape.embedding)
+        writer.add_feed_forward_length(shape.inner)
+        writer.add_head_count(shape.heads)
+        writer.add_block_count(shape.layers)
         writer.add_layer_norm_eps(_EPSILON)
         writer.add_causal_attention(False)
         writer.add_pooling_type(self.pooling)
@@ -52,8 +65,8 @@ class TinyBert:
         if self.labels:
             writer.add_classifier_output_labels([f"label {number}" for number in range(self.labels)])
         writer.add_tokenizer_model("bert")
-        writer.add_token_list(TOKENS)
-        writer.add_token_types([TokenType.CONTROL] * 5 + [TokenType.NORMAL] * (len(TOKENS) - 5))
+        writer.add_token_list(self.tokens)
+        writer.add_token_types([TokenType.CONTROL] * 5 + [TokenType.NORMAL] * (len(self.tokens) - 5))
         for name, token in (
             (writer.add_bos_token_id, CLS),
             (writer.add_unk_token_id, UNKNOWN),
@@ -91,14 +104,16 @@ class TinyBert:
         if not self._is_nomic:
             states = states + weights["position_embd.weight"][: len(tokens)]
         states = _normalized(states + weights["token_types.weight"][0], weights, "token_embd_norm")
-        for layer in range(LAYERS):
+        for layer in range(self.shape.layers):
             name = f"blk.{layer}"
-            queries, keys, values = (_heads(_linear(states, weights, f"{name}.attn_{part}")) for part in "qkv")
+            queries, keys, values = (
+                _heads(_linear(states, weights, f"{name}.attn_{part}"), self.shape.heads) for part in "qkv"
+            )
             if self._is_nomic:
                 queries, keys = _rotated(queries), _rotated(keys)
-            scores = np.exp(queries @ keys.transpose(0, 2, 1) / np.sqrt(_HEAD))
+            scores = np.exp(queries @ keys.transpose(0, 2, 1) / np.sqrt(queries.shape[-1]))
             mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ values
-            attended = _linear(mixed.transpose(1, 0, 2).reshape(len(tokens), EMBEDDING), weights, f"{name}.attn_output")
+            attended = _linear(mixed.transpose(1, 0, 2).reshape(len(tokens), -1), weights, f"{name}.attn_output")
             states = _normalized(states + attended, weights, f"{name}.attn_output_norm")
             if self._is_nomic:
                 gates, inner = (states @ weights[f"{name}.ffn_{part}.weight"].T for part in ("gate", "up"))
@@ -113,39 +128,41 @@ class TinyBert:
         return self.architecture == "nomic-bert"
 
     def _weights(self) -> _Weights:
-        random = np.random.default_rng(self.seed)
+        shape, random = self.shape, np.random.default_rng(self.seed)
 
-        def drawn(*shape: int) -> NDArray[np.float64]:
+        def drawn(*sizes: int) -> NDArray[np.float64]:
             # Rounded as they are in the file.
-            numbers: NDArray[np.float64] = random.standard_normal(shape) / np.sqrt(shape[-1])
+            numbers: NDArray[np.float64] = random.standard_normal(sizes) / np.sqrt(sizes[-1])
             return numbers.astype(np.float32).astype(np.float64)
 
         def linear(name: str, outputs: int, inputs: int) -> _Weights:
             return {f"{name}.weight": drawn(outputs, inputs), f"{name}.bias": drawn(outputs)}
 
         def norm(name: str) -> _Weights:
-            return {f"{name}.weight": 1 + drawn(EMBEDDING), f"{name}.bias": drawn(EMBEDDING)}
+            return {f"{name}.weight": 1 + drawn(shape.embedding), f"{name}.bias": drawn(shape.embedding)}
 
         weights = {
-            "token_embd.weight": drawn(len(TOKENS), EMBEDDING) * 8,
-            "token_types.weight": drawn(2, EMBEDDING),
+            "token_embd.weight": drawn(len(self.tokens), shape.embedding) * 8,
+            "token_types.weight": drawn(2, shape.embedding),
             **norm("token_embd_norm"),
         }
         if not self._is_nomic:
-            weights["position_embd.weight"] = drawn(CONTEXT, EMBEDDING) * 4
-        for layer in range(LAYERS):
+            weights["position_embd.weight"] = drawn(shape.context, shape.embedding) * 4
+        for layer in range(shape.layers):
             for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-                weights |= linear(f"blk.{layer}.{part}", EMBEDDING, EMBEDDING)
+                weights |= linear(f"blk.{layer}.{part}", shape.embedding, shape.embedding)
             if self._is_nomic:
                 for part in ("gate", "up"):
-                    weights[f"blk.{layer}.ffn_{part}.weight"] = drawn(INNER, EMBEDDING)
-                weights[f"blk.{layer}.ffn_down.weight"] = drawn(EMBEDDING, INNER)
+                    weights[f"blk.{layer}.ffn_{part}.weight"] = drawn(shape.inner, shape.embedding)
+                weights[f"blk.{layer}.ffn_down.weight"] = drawn(shape.embedding, shape.inner)
             else:
-                weights |= linear(f"blk.{layer}.ffn_up", INNER, EMBEDDING)
-                weights |= linear(f"blk.{layer}.ffn_down", EMBEDDING, INNER)
+                weights |= linear(f"blk.{layer}.ffn_up", shape.inner, shape.embedding)
+                weights |= linear(f"blk.{layer}.ffn_down", shape.embedding, shape.inner)
             weights |= norm(f"blk.{layer}.attn_output_norm") | norm(f"blk.{layer}.layer_output_norm")
         if self.labels:
-            weights |= linear("cls", EMBEDDING, EMBEDDING) | linear("cls.output", self.labels, EMBEDDING)
+            weights |= linear("cls", shape.embedding, shape.embedding) | linear(
+                "cls.output", self.labels, shape.embedding
+            )
         return weights
 
 
@@ -159,14 +176,15 @@ def _normalized(rows: NDArray[np.float64], weights: _Weights, name: str) -> NDAr
     return normal * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
-def _heads(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    return rows.reshape(len(rows), HEADS, _HEAD).transpose(1, 0, 2)
+def _heads(rows: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    return rows.reshape(len(rows), count, -1).transpose(1, 0, 2)
 
 
 def _rotated(heads: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rotate each pair of numbers, half a head apart, by an angle that grows with the position."""
-    angles = np.outer(np.arange(heads.shape[1]), _ROTATION_BASE ** (-np.arange(_HEAD // 2) / (_HEAD // 2)))
-    first, second = heads[..., : _HEAD // 2], heads[..., _HEAD // 2 :]
+    half = heads.shape[-1] // 2
+    angles = np.outer(np.arange(heads.shape[1]), _ROTATION_BASE ** (-np.arange(half) / half))
+    first, second = heads[..., :half], heads[..., half:]
     sine, cosine = np.sin(angles), np.cos(angles)
     return np.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
 

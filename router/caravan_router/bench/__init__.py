@@ -1,1 +1,1 @@
-"""The load generator ``caravan bench``, for any server with OpenAI's completions or TGI's streams."""
+"""The load generator ``caravan bench``, for any server with OpenAI's completions and embeddings or TGI's streams."""

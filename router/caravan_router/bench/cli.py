@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="caravan bench", description="Measure a server that speaks OpenAI completions or TGI streams."
+        prog="caravan bench", description="Measure a server that speaks OpenAI's API or TGI's streams."
     )
     add = parser.add_argument
     add("--url", required=True, help="base address, for example http://127.0.0.1:3000")
@@ -47,8 +47,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Api,
         choices=tuple(Api),
         default=Api.COMPLETIONS,
-        help="completions: /v1/completions; generate: /generate_stream. Outputs have exactly --tokens tokens. TGI's"
-        " own API cannot demand that; the report counts shorter outputs",
+        help="completions: /v1/completions; generate: /generate_stream; embeddings: /v1/embeddings, of the prompts of"
+        " the workload plain. Outputs have exactly --tokens tokens. TGI's own API cannot demand that; the report counts"
+        " shorter outputs",
     )
     add("--model", default="default", help="model name sent to /v1/completions")
     add("--api-key", help="sent as a bearer token")
@@ -97,7 +98,11 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
         parser.error(f"--url must start with http:// or https://, not {args.url!r}")
     if args.temperature is None and (args.top_k, args.top_p, args.min_p) != (None, None, None):
         parser.error("--top-k, --top-p and --min-p need --temperature")
-    if args.api is Api.GENERATE and (args.whole or (args.min_p, args.logprobs, args.json_schema) != (None, None, None)):
+    if args.api is Api.EMBEDDINGS and (args.workload is not Workload.PLAIN or args.temperature is not None):
+        parser.error("--api embeddings needs the workload plain, and draws no tokens")
+    if args.api is not Api.COMPLETIONS and (
+        args.whole or (args.min_p, args.logprobs, args.json_schema) != (None, None, None)
+    ):
         parser.error("--whole, --min-p, --logprobs and --json-schema need --api completions")
     if args.whole and args.workload is Workload.STALL:
         parser.error("the workload stall measures streams, and so has no --whole")

@@ -98,7 +98,7 @@ class SseClient:
             output_tokens, source = record.usage_tokens, TokenSource.USAGE
             if record.event_tokens > output_tokens:
                 output_tokens *= request.n  # llama-server counts the tokens of one choice; all have the same length
-        asked = request.max_tokens * request.n
+        asked = request.max_tokens * request.n if self.dialect.generates else 0
         ended_early = failure is None and output_tokens < asked
         if ended_early and self.dialect.fixes_length:
             failure = Failure(ErrorKind.SHORT, f"{output_tokens} of {asked} tokens")

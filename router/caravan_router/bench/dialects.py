@@ -16,6 +16,7 @@ class Api(StrEnum):
 
     COMPLETIONS = "completions"
     GENERATE = "generate"
+    EMBEDDINGS = "embeddings"
 
 
 class Dialect(Protocol):
@@ -27,6 +28,11 @@ class Dialect(Protocol):
     @property
     def fixes_length(self) -> bool:
         """Whether a request can demand an exact number of tokens. If not, the model may end an output earlier."""
+        ...
+
+    @property
+    def generates(self) -> bool:
+        """Whether a request asks for output tokens."""
         ...
 
     @property
@@ -43,13 +49,16 @@ class Dialect(Protocol):
 def dialect_of(api: Api, *, model: str, asked: Asked) -> Dialect:
     """Return the dialect of ``api``. ``model`` is the model name to send, where the API has a field for it.
 
-    `Api.GENERATE` can only stream, and heeds nothing of ``asked`` but ``drawn``, without ``min_p``.
+    `Api.GENERATE` can only stream, and heeds nothing of ``asked`` but ``drawn``, without ``min_p``. `Api.EMBEDDINGS`
+    heeds nothing of it.
     """
     match api:
         case Api.COMPLETIONS:
             return CompletionsDialect(model=model, asked=asked)
         case Api.GENERATE:
             return GenerateDialect(drawn=asked.drawn)
+        case Api.EMBEDDINGS:
+            return EmbeddingsDialect(model=model)
         case _:
             assert_never(api)
 
@@ -85,6 +94,7 @@ class CompletionsDialect:
     """OpenAI's ``/v1/completions`` with ``ignore_eos`` as vLLM has it, and ``json_schema`` as llama-server has it."""
 
     path = "/v1/completions"
+    generates = True
     fixes_length = True
 
     def __init__(self, *, model: str, asked: Asked = _GREEDY) -> None:
@@ -152,6 +162,7 @@ class GenerateDialect:
     """
 
     path = "/generate_stream"
+    generates = True
     fixes_length = False
     streams = True
 
@@ -184,3 +195,35 @@ class GenerateDialect:
             record.prompt_tokens = event.details.input_length
             record.usage_tokens = event.details.generated_tokens
             record.ended = True
+
+
+class _EmbeddedUsage(msgspec.Struct):
+    prompt_tokens: int
+
+
+class _Embedded(msgspec.Struct):
+    usage: _EmbeddedUsage
+    data: list[dict[str, Any]]
+
+
+class EmbeddingsDialect:
+    """OpenAI's ``/v1/embeddings``, a text in each request."""
+
+    path = "/v1/embeddings"
+    generates = False
+    fixes_length = False
+    streams = False
+
+    def __init__(self, *, model: str) -> None:
+        self._model = model
+        self._decoder = msgspec.json.Decoder(_Embedded)
+
+    def body(self, request: BenchRequest) -> bytes:
+        """Ask for the vector of ``request.prompt``."""
+        return msgspec.json.encode({"model": self._model, "input": request.prompt})
+
+    def read(self, data: bytes, when: float, record: StreamRecord) -> None:
+        """Count the tokens of the text."""
+        record.prompt_tokens = self._decoder.decode(data).usage.prompt_tokens
+        record.usage_tokens = 0
+        record.ended = True

@@ -27,7 +27,7 @@ _TEXT = """
     time touch town track trade train travel tree true turn under valley village visit voice walk wall warm watch water
     weather week west wheel white wide wild wind window winter wish wood word work world write yard year yellow young
 """
-_WORDS = tuple(_TEXT.split())
+ALL_WORDS = tuple(_TEXT.split())
 
 
 def seeded(name: str) -> Random:
@@ -37,4 +37,4 @@ def seeded(name: str) -> Random:
 
 def words(rng: Random, count: int) -> str:
     """Return ``count`` random words without punctuation."""
-    return " ".join(rng.choices(_WORDS, k=count))
+    return " ".join(rng.choices(ALL_WORDS, k=count))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from bench.__main__ import chosen, chosen_peers
 from bench.contenders import Common, Product
+from bench.embedding_rows import EMBEDDING_ROWS
 from bench.overhead_rows import OVERHEAD_ROWS
 from bench.paths import BenchError
 from bench.rows import MAIN_ROWS, Row
@@ -13,7 +14,7 @@ from bench.rows import MAIN_ROWS, Row
 from caravan_router.bench.cli import _config, _parser
 from caravan_router.bench.workloads import Workload, phases
 
-ROWS = (*MAIN_ROWS, *OVERHEAD_ROWS)
+ROWS = (*MAIN_ROWS, *OVERHEAD_ROWS, *EMBEDDING_ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -51,7 +52,7 @@ def test_a_pattern_that_matches_no_row_is_an_error() -> None:
 
 def test_a_peer_that_no_row_compares_with_is_an_error() -> None:
     assert chosen_peers(["split"], ROWS) == ("split",)
-    with pytest.raises(BenchError, match="no peer 'other': the chosen rows compare with ample, spin"):
+    with pytest.raises(BenchError, match="no peer 'other': the chosen rows compare with ample, llama-server, spin"):
         chosen_peers(["split", "other"], ROWS)
 
 

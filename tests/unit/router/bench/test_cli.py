@@ -25,6 +25,8 @@ from caravan_router.bench.cpu_time import NoSuchProcessError, cpu_seconds, with_
         ("--url", "http://127.0.0.1:1", "--min-p", "0.1"),
         ("--url", "http://127.0.0.1:1", "--api", "generate", "--whole"),
         ("--url", "http://127.0.0.1:1", "--workload", "stall", "--whole"),
+        ("--url", "http://127.0.0.1:1", "--workload", "decode", "--api", "embeddings"),
+        ("--url", "http://127.0.0.1:1", "--temperature", "1", "--api", "embeddings"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2(arguments: tuple[str, ...]) -> None:
