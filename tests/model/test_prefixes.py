@@ -14,7 +14,7 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import CellSlice, DecodeOutcome, TokenBatch
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry
-from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
+from caravan_testing.shard_models import DEMO_MODEL, POSITIONS_MODEL, WINDOW_MODEL, ModelDriver, fetched
 
 # The default time limit is too short for fetching a model.
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
@@ -51,7 +51,7 @@ class Shard:
         length = backend.length(sequence_id)
         state = backend.save(sequence_id, 0, length, 1 << 40, releasing=False)
         caches = [cache.cut(0, length) for cache in backend._state_format.parse(state)]
-        return [rows.tobytes() for cache in caches for rows in cache.rows]
+        return [part.tobytes() for cache in caches for part in (*cache.rows, cache.extras)]
 
     def logits(self, sequence_id: int, tokens: list[int]) -> Floats:
         """Compute tokens behind what a sequence holds, cut it back again, and return the last logits."""
@@ -92,10 +92,15 @@ CASES = {
     "window-unified": (WINDOW_MODEL, KvLayout.UNIFIED, "on", 600),
     "window-split": (WINDOW_MODEL, KvLayout.SPLIT, "on", 600),
     "window-split-plain": (WINDOW_MODEL, KvLayout.SPLIT, "off", 600),
+    # A cell has more than its position, and its rows.
+    "positions-unified": (POSITIONS_MODEL, KvLayout.UNIFIED, "on", 300),
+    "positions-split": (POSITIONS_MODEL, KvLayout.SPLIT, "on", 300),
+    "positions-split-plain": (POSITIONS_MODEL, KvLayout.SPLIT, "off", 300),
     # Begins split.
     "demo-auto": (DEMO_MODEL, None, "on", 120),
     "demo-plain-auto": (DEMO_MODEL, None, "off", 120),
     "window-auto": (WINDOW_MODEL, None, "on", 600),
+    "positions-auto": (POSITIONS_MODEL, None, "on", 300),
 }
 # The others have the same model or the same way to attend.
 SLOW = ("window-unified", "window-split-plain", "window-auto")
@@ -216,7 +221,7 @@ def test_loaded_cells_are_the_computed_ones(shard: Shard) -> None:
     shard.finish(1)
 
 
-@pytest.mark.parametrize("loaded", cases("demo-unified", "window-unified"), indirect=True)
+@pytest.mark.parametrize("loaded", cases("demo-unified", "window-unified", "positions-unified"), indirect=True)
 def test_loaded_sequences_begin_with_the_cells_of_another(shard: Shard) -> None:
     driver, prompt, cut = shard.driver, shard.prompt, shard.cut
     place = len(prompt) - 1

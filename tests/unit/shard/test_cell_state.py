@@ -1,6 +1,7 @@
 """llama.cpp's states of sequences, taken apart and put together. The states here are made by hand."""
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,15 +17,21 @@ from caravan_shard.backends.llama.cell_state import (
 )
 
 F16, Q8 = 1, 8
+# In the place of a tensor's number.
+_EXTRA = 99
 BASE = CacheFormat((TensorFormat(F16, 6), TensorFormat(F16, 10)), (TensorFormat(Q8, 3), TensorFormat(Q8, 4)))
 WINDOW = CacheFormat((TensorFormat(F16, 8),), (TensorFormat(F16, 2),))
 # Some models have no values.
 KEYS_ALONE = CacheFormat((TensorFormat(F16, 5), TensorFormat(F16, 5)), ())
+# Positions have several dimensions.
+MORE_OF_A_CELL = replace(BASE, extra_bytes=12)
 FORMATS = {
     "one cache": StateFormat((BASE,)),
     "with a window": StateFormat((BASE, WINDOW)),
     "without values": StateFormat((KEYS_ALONE,)),
     "two without values": StateFormat((KEYS_ALONE, KEYS_ALONE)),
+    "with more of a cell": StateFormat((MORE_OF_A_CELL,)),
+    "two with more of a cell": StateFormat((MORE_OF_A_CELL, replace(KEYS_ALONE, extra_bytes=12))),
 }
 
 
@@ -40,7 +47,9 @@ def cache_bytes(cache: CacheFormat, number: int, positions: list[int], streams: 
         parts.append(struct.pack("<I", count))
         if count == 0:
             continue
-        parts += [struct.pack("<iIi", position, 1, 5) for position in positions]
+        for position in positions:
+            extra = row(number, _EXTRA, position, cache.extra_bytes)
+            parts.append(struct.pack("<iI", position, 1) + extra + struct.pack("<i", 5))
         parts.append(struct.pack("<II", 0, len(cache.keys)))
         for tensor, form in enumerate((*cache.keys, *cache.values)):
             parts.append(struct.pack("<iQ", form.kind, form.row_bytes))

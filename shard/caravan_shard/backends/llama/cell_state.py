@@ -7,7 +7,7 @@ A state (`llama_state_seq_get_data_ext`) has these parts, little-endian:
         u32 streams (1 in the unified layout, else the number of sequences)
         for each stream:
             u32 cells (0 for streams of other sequences, which have no further part)
-            for each cell: i32 position, u32 number of sequence ids (1), i32 sequence id
+            for each cell: i32 position, u32 number of sequence ids (1), 12 more bytes in some models, i32 sequence id
             u32 whether values are transposed, u32 layers
             for each layer: i32 type of the keys, u64 bytes of a row, a row for each cell
             for each layer, if values are not transposed: as for the keys
@@ -15,10 +15,12 @@ A state (`llama_state_seq_get_data_ext`) has these parts, little-endian:
                                          for each element of a row: that element of each cell
 
 Where the cells come from, and in which order they are, does not matter to llama.cpp: it reads the positions, looks for
-free cells, and ignores the sequence ids. Values are transposed in contexts without flash attention, which read only
-states of their kind.
+free cells, and ignores the sequence ids. Models whose positions have several dimensions (M-RoPE), and those that look
+at the tokens before, have more of each cell: i32 x, i32 y, i32 token id. Values are transposed in contexts without
+flash attention, which read only states of their kind.
 """
 
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +39,13 @@ _TENSOR = struct.Struct("<iQ")
 _TRANSPOSED = struct.Struct("<iII")
 # The elements of a row by ggml type: f32, f16 and bf16. No other type can be transposed.
 _ELEMENTS: dict[int, np.dtype[np.unsignedinteger[Any]]] = {0: np.dtype("<u4"), 1: np.dtype("<u2"), 30: np.dtype("<u2")}
-_CELL = np.dtype([("position", "<i4"), ("id_count", "<u4"), ("sequence_id", "<i4")])
+_EXTRA_BYTES = 12
+
+
+def _cell(extra_bytes: int) -> np.dtype[np.void]:
+    return np.dtype([("position", "<i4"), ("id_count", "<u4"), ("extra", "u1", (extra_bytes,)), ("sequence_id", "<i4")])
+
+
 # More than any real one has.
 _MAX_LAYERS = 4096
 _MAX_ROW_BYTES = 1 << 26
@@ -58,10 +66,16 @@ class TensorFormat:
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """The tensors of one cache."""
+    """The tensors of one cache. ``extra_bytes``: what a cell has beside its position and its rows."""
 
     keys: tuple[TensorFormat, ...]
     values: tuple[TensorFormat, ...]
+    extra_bytes: int = 0
+
+    @property
+    def cell(self) -> np.dtype[np.void]:
+        """What a state has of each cell before the rows."""
+        return _cell(self.extra_bytes)
 
     @property
     def row_bytes(self) -> int:
@@ -74,31 +88,33 @@ class CacheFormat:
         if cells == 0:
             return head
         tensors = _TENSOR.size * (len(self.keys) + len(self.values))
-        return head + _LAYERS.size + tensors + cells * (_CELL.itemsize + self.row_bytes)
+        return head + _LAYERS.size + tensors + cells * (self.cell.itemsize + self.row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCells:
     """Cells of one cache: their positions [cells], and a row for each cell in each tensor, keys first.
 
-    Rows are [cells, bytes], or [cells, elements] where they come from transposed values.
+    Rows are [cells, bytes], or [cells, elements] where they come from transposed values. ``extras`` is [cells, bytes].
     """
 
     positions: Ids
     rows: list[Rows]
+    extras: State
 
     def cut(self, start: int, end: int) -> "CacheCells":
         """Return the cells of the positions [start, end), in order; raises StateError if one is missing."""
         wanted = np.arange(start, end, dtype=np.int32)
         first = int(np.searchsorted(self.positions, start))
         if np.array_equal(self.positions[first : first + len(wanted)], wanted):
-            return CacheCells(wanted, [rows[first : first + len(wanted)] for rows in self.rows])
+            found = slice(first, first + len(wanted))
+            return CacheCells(wanted, [rows[found] for rows in self.rows], self.extras[found])
         # The positions are not in order.
         order = np.argsort(self.positions, kind="stable")
         order = order[np.searchsorted(self.positions, start, sorter=order) :][: len(wanted)]
         if not np.array_equal(self.positions[order], wanted):
             raise StateError(f"not all cells from {start} to {end} are there")
-        return CacheCells(wanted, [rows[order] for rows in self.rows])
+        return CacheCells(wanted, [rows[order] for rows in self.rows], self.extras[order])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +173,11 @@ def _formats(state: State, at: int) -> Iterator[tuple[CacheFormat, ...]]:
     if at == state.nbytes:
         yield ()
         return
-    # Some models have no values.
-    for has_values in (True, False):
+    # Some models have no values, and few have more of a cell.
+    for has_values, extra_bytes in itertools.product((True, False), (0, _EXTRA_BYTES)):
         reader = _Reader(state, at)
         try:
-            cache = reader.find_cache(has_values=has_values)
+            cache = reader.find_cache(has_values=has_values, extra_bytes=extra_bytes)
         except StateError:
             continue
         for others in _formats(state, reader.at):
@@ -189,10 +205,10 @@ class _Reader:
 
     def cache(self, cache: CacheFormat) -> CacheCells:
         """Read the cells of a cache, which is known."""
-        positions, streams_after = self._cells()
+        positions, extras, streams_after = self._cells(cache.cell)
         if len(positions) == 0:
             empty = [np.empty((0, tensor.row_bytes), np.uint8) for tensor in (*cache.keys, *cache.values)]
-            return CacheCells(positions, empty)
+            return CacheCells(positions, empty, extras)
         layers, transposed = self._layers()
         if layers != len(cache.keys):
             raise StateError("another number of layers")
@@ -202,11 +218,11 @@ class _Reader:
         if tuple(tensor for tensor, _ in found) != (*cache.keys, *cache.values):
             raise StateError("another type or size of a tensor")
         self._skip_empty(streams_after)
-        return CacheCells(positions, [rows for _, rows in found])
+        return CacheCells(positions, [rows for _, rows in found], extras)
 
-    def find_cache(self, *, has_values: bool) -> CacheFormat:
+    def find_cache(self, *, has_values: bool, extra_bytes: int) -> CacheFormat:
         """Read a cache that is not known; at least one cell is needed for that."""
-        positions, streams_after = self._cells()
+        positions, _, streams_after = self._cells(_cell(extra_bytes))
         if len(positions) == 0:
             raise StateError("no cells")
         layers, transposed = self._layers()
@@ -216,19 +232,19 @@ class _Reader:
         read_values = self._transposed_tensor if transposed else self._tensor
         values = tuple(read_values(len(positions))[0] for _ in range(layers)) if has_values else ()
         self._skip_empty(streams_after)
-        return CacheFormat(keys, values)
+        return CacheFormat(keys, values, extra_bytes)
 
-    def _cells(self) -> tuple[Ids, int]:
-        """Read the positions of a cache's cells; also return how many streams follow those of the cells."""
+    def _cells(self, cell: np.dtype[np.void]) -> tuple[Ids, State, int]:
+        """Read the positions and extras of a cache's cells; also return how many streams follow those of the cells."""
         (streams,) = self._read(_U32)
         for stream in range(streams):
             (count,) = self._read(_U32)
             if count:
-                cells = self._bytes(count * _CELL.itemsize).view(_CELL)
+                cells = self._bytes(count * cell.itemsize).view(cell)
                 if np.any(cells["id_count"] != 1):
                     raise StateError("cells of an unknown format")
-                return np.ascontiguousarray(cells["position"], np.int32), streams - stream - 1
-        return np.empty(0, np.int32), 0
+                return np.ascontiguousarray(cells["position"], np.int32), cells["extra"], streams - stream - 1
+        return np.empty(0, np.int32), np.empty((0, cell["extra"].itemsize), np.uint8), 0
 
     def _layers(self) -> tuple[int, bool]:
         """Read the number of layers, and whether the values are transposed."""
@@ -284,8 +300,9 @@ class _Writer:
         self.write(_U32, streams)
         self.write(_U32, len(positions))
         if len(positions):
-            cells = np.zeros(len(positions), _CELL)
+            cells = np.zeros(len(positions), cache.cell)
             cells["position"] = positions
+            cells["extra"] = np.concatenate([part.extras for part in parts])
             cells["id_count"] = 1
             self._put(cells.view(np.uint8))
             self.write(_LAYERS, int(self._transposes), len(cache.keys))

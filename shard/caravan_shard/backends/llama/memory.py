@@ -129,8 +129,9 @@ class LlamaMemory:
         if form is None or not held:
             return False
         positions = np.arange(length, dtype=np.int32)
-        cells = [CacheCells(positions, [_mixed(rows, length) for rows in cache.rows]) for cache in held]
-        return self.put(form, sequence_id, [[cache] for cache in cells])
+        rows = [[_mixed(rows, length) for rows in cache.rows] for cache in held]
+        extras = [np.resize(cache.extras, (length, cache.extras.shape[1])) for cache in held]
+        return self.put(form, sequence_id, [[CacheCells(positions, *each)] for each in zip(rows, extras, strict=True)])
 
     def _built(self, form: StateFormat, parts: Sequence[Sequence[CacheCells]]) -> State:
         cells = sum(len(part.positions) for part in parts[0])

@@ -1,0 +1,75 @@
+"""A model whose positions have several dimensions (M-RoPE): what it computed is shared, and moves between shards."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from caravan_testing.serve_process import serve
+from caravan_testing.shard_models import POSITIONS_MODEL, fetched
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
+
+FLAGS = ("--shards", "2", "-np", "4", "-c", "4096", "-t", "1", "--exact")
+PROMPT = " ".join(f"{number} camels cross the desert." for number in range(12))
+
+
+async def complete(session: ClientSession, prompt: str, **fields: Any) -> tuple[list[str], int]:
+    """Return the texts of an answer, and how many tokens of the prompt were there already."""
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True} | fields
+    async with session.post("/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        answer = await response.json()
+    texts = [choice["text"] for choice in answer["choices"]]
+    return texts, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def shards(session: ClientSession) -> dict[str, Any]:
+    """Return what the router knows of each shard, by address."""
+    listed = (await (await session.get("/admin/shards")).json())["shards"]
+    return {shard["address"]: shard for shard in listed}
+
+
+async def until(session: ClientSession, condition: Callable[[dict[str, Any]], bool]) -> None:
+    """Wait until what the router knows of its shards meets ``condition``."""
+    async with asyncio.timeout(120):
+        while True:
+            if condition(await shards(session)):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def drain_the_holder(session: ClientSession) -> None:
+    """Drain the shard that holds the prompt, and wait until it has gone."""
+    held = (await (await session.get("/admin/prefixes")).json())["shards"]
+    holder = max(held, key=lambda one: int(one["cells"]))["shard"]
+    async with session.post(f"/admin/shards/{holder.replace('/', '%2F')}/drain") as response:
+        assert response.status == 200, await response.text()
+    await until(session, lambda known: known.get(holder, {}).get("state") != "serving")
+
+
+async def try_all(url: str) -> None:
+    async with ClientSession(url) as session:
+        await until(session, lambda known: [shard["state"] for shard in known.values()] == ["serving"] * 2)
+        (first,), _ = await complete(session, PROMPT)
+        longer = f"{PROMPT}{first} And then"
+        ((again,), cached), ((fresh,), none_cached) = [
+            await complete(session, longer),
+            await complete(session, longer, cache_salt="from the start"),
+        ]
+        assert (again, none_cached) == (fresh, 0)
+        assert cached > len(PROMPT) // 2
+        # A fork.
+        several, _ = await complete(session, longer, n=3, cache_salt="fork")
+        assert several == [fresh] * 3
+        await drain_the_holder(session)
+        (moved,), cached = await complete(session, longer)
+        assert moved == fresh
+        assert cached > len(PROMPT) // 2
+
+
+def test_what_was_computed_is_shared_forked_and_moved() -> None:
+    with serve(*FLAGS, models=(fetched(POSITIONS_MODEL),)) as served:
+        asyncio.run(try_all(served.url))
