@@ -11,11 +11,12 @@ from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logits
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.matching import Matching
+from caravan_shard.sampling.allowed import Allowed
 from caravan_shard.sampling.biases import make_biases
 from caravan_shard.sampling.feedback import make_feedback
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.penalties import make_penalties
-from caravan_shard.sampling.sampler import Choice, choose_token
+from caravan_shard.sampling.choice import Choice, choose_token
 
 
 def expected_logprobs(prompt: Sequence[int], adapter: str = "") -> list[NDArray[np.float64]]:
@@ -77,7 +78,7 @@ def expected_output(
         if too_short:
             barred = TOY_FACTS.eos_token_ids | stop_token_ids
         logits = toy_logits(np.array([state], np.uint64))[0]
-        allowed = None if forced is None else np.array([forced], np.intp)
+        allowed = None if forced is None else Allowed.of([forced])
         if matching is not None and answer is not None:
             matching.find(answer)  # only the first call reads it
             allowed = matching.allowed

@@ -15,7 +15,7 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
-from caravan_shard.sampling.sampler import Choice, choose_token
+from caravan_shard.sampling.choice import Choice, choose_token
 
 pytestmark = pytest.mark.model
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.sampling.allowed import Allowed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -30,7 +30,7 @@ class Matching:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._matcher: LLMatcher | None = None
-        self._allowed: NDArray[np.intp] | None = None
+        self._allowed: Allowed | None = None
 
     def find(self, output: Sequence[int]) -> None:
         """Find which tokens may follow, unless they are known. The first call consumes ``output``: all so far."""
@@ -42,15 +42,13 @@ class Matching:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             _log.warning("a grammar failed", extra={"error": self._matcher.get_error()[:200]})
-            self._allowed = np.array(self._grammar.eog_ids[:1], np.intp)
+            self._allowed = Allowed.of(self._grammar.eog_ids[:1])
         else:
-            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little", count=self._grammar.vocabulary_size)
-            # numpy finds Booleans ten times as fast as bytes.
-            self._allowed = np.flatnonzero(bits.view(np.bool_))
+            self._allowed = Allowed.from_mask(np.frombuffer(mask, np.uint8), self._grammar.vocabulary_size)
 
     @property
-    def allowed(self) -> NDArray[np.intp]:
-        """Ascending ids of the tokens that may follow, at least one; see `failed`."""
+    def allowed(self) -> Allowed:
+        """The tokens that may follow, at least one; see `failed`."""
         assert self._allowed is not None, "not found"
         return self._allowed
 

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-import numpy as np
-from numpy.typing import NDArray
-
 from caravan_proto.messages.constraint import Thought
 from caravan_shard.constraints.matching import Matching
+from caravan_shard.sampling.allowed import Allowed
 
 
 class _Phase(Enum):
@@ -71,13 +69,13 @@ class ThoughtMatching:
             self._answer = []
 
     @property
-    def allowed(self) -> NDArray[np.intp] | None:
-        """Ascending ids of the tokens that may follow; None for any."""
+    def allowed(self) -> Allowed | None:
+        """The tokens that may follow; None for any."""
         match self._phase:
             case _Phase.THINKING:
                 return None
             case _Phase.ENDING:
-                return np.array(self._thought.ending[self._forced : self._forced + 1], np.intp)
+                return Allowed.of(self._thought.ending[self._forced : self._forced + 1])
             case _Phase.ANSWERING:
                 return None if self._inner is None else self._inner.allowed
 

@@ -4,6 +4,7 @@ The number is the same on every shard, in every batch and after every interrupti
 """
 
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,10 @@ from caravan_shard.arrays import Floats
 Weights = Floats | NDArray[np.float64]
 
 _BLOCK = 128
+# Words in a block of Philox4x64. Each position has a block.
+_WORDS = 4
+# Positions whose numbers are computed together.
+_GROUP = 64
 _ONES = np.ones(_BLOCK, np.float32)
 # Sums of blocks in float32 move a border between two tokens by less than this share of the whole. Each addition rounds
 # by at most 2**-24, and three sums matter: the whole, the blocks before the border, and the border's own block.
@@ -28,8 +33,16 @@ class Purpose(Enum):
 
 def uniform(seed: int, position: int, purpose: Purpose = Purpose.TOKEN) -> float:
     """Return the number in [0, 1) that belongs to (seed, position, purpose), by Philox4x64 (Salmon et al. 2011)."""
-    block = np.random.Philox(key=seed, counter=position).random_raw(purpose.value + 1)
-    return (int(block[-1]) >> 11) * 2.0**-53
+    group, place = divmod(position, _GROUP)
+    return float(_group_numbers(seed, group)[place, purpose.value])
+
+
+@lru_cache(maxsize=1024)
+def _group_numbers(seed: int, group: int) -> NDArray[np.float64]:
+    """Return the numbers [position, purpose] of adjacent positions, which one generator gives much faster."""
+    words = np.random.Philox(key=seed, counter=group * _GROUP).random_raw(_GROUP * _WORDS)
+    numbers: NDArray[np.float64] = (words.reshape(_GROUP, _WORDS)[:, : len(Purpose)] >> np.uint64(11)) * 2.0**-53
+    return numbers
 
 
 def draw_index(logits: Floats, number: float) -> int:

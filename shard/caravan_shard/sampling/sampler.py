@@ -1,119 +1,19 @@
-"""Chooses the next token of each row of logits: see `SamplingParams` for the order of what is applied."""
+"""Chooses the next token of each row of logits, of rows together where that is possible."""
 
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.biases import LogitBiases
-from caravan_shard.sampling.draw import Purpose, draw_index, draw_weighted, uniform
-from caravan_shard.sampling.feedback import Feedback
-from caravan_shard.sampling.order import apply_in_order
-from caravan_shard.sampling.penalties import Penalty
-from caravan_shard.sampling.token_candidates import CandidateFilter, filtered, scale
+from caravan_shard.sampling.choice import Choice, choose_token, draws_xtc
+from caravan_shard.sampling.draw import uniform
+from caravan_shard.sampling.joint_draw import ALONE, Row, can_draw, draw
+from caravan_shard.sampling.token_candidates import CandidateFilter
 
-_NO_TOKENS = np.empty(0, np.intp)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The inputs of choosing one token. ``position`` is the position of the new token in its sequence.
-
-    ``allowed``: ascending ids, at least one, of the tokens that a grammar allows; None for any.
-    ``barred``: ids of tokens that must not be chosen, unless the grammar allows no others.
-    ``processed`` [vocabulary]: the logits to choose from, instead of those of the model; None for the model's.
-    ``feedback``: draws the token, and notes it; None for a plain draw.
-    ``biases``: those of ``parameters``, as columns; None if there are none.
-    """
-
-    parameters: SamplingParams
-    position: int
-    penalties: Sequence[Penalty] = ()
-    allowed: NDArray[np.intp] | None = None
-    barred: Collection[int] = ()
-    processed: Floats | None = None
-    feedback: Feedback | None = None
-    biases: LogitBiases | None = None
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether the most likely token may differ from the one with the highest raw logit."""
-        biased = self.biases is not None
-        return bool(biased or self.penalties or self.barred or self.allowed is not None or self.processed is not None)
-
-
-def choose_token(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
-    """Choose a token from raw ``logits`` [vocabulary], which are not changed."""
-    if choice.processed is not None:
-        logits = choice.processed
-    parameters = choice.parameters
-    biases = choice.biases
-    barred = np.array([*choice.barred], np.intp) if choice.barred else _NO_TOKENS
-    if biases is not None or choice.penalties or len(barred):
-        logits = logits.copy()
-    if biases is not None:
-        biases.apply(logits)
-    in_order = parameters.order and not parameters.greedy
-    if not in_order:
-        for penalty in choice.penalties:
-            penalty.apply(logits)
-    allowed = choice.allowed
-    if allowed is not None and len(barred):
-        rest = allowed[~np.isin(allowed, barred)]
-        allowed = rest if len(rest) else allowed
-    elif len(barred):
-        logits[barred] = -np.inf
-    if allowed is not None and len(allowed) == 1:
-        return int(allowed[0])
-    if in_order:
-        return _choose_in_order(logits, allowed, choice, candidate_filter)
-    if allowed is None:
-        return _choose(logits, choice, candidate_filter)
-    return int(allowed[_choose(logits[allowed], choice, candidate_filter)])
-
-
-def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -> int:
-    """Return the index of the chosen one of ``logits`` [candidates], which are in ascending order of token id."""
-    parameters = choice.parameters
-    # A range around 0 has an order.
-    if parameters.temperature == 0.0:
-        return int(logits.argmax())
-    number = uniform(parameters.seed, choice.position)
-    if parameters.xtc_probability > 0.0:
-        parameters = _with_xtc_drawn(choice)
-    if not parameters.filters:
-        weights = scale(logits, logits.max(), parameters.temperature)
-        return draw_weighted(np.exp(weights, out=weights), number)
-    ids, scaled = filtered(logits, parameters, candidate_filter)
-    if len(ids) == 0:
-        # The logits are NaN. That must affect only this sequence.
-        return int(logits.argmax())
-    return int(ids[draw_index(scaled, number)])
-
-
-def _choose_in_order(
-    logits: Floats, allowed: NDArray[np.intp] | None, choice: Choice, candidate_filter: CandidateFilter
-) -> int:
-    """Return the chosen one of the ``allowed`` tokens, ascending ids, or of all of ``logits`` [vocabulary].
-
-    ``logits`` have the biases, and not the penalties.
-    """
-    parameters = _with_xtc_drawn(choice)
-    number = uniform(parameters.seed, choice.position)
-    ids, scaled = apply_in_order(logits, allowed, parameters, choice.penalties, candidate_filter)
-    return int(ids[draw_index(scaled, number) if choice.feedback is None else choice.feedback.draw(scaled, number)])
-
-
-def _with_xtc_drawn(choice: Choice) -> SamplingParams:
-    """Return the parameters, without XTC if it is not drawn for this token."""
-    parameters = choice.parameters
-    if 0.0 < parameters.xtc_probability <= uniform(parameters.seed, choice.position, Purpose.XTC):
-        return replace(parameters, xtc_probability=0.0)
-    return parameters
+# Rows whose logits are changed, by penalties and the like, are copied in groups of so many, which a core's cache holds.
+_COPIED = 8
 
 
 class Sampler:
@@ -121,7 +21,9 @@ class Sampler:
 
     def __init__(self, candidate_filter: CandidateFilter, threads: int) -> None:
         self._filter = candidate_filter
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sampling") if threads > 1 else None
+        self._local = threading.local()
 
     def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[int]:
         """Return one token for each row of ``logits`` [rows, vocabulary]."""
@@ -129,18 +31,99 @@ class Sampler:
         if not costly:
             greedy: list[int] = logits.argmax(axis=1).tolist()
             return greedy
-        costly_rows = set(costly)
-        tokens = [0 if row in costly_rows else int(logits[row].argmax()) for row in range(len(choices))]
-
-        def choose_row(row: int) -> int:
-            return choose_token(logits[row], choices[row], self._filter)
-
-        chosen = self._pool.map(choose_row, costly) if self._pool and len(costly) > 1 else map(choose_row, costly)
-        for row, token in zip(costly, chosen, strict=True):
-            tokens[row] = token
+        tokens = [ALONE] * len(choices)
+        for row in set(range(len(choices))).difference(costly):
+            tokens[row] = int(logits[row].argmax())
+        if self._pool is None or len(costly) == 1:
+            self._choose_rows(logits, costly, choices, tokens)
+            return tokens
+        parts = [costly[start :: self._threads] for start in range(self._threads)]
+        for _ in self._pool.map(lambda part: self._choose_rows(logits, part, choices, tokens), parts):
+            pass
         return tokens
 
     def close(self) -> None:
         """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _choose_rows(
+        self, logits: Floats, rows: Sequence[int], choices: Sequence[Choice], tokens: list[int]
+    ) -> None:
+        """Choose the tokens of ``rows``, and write them to their places in ``tokens``."""
+        joint, copied = [], []
+        for row in rows:
+            choice = choices[row]
+            parameters = choice.parameters
+            if choice.processed is not None or (choice.allowed is not None and choice.allowed.count == 1):
+                continue
+            if parameters.greedy:
+                copied.append(row)
+            elif can_draw(parameters, logits.shape[1]):
+                (copied if choice.changes_logits else joint).append(row)
+        _draw_jointly(logits, joint, [choices[row] for row in joint], joint, tokens)
+        for start in range(0, len(copied), _COPIED):
+            self._choose_copied(logits, copied[start : start + _COPIED], choices, tokens)
+        for row in rows:
+            if tokens[row] == ALONE:
+                tokens[row] = choose_token(logits[row], choices[row], self._filter)
+
+    def _choose_copied(
+        self, logits: Floats, rows: Sequence[int], choices: Sequence[Choice], tokens: list[int]
+    ) -> None:
+        copies = self._copies(logits.shape[1])
+        places, drawn = [], []
+        for place, row in enumerate(rows):
+            choice, copy = choices[row], copies[place]
+            if not _change(logits[row], choice, copy):
+                continue
+            if not choice.parameters.greedy:
+                places.append(place)
+                drawn.append(row)
+                continue
+            token = int(copy.argmax())
+            # Where no allowed token has a number, the first allowed one is chosen, alone.
+            if copy[token] > -np.inf:
+                tokens[row] = token
+        _draw_jointly(copies, places, [choices[row] for row in drawn], drawn, tokens)
+
+    def _copies(self, size: int) -> Floats:
+        """Return this thread's own room for rows of this size."""
+        copies: Floats | None = getattr(self._local, "copies", None)
+        if copies is None or copies.shape[1] != size:
+            copies = self._local.copies = np.empty((_COPIED, size), np.float32)
+        return copies
+
+
+def _draw_jointly(
+    logits: Floats, rows: Sequence[int], choices: Sequence[Choice], places: Sequence[int], tokens: list[int]
+) -> None:
+    """Draw the token of each of ``rows`` and write it to its place in ``tokens``; ALONE if it must be drawn alone."""
+    if not rows:
+        return
+    drawn = [
+        Row(row, choice.parameters, uniform(choice.parameters.seed, choice.position), draws_xtc(choice))
+        for row, choice in zip(rows, choices, strict=True)
+    ]
+    for place, token in zip(places, draw(logits, drawn), strict=True):
+        tokens[place] = token
+
+
+def _change(logits: Floats, choice: Choice, out: Floats) -> bool:
+    """Write ``logits`` [vocabulary] to ``out`` with what the choice changes; return whether it is sure a token is left.
+
+    Tokens that are not allowed or barred are -inf.
+    """
+    np.copyto(out, logits)
+    if choice.biases is not None:
+        choice.biases.apply(out)
+    for penalty in choice.penalties:
+        penalty.apply(out)
+    allowed, barred = choice.allowed, choice.barred
+    if allowed is not None:
+        allowed.hide_others(out, out)
+    if barred:
+        if allowed is not None and allowed.count <= len(barred):
+            return False
+        out[[*barred]] = -np.inf
+    return True

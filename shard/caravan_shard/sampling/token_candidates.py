@@ -62,6 +62,11 @@ def scale(logits: Floats, peak: np.float32, temperature: float) -> Floats:
     return scaled
 
 
+def min_p_reach(min_p: float) -> float:
+    """Return how far below the peak, in scaled logits, a token may be that ``min_p`` > 0 keeps."""
+    return _MARGIN - math.log(min_p)
+
+
 def find_candidates(logits: Floats, parameters: SamplingParams, hopeless: float = HOPELESS) -> Candidates:
     """Find the candidates among penalized ``logits`` [vocabulary], at a temperature > 0; none if the logits are NaN.
 
@@ -80,7 +85,7 @@ def find_candidates(logits: Floats, parameters: SamplingParams, hopeless: float 
     if parameters.top_p < 1.0:
         return search.top_p()
     if parameters.min_p > 0.0:
-        return search.within(min(hopeless, _MARGIN - math.log(parameters.min_p)))
+        return search.within(min(hopeless, min_p_reach(parameters.min_p)))
     return search.within(hopeless)
 
 

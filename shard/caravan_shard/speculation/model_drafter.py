@@ -12,7 +12,8 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, DraftModel, TokenBatch
 from caravan_shard.sampling.biases import LogitBiases
 from caravan_shard.sampling.penalties import Penalty
-from caravan_shard.sampling.sampler import Choice, Sampler
+from caravan_shard.sampling.choice import Choice
+from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.speculation.step_costs import StepCosts
 
 _log = logging.getLogger(__name__)

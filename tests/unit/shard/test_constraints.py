@@ -19,10 +19,12 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, TURN_END
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.protocol.results import StepResult
+from caravan_shard.sampling.allowed import Allowed
 from caravan_shard.sampling.biases import make_biases
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.penalties import OccurrencePenalty
-from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
+from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
 from caravan_testing.shard_builders import (
     EngineDriver,
@@ -64,8 +66,8 @@ def test_biases_come_before_penalties_and_both_before_the_grammar() -> None:
     penalty.add([0], output=True)
     choice = Choice(parameters, 0, [penalty], biases=make_biases([(0, 9.0), (1, 7.5)]))
     assert choose_token(logits, choice, filter_candidates) == 1
-    assert choose_token(logits, replace(choice, allowed=np.array([0, 2, 3])), filter_candidates) == 0
-    assert choose_token(logits, replace(choice, allowed=np.array([2])), filter_candidates) == 2
+    assert choose_token(logits, replace(choice, allowed=Allowed.of([0, 2, 3])), filter_candidates) == 0
+    assert choose_token(logits, replace(choice, allowed=Allowed.of([2])), filter_candidates) == 2
     assert (logits == before).all()
 
 
@@ -74,8 +76,8 @@ def test_no_bias_makes_a_forbidden_token_allowed(temperature: float) -> None:
     logits = np.zeros(500, np.float32)
     choice = Choice(SamplingParams(temperature=temperature, top_p=0.9), 0, biases=make_biases([(3, 100.0)]))
     assert choose_token(logits, choice, filter_candidates) == 3
-    allowed = np.array([7, 9])
-    assert choose_token(logits, replace(choice, allowed=allowed), filter_candidates) in allowed
+    allowed = replace(choice, allowed=Allowed.of([7, 9]))
+    assert choose_token(logits, allowed, filter_candidates) in (7, 9)
 
 
 @pytest.mark.parametrize("logit", [np.nan, -np.inf, np.inf])
@@ -83,10 +85,10 @@ def test_no_bias_makes_a_forbidden_token_allowed(temperature: float) -> None:
 def test_a_forbidden_token_is_never_chosen_whatever_its_logit(logit: float, fields: dict[str, Any]) -> None:
     logits = np.full(500, logit, np.float32)
     logits[0] = 50.0
-    allowed = np.array([7, 9, 11])
+    allowed = Allowed.of([7, 9, 11])
     with np.errstate(invalid="ignore"):
         token = choose_token(logits, Choice(SamplingParams(**fields), 0, (), allowed), filter_candidates)
-    assert token in allowed
+    assert token in (7, 9, 11)
 
 
 def test_a_draw_is_the_same_when_everything_is_allowed() -> None:
@@ -95,7 +97,7 @@ def test_a_draw_is_the_same_when_everything_is_allowed() -> None:
         for seed in range(20):
             parameters = SamplingParams(temperature=1.0, seed=seed, **fields)
             free = choose_token(logits, Choice(parameters, 3), filter_candidates)
-            assert choose_token(logits, Choice(parameters, 3, (), np.arange(5_000)), filter_candidates) == free
+            assert choose_token(logits, Choice(parameters, 3, (), Allowed.of(np.arange(5_000))), filter_candidates) == free
 
 
 def test_a_batch_mixes_biased_constrained_and_plain_rows() -> None:
@@ -103,7 +105,7 @@ def test_a_batch_mixes_biased_constrained_and_plain_rows() -> None:
     choices = [
         Choice(SamplingParams(temperature=0.0), 0),
         Choice(SamplingParams(temperature=0.0), 0, biases=make_biases([(2, 50.0)])),
-        Choice(SamplingParams(temperature=0.0), 0, (), np.array([4, 5])),
+        Choice(SamplingParams(temperature=0.0), 0, (), Allowed.of([4, 5])),
         Choice(SamplingParams(temperature=0.0), 0),
     ]
     for threads in (1, 2):

@@ -9,7 +9,9 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.processors import ProcessorRegistry, Processors
-from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
+from caravan_shard.sampling.allowed import Allowed
+from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.sampler import Sampler
 
 LOGITS = np.array([0.0, 3.0, 1.0, 2.0], np.float32)
 
@@ -91,7 +93,7 @@ def test_a_token_is_chosen_from_processed_logits_with_everything_that_follows() 
     processed = np.array([5.0, -np.inf, 4.0, 4.5], np.float32)
     greedy = SamplingParams(temperature=0.0)
     assert choose_token(LOGITS, Choice(greedy, 3, processed=processed), filter_candidates) == 0
-    allowed = np.array([1, 2, 3])
+    allowed = Allowed.of([1, 2, 3])
     assert choose_token(LOGITS, Choice(greedy, 3, allowed=allowed, processed=processed), filter_candidates) == 3
     sampler = Sampler(filter_candidates, 1)
     assert sampler.choose(np.stack([LOGITS] * 2), [Choice(greedy, 3), Choice(greedy, 3, processed=processed)]) == [1, 0]

@@ -15,7 +15,8 @@ from caravan_shard.arrays import Floats
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.order import DEFAULT_ORDER, apply_in_order
 from caravan_shard.sampling.penalties import make_penalties
-from caravan_shard.sampling.sampler import Choice, choose_token
+from caravan_shard.sampling.allowed import Allowed
+from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.temperature import temperature_of
 from caravan_shard.sampling.token_candidates import find_candidates
 
@@ -153,14 +154,14 @@ def test_a_high_temperature_that_comes_last_makes_unlikely_tokens_likely() -> No
 )
 def test_the_default_order_written_out_draws_the_same_tokens(fields: dict[str, Any], seed: int, allowed: bool) -> None:
     logits = random_logits(300, seed=seed)
-    ids = np.arange(0, 300, 2) if allowed else None
+    some = Allowed.of(np.arange(0, 300, 2)) if allowed else None
     parameters = SamplingParams(**{"temperature": 0.0, "seed": seed, **fields})
 
     def drawn(own: SamplingParams) -> list[int]:
         penalties = make_penalties(own, lambda token: b"%d" % token)
         for penalty in penalties:
             penalty.add([1, 2, 3, 1, 2, 3, 1, 2], output=True)
-        choices = [Choice(own, position, penalties, ids, frozenset({4})) for position in range(10)]
+        choices = [Choice(own, position, penalties, some, frozenset({4})) for position in range(10)]
         return [choose_token(logits, choice, filter_candidates) for choice in choices]
 
     expected = drawn(parameters)

@@ -11,7 +11,9 @@ from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.peaks import Peaks
-from caravan_shard.sampling.sampler import Choice, Sampler, choose_token
+from caravan_shard.sampling.allowed import Allowed
+from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sampling.token_candidates import find_candidates
 
 
@@ -145,7 +147,7 @@ def test_barred_tokens_are_chosen_only_where_a_grammar_allows_no_other(temperatu
     parameters = SamplingParams(temperature=temperature, top_p=0.99)
     for position in range(20):
         for allowed, expected in ((None, {2, 3}), ([0, 1], {0, 1}), ([1, 3], {3}), ([1], {1})):
-            ids = None if allowed is None else np.array(allowed)
+            ids = None if allowed is None else Allowed.of(allowed)
             choice = Choice(parameters, position, (), ids, frozenset({0, 1}))
             assert choose_token(logits, choice, filter_candidates) in expected
     assert (logits == from_probabilities(0.9, 0.05, 0.03, 0.02)).all()
