@@ -7,6 +7,7 @@ mask's bits, which a shard does while a forward pass runs. Prints CPU microsecon
 """
 
 import argparse
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import process_time_ns
@@ -18,11 +19,13 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
 from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.llama.joint_draw import LlamaJointDraw, find_joint_draw
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.engine.token_rows import sample_rows
 from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sampling.biases import make_biases
+from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
@@ -174,11 +177,14 @@ def main() -> None:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--logits", nargs="+", choices=("flat", "peaked"), default=["flat", "peaked"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--without", action="store_true", help="draw each row in numpy")
+    parser.add_argument("--library", help="take `caravan_draw_rows` from this library")
     given = parser.parse_args()
     print("| vocabulary | logits | rows |", " | ".join(given.works), "|")
     print("|---:|---|---:|" + "---:|" * len(given.works))
+    draw = leave_all if given.without else LlamaJointDraw(ctypes.CDLL(given.library)) if given.library else find_joint_draw()
     for size in given.vocabularies:
-        sampler = Sampler(LlamaFilter(size), 1)
+        sampler = Sampler(LlamaFilter(size), 1, draw)
         for kind in given.logits:
             logits = logits_of(kind, max(given.rows) + _STEPS, size)
             for rows in given.rows:

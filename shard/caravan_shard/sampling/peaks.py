@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 from caravan_shard.arrays import Floats
 
 # The logits are viewed as a table with this many rows. numpy finds the maxima of columns as fast as that of the whole.
-TABLE_ROWS = 64
+_ROWS = 64
 # If more than this share of the parts matter, a pass over all logits is faster than a look into each of those parts.
-FEW = 0.2
+_FEW = 0.2
 
 
 class Peaks:
@@ -20,9 +20,9 @@ class Peaks:
 
     def __init__(self, logits: Floats) -> None:
         self._logits = logits
-        self._columns = len(logits) // TABLE_ROWS
-        self._table = logits[: TABLE_ROWS * self._columns].reshape(TABLE_ROWS, self._columns)
-        self._peaks = np.concatenate([self._table.max(axis=0), logits[TABLE_ROWS * self._columns :]])
+        self._columns = len(logits) // _ROWS
+        self._table = logits[: _ROWS * self._columns].reshape(_ROWS, self._columns)
+        self._peaks = np.concatenate([self._table.max(axis=0), logits[_ROWS * self._columns :]])
         self.highest = np.float32(self._peaks.max())
 
     @property
@@ -36,17 +36,17 @@ class Peaks:
         ``count`` must not exceed the number of logits.
         """
         # If the peaks of ``count`` parts reach a level, at least ``count`` logits do.
-        among = self._peaks if count < FEW * len(self._peaks) else self._logits
+        among = self._peaks if count < _FEW * len(self._peaks) else self._logits
         return np.float32(np.partition(among, -count)[-count])
 
     def reaching(self, level: np.float32) -> NDArray[np.intp]:
         """Return the ascending ids of all logits >= ``level``."""
         (parts,) = (self._peaks >= level).nonzero()
-        if len(parts) > FEW * len(self._peaks):
+        if len(parts) > _FEW * len(self._peaks):
             return (self._logits >= level).nonzero()[0]
         end = int(parts.searchsorted(self._columns))
         columns = parts[:end]
         (places,) = (self._table[:, columns] >= level).ravel().nonzero()
         row, index = np.divmod(places, end)
-        in_rest = parts[end:] + (TABLE_ROWS - 1) * self._columns
+        in_rest = parts[end:] + (_ROWS - 1) * self._columns
         return np.concatenate([row * self._columns + columns[index], in_rest])

@@ -1,5 +1,6 @@
 """Chooses the next token of each row of logits, of rows together where that is possible."""
 
+import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,21 +10,28 @@ import numpy as np
 from caravan_shard.arrays import Floats
 from caravan_shard.sampling.choice import Choice, choose_token, draws_xtc
 from caravan_shard.sampling.draw import uniform
-from caravan_shard.sampling.joint_draw import ALONE, Row, can_draw, draw
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.sampling.joint_draw import LEFT, Filters, JointDraw, Row, joint_filters, leave_all
 from caravan_shard.sampling.token_candidates import CandidateFilter
 
 # Rows whose logits are changed, by penalties and the like, are copied in groups of so many, which a core's cache holds.
 _COPIED = 8
+# So many parameters of sequences are remembered.
+_MOST_KNOWN = 1024
 
 
 class Sampler:
     """Chooses a token for each row of a step; with ``threads`` > 1 they share rows that need more than an argmax."""
 
-    def __init__(self, candidate_filter: CandidateFilter, threads: int) -> None:
+    def __init__(
+        self, candidate_filter: CandidateFilter, threads: int, joint_draw: JointDraw = leave_all
+    ) -> None:
+        self._draw = joint_draw
         self._filter = candidate_filter
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sampling") if threads > 1 else None
         self._local = threading.local()
+        self._known: dict[int, tuple[SamplingParams, Filters | None]] = {}
 
     def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[int]:
         """Return one token for each row of ``logits`` [rows, vocabulary]."""
@@ -31,7 +39,7 @@ class Sampler:
         if not costly:
             greedy: list[int] = logits.argmax(axis=1).tolist()
             return greedy
-        tokens = [ALONE] * len(choices)
+        tokens = [LEFT] * len(choices)
         for row in set(range(len(choices))).difference(costly):
             tokens[row] = int(logits[row].argmax())
         if self._pool is None or len(costly) == 1:
@@ -59,13 +67,13 @@ class Sampler:
                 continue
             if parameters.greedy:
                 copied.append(row)
-            elif can_draw(parameters, logits.shape[1]):
+            elif self._filters(parameters) is not None:
                 (copied if choice.changes_logits else joint).append(row)
-        _draw_jointly(logits, joint, [choices[row] for row in joint], joint, tokens)
+        self._draw_jointly(logits, joint, joint, choices, tokens)
         for start in range(0, len(copied), _COPIED):
             self._choose_copied(logits, copied[start : start + _COPIED], choices, tokens)
         for row in rows:
-            if tokens[row] == ALONE:
+            if tokens[row] == LEFT:
                 tokens[row] = choose_token(logits[row], choices[row], self._filter)
 
     def _choose_copied(
@@ -85,7 +93,40 @@ class Sampler:
             # Where no allowed token has a number, the first allowed one is chosen, alone.
             if copy[token] > -np.inf:
                 tokens[row] = token
-        _draw_jointly(copies, places, [choices[row] for row in drawn], drawn, tokens)
+        self._draw_jointly(copies, places, drawn, choices, tokens)
+
+    def _draw_jointly(
+        self,
+        logits: Floats,
+        places: Sequence[int],
+        rows: Sequence[int],
+        choices: Sequence[Choice],
+        tokens: list[int],
+    ) -> None:
+        """Draw the tokens of ``rows``, whose logits are at ``places``; LEFT where that is not possible."""
+        drawn = []
+        for place, row in zip(places, rows, strict=True):
+            choice = choices[row]
+            parameters = choice.parameters
+            filters = self._filters(parameters)
+            assert filters is not None, "not drawn jointly"
+            threshold = parameters.xtc_threshold if draws_xtc(choice) else math.inf
+            drawn.append(Row(place, uniform(parameters.seed, choice.position), threshold, filters))
+        if drawn:
+            for row, token in zip(rows, self._draw(logits, drawn), strict=True):
+                tokens[row] = token
+
+    def _filters(self, parameters: SamplingParams) -> Filters | None:
+        """Return `joint_filters`, computed once for the parameters of a sequence."""
+        known = self._known.get(id(parameters))
+        # Another object may have got the id of one that is gone.
+        if known is not None and known[0] is parameters:
+            return known[1]
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        filters = joint_filters(parameters)
+        self._known[id(parameters)] = parameters, filters
+        return filters
 
     def _copies(self, size: int) -> Floats:
         """Return this thread's own room for rows of this size."""
@@ -93,20 +134,6 @@ class Sampler:
         if copies is None or copies.shape[1] != size:
             copies = self._local.copies = np.empty((_COPIED, size), np.float32)
         return copies
-
-
-def _draw_jointly(
-    logits: Floats, rows: Sequence[int], choices: Sequence[Choice], places: Sequence[int], tokens: list[int]
-) -> None:
-    """Draw the token of each of ``rows`` and write it to its place in ``tokens``; ALONE if it must be drawn alone."""
-    if not rows:
-        return
-    drawn = [
-        Row(row, choice.parameters, uniform(choice.parameters.seed, choice.position), draws_xtc(choice))
-        for row, choice in zip(rows, choices, strict=True)
-    ]
-    for place, token in zip(places, draw(logits, drawn), strict=True):
-        tokens[place] = token
 
 
 def _change(logits: Floats, choice: Choice, out: Floats) -> bool:

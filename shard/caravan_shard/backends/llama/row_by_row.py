@@ -6,11 +6,9 @@ They add in another order than the kernels for a single row. Builds by `deploy/s
 
 import ctypes
 import logging
-from pathlib import Path
-
-import llama_cpp.llama_cpp
 
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.cpu_libraries import cpu_libraries
 
 _log = logging.getLogger(__name__)
 
@@ -50,21 +48,11 @@ ROW_BY_ROW = RowByRow()
 
 def _variables() -> list[ctypes.c_int]:
     """Return the variable of each library that has it."""
-    handles = [llama_cpp.llama_cpp._lib, *map(ctypes.CDLL, _cpu_backends())]
     found = {}
-    for handle in handles:
+    for library in cpu_libraries():
         try:
-            variable = ctypes.c_int.in_dll(handle, _VARIABLE)
+            variable = ctypes.c_int.in_dll(library, _VARIABLE)
         except ValueError:
             continue
         found[ctypes.addressof(variable)] = variable
     return list(found.values())
-
-
-def _cpu_backends() -> list[str]:
-    """Return the paths of the loaded backends for CPUs that llama.cpp has chosen among several (Linux)."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return []
-    return sorted({line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libggml-cpu" in line})
