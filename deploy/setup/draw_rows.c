@@ -11,7 +11,7 @@
 #include <string.h>
 
 // A row with more candidates is left.
-#define MOST_CANDIDATES 2048
+#define MOST_CANDIDATES 8192
 // A row is searched in parts of adjacent logits.
 #define MOST_PARTS 4096
 // Logits that are compared together, and how many such comparisons need not wait for each other. Vectors wider than those
@@ -30,13 +30,20 @@
 // Must be what caravan_shard/backends/llama/joint_draw.py has.
 struct caravan_row {
     int64_t index;         // of the row of logits
+    const uint8_t * mask;  // a bit for each token that may be chosen, the lowest bit of a byte first; null for all
     double number;         // in [0, 1): selects the token
     double xtc_threshold;  // infinite without XTC
-    double temperature;    // > 0
+    double temperature;    // 0: the most likely token
     double top_k;          // 0: off
     double top_p;          // 1: off
     double min_p;          // 0: off
     double reach;          // how far below the highest logit candidates may be, divided by the temperature
+};
+
+struct logits {
+    const float * values;
+    const uint8_t * mask;
+    int64_t size;
 };
 
 struct candidate {
@@ -48,17 +55,38 @@ struct candidate {
 // do exponentials and quotients; twice that for safety.
 static double share_rounding(int count) { return (count + 8) * 0x1p-23; }
 
-// Scaled logits so near to the border of min_p may be on either side of it.
-static const double MIN_P_ROUNDING = 1e-4;
+// Scaled logits so near to the border of min_p, as a share of it, may be on either side: 4 ulp.
+static const double MIN_P_ROUNDING = 0x1p-21;
 // The running sum of float exponentials, each with an error below 3 ulp, is so near to that of exact ones, as a share.
 static const double DRAW_ROUNDING = 0x1p-20;
 
 typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t masks __attribute__((vector_size(LANES * sizeof(int32_t))));
 
-static inline floats load(const float * values) {
+static inline float logit_at(const struct logits * logits, int64_t id) {
+    return !logits->mask || logits->mask[id / 8] >> id % 8 & 1 ? logits->values[id] : -INFINITY;
+}
+
+// Return the logits from ``id`` on, which is a multiple of LANES.
+static inline floats logits_from(const struct logits * logits, int64_t id) {
     floats loaded;
-    memcpy(&loaded, values, sizeof loaded);
+    memcpy(&loaded, logits->values + id, sizeof loaded);
+    if (logits->mask) {
+        int32_t bits = logits->mask[id / 8];
+#if LANES == 16
+        const masks lanes = {1, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7, 1 << 8,
+                             1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+        bits |= logits->mask[id / 8 + 1] << 8;
+#elif LANES == 8
+        const masks lanes = {1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7};
+#else
+        const masks lanes = {1, 1 << 1, 1 << 2, 1 << 3};
+        bits >>= id % 8;
+#endif
+        const masks kept = (lanes & bits) != 0;
+        const floats none = (floats) {0} - INFINITY;
+        loaded = (floats) (((masks) loaded & kept) | ((masks) none & ~kept));
+    }
     return loaded;
 }
 
@@ -68,17 +96,16 @@ static inline floats higher(floats one, floats other) {
     return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
 }
 
-// Return the highest of ``count`` logits; set ``nan`` if any is NaN.
-static float highest_of(const float * logits, int64_t count, masks * nan) {
+// Return the highest logit of the tokens from ``id`` to before ``end``; set ``nan`` if any is NaN.
+static inline float highest_of(const struct logits * logits, int64_t id, int64_t end, masks * nan) {
     float lanes[LANES];
     floats highest[CHAINS];
     for (int chain = 0; chain < CHAINS; chain++) {
         highest[chain] = (floats) {0} - INFINITY;
     }
-    int64_t at = 0;
-    for (; count - at >= CHAINS * LANES; at += CHAINS * LANES) {
+    for (; end - id >= CHAINS * LANES; id += CHAINS * LANES) {
         for (int chain = 0; chain < CHAINS; chain++) {
-            const floats loaded = load(logits + at + chain * LANES);
+            const floats loaded = logits_from(logits, id + chain * LANES);
             highest[chain] = higher(highest[chain], loaded);
             *nan |= loaded != loaded;
         }
@@ -92,9 +119,10 @@ static float highest_of(const float * logits, int64_t count, masks * nan) {
             lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
         }
     }
-    for (; at < count; at++) {
-        lanes[0] = logits[at] > lanes[0] ? logits[at] : lanes[0];
-        *nan |= (masks) {logits[at] != logits[at]};
+    for (; id < end; id++) {
+        const float logit = logit_at(logits, id);
+        lanes[0] = logit > lanes[0] ? logit : lanes[0];
+        *nan |= (masks) {logit != logit};
     }
     return lanes[0];
 }
@@ -138,7 +166,8 @@ static int is_less_likely(const void * one, const void * other) {
 static double log_of(double value) { return value > 0.0 ? log(value) : -INFINITY; }
 
 // Return the token, or -1 if the row is left.
-static int32_t draw_row(const float * logits, int64_t size, const struct caravan_row * row) {
+static int32_t draw_row(const struct logits logits, const struct caravan_row * row) {
+    const int64_t size = logits.size;
     float peaks[MOST_PARTS];
     float heap[MOST_CANDIDATES];
     int32_t ids[MOST_CANDIDATES];
@@ -155,7 +184,10 @@ static int32_t draw_row(const float * logits, int64_t size, const struct caravan
     float highest = -INFINITY;
     for (int part = 0; part < parts; part++) {
         const int64_t start = part * length;
-        peaks[part] = highest_of(logits + start, size - start < length ? size - start : length, &nan);
+        const int64_t end = start + length < size ? start + length : size;
+        // Compiled twice, so that a row without a mask does not look for one at each step.
+        peaks[part] = logits.mask ? highest_of(&logits, start, end, &nan)
+                                  : highest_of(&(struct logits) {logits.values, NULL, size}, start, end, &nan);
         highest = peaks[part] > highest ? peaks[part] : highest;
     }
     int32_t is_nan[LANES];
@@ -163,6 +195,16 @@ static int32_t draw_row(const float * logits, int64_t size, const struct caravan
     for (int lane = 0; lane < LANES; lane++) {
         if (is_nan[lane] || !isfinite(highest)) {
             return -1;
+        }
+    }
+
+    if (row->temperature == 0.0) {
+        for (int part = 0;; part++) {
+            for (int64_t id = part * length; peaks[part] == highest; id++) {
+                if (logit_at(&logits, id) == highest) {
+                    return (int32_t) id;
+                }
+            }
         }
     }
 
@@ -181,12 +223,13 @@ static int32_t draw_row(const float * logits, int64_t size, const struct caravan
         }
         const int64_t start = part * length, end = start + length < size ? start + length : size;
         for (int64_t id = start; id < end; id++) {
-            if (logits[id] >= level) {
+            const float logit = logit_at(&logits, id);
+            if (logit >= level) {
                 if (count == MOST_CANDIDATES) {
                     return -1;
                 }
                 ids[count] = (int32_t) id;
-                candidates[count].scaled = (logits[id] - highest) / temperature;
+                candidates[count].scaled = (logit - highest) / temperature;
                 candidates[count].place = count;
                 count++;
             }
@@ -232,7 +275,7 @@ static int32_t draw_row(const float * logits, int64_t size, const struct caravan
         for (int at = 0; at < kept; at++) {
             const struct candidate candidate = candidates[at];
             // The highest is never taken away.
-            if (candidate.scaled != 0.0f && fabs(candidate.scaled - least) < MIN_P_ROUNDING) {
+            if (candidate.scaled != 0.0f && fabs(candidate.scaled - least) < MIN_P_ROUNDING * fabs(least)) {
                 return -1;
             }
             if (candidate.scaled == 0.0f || candidate.scaled >= least) {
@@ -285,6 +328,7 @@ __attribute__((visibility("default"))) void caravan_draw_rows(const float * logi
                                                               const struct caravan_row * rows, int64_t count,
                                                               int32_t * tokens) {
     for (int64_t at = 0; at < count; at++) {
-        tokens[at] = draw_row(logits + rows[at].index * size, size, &rows[at]);
+        const struct logits own = {logits + rows[at].index * size, rows[at].mask, size};
+        tokens[at] = draw_row(own, &rows[at]);
     }
 }

@@ -11,6 +11,7 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
+from caravan_shard.sampling.joint_draw import JointDraw
 from caravan_shard.sampling.token_candidates import CandidateFilter
 
 
@@ -193,6 +194,11 @@ class Backend(Protocol):
 
     @property
     def candidate_filter(self) -> CandidateFilter: ...
+
+    @property
+    def joint_draw(self) -> JointDraw:
+        """What draws rows of a step together."""
+        ...
 
     @property
     def draft_model(self) -> DraftModel | None:

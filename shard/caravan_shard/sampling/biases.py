@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan_shard.arrays import Floats
+from caravan_shard.sampling.change import Change
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitBiases:
@@ -14,9 +17,11 @@ class LogitBiases:
     ids: NDArray[np.intp]
     values: NDArray[np.float32]
 
-    def apply(self, logits: NDArray[np.float32]) -> None:
-        """Change ``logits`` [vocabulary] in place."""
-        logits[self.ids] += self.values
+    def apply(self, logits: Floats) -> Change:
+        """Change ``logits`` [vocabulary] in place, and return what has changed."""
+        before = logits[self.ids]
+        logits[self.ids] = before + self.values
+        return Change(self.ids, before)
 
 
 def make_biases(biases: Sequence[tuple[int, float]]) -> LogitBiases | None:

@@ -13,11 +13,13 @@ import numpy as np
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
+from caravan_shard.sampling.change import Change
 
 # No repetition reaches across a token that contains one of these characters, and such a token is never penalized.
 SEQUENCE_BREAKERS = frozenset(b'\n:"*')
 # Rules a token out; keeps logits finite.
 _MAX_PENALTY = 1e9
+_NO_CHANGE = Change(np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 class DryPenalty:
@@ -43,8 +45,8 @@ class DryPenalty:
         after = next((count for count, token in enumerate(reversed(tokens)) if self._breaks(token)), None)
         self._since_breaker = self._since_breaker + len(tokens) if after is None else after
 
-    def apply(self, logits: Floats) -> None:
-        """Change ``logits`` [vocabulary] in place."""
+    def apply(self, logits: Floats) -> Change:
+        """Change ``logits`` [vocabulary] in place, and return what has changed."""
         parameters = self._parameters
         self._update()
         count = len(self._tokens)
@@ -53,7 +55,7 @@ class DryPenalty:
         longest = min(window, self._since_breaker)
         allowed = parameters.dry_allowed_length
         if window <= allowed or longest < allowed:
-            return
+            return _NO_CHANGE
         # A match may not reach back beyond the window or the last breaker.
         matches = np.minimum(self._matches[start:-1], np.minimum(np.arange(1, window), longest))
         following = np.frombuffer(self._tokens, np.int32)[start + 1 :]
@@ -63,7 +65,9 @@ class DryPenalty:
         with np.errstate(over="ignore"):
             penalties = parameters.dry_multiplier * parameters.dry_base ** (lengths - allowed)
         penalties[[self._breaks(token) for token in tokens.tolist()]] = 0.0
-        logits[tokens] -= np.minimum(penalties, _MAX_PENALTY).astype(np.float32)
+        before: Floats = logits[tokens]
+        logits[tokens] = before - np.minimum(penalties, _MAX_PENALTY).astype(np.float32)
+        return Change(tokens, before)
 
     def _update(self) -> None:
         """Bring ``_matches`` up to the last token."""

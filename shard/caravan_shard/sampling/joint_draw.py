@@ -7,6 +7,9 @@ filters, as long as it draws the same tokens: it leaves the rows of which it is 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.sampling.token_candidates import HOPELESS, min_p_reach
@@ -26,16 +29,20 @@ class Filters(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row, at ``index``, that is drawn with ``number``. ``xtc_threshold``: infinite if XTC is not drawn."""
+    """A row, at ``index``, that is drawn with ``number``.
+
+    ``mask``: that of `Allowed`; None if all tokens may be chosen. ``xtc_threshold``: infinite if XTC is not drawn.
+    """
 
     index: int
+    mask: NDArray[np.uint8] | None
     number: float
     xtc_threshold: float
     filters: Filters
 
 
 class JointDraw(Protocol):
-    """Draws rows that have `joint_filters`. Any thread may call it."""
+    """Chooses the tokens of rows that have `joint_filters`. Any thread may call it."""
 
     def __call__(self, logits: Floats, rows: Sequence[Row]) -> list[int]:
         """Return the token of each of ``rows`` of ``logits`` [any, vocabulary], which are contiguous; or LEFT."""
@@ -48,7 +55,9 @@ def leave_all(_logits: Floats, rows: Sequence[Row]) -> list[int]:
 
 
 def joint_filters(parameters: SamplingParams) -> Filters | None:
-    """Return the filters of ``parameters``, which are not greedy; None if a JointDraw does not have them."""
+    """Return the filters of ``parameters``; None if a JointDraw does not have them."""
+    if parameters.greedy:
+        return _GREEDY
     top_k, top_p, min_p = parameters.top_k, parameters.top_p, parameters.min_p
     if parameters.order or parameters.top_n_sigma > 0.0 or parameters.typical_p < 1.0:
         return None
@@ -57,3 +66,6 @@ def joint_filters(parameters: SamplingParams) -> Filters | None:
     if min_p == 0.0 or top_p < 1.0:
         return None
     return Filters(parameters.temperature, 0, 1.0, min_p, min(HOPELESS, min_p_reach(min_p)))
+
+
+_GREEDY = Filters(0.0, 0, 1.0, 0.0, 0.0)

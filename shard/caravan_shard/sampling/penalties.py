@@ -8,6 +8,7 @@ import numpy as np
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
+from caravan_shard.sampling.change import Change
 from caravan_shard.sampling.dry import DryPenalty
 
 
@@ -23,8 +24,8 @@ class Penalty(Protocol):
         """Append tokens of the prompt or of the output."""
         ...
 
-    def apply(self, logits: Floats) -> None:
-        """Change ``logits`` [vocabulary] in place."""
+    def apply(self, logits: Floats) -> Change:
+        """Change ``logits`` [vocabulary] in place, and return what has changed."""
         ...
 
 
@@ -75,18 +76,20 @@ class OccurrencePenalty:
                 index, was_output = self._window.popleft()
                 self._count(index, -1, output=was_output)
 
-    def apply(self, logits: Floats) -> None:
-        """Change ``logits`` [vocabulary] in place."""
+    def apply(self, logits: Floats) -> Change:
+        """Change ``logits`` [vocabulary] in place, and return what has changed."""
         parameters = self._parameters
         ids = self._ids[: len(self._index)]
         occurrences, outputs = self._counts[:, : len(self._index)]
-        touched: Floats = logits[ids]
+        before: Floats = logits[ids]
+        touched = before
         if parameters.repetition_penalty != 1.0:
             penalty = np.where(occurrences > 0, np.float32(parameters.repetition_penalty), np.float32(1.0))
             touched = np.where(touched > 0, touched / penalty, touched * penalty)
-        touched -= outputs * np.float32(parameters.frequency_penalty)
+        touched = touched - outputs * np.float32(parameters.frequency_penalty)
         touched -= (outputs > 0) * np.float32(parameters.presence_penalty)
         logits[ids] = touched
+        return Change(ids, before)
 
     def _append(self, token: int) -> int:
         index = len(self._index)

@@ -1,21 +1,19 @@
 """Chooses the next token of each row of logits, of rows together where that is possible."""
 
 import math
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
+from caravan_shard.sampling.change import Change
 from caravan_shard.sampling.choice import Choice, choose_token, draws_xtc
 from caravan_shard.sampling.draw import uniform
-from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.sampling.joint_draw import LEFT, Filters, JointDraw, Row, joint_filters, leave_all
 from caravan_shard.sampling.token_candidates import CandidateFilter
 
-# Rows whose logits are changed, by penalties and the like, are copied in groups of so many, which a core's cache holds.
-_COPIED = 8
 # So many parameters of sequences are remembered.
 _MOST_KNOWN = 1024
 
@@ -23,25 +21,26 @@ _MOST_KNOWN = 1024
 class Sampler:
     """Chooses a token for each row of a step; with ``threads`` > 1 they share rows that need more than an argmax."""
 
-    def __init__(
-        self, candidate_filter: CandidateFilter, threads: int, joint_draw: JointDraw = leave_all
-    ) -> None:
-        self._draw = joint_draw
+    def __init__(self, candidate_filter: CandidateFilter, threads: int, joint_draw: JointDraw = leave_all) -> None:
         self._filter = candidate_filter
+        self._draw = joint_draw
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sampling") if threads > 1 else None
-        self._local = threading.local()
         self._known: dict[int, tuple[SamplingParams, Filters | None]] = {}
 
     def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[int]:
-        """Return one token for each row of ``logits`` [rows, vocabulary]."""
+        """Return one token for each row of ``logits`` [rows, vocabulary].
+
+        The logits are changed meanwhile, and are as before afterwards.
+        """
         costly = [row for row, choice in enumerate(choices) if not choice.parameters.greedy or choice.changes_logits]
         if not costly:
             greedy: list[int] = logits.argmax(axis=1).tolist()
             return greedy
         tokens = [LEFT] * len(choices)
-        for row in set(range(len(choices))).difference(costly):
-            tokens[row] = int(logits[row].argmax())
+        if len(costly) < len(choices):
+            for row in set(range(len(choices))).difference(costly):
+                tokens[row] = int(logits[row].argmax())
         if self._pool is None or len(costly) == 1:
             self._choose_rows(logits, costly, choices, tokens)
             return tokens
@@ -55,66 +54,35 @@ class Sampler:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _choose_rows(
-        self, logits: Floats, rows: Sequence[int], choices: Sequence[Choice], tokens: list[int]
-    ) -> None:
+    def _choose_rows(self, logits: Floats, rows: Sequence[int], choices: Sequence[Choice], tokens: list[int]) -> None:
         """Choose the tokens of ``rows``, and write them to their places in ``tokens``."""
-        joint, copied = [], []
-        for row in rows:
-            choice = choices[row]
-            parameters = choice.parameters
-            if choice.processed is not None or (choice.allowed is not None and choice.allowed.count == 1):
-                continue
-            if parameters.greedy:
-                copied.append(row)
-            elif self._filters(parameters) is not None:
-                (copied if choice.changes_logits else joint).append(row)
-        self._draw_jointly(logits, joint, joint, choices, tokens)
-        for start in range(0, len(copied), _COPIED):
-            self._choose_copied(logits, copied[start : start + _COPIED], choices, tokens)
+        if self._draw is not leave_all:
+            self._choose_jointly(logits, rows, choices, tokens)
         for row in rows:
             if tokens[row] == LEFT:
                 tokens[row] = choose_token(logits[row], choices[row], self._filter)
 
-    def _choose_copied(
+    def _choose_jointly(
         self, logits: Floats, rows: Sequence[int], choices: Sequence[Choice], tokens: list[int]
     ) -> None:
-        copies = self._copies(logits.shape[1])
-        places, drawn = [], []
-        for place, row in enumerate(rows):
-            choice, copy = choices[row], copies[place]
-            if not _change(logits[row], choice, copy):
-                continue
-            if not choice.parameters.greedy:
-                places.append(place)
-                drawn.append(row)
-                continue
-            token = int(copy.argmax())
-            # Where no allowed token has a number, the first allowed one is chosen, alone.
-            if copy[token] > -np.inf:
-                tokens[row] = token
-        self._draw_jointly(copies, places, drawn, choices, tokens)
-
-    def _draw_jointly(
-        self,
-        logits: Floats,
-        places: Sequence[int],
-        rows: Sequence[int],
-        choices: Sequence[Choice],
-        tokens: list[int],
-    ) -> None:
-        """Draw the tokens of ``rows``, whose logits are at ``places``; LEFT where that is not possible."""
-        drawn = []
-        for place, row in zip(places, rows, strict=True):
-            choice = choices[row]
-            parameters = choice.parameters
-            filters = self._filters(parameters)
-            assert filters is not None, "not drawn jointly"
-            threshold = parameters.xtc_threshold if draws_xtc(choice) else math.inf
-            drawn.append(Row(place, uniform(parameters.seed, choice.position), threshold, filters))
-        if drawn:
-            for row, token in zip(rows, self._draw(logits, drawn), strict=True):
-                tokens[row] = token
+        """Write the tokens of those ``rows`` that can be chosen together."""
+        drawn: list[Row] = []
+        changes: list[tuple[int, Change]] = []
+        try:
+            for row in rows:
+                choice = choices[row]
+                filters = self._filters(choice.parameters)
+                if filters is None or not _can_be_joint(choice):
+                    continue
+                if choice.changes_logits:
+                    changes += [(row, change) for change in _change(logits[row], choice)]
+                drawn.append(_row(row, choice, filters))
+            if drawn:
+                for drawn_row, token in zip(drawn, self._draw(logits, drawn), strict=True):
+                    tokens[drawn_row.index] = token
+        finally:
+            for row, change in reversed(changes):
+                change.undo(logits[row])
 
     def _filters(self, parameters: SamplingParams) -> Filters | None:
         """Return `joint_filters`, computed once for the parameters of a sequence."""
@@ -128,29 +96,30 @@ class Sampler:
         self._known[id(parameters)] = parameters, filters
         return filters
 
-    def _copies(self, size: int) -> Floats:
-        """Return this thread's own room for rows of this size."""
-        copies: Floats | None = getattr(self._local, "copies", None)
-        if copies is None or copies.shape[1] != size:
-            copies = self._local.copies = np.empty((_COPIED, size), np.float32)
-        return copies
+
+def _row(index: int, choice: Choice, filters: Filters) -> Row:
+    parameters, allowed = choice.parameters, choice.allowed
+    mask = None if allowed is None else allowed.mask
+    if parameters.greedy:
+        return Row(index, mask, 0.0, math.inf, filters)
+    threshold = parameters.xtc_threshold if draws_xtc(choice) else math.inf
+    return Row(index, mask, uniform(parameters.seed, choice.position), threshold, filters)
 
 
-def _change(logits: Floats, choice: Choice, out: Floats) -> bool:
-    """Write ``logits`` [vocabulary] to ``out`` with what the choice changes; return whether it is sure a token is left.
+def _can_be_joint(choice: Choice) -> bool:
+    """Whether a mask says which tokens are allowed, if not all are, and some of them are sure to be left."""
+    if choice.processed is not None:
+        return False
+    allowed = choice.allowed
+    return allowed is None or (allowed.mask is not None and allowed.count > max(1, len(choice.barred)))
 
-    Tokens that are not allowed or barred are -inf.
-    """
-    np.copyto(out, logits)
-    if choice.biases is not None:
-        choice.biases.apply(out)
-    for penalty in choice.penalties:
-        penalty.apply(out)
-    allowed, barred = choice.allowed, choice.barred
-    if allowed is not None:
-        allowed.hide_others(out, out)
-    if barred:
-        if allowed is not None and allowed.count <= len(barred):
-            return False
-        out[[*barred]] = -np.inf
-    return True
+
+def _change(logits: Floats, choice: Choice) -> list[Change]:
+    """Change ``logits`` [vocabulary] in place: add biases, apply penalties, rule out what is barred."""
+    changes = [] if choice.biases is None else [choice.biases.apply(logits)]
+    changes += [penalty.apply(logits) for penalty in choice.penalties]
+    if choice.barred:
+        barred = np.array([*choice.barred], np.intp)
+        changes.append(Change(barred, logits[barred]))
+        logits[barred] = -np.inf
+    return changes

@@ -23,6 +23,7 @@ from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.llama.joint_draw import find_joint_draw
 from caravan_shard.backends.llama.forward import LlamaForward
 from caravan_shard.backends.llama.known_equality import known_equality, library_files
 from caravan_shard.backends.llama.model import LoadedModel, open_model
@@ -80,6 +81,7 @@ class LlamaCppBackend:
         self._adapters = LlamaAdapters(loaded.pointer, config.adapters)
         self.facts = replace(loaded.facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
+        self.joint_draw = find_joint_draw()
         self._contexts = Contexts(loaded.pointer, config, self.facts.trained_context)
         opened = self._contexts.open(self._contexts.layouts[0])
         if opened is None:

@@ -33,6 +33,7 @@ class LlamaEmbeddingBackend:
         self.facts = loaded.facts
         self.vocabulary = loaded.vocabulary
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
+        self.joint_draw = leave_all
         self.draft_model = None
         self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
         self.state_fingerprint = self.facts.fingerprint

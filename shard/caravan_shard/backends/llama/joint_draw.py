@@ -15,6 +15,7 @@ _FUNCTION = "caravan_draw_rows"
 _ROW = np.dtype(
     [
         ("index", np.int64),
+        ("mask", np.uintp),
         ("number", np.float64),
         ("xtc_threshold", np.float64),
         ("temperature", np.float64),
@@ -40,7 +41,14 @@ class LlamaJointDraw:
     def __call__(self, logits: Floats, rows: Sequence[Row]) -> list[int]:
         """Return the token of each of ``rows``, or LEFT."""
         assert logits.flags.c_contiguous, "rows of logits must follow each other"
-        given = np.array([(*row[:3], *row.filters) for row in rows], _ROW)
+        masks = (0 if row.mask is None else _address(row.mask) for row in rows)
+        given = np.array(
+            [
+                (row.index, mask, row.number, row.xtc_threshold, *row.filters)
+                for row, mask in zip(rows, masks, strict=True)
+            ],
+            _ROW,
+        )
         tokens = np.empty(len(rows), np.int32)
         self._function(_address(logits), logits.shape[1], _address(given), len(rows), _address(tokens))
         found: list[int] = tokens.tolist()
