@@ -24,7 +24,7 @@
 #define LANES 4
 #endif
 #define CHAINS 4
-#define LONG_PART 256
+#define LONG_PART 128
 #define SHORT_PART 64
 
 // Must be what caravan_shard/backends/llama/joint_draw.py has.
@@ -222,16 +222,24 @@ static int32_t draw_row(const struct logits logits, const struct caravan_row * r
             continue;
         }
         const int64_t start = part * length, end = start + length < size ? start + length : size;
-        for (int64_t id = start; id < end; id++) {
-            const float logit = logit_at(&logits, id);
-            if (logit >= level) {
-                if (count == MOST_CANDIDATES) {
-                    return -1;
+        float own[LANES];
+        for (int64_t id = start; id < end; id += LANES) {
+            const int lanes = end - id < LANES ? (int) (end - id) : LANES;
+            if (lanes == LANES) {
+                const floats loaded = logits_from(&logits, id);
+                memcpy(own, &loaded, sizeof own);
+            }
+            for (int lane = 0; lane < lanes; lane++) {
+                const float logit = lanes == LANES ? own[lane] : logit_at(&logits, id + lane);
+                if (logit >= level) {
+                    if (count == MOST_CANDIDATES) {
+                        return -1;
+                    }
+                    ids[count] = (int32_t) (id + lane);
+                    candidates[count].scaled = (logit - highest) / temperature;
+                    candidates[count].place = count;
+                    count++;
                 }
-                ids[count] = (int32_t) id;
-                candidates[count].scaled = (logit - highest) / temperature;
-                candidates[count].place = count;
-                count++;
             }
         }
     }

@@ -3,13 +3,14 @@
 # libllama-common is more than half of the build, and the Python package neither installs nor loads it.
 set(LLAMA_BUILD_COMMON OFF)
 
-# Puts row_by_row.c into each of ggml's backends for CPUs, between the code that runs a graph and the products.
-function(caravan_add_row_by_row)
+# Puts our own code into each of ggml's backends for CPUs, which are compiled for the processors that they run on:
+# row_by_row.c, between the code that runs a graph and the products, and draw_rows.c, which nothing of ggml calls.
+function(caravan_add_sources)
     set(folder "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src")
     get_property(targets DIRECTORY "${folder}" PROPERTY BUILDSYSTEM_TARGETS)
     foreach(target IN LISTS targets)
         if(target MATCHES "^ggml-cpu" AND NOT target MATCHES "-feats$")
-            target_sources(${target} PRIVATE "${CARAVAN_ROW_BY_ROW}")
+            target_sources(${target} PRIVATE "${CARAVAN_SETUP}/row_by_row.c" "${CARAVAN_SETUP}/draw_rows.c")
         endif()
     endforeach()
     set_property(
@@ -20,5 +21,5 @@ function(caravan_add_row_by_row)
         ggml_compute_forward_flash_attn_ext=caravan_flash_attn_ext
     )
 endfunction()
-set(CARAVAN_ROW_BY_ROW "${CMAKE_CURRENT_LIST_DIR}/row_by_row.c")
-cmake_language(DEFER CALL caravan_add_row_by_row)
+set(CARAVAN_SETUP "${CMAKE_CURRENT_LIST_DIR}")
+cmake_language(DEFER CALL caravan_add_sources)

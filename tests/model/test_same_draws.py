@@ -4,7 +4,6 @@ The reference sorts nothing itself: the chain applies every filter to all tokens
 the draw is one running sum in float64. A change of a draw would change the output of every request with a seed.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_testing.logits import kinds_of_logits
 
 pytestmark = pytest.mark.model
 
@@ -74,32 +74,6 @@ def reference(logits: Floats, parameters: SamplingParams, position: int, chain: 
     return int(ids[min(place, len(ids) - 1)])
 
 
-def rows(size: int) -> Iterator[tuple[str, Floats]]:
-    """Logits of every kind."""
-    random = np.random.default_rng(size)
-    normal = random.standard_normal(size).astype(np.float32)
-    for scale in (0.1, 1.0, 3.0, 10.0):
-        yield f"normal, {scale}", normal * np.float32(scale)
-    peaked = normal.copy()
-    peaked[-1] = 20.0
-    yield "peaked", peaked
-    # As a model's: few tokens are likely, and the others have a long tail.
-    yield "model", (normal - 3.0 * np.log(random.permutation(size) + 1.0)).astype(np.float32)
-    yield "ties", np.round(normal * 3.0).astype(np.float32)
-    yield "some ties", (np.round(normal * 300.0) / 100.0).astype(np.float32)
-    yield "all equal", np.full(size, 1.5, np.float32)
-    masked = normal * np.float32(3.0)
-    masked[random.random(size) < 0.9] = -np.inf
-    masked[0] = 0.0
-    yield "masked", masked
-    broken = normal.copy()
-    broken[size // 2] = np.nan
-    yield "one NaN", broken
-    broken = normal.copy()
-    broken[-1] = np.nan
-    yield "NaN at the end", broken
-
-
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
 def test_each_draw_is_that_of_llama_cpps_chain(fields: dict[str, Any]) -> None:
     # Without top_k, typical_p and XTC sort the whole vocabulary, which takes 50 ms at the largest size.
@@ -108,7 +82,7 @@ def test_each_draw_is_that_of_llama_cpps_chain(fields: dict[str, Any]) -> None:
         if slow and size > 200_000:
             continue
         chain = LlamaFilter(size)
-        for kind, logits in rows(size):
+        for kind, logits in kinds_of_logits(size):
             for number, temperature in enumerate((0.8, 1.0, 0.02, 1.7)):
                 parameters = SamplingParams(temperature=temperature, seed=size + number, **fields)
                 for position in range(1 if size > 200_000 else 3):

@@ -3,7 +3,7 @@
 The number is the same on every shard, in every batch and after every interruption.
 """
 
-from enum import Enum
+from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
@@ -24,7 +24,7 @@ _ONES = np.ones(_BLOCK, np.float32)
 _ROUNDING = 3 * _BLOCK * 2.0**-24
 
 
-class Purpose(Enum):
+class Purpose(IntEnum):
     """What a number is for. The values are the places of the numbers in a block of Philox4x64, which has four."""
 
     TOKEN = 0
@@ -34,7 +34,7 @@ class Purpose(Enum):
 def uniform(seed: int, position: int, purpose: Purpose = Purpose.TOKEN) -> float:
     """Return the number in [0, 1) that belongs to (seed, position, purpose), by Philox4x64 (Salmon et al. 2011)."""
     group, place = divmod(position, _GROUP)
-    return float(_group_numbers(seed, group)[place, purpose.value])
+    return float(_group_numbers(seed, group)[place, purpose])
 
 
 @lru_cache(maxsize=1024)

@@ -1,10 +1,12 @@
 """Draws rows with the function that builds by `deploy/setup` add to llama.cpp's backends for CPUs."""
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.llama.cpu_libraries import cpu_libraries
@@ -12,19 +14,7 @@ from caravan_shard.sampling.joint_draw import JointDraw, Row, leave_all
 
 _FUNCTION = "caravan_draw_rows"
 # Must be `struct caravan_row` of `deploy/setup/draw_rows.c`.
-_ROW = np.dtype(
-    [
-        ("index", np.int64),
-        ("mask", np.uintp),
-        ("number", np.float64),
-        ("xtc_threshold", np.float64),
-        ("temperature", np.float64),
-        ("top_k", np.float64),
-        ("top_p", np.float64),
-        ("min_p", np.float64),
-        ("reach", np.float64),
-    ]
-)
+_ROW = struct.Struct("@qN7d")
 
 
 class LlamaJointDraw:
@@ -41,16 +31,14 @@ class LlamaJointDraw:
     def __call__(self, logits: Floats, rows: Sequence[Row]) -> list[int]:
         """Return the token of each of ``rows``, or LEFT."""
         assert logits.flags.c_contiguous, "rows of logits must follow each other"
-        masks = (0 if row.mask is None else _address(row.mask) for row in rows)
-        given = np.array(
+        given = b"".join(
             [
-                (row.index, mask, row.number, row.xtc_threshold, *row.filters)
-                for row, mask in zip(rows, masks, strict=True)
-            ],
-            _ROW,
+                _ROW.pack(row.index, _address(row.mask), row.number, row.xtc_threshold, *row.filters)
+                for row in rows
+            ]
         )
         tokens = np.empty(len(rows), np.int32)
-        self._function(_address(logits), logits.shape[1], _address(given), len(rows), _address(tokens))
+        self._function(_address(logits), logits.shape[1], given, len(rows), _address(tokens))
         found: list[int] = tokens.tolist()
         return found
 
@@ -63,7 +51,10 @@ def find_joint_draw() -> JointDraw:
     return leave_all
 
 
-def _address(values: np.ndarray[Any, Any]) -> int:
+def _address(values: NDArray[Any] | None) -> int:
+    """Return the address of ``values``, which are contiguous; 0 for None."""
+    if values is None:
+        return 0
     # The attribute `ctypes` takes longer.
     address: int = values.__array_interface__["data"][0]
     return address

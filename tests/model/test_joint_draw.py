@@ -1,0 +1,158 @@
+"""Rows that are drawn together get the tokens that each of them gets alone; those in doubt are left."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.llama.joint_draw import LlamaJointDraw
+from caravan_shard.sampling.allowed import Allowed
+from caravan_shard.sampling.biases import make_biases
+from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.draw import uniform
+from caravan_shard.sampling.joint_draw import LEFT, Row, joint_filters
+from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sampling.sampler import Sampler
+from caravan_testing.draw_library import compile_joint_draw
+from caravan_testing.logits import kinds_of_logits
+
+pytestmark = pytest.mark.model
+
+SIZES = (49_152, 262_144, 50_257, 300, 65, 1)
+FILTERS: tuple[dict[str, Any], ...] = (
+    {"top_k": 40},
+    {"top_k": 1},
+    {"top_k": 5_000},
+    {"min_p": 0.05},
+    {"min_p": 1e-4},
+    {"min_p": 1.0},
+    {"top_k": 40, "top_p": 0.95},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    {"top_k": 200, "top_p": 0.9999},
+    {"min_p": 0.02, "xtc_probability": 0.6, "xtc_threshold": 0.1},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "xtc_probability": 0.6, "xtc_threshold": 0.1},
+)
+CHAIN: dict[str, Any] = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
+@pytest.fixture(scope="module", params=[(), ("-march=native",)], ids=["any processor", "this processor"])
+def draw(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaJointDraw:
+    """The function, with the vectors of any processor of this kind and with those of this one."""
+    folder: Path = tmp_path_factory.mktemp("draw")
+    return compile_joint_draw(folder, *request.param)
+
+
+def alone(logits: Floats, choices: Sequence[Choice], chain: LlamaFilter) -> list[int]:
+    return [choose_token(row, choice, chain) for row, choice in zip(logits, choices, strict=True)]
+
+
+def rows(choices: Sequence[Choice]) -> list[Row]:
+    """Rows with plain filters, without XTC."""
+    made = []
+    for index, choice in enumerate(choices):
+        filters = joint_filters(choice.parameters)
+        assert filters is not None
+        mask = None if choice.allowed is None else choice.allowed.mask
+        made.append(Row(index, mask, uniform(choice.parameters.seed, choice.position), math.inf, filters))
+    return made
+
+
+@pytest.mark.parametrize("fields", FILTERS, ids=str)
+def test_the_tokens_are_those_of_rows_that_are_drawn_alone(fields: dict[str, Any], draw: LlamaJointDraw) -> None:
+    for size in SIZES:
+        chain = LlamaFilter(size)
+        logits = np.stack([row for _, row in kinds_of_logits(size)])
+        sampler = Sampler(chain, 1, draw)
+        for seed, temperature in enumerate((0.8, 0.02, 1.7)):
+            parameters = SamplingParams(temperature=temperature, seed=seed, **fields)
+            choices = [Choice(parameters, position) for position in range(len(logits))]
+            assert sampler.choose(logits, choices) == alone(logits, choices, chain), (size, temperature)
+
+
+@given(st.data())
+def test_a_step_mixes_rows_of_all_kinds(draw: LlamaJointDraw, data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from((8, 65, 300, 5_000)))
+    random = np.random.default_rng(data.draw(st.integers(0, 1_000)))
+    count = data.draw(st.integers(1, 6))
+    scale = np.float32(data.draw(st.sampled_from((0.1, 1.0, 4.0))))
+    logits = random.standard_normal((count, size), np.float32) * scale
+    choices = []
+    for position in range(count):
+        fields = {
+            "temperature": data.draw(st.sampled_from((0.0, 0.7, 1.0))),
+            "top_k": data.draw(st.sampled_from((0, 1, 20))),
+            "top_p": data.draw(st.sampled_from((1.0, 0.9))),
+            "min_p": data.draw(st.sampled_from((0.0, 0.1))),
+            "xtc_probability": data.draw(st.sampled_from((0.0, 0.0, 0.5))),
+            "repetition_penalty": data.draw(st.sampled_from((1.0, 1.3))),
+            "dry_multiplier": data.draw(st.sampled_from((0.0, 0.8))),
+            "biases": data.draw(st.sampled_from(((), ((1, 2.5), (0, -3.0))))),
+            "dynatemp_range": data.draw(st.sampled_from((0.0, 0.0, 0.3))),
+        }
+        parameters = SamplingParams(seed=position, **fields)
+        penalties = make_penalties(parameters, lambda token: b"%d" % token)
+        for penalty in penalties:
+            penalty.add(random.integers(0, min(size, 9), 20).tolist(), output=True)
+        allowed = None
+        if data.draw(st.booleans()):
+            flags = random.random(size + 5) < data.draw(st.sampled_from((0.02, 0.5, 1.0)))
+            flags[random.integers(0, size)] = True
+            allowed = Allowed.from_mask(np.packbits(flags, bitorder="little"), size)
+        barred = data.draw(st.sampled_from((frozenset(), frozenset({2, 5}))))
+        biases = make_biases(parameters.biases)
+        choices.append(Choice(parameters, position, penalties, allowed, barred, biases=biases))
+    before = logits.copy()
+    chain = LlamaFilter(size)
+    expected = alone(logits, choices, chain)
+    for threads in (1, 2):
+        sampler = Sampler(chain, threads, draw)
+        assert sampler.choose(logits, choices) == expected
+        sampler.close()
+        assert (logits == before).all()
+
+
+def test_few_rows_are_left(draw: LlamaJointDraw) -> None:
+    """What is always left would be right too, and slow."""
+    size = 49_152
+    for name, logits in kinds_of_logits(size):
+        if name.startswith("normal") or name in ("peaked", "model", "masked"):
+            parameters = SamplingParams(temperature=0.8, seed=1, **CHAIN)
+            choices = [Choice(parameters, position) for position in range(500)]
+            found = draw(np.tile(logits, (1, 1)), [row._replace(index=0) for row in rows(choices)])
+            assert found.count(LEFT) <= 10, name
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_doubtful_rows_are_left(draw: LlamaJointDraw, *, mask: bool) -> None:
+    size = 1_000
+    normal = np.random.default_rng(1).standard_normal(size).astype(np.float32)
+    with_nan, infinite, nothing = normal.copy(), normal.copy(), np.full(size, -np.inf, np.float32)
+    with_nan[-1] = np.nan
+    infinite[7] = np.inf
+    allowed = Allowed.from_mask(np.full(125, 255, np.uint8), size) if mask else None
+    logits = np.stack([with_nan, infinite, nothing, np.zeros(size, np.float32)])
+    choices = [Choice(SamplingParams(temperature=0.8, **CHAIN), 0, allowed=allowed)] * len(logits)
+    assert draw(logits, rows(choices)) == [LEFT] * len(logits)
+
+
+def test_a_number_at_the_border_of_two_tokens_is_left(draw: LlamaJointDraw) -> None:
+    logits = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
+    (row,) = rows([Choice(SamplingParams(temperature=1.0, min_p=0.1), 0)])
+    found = [draw(logits, [row._replace(number=number)])[0] for number in (0.2, 0.25, 0.2500001, 0.26, 0.75, 0.8)]
+    assert found == [0, LEFT, LEFT, 1, LEFT, 2]
+
+
+def test_greedy_takes_the_first_of_the_highest_that_the_mask_allows(draw: LlamaJointDraw) -> None:
+    logits = np.zeros((1, 700), np.float32)
+    logits[0, [300, 310, 650]] = 5.0, 4.0, 4.0
+    allowed = Allowed.from_mask(np.packbits(np.arange(700) > 300, bitorder="little"), 700)
+    assert draw(logits, rows([Choice(SamplingParams(temperature=0.0), 0)])) == [300]
+    assert draw(logits, rows([Choice(SamplingParams(temperature=0.0), 0, allowed=allowed)])) == [310]
