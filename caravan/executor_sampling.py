@@ -13,9 +13,9 @@ from caravan_router.api.openai.sampling import biases_of, check_sampling, sampli
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
 from caravan_shard.sampling.biases import make_biases
+from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.processors import Processors
-from caravan_shard.sampling.choice import Choice, choose_token
 
 # Parameters by which a single token cannot be chosen.
 NOT_OF_A_TOKEN = ("structured_outputs", "use_beam_search", "min_tokens", "best_of", "mirostat")

@@ -163,8 +163,6 @@ static int is_less_likely(const void * one, const void * other) {
     return left < right ? 1 : left > right ? -1 : 0;
 }
 
-static double log_of(double value) { return value > 0.0 ? log(value) : -INFINITY; }
-
 // Return the token, or -1 if the row is left.
 static int32_t draw_row(const struct logits logits, const struct caravan_row * row) {
     const int64_t size = logits.size;
@@ -244,7 +242,7 @@ static int32_t draw_row(const struct logits logits, const struct caravan_row * r
         }
     }
 
-    const int has_xtc = row->xtc_threshold < INFINITY;
+    const int has_xtc = !isinf(row->xtc_threshold);
     int kept = count;
     if (top_k > 0 || row->top_p < 1.0 || has_xtc) {
         qsort(candidates, count, sizeof(struct candidate), is_less_likely);
@@ -258,7 +256,7 @@ static int32_t draw_row(const struct logits logits, const struct caravan_row * r
     }
     double total = 0.0;
     for (int at = 0; at < kept; at++) {
-        weights[at] = exp(candidates[at].scaled);
+        weights[at] = exp((double) candidates[at].scaled);
         total += weights[at];
     }
     const double rounding = share_rounding(kept);
@@ -278,15 +276,16 @@ static int32_t draw_row(const struct logits logits, const struct caravan_row * r
     }
     int first = 0;
     if (row->min_p > 0.0) {
-        const double least = log_of(row->min_p);
+        const double least = log(row->min_p);
         int left = 0;
         for (int at = 0; at < kept; at++) {
             const struct candidate candidate = candidates[at];
+            const double scaled = (double) candidate.scaled;
             // The highest is never taken away.
-            if (candidate.scaled != 0.0f && fabs(candidate.scaled - least) < MIN_P_ROUNDING * fabs(least)) {
+            if (scaled != 0.0 && fabs(scaled - least) < MIN_P_ROUNDING * fabs(least)) {
                 return -1;
             }
-            if (candidate.scaled == 0.0f || candidate.scaled >= least) {
+            if (scaled == 0.0 || scaled >= least) {
                 candidates[left] = candidate;
                 weights[left++] = weights[at];
             }
@@ -334,7 +333,10 @@ static int32_t draw_row(const struct logits logits, const struct caravan_row * r
 // Write the token of each of ``rows``, or -1 if it is left. ``logits`` [any, size].
 __attribute__((visibility("default"))) void caravan_draw_rows(const float * logits, int64_t size,
                                                               const struct caravan_row * rows, int64_t count,
-                                                              int32_t * tokens) {
+                                                              int32_t * tokens);
+
+void caravan_draw_rows(const float * logits, int64_t size, const struct caravan_row * rows, int64_t count,
+                       int32_t * tokens) {
     for (int64_t at = 0; at < count; at++) {
         const struct logits own = {logits + rows[at].index * size, rows[at].mask, size};
         tokens[at] = draw_row(own, &rows[at]);

@@ -2,25 +2,22 @@
 
 ``PYTHONPATH=tests python -m bench.sampling_cost``: needs no model. Logits are random: ``flat`` ones as those of a model
 of random weights, ``peaked`` ones as those of a trained model, where few tokens are likely. A sequence with a mask may
-have half of the vocabulary, as inside a JSON string, or 300 tokens, as between two fields; its time includes reading the
-mask's bits, which a shard does while a forward pass runs. Prints CPU microseconds per row, best of ``--repeats``.
+have half of the vocabulary, as inside a JSON string, or 300 tokens, as between two fields. Prints CPU microseconds per
+row, best of ``--repeats``.
 """
 
 import argparse
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import process_time_ns
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Backend
 from caravan_shard.backends.llama.filter import LlamaFilter
-from caravan_shard.backends.llama.joint_draw import LlamaJointDraw, find_joint_draw
-from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.backends.llama.joint_draw import find_joint_draw
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.engine.token_rows import sample_rows
 from caravan_shard.protocol.sequence_parameters import PreparedParameters
@@ -30,6 +27,10 @@ from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
+
+if TYPE_CHECKING:
+    from caravan_shard.backends.base import Backend
+    from caravan_shard.constraints.grammar import Grammar
 
 _PROMPT = 300
 # Different logits for each step, so that no step finds its logits in a cache because the one before read them.
@@ -142,7 +143,7 @@ def _sequence(number: int, work: Work, size: int) -> ShardSequence:
     sequence.biases = make_biases(sampling.biases)
     sequence.extend(random.integers(3, size, _PROMPT).tolist())
     if work.mask is not None:
-        sequence.matching = Matching(cast(Grammar, _Mask(size, work.mask)))
+        sequence.matching = Matching(cast("Grammar", _Mask(size, work.mask)))
     return sequence
 
 
@@ -150,7 +151,7 @@ def cost(work: Work, logits: Floats, sampler: Sampler, repeats: int) -> float:
     """Return the CPU microseconds of a row. ``logits`` [rows and a few, vocabulary]: those of one step per shift."""
     rows, size = len(logits) - _STEPS, logits.shape[1]
     sequences = [_sequence(number, work, size) for number in range(rows)]
-    backend = cast(Backend, _Backend())
+    backend = cast("Backend", _Backend())
 
     def step(shift: int) -> None:
         for sequence in sequences:
@@ -177,12 +178,11 @@ def main() -> None:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--logits", nargs="+", choices=("flat", "peaked"), default=["flat", "peaked"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--without", action="store_true", help="draw each row in numpy")
-    parser.add_argument("--library", help="take `caravan_draw_rows` from this library")
+    parser.add_argument("--alone", action="store_true", help="draw each row alone, as builds without draw_rows.c do")
     given = parser.parse_args()
     print("| vocabulary | logits | rows |", " | ".join(given.works), "|")
     print("|---:|---|---:|" + "---:|" * len(given.works))
-    draw = leave_all if given.without else LlamaJointDraw(ctypes.CDLL(given.library)) if given.library else find_joint_draw()
+    draw = leave_all if given.alone else find_joint_draw()
     for size in given.vocabularies:
         sampler = Sampler(LlamaFilter(size), 1, draw)
         for kind in given.logits:

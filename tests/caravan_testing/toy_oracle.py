@@ -13,10 +13,10 @@ from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.sampling.allowed import Allowed
 from caravan_shard.sampling.biases import make_biases
+from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.feedback import make_feedback
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.penalties import make_penalties
-from caravan_shard.sampling.choice import Choice, choose_token
 
 
 def expected_logprobs(prompt: Sequence[int], adapter: str = "") -> list[NDArray[np.float64]]:

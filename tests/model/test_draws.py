@@ -14,8 +14,8 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.penalties import make_penalties
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,7 @@ CHAIN: dict[str, Any] = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
 @pytest.fixture(scope="module", params=[(), ("-march=native",)], ids=["any processor", "this processor"])
 def draw(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaJointDraw:
     """The function, with the vectors of any processor of this kind and with those of this one."""
-    folder: Path = tmp_path_factory.mktemp("draw")
-    return compile_joint_draw(folder, *request.param)
+    return compile_joint_draw(tmp_path_factory.mktemp("draw"), *request.param)
 
 
 def alone(logits: Floats, choices: Sequence[Choice], chain: LlamaFilter) -> list[int]:
@@ -86,7 +84,7 @@ def test_a_step_mixes_rows_of_all_kinds(draw: LlamaJointDraw, data: st.DataObjec
     logits = random.standard_normal((count, size), np.float32) * scale
     choices = []
     for position in range(count):
-        fields = {
+        fields: dict[str, Any] = {
             "temperature": data.draw(st.sampled_from((0.0, 0.7, 1.0))),
             "top_k": data.draw(st.sampled_from((0, 1, 20))),
             "top_p": data.draw(st.sampled_from((1.0, 0.9))),
@@ -126,7 +124,7 @@ def test_few_rows_are_left(draw: LlamaJointDraw) -> None:
         if name.startswith("normal") or name in ("peaked", "model", "masked"):
             parameters = SamplingParams(temperature=0.8, seed=1, **CHAIN)
             choices = [Choice(parameters, position) for position in range(500)]
-            found = draw(np.tile(logits, (1, 1)), [row._replace(index=0) for row in rows(choices)])
+            found = draw(np.tile(logits, (1, 1)), [row._replace(place=0) for row in rows(choices)])
             assert found.count(LEFT) <= 10, name
 
 

@@ -7,8 +7,8 @@ from caravan_proto.messages.results import FinishReason
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend, Vocabulary
 from caravan_shard.protocol.results import TokenRows
-from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.choice import Choice
+from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence

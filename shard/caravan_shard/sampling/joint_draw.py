@@ -29,12 +29,12 @@ class Filters(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row, at ``index``, that is drawn with ``number``.
+    """A row, at ``place``, that is drawn with ``number``.
 
     ``mask``: that of `Allowed`; None if all tokens may be chosen. ``xtc_threshold``: infinite if XTC is not drawn.
     """
 
-    index: int
+    place: int
     mask: NDArray[np.uint8] | None
     number: float
     xtc_threshold: float
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 class JointDraw(Protocol):
     """Chooses the tokens of rows that have `joint_filters`. Any thread may call it."""
 
-    def __call__(self, logits: Floats, rows: Sequence[Row]) -> list[int]:
+    def __call__(self, logits: Floats, rows: Sequence[Row], /) -> list[int]:
         """Return the token of each of ``rows`` of ``logits`` [any, vocabulary], which are contiguous; or LEFT."""
         ...
 

@@ -79,7 +79,7 @@ class Sampler:
                 drawn.append(_row(row, choice, filters))
             if drawn:
                 for drawn_row, token in zip(drawn, self._draw(logits, drawn), strict=True):
-                    tokens[drawn_row.index] = token
+                    tokens[drawn_row.place] = token
         finally:
             for row, change in reversed(changes):
                 change.undo(logits[row])
@@ -97,13 +97,13 @@ class Sampler:
         return filters
 
 
-def _row(index: int, choice: Choice, filters: Filters) -> Row:
+def _row(place: int, choice: Choice, filters: Filters) -> Row:
     parameters, allowed = choice.parameters, choice.allowed
     mask = None if allowed is None else allowed.mask
     if parameters.greedy:
-        return Row(index, mask, 0.0, math.inf, filters)
+        return Row(place, mask, 0.0, math.inf, filters)
     threshold = parameters.xtc_threshold if draws_xtc(choice) else math.inf
-    return Row(index, mask, uniform(parameters.seed, choice.position), threshold, filters)
+    return Row(place, mask, uniform(parameters.seed, choice.position), threshold, filters)
 
 
 def _can_be_joint(choice: Choice) -> bool:

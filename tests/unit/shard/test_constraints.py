@@ -21,9 +21,9 @@ from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.sampling.allowed import Allowed
 from caravan_shard.sampling.biases import make_biases
+from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.penalties import OccurrencePenalty
-from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
 from caravan_testing.shard_builders import (
@@ -97,7 +97,9 @@ def test_a_draw_is_the_same_when_everything_is_allowed() -> None:
         for seed in range(20):
             parameters = SamplingParams(temperature=1.0, seed=seed, **fields)
             free = choose_token(logits, Choice(parameters, 3), filter_candidates)
-            assert choose_token(logits, Choice(parameters, 3, (), Allowed.of(np.arange(5_000))), filter_candidates) == free
+            assert (
+                choose_token(logits, Choice(parameters, 3, (), Allowed.of(np.arange(5_000))), filter_candidates) == free
+            )
 
 
 def test_a_batch_mixes_biased_constrained_and_plain_rows() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.feedback import Feedback, make_feedback
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.choice import Choice, choose_token
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.125, 0.0625, 0.0625], np.float32))
 

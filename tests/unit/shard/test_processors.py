@@ -7,10 +7,10 @@ import pytest
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.processors import ProcessorRegistry, Processors
 from caravan_shard.sampling.allowed import Allowed
 from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.filters import filter_candidates
+from caravan_shard.sampling.processors import ProcessorRegistry, Processors
 from caravan_shard.sampling.sampler import Sampler
 
 LOGITS = np.array([0.0, 3.0, 1.0, 2.0], np.float32)

@@ -7,12 +7,12 @@ import pytest
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
+from caravan_shard.sampling.allowed import Allowed
+from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.peaks import Peaks
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sampling.token_candidates import find_candidates
 

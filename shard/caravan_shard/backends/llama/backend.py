@@ -23,8 +23,8 @@ from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
-from caravan_shard.backends.llama.joint_draw import find_joint_draw
 from caravan_shard.backends.llama.forward import LlamaForward
+from caravan_shard.backends.llama.joint_draw import find_joint_draw
 from caravan_shard.backends.llama.known_equality import known_equality, library_files
 from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe

@@ -13,6 +13,7 @@ from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.model import LoadedModel
 from caravan_shard.config import ShardConfig
+from caravan_shard.sampling.joint_draw import leave_all
 
 _log = logging.getLogger(__name__)
 

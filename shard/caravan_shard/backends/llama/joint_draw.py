@@ -32,10 +32,7 @@ class LlamaJointDraw:
         """Return the token of each of ``rows``, or LEFT."""
         assert logits.flags.c_contiguous, "rows of logits must follow each other"
         given = b"".join(
-            [
-                _ROW.pack(row.index, _address(row.mask), row.number, row.xtc_threshold, *row.filters)
-                for row in rows
-            ]
+            [_ROW.pack(row.place, _address(row.mask), row.number, row.xtc_threshold, *row.filters) for row in rows]
         )
         tokens = np.empty(len(rows), np.int32)
         self._function(_address(logits), logits.shape[1], given, len(rows), _address(tokens))
