@@ -41,7 +41,9 @@ def uniform(seed: int, position: int, purpose: Purpose = Purpose.TOKEN) -> float
 def _group_numbers(seed: int, group: int) -> NDArray[np.float64]:
     """Return the numbers [position, purpose] of adjacent positions, which one generator gives much faster."""
     words = np.random.Philox(key=seed, counter=group * _GROUP).random_raw(_GROUP * _WORDS)
-    numbers: NDArray[np.float64] = (words.reshape(_GROUP, _WORDS)[:, : len(Purpose)] >> np.uint64(11)) * 2.0**-53
+    integers = words.reshape(_GROUP, _WORDS)[:, : len(Purpose)] >> np.uint64(11)
+    numbers: NDArray[np.float64] = integers.astype(np.float64)
+    numbers *= 2.0**-53
     return numbers
 
 

@@ -4,6 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
@@ -125,6 +127,12 @@ def test_the_random_number_depends_only_on_seed_and_position() -> None:
     # Pinned: with other numbers, a sequence that a newer shard resumes would draw other tokens.
     assert uniform(7, 100) == 0.20719617945673485
     assert uniform(7, 100, Purpose.XTC) == 0.13037417699432385
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**31), st.sampled_from(Purpose))
+def test_a_number_is_that_of_a_generator_at_its_position(seed: int, position: int, purpose: Purpose) -> None:
+    word = int(np.random.Philox(key=seed, counter=position).random_raw(4)[purpose.value])
+    assert uniform(seed, position, purpose) == (word >> 11) / 2**53
 
 
 def test_xtc_and_the_token_use_different_random_numbers() -> None:

@@ -30,6 +30,7 @@ from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
 from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
 from caravan_shard.config import ShardConfig
+from caravan_shard.sampling.joint_draw import JointDraw
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,11 @@ class LlamaCppBackend:
             },
         )
 
+    @property
+    def joint_draw(self) -> JointDraw:
+        """What draws rows of a step together, in this build of llama.cpp."""
+        return find_joint_draw()
+
     def _set_up(self, loaded: LoadedModel, config: ShardConfig, *, is_draft_model: bool) -> None:
         """Make the context, measure what depends on the host, and load the draft model. Raises StartupError."""
         self.vocabulary = loaded.vocabulary
@@ -81,7 +87,6 @@ class LlamaCppBackend:
         self._adapters = LlamaAdapters(loaded.pointer, config.adapters)
         self.facts = replace(loaded.facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
-        self.joint_draw = find_joint_draw()
         self._contexts = Contexts(loaded.pointer, config, self.facts.trained_context)
         opened = self._contexts.open(self._contexts.layouts[0])
         if opened is None:
