@@ -122,9 +122,7 @@ def test_openai_chat_keeps_to_a_schema(served: Served) -> None:
             assert reply.choices[0].finish_reason == "stop"
             jsonschema.validate(json.loads(reply.choices[0].message.content or ""), schema)
         with pytest.raises(BadRequestError, match="mutually exclusive"):
-            client.chat.completions.create(
-                model="any", messages=HI, tools=TOOLS, response_format={"type": "json_object"}
-            )
+            client.chat.completions.create(model="any", messages=HI, tools=TOOLS, extra_body={"guided_regex": "a"})
 
 
 def test_a_client_cannot_begin_a_turn(served: Served) -> None:

@@ -5,7 +5,8 @@ import json
 import llguidance
 import pytest
 
-from caravan_router.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat
+from caravan_router.chat.known_tool_formats import GENERIC, HERMES, LLAMA_3, MISTRAL
+from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_grammar import tool_constraint
 from caravan_router.chat.tool_parser import CallPart, ToolParser
 from caravan_testing.scripted_engine import ScriptedEngine

@@ -23,6 +23,9 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": SCHEMA}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Łódź"}}\n</tool_call>'
+EXCLUSIVE = "Grammar and tools are mutually exclusive, unless it is a JSON schema."
+# What surrounds the schema of a call in the grammar.
+_BEFORE, _BEHIND = 'call_0: "<tool_call>\\n" %json ', ' "\\n</tool_call>"'
 
 
 @pytest.fixture
@@ -169,22 +172,23 @@ async def test_some_tool_must_be_called(service: Service, engine: ScriptedEngine
     constraint = engine.spec.constraint
     assert constraint is not None
     lines = constraint.source.splitlines()
-    assert lines[0] == 'start: tagged ("\\n" tagged)*'
-    assert lines[1] == "call: call_0 | call_1"
-    schema = json.loads(lines[2].removeprefix("call_0: %json "))
+    assert lines[0] == 'start: call ("\\n" call)*'
+    assert lines[3] == "call: call_0 | call_1"
+    schema = json.loads(lines[1].removeprefix(_BEFORE).removesuffix(_BEHIND))
     arguments = SCHEMA | {"additionalProperties": False}
     assert schema["properties"] == {"name": {"const": "weather"}, "arguments": arguments}
-    assert lines[4] == 'tagged: "<tool_call>" "\\n" call "\\n" "</tool_call>"'
     await chat(service, tool_choice="required", parallel_tool_calls=False)
     assert engine.spec.constraint is not None
-    assert engine.spec.constraint.source.startswith("start: tagged\n")
+    assert engine.spec.constraint.source.startswith("start: call\n")
 
 
 async def test_the_constraint_names_control_tokens_by_id(service: Service, engine: ScriptedEngine) -> None:
     engine.controls = {"<tool_call>": 900, "</tool_call>": 901}
     await chat(service, tool_choice="required")
     assert engine.spec.constraint is not None
-    assert 'tagged: <[900]> "\\n" call "\\n" <[901]>' in engine.spec.constraint.source
+    call = engine.spec.constraint.source.splitlines()[1]
+    assert call.startswith('call_0: <[900]> "\\n" %json {')
+    assert call.endswith('} "\\n" <[901]>')
 
 
 async def test_definitions_of_a_parameter_schema_move_to_the_root_of_the_call_schema(
@@ -194,9 +198,20 @@ async def test_definitions_of_a_parameter_schema_move_to_the_root_of_the_call_sc
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     await chat(service, tools=[tool], tool_choice="required")
     assert engine.spec.constraint is not None
-    schema = json.loads(engine.spec.constraint.source.splitlines()[2].removeprefix("call_0: %json "))
+    schema = json.loads(engine.spec.constraint.source.splitlines()[1].removeprefix(_BEFORE).removesuffix(_BEHIND))
     assert schema["$defs"] == {"A": {"type": "integer"}}
     assert "$defs" not in schema["properties"]["arguments"]
+
+
+async def test_an_answer_to_a_schema_may_take_the_place_of_calls(service: Service, engine: ScriptedEngine) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    await chat(service, response_format=schema)
+    assert engine.spec.constraint is not None
+    lines = engine.spec.constraint.source.splitlines()
+    assert lines[0] == "start: calls | answer"
+    assert json.loads(lines[2].removeprefix("answer: %json "))["properties"] == SCHEMA["properties"]
+    await chat(service, response_format=schema, tool_choice="required")
+    assert "answer" not in engine.spec.constraint.source
 
 
 async def test_with_tool_choice_none_the_prompt_has_no_tools(service: Service, engine: ScriptedEngine) -> None:
@@ -211,8 +226,7 @@ async def test_with_tool_choice_none_the_prompt_has_no_tools(service: Service, e
         ({"tool_choice": "g"}, "Tool error: Tool with name g not found"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "Tool error: Tool with name g not found"),
         ({"tool_choice": "required", "tools": []}, "Tool error: `tool_choice` is `required`, but there are no `tools`"),
-        ({"response_format": {"type": "json_object"}},
-         "Tool error: Grammar and tools are mutually exclusive. Given: `tools` and `response_format`"),
+        ({"guided_regex": "a"}, f"Tool error: {EXCLUSIVE} Given: `tools` and `guided_regex`"),
     ],
 )  # fmt: skip
 async def test_impossible_tool_choices_are_refused(
