@@ -68,6 +68,11 @@ class ToolParser:
         self._parts: list[Part] = []
         self._reading = self._read()
 
+    @property
+    def held(self) -> str:
+        """The end of the text, of which it is not decided whether it is text."""
+        return "".join(self._space) + self._text.text
+
     def feed(self, text: str) -> list[Part]:
         """Read the next part of the output; return the parts that are decided now."""
         if text and not self.done:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from caravan_proto.messages.results import FinishReason
 from caravan_router.api.generation.run import Run, read_all
 from caravan_router.api.openai.events import FINISH_WORDS
+from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_reader import ThoughtPart, ThoughtReader
 from caravan_router.chat.tool_parser import CallPart, TextPart, ToolParser
 from caravan_router.text.assembler import Piece, TextOptions
@@ -22,10 +23,24 @@ class ChatOutput:
     """The output of one choice: thoughts, text and tool calls. It ends its ``run`` when it needs no more tokens.
 
     ``reader`` splits off the thoughts; None if there are none. The stop strings of ``text`` are looked for in the
-    answer only. ``parser`` finds tool calls in the answer; None if there is nothing to call.
+    answer only. ``parser`` finds tool calls in the answer, and ``thought_calls`` in thoughts; None if there is
+    nothing to call.
     """
 
-    __slots__ = ("_markers", "_min_tokens", "_parser", "_reader", "_stops", "_tokens", "_wanted", "finish", "run")
+    __slots__ = (
+        "_answered",
+        "_called",
+        "_markers",
+        "_min_tokens",
+        "_parser",
+        "_reader",
+        "_stops",
+        "_thought_calls",
+        "_tokens",
+        "_wanted",
+        "finish",
+        "run",
+    )
 
     def __init__(
         self,
@@ -33,8 +48,13 @@ class ChatOutput:
         parser: ToolParser | None,
         reader: ThoughtReader | None = None,
         text: TextOptions = NO_OPTIONS,
+        *,
+        thought_calls: ThoughtCalls | None = None,
     ) -> None:
         self.run = run
+        self._thought_calls = thought_calls
+        # Whether there is an answer, and whether a thought ended with calls.
+        self._answered = self._called = False
         self._parser = parser
         self._reader = reader
         self._stops = StopCutter(text.stops, keep_stop=text.keep_stop) if text.stops else None
@@ -70,7 +90,8 @@ class ChatOutput:
                 self.run.end()
         if finish is not None:
             self.finish = FINISH_WORDS[finish]
-            if self._parser is not None and self._parser.calls and finish is not FinishReason.LENGTH:
+            called = self._called or (self._parser is not None and self._parser.calls > 0)
+            if called and finish is not FinishReason.LENGTH:
                 self.finish = "tool_calls"
         return parts
 
@@ -102,14 +123,23 @@ class ChatOutput:
                 parts += self._parsed(self._stops.flush())
         if (ended or not self._wanted) and self._parser is not None:
             parts += self._parser.finish()
+        if ended and self._thought_calls is not None and not self._answered:
+            rest, calls = self._thought_calls.finish()
+            parts += [ThoughtPart(rest)] if rest else []
+            parts += calls
+            self._called = bool(calls)
         return parts
 
     def _read_parts(self, read: Sequence[ThoughtPart | TextPart]) -> list[Part]:
         parts: list[Part] = []
         for part in read:
             if isinstance(part, ThoughtPart):
-                parts.append(part)
+                text = part.text if self._thought_calls is None else self._thought_calls.feed(part.text)
+                parts += [ThoughtPart(text)] if text else []
             elif self._wanted:
+                if self._thought_calls is not None and part.text.strip():
+                    self._answered = True
+                    parts += [ThoughtPart(held)] if (held := self._thought_calls.drop()) else []
                 parts += self._read_answer(part.text)
         return parts
 

@@ -29,6 +29,7 @@ from caravan_router.api.openai.stopping import stopping_of, text_options_of
 from caravan_router.chat.control_text import strings_of
 from caravan_router.chat.exact_tokens import with_exact_tokens
 from caravan_router.chat.prompt import ChatPrompt
+from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_format import Beginning, beginning_after
 from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_format import ToolFormat
@@ -68,14 +69,17 @@ class ValidChat:
         """Return the reader of one choice's output."""
         thought = self.plan.thought if self.plan.reads_thoughts else None
         reader = None if thought is None else ThoughtReader(thought.thought_format, self.beginning)
-        return ChatOutput(run, self._parser(), reader, self.answer_text)
-
-    def _parser(self) -> ToolParser | None:
-        tools = self.plan.tools
         if self.tool_format is None:
-            return None
+            return ChatOutput(run, None, reader, self.answer_text)
+        tools, known = self.plan.tools, self.tool_format
         functions = functions_of(template_tools(tools.callable))
-        return ToolParser(self.tool_format, functions, None if tools.several else 1)
+        most = None if tools.several else 1
+        # A constraint begins behind the thought. Without an opening, a call cannot be told from a thought.
+        free = reader is not None and not tools.required and not known.unopened
+        thought_calls = ThoughtCalls(known, functions, most) if free else None
+        return ChatOutput(
+            run, ToolParser(known, functions, most), reader, self.answer_text, thought_calls=thought_calls
+        )
 
     def best(self, outputs: Sequence[WholeOutput]) -> list[WholeOutput]:
         """Return the outputs of the choices, out of those of all candidates."""
