@@ -6,7 +6,7 @@ The format of any other model is derived from its template, see `tool_derivation
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_router.chat.tool_format import HOLE, Style, Tags, ToolFormat
+from caravan_router.chat.tool_format import HOLE, Style, Tags, ToolFormat, is_tag
 
 
 def _of_deepseek(words: str) -> str:
@@ -112,14 +112,16 @@ KNOWN: Sequence[Known] = (
 )
 
 
+# Characters of a word that opens calls, such as "Action:".
+_WORD = 5
 # Styles of calls that are recognized though nothing opens them.
 _SELF_EVIDENT = (Style.OBJECT, Style.PYTHON)
 
 
 def known_format_of(template: str, *, derived: ToolFormat | None = None) -> ToolFormat:
     """Return the format of a model with ``template``, which shows its calls in the format ``derived``, if it does."""
-    # If nothing opens the calls that it shows, the template may ask for others.
-    sure = derived is not None and not derived.unopened
+    # If nothing, or just a bracket, opens the calls that it shows, the template may ask for others.
+    sure = derived is not None and any(is_tag(unit) or len(unit) >= _WORD for unit in derived.opening_units)
     for known in KNOWN:
         if (known.first or not sure) and all(any(text in template for text in group) for group in known.shown_by):
             return known.tool_format

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from caravan_router.chat.argument_types import Schema
+from caravan_router.chat.call_text import SPACE
 from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_parser import CallPart, ToolParser
 
@@ -29,7 +30,9 @@ class ThoughtCalls:
     def feed(self, text: str) -> str:
         """Read more of a thought; return what of it is certain to be no call."""
         if not self._held and self._first.isdisjoint(text):
-            return text
+            # White space is dropped if a call follows.
+            shown = text.rstrip(SPACE)
+            return shown + "".join(map(self._read, text[len(shown) :]))
         return "".join(map(self._read, text))
 
     def _read(self, character: str) -> str:

@@ -3,11 +3,13 @@
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
+from caravan_router.chat.grammar_terms import terms_for
 from caravan_router.chat.known_tool_formats import known_format_of
 from caravan_router.chat.template_errors import TemplateError, TemplateStoppedError
 from caravan_router.chat.tool_analysis import derived_format
 from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_probes import PLAIN, VALUES, Probes, conversation
+from caravan_router.core.engine import Engine
 
 # Templates with documentation of their own are longer than any conversation with two calls.
 _MAX_BYTES = 1 << 20
@@ -27,6 +29,8 @@ class ToolFormats:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._formats: dict[str, ToolFormat] = {}
+        # By template and model: the tags that are control tokens there.
+        self._controls: dict[tuple[str, str], frozenset[str]] = {}
 
     async def of(self, source: str) -> ToolFormat:
         """Return the format in which the model with the template ``source`` writes calls."""
@@ -37,10 +41,18 @@ class ToolFormats:
         except TemplateStoppedError:
             # Perhaps the host was busy: the next request tries again.
             return known_format_of(source)
-        if len(self._formats) >= _KEPT:
-            self._formats.pop(next(iter(self._formats)))
+        _make_room(self._formats)
         self._formats[source] = found
         return found
+
+    async def controls(self, engine: Engine, source: str) -> frozenset[str]:
+        """Return the tags in the format of ``source`` that are control tokens of the model. Raises NoShardError."""
+        key = (source, engine.model.fingerprint)
+        if key not in self._controls:
+            terms = await terms_for(engine, (await self.of(source)).delimiters)
+            _make_room(self._controls)
+            self._controls[key] = frozenset(terms.controls)
+        return self._controls[key]
 
     async def _derived(self, source: str) -> ToolFormat | None:
         if "tool_calls" not in source:
@@ -68,3 +80,8 @@ class ToolFormats:
             two=await rendered(2),
             typed=await rendered(1, tuple(VALUES)),
         )
+
+
+def _make_room(entries: dict[Any, Any]) -> None:
+    if len(entries) >= _KEPT:
+        entries.pop(next(iter(entries)))

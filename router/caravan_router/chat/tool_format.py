@@ -1,16 +1,22 @@
 """How models write calls of tools: a description that the parser and the grammar follow."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import Any
 
 # Stands in a delimiter for what differs from call to call, such as an id. A noncharacter, as no text should contain it.
 HOLE = "\ufdd2"
 # Stands in a delimiter for the name of the argument before it.
 KEY = "\ufdd3"
 
+# Stands before a tag that is a control token: no text that a model copies from a message contains it.
+CONTROL = "\ufdd4"
+
 # What is read as a whole: a tag, also one that ends in the middle, a name in square brackets, MiniMax's M3 prefix.
-_UNIT = re.compile(rf"\]<\][a-z]+\[>\[|<[^<>]*>|<[^<>]*$|\[[A-Z_]+\]|\s+|{HOLE}|[^\s<\[\]{HOLE}]+|.", re.DOTALL)
+_TAG = rf"{CONTROL}?(?:\]<\][a-z]+\[>\[|<[^<>{CONTROL}]*>|<[^<>{CONTROL}]*$|\[[A-Z_]+\])"
+_UNIT = re.compile(rf"{_TAG}|\s+|{HOLE}|[^\s<\[\]{HOLE}{CONTROL}]+|.", re.DOTALL)
 _TAG_CHARACTERS = 3
 
 
@@ -105,22 +111,46 @@ class ToolFormat:
     def triggers(self) -> tuple[str, ...]:
         """Texts behind which a call may begin: the first unit, and every further tag, as models leave tags out."""
         first, *others = self.opening_units or ("",)
-        tags = [unit for unit in others if is_tag(unit)]
+        # Text that a model copies opens no call where a control token has to.
+        tags = [unit for unit in others if unit[0] == CONTROL or (is_tag(unit) and first[:1] != CONTROL)]
         return tuple(dict.fromkeys(unit for unit in (first, *tags, *self.also_opened) if unit))
 
     @property
     def delimiters(self) -> tuple[str, ...]:
         """All texts around calls, names and arguments."""
-        tags = self.tags
-        around = (self.section_opening, self.section_closing, self.opening, self.closing, self.between)
-        inside = () if tags is None else (tags.key_opening, tags.key_closing, tags.kind_closing, tags.value_closing)
-        return (*around, self.name_closing, *inside, self.quote, *self.also_opened, *self.others)
+        inside = () if self.tags is None else (getattr(self.tags, name) for name in _TAG_DELIMITERS)
+        around = (getattr(self, name) for name in _DELIMITERS)
+        return (*around, *inside, *self.also_opened, *self.also_closed, *self.others)
 
     @property
     def markers(self) -> frozenset[str]:
         """Texts that the parser must see even if they are control tokens, whose text is hidden otherwise."""
         found = {unit for text in self.delimiters for unit in units(text)} | {*self.delimiters}
         return frozenset({text for unit in found for text in (unit, unit.strip())} - {""})
+
+    def with_controls(self, controls: Collection[str]) -> "ToolFormat":
+        """Return the format with CONTROL before every tag that is among ``controls``."""
+
+        def marked(text: str) -> str:
+            return "".join(CONTROL + piece if piece in controls else piece for piece in pieces(text))
+
+        tags = self.tags
+        if tags is not None:
+            texts: dict[str, Any] = {name: marked(getattr(tags, name)) for name in _TAG_DELIMITERS}
+            tags = replace(tags, **texts)
+        delimiters: dict[str, Any] = {name: marked(getattr(self, name)) for name in _DELIMITERS}
+        return replace(
+            self,
+            **delimiters,
+            also_opened=tuple(map(marked, self.also_opened)),
+            also_closed=tuple(map(marked, self.also_closed)),
+            others=tuple(map(marked, self.others)),
+            tags=tags,
+        )
+
+
+_TAG_DELIMITERS = ("key_opening", "key_closing", "kind_closing", "value_closing")
+_DELIMITERS = ("section_opening", "section_closing", "opening", "closing", "between", "name_closing", "quote")
 
 
 def units(text: str) -> tuple[str, ...]:
@@ -130,11 +160,13 @@ def units(text: str) -> tuple[str, ...]:
 
 def pieces(text: str) -> list[str]:
     """Split ``text`` into tags and single characters. Joined, they are ``text``."""
-    return [
-        piece for unit in _UNIT.findall(text) for piece in ([unit] if len(unit) > 1 and unit[0] in "<[]" else [*unit])
-    ]
+    return [piece for unit in _UNIT.findall(text) for piece in ([unit] if _is_whole(unit) else [*unit])]
 
 
 def is_tag(unit: str) -> bool:
     """Whether ``unit`` is so unlike ordinary text that a call may begin behind it."""
-    return unit[0] in "<[]" and len(unit) >= _TAG_CHARACTERS
+    return _is_whole(unit) and len(unit) >= _TAG_CHARACTERS
+
+
+def _is_whole(unit: str) -> bool:
+    return len(unit) > 1 and unit[0] in f"<[]{CONTROL}"

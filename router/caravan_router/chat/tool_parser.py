@@ -8,11 +8,11 @@ from caravan_router.chat.call_reader import CallReader, Progress
 from caravan_router.chat.call_text import SPACE, CallText, Reading, overlap
 from caravan_router.chat.literal_reader import LiteralReader
 from caravan_router.chat.tag_reader import TagReader
-from caravan_router.chat.tool_format import HOLE, Style, ToolFormat, units
+from caravan_router.chat.tool_format import CONTROL, HOLE, Style, ToolFormat, units
 
 # Characters around and between the calls of a list.
 _LIST = "[],;"
-_NAME_ENDS = SPACE + "<[](){}\"'>:=,"
+_NAME_ENDS = SPACE + CONTROL + "<[](){}\"'>:=,"
 # Longest texts of a name, an id, and what stands between a name and its arguments.
 _MAX_NAME = 128
 _MAX_ID = 128
@@ -171,32 +171,35 @@ class ToolParser:
         return False
 
     def _more_calls(self) -> Reading:
-        """Read the calls that follow one without a marker of their own."""
-        text = self._text
-        if units(self._format.opening):
-            return
+        """Read the calls that follow one without a marker of their own, and what closes them."""
+        text, opening = self._text, units(self._format.opening)
         while not self.done:
             character = yield from text.skip()
-            for closing in self._closings:
-                if (yield from text.accept(closing)):
-                    self._closings.remove(closing)
-                    text.drop(text.at)
-                    text.at = 0
-                    break
-            else:
-                for marker in self._format.triggers:
-                    if (yield from text.follows(marker)):
-                        text.at = 0
-                        return
-                if character and character in _LIST:
-                    text.at += 1
-                elif not character:
-                    # Nothing but separators followed the last call.
-                    text.drop(len(text.text))
-                    return
-                elif not (yield from self._call(())):
+            if not character:
+                # Nothing but separators followed the last call.
+                text.drop(len(text.text))
+                return
+            if (yield from self._accept_closing()):
+                continue
+            for marker in self._format.triggers:
+                if (yield from text.follows(marker)):
                     text.at = 0
                     return
+            if not opening and character in _LIST:
+                text.at += 1
+            elif (opening and not (yield from text.follows(opening[0]))) or not (yield from self._call(opening)):
+                text.at = 0
+                return
+
+    def _accept_closing(self) -> Generator[None, None, bool]:
+        text = self._text
+        for closing in self._closings:
+            if (yield from text.accept(closing)):
+                self._closings.remove(closing)
+                text.drop(text.at)
+                text.at = 0
+                return True
+        return False
 
     def _object(self) -> Reading:
         if Style.KEYED in self._format.styles:

@@ -140,6 +140,46 @@ async def test_a_control_token_may_mark_calls(engine: ScriptedEngine) -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
 
 
+async def test_the_text_of_a_control_token_opens_no_call(engine: ScriptedEngine) -> None:
+    engine.controls = {"<tool_call>": 900, "</tool_call>": 901}
+    async with serving(engine) as service:
+        copied = await chat(service)
+        body = CALL.removeprefix("<tool_call>").removesuffix("</tool_call>")
+        engine.script = lambda _: [
+            word("<tool_call>", special=True),
+            *letters(body)[:-1],
+            word("</tool_call>", special=True),
+            EOS_TOKEN,
+        ]
+        called = await chat(service)
+    assert (copied["message"]["content"], copied["finish_reason"]) == (CALL, "stop")
+    assert called["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    assert called["message"]["content"] is None
+
+
+@pytest.mark.parametrize("ending", ["", "</think>", "</think>\n\n"])
+async def test_a_call_at_the_end_of_a_thought_is_a_call(engine: ScriptedEngine, ending: str) -> None:
+    engine.model = replace(MODEL, chat_template=HERMES + "<think></think>", max_sequence_tokens=4096)
+    engine.script = lambda _: letters(f"<think>Let me look.\n{CALL}{ending}")
+    async with serving(engine) as service:
+        choice = await chat(service)
+        chunks = (await stream(service))[:-1]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Let me look.", None)
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Łódź"}'}
+    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_in_a_thought_before_an_answer_is_a_thought(engine: ScriptedEngine) -> None:
+    engine.model = replace(MODEL, chat_template=HERMES + "<think></think>", max_sequence_tokens=4096)
+    engine.script = lambda _: letters(f"<think>I could write {CALL}</think>It rains.")
+    async with serving(engine) as service:
+        choice = await chat(service)
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == (f"I could write {CALL}", "It rains.")
+    assert choice["finish_reason"] == "stop"
+
+
 async def test_without_parallel_tool_calls_the_first_call_ends_the_output(
     service: Service, engine: ScriptedEngine
 ) -> None:

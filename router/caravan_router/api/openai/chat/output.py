@@ -7,6 +7,7 @@ from caravan_router.api.generation.run import Run, read_all
 from caravan_router.api.openai.events import FINISH_WORDS
 from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_reader import ThoughtPart, ThoughtReader
+from caravan_router.chat.tool_format import CONTROL
 from caravan_router.chat.tool_parser import CallPart, TextPart, ToolParser
 from caravan_router.text.assembler import Piece, TextOptions
 from caravan_router.text.detokenize import display_text
@@ -36,6 +37,7 @@ class ChatOutput:
         "_reader",
         "_stops",
         "_thought_calls",
+        "_thought_markers",
         "_tokens",
         "_wanted",
         "finish",
@@ -60,9 +62,9 @@ class ChatOutput:
         self._stops = StopCutter(text.stops, keep_stop=text.keep_stop) if text.stops else None
         self._min_tokens = text.min_tokens
         self._tokens = 0
+        # Texts of control tokens that are looked for; in others they are hidden.
         self._markers = frozenset() if parser is None else parser.markers
-        if reader is not None:
-            self._markers |= reader.markers
+        self._thought_markers = frozenset() if reader is None else reader.markers
         # False when the output needs no more tokens.
         self._wanted = True
         # OpenAI's finish reason, once the choice has ended.
@@ -84,7 +86,7 @@ class ChatOutput:
         if self._parser is None and self._reader is None and self._stops is None:
             parts: list[Part] = [TextPart(text)] if (text := "".join([piece.text for piece in pieces])) else []
         else:
-            parts = self._read(pieces, ended=finish is not None)
+            parts = [_shown(part) for part in self._read(pieces, ended=finish is not None)]
             if not self._wanted:
                 finish = FinishReason.STOP_SEQUENCE
                 self.run.end()
@@ -109,9 +111,8 @@ class ChatOutput:
                 break
             self._tokens += 1
             text = piece.text
-            if piece.token.special and (shown := display_text(piece.token.piece)) in self._markers:
-                # In some vocabularies the marker of a thought or a call is a control token, or begins with one.
-                text = shown
+            if piece.token.special:
+                text = self._marker(display_text(piece.token.piece)) or text
             if self._reader is None:
                 parts += self._read_answer(text)
             else:
@@ -129,6 +130,16 @@ class ChatOutput:
             parts += calls
             self._called = bool(calls)
         return parts
+
+    def _marker(self, shown: str) -> str:
+        """Return what the readers are to see of a control token; "" for nothing.
+
+        In some vocabularies the marker of a thought or a call is a control token, or begins with one.
+        """
+        if shown in self._thought_markers:
+            return shown
+        # As text, it opens no call then: a model may copy that from a message.
+        return next((marker for marker in (CONTROL + shown, shown) if marker in self._markers), "")
 
     def _read_parts(self, read: Sequence[ThoughtPart | TextPart]) -> list[Part]:
         parts: list[Part] = []
@@ -157,6 +168,15 @@ class ChatOutput:
         parts: list[Part] = [*self._parser.feed(text)]
         self._wanted = not self._parser.done
         return parts
+
+
+def _shown(part: Part) -> Part:
+    """Take the marks of control tokens out of ``part``."""
+    if isinstance(part, CallPart):
+        part.arguments = part.arguments.replace(CONTROL, "")
+    else:
+        part.text = part.text.replace(CONTROL, "")
+    return part
 
 
 async def read_outputs(outputs: Sequence[ChatOutput], takers: Sequence[Taker]) -> None:

@@ -149,7 +149,7 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
         logprobs=bool(body.logprobs),
         beginning=beginning,
         choices=choices,
-        tool_format=tool_format,
+        tool_format=tool_format and tool_format.with_controls(await _call_controls(context, plan)),
         answer_text=text if in_output else NO_OPTIONS,
     )
 
@@ -199,6 +199,12 @@ async def _thought(context: Context, plan: ChatPlan, beginning: Beginning, *, co
         ending = (await context.engine.queries.tokenize(known.ending, add_special=False)).token_ids
     closings = tuple(opening.encode() for opening in known.answer_openings)
     return Thought(closings=closings, ending=ending, max_tokens=thought.max_tokens)
+
+
+async def _call_controls(context: Context, plan: ChatPlan) -> frozenset[str]:
+    """Return the tags around calls that are control tokens, but for those that mark thoughts, too."""
+    controls = await context.templates.tool_formats.controls(context.engine, plan.template)
+    return controls if plan.thought is None else controls - plan.thought.thought_format.controls
 
 
 def _after(earlier: tuple[int, ...], prompt: TokenizedText, model: ModelFacts) -> tuple[int, ...]:
