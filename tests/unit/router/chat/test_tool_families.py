@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
+import jsonschema
 import pytest
 
 from caravan_router.chat.template_environment import compiled
@@ -13,7 +15,7 @@ from caravan_router.chat.tool_derivation import ToolFormats
 from caravan_router.chat.tool_format import CONTROL, ToolFormat, is_tag, pieces
 from caravan_router.chat.tool_grammar import tool_constraint
 from caravan_router.chat.tool_parser import Part, TextPart, ToolParser
-from caravan_testing.byte_grammar import accepts
+from caravan_testing.byte_grammar import accepts, drawn
 from caravan_testing.scripted_engine import ScriptedEngine
 from caravan_testing.tool_families import FAMILIES, Call, Family
 
@@ -179,6 +181,39 @@ async def test_a_call_that_a_model_only_thought_of_stays_in_the_thought(family: 
     reader = ThoughtCalls(tool_format, FUNCTIONS)
     assert reader.feed(f"So: {written}") + reader.drop() == f"So: {written}"
     assert reader.finish() == ("", [])
+
+
+BOUNDED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 6},
+        "unit": {"enum": ["C", "F"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "sure": {"type": "boolean"},
+        "tree": {
+            "type": "object",
+            "properties": {"flag": {"type": "boolean"}, "pair": {"type": "array", "items": {"enum": [1, 2]}}},
+            "required": ["flag"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+async def test_whatever_the_constraint_allows_is_a_valid_call(family: Family) -> None:
+    tool_format = await FORMATS.of(family.template)
+    functions = {"get_weather": BOUNDED, "clock": None}
+    constraint = await tool_constraint(ScriptedEngine(), tool_format, functions, several=True)
+    for seed in range(4):
+        output = drawn(constraint.source, Random(seed), most=2000)
+        parser = ToolParser(tool_format, functions)
+        text, calls = joined([*parser.feed(output), *parser.finish()])
+        assert (text, bool(calls)) == ("", True), output
+        for name, arguments in calls:
+            jsonschema.validate(arguments, BOUNDED if name == "get_weather" else {"maxProperties": 0})
 
 
 def _native(family: Family, calls: list[Call]) -> str:
