@@ -55,6 +55,8 @@ class ToolParser:
         self.calls = 0
         self.done = False
         self._format = tool_format
+        # Splitting delimiters at every part of the output would take most of the time.
+        self._triggers = tool_format.triggers
         self._functions = functions
         self._max_calls = max_calls
         self._text = CallText()
@@ -119,7 +121,7 @@ class ToolParser:
         """Release the text before the next marker, which then is at the start of what is held; "" at the end."""
         text = self._text
         while True:
-            markers = (*self._closings, *self._format.triggers)
+            markers = (*self._closings, *self._triggers)
             found = [(at, -len(marker), marker) for marker in markers if (at := text.text.find(marker)) >= 0]
             at, _, marker = min(found, default=(len(text.text), 0, ""))
             longer = any(len(other) > len(text.text) - at and other.startswith(text.text[at:]) for other in markers)
@@ -181,7 +183,7 @@ class ToolParser:
                 return
             if (yield from self._accept_closing()):
                 continue
-            for marker in self._format.triggers:
+            for marker in self._triggers:
                 if (yield from text.follows(marker)):
                     text.at = 0
                     return
