@@ -121,10 +121,18 @@ def test_openai_chat_keeps_to_a_schema(served: Served) -> None:
             )  # fmt: skip
             assert reply.choices[0].finish_reason == "stop"
             jsonschema.validate(json.loads(reply.choices[0].message.content or ""), schema)
+        for seed in range(4):
+            choice = client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "Describe a person."}], seed=seed, max_tokens=100,
+                tools=TOOLS,
+                response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}},
+            ).choices[0]  # fmt: skip
+            if choice.finish_reason == "stop":
+                jsonschema.validate(json.loads(choice.message.content or ""), schema)
+            else:
+                assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         with pytest.raises(BadRequestError, match="mutually exclusive"):
-            client.chat.completions.create(
-                model="any", messages=HI, tools=TOOLS, response_format={"type": "json_object"}
-            )
+            client.chat.completions.create(model="any", messages=HI, tools=TOOLS, extra_body={"guided_regex": "a"})
 
 
 def test_a_client_cannot_begin_a_turn(served: Served) -> None:

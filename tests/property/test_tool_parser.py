@@ -5,14 +5,36 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from caravan_router.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat
+from caravan_router.chat.known_tool_formats import GENERIC, HERMES, LFM_2, LLAMA_3, MISTRAL, QWEN_3_CODER
+from caravan_router.chat.tool_format import HOLE, Style, Tags, ToolFormat
 from caravan_router.chat.tool_parser import CallPart, Part, TextPart, ToolParser
 
 FORMATS = (HERMES, MISTRAL, LLAMA_3, GENERIC)
+GEMMA_4 = ToolFormat(
+    styles=(Style.BRACES, Style.OBJECT), opening="<|tool_call>call:", closing="<tool_call|>", quote='<|"|>'
+)
+GLM = ToolFormat(
+    styles=(Style.TAGS,),
+    opening="<tool_call>",
+    closing="\n</tool_call>",
+    tags=Tags(key_opening="\n<arg_key>", key_closing="</arg_key>\n<arg_value>", value_closing="</arg_value>"),
+)
+SOLAR = ToolFormat(
+    styles=(Style.JSON, Style.OBJECT),
+    section_opening="<tool_calls>",
+    section_closing="</tool_calls>",
+    opening=f"<tool_call>{HOLE}<name>",
+    closing="</tool_call>",
+    name_closing="<args>",
+)
+ALL_FORMATS = (*FORMATS, QWEN_3_CODER, LFM_2, GEMMA_4, GLM, SOLAR)
 FRAGMENTS = st.sampled_from([
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool", "[TOOL", "{", "}", "[", "]"),
     *('{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "arguments": {}}', '{"name": "f", "parameters": {}}'),
-    *('"name"', '"f"', '"arguments"', ":", ",", ";", '"', "\\", " ", "\n", "text", "é", "null", "1", "f"),
+    *("<function=", "<function=f>", "<parameter=a>", "\n</parameter>", "</function>", "<arg_key>", "</arg_key>"),
+    *("```json", "<arg_value>", "</arg_value>", "<|tool_call>call:", "f{", '<|"|>', "a:", "f(", "a=", "'", ")"),
+    *("<tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>", "<tool_calls>", "<name>", "<args>", "</tool_calls>"),
+    *("```", '"name"', '"f"', '"arguments"', ":", ",", ";", '"', "\\", " ", "\n", "text", "é", "null", "1", "f"),
 ])  # fmt: skip
 OUTPUTS = st.lists(FRAGMENTS | st.text(max_size=3), max_size=14).map("".join)
 ARGUMENTS = st.dictionaries(st.text(max_size=5), st.recursive(
@@ -45,14 +67,14 @@ def merged(parts: list[Part]) -> list[tuple[str, str]]:
 
 
 def read(tool_format: ToolFormat, pieces: list[str]) -> list[tuple[str, str]]:
-    parser = ToolParser(tool_format, NAMES)
+    parser = ToolParser(tool_format, dict.fromkeys(NAMES))
     parts: list[Part] = []
     for piece in pieces:
         parts += parser.feed(piece)
     return merged(parts + parser.finish())
 
 
-@given(tool_format=st.sampled_from(FORMATS), output=OUTPUTS, data=st.data())
+@given(tool_format=st.sampled_from(ALL_FORMATS), output=OUTPUTS, data=st.data())
 def test_the_result_does_not_depend_on_how_the_output_is_split(
     tool_format: ToolFormat, output: str, data: st.DataObject
 ) -> None:
@@ -64,7 +86,7 @@ def test_the_result_does_not_depend_on_how_the_output_is_split(
 
 
 @example(tool_format=LLAMA_3, output=" <|python_tag|>")
-@given(tool_format=st.sampled_from(FORMATS), output=OUTPUTS)
+@given(tool_format=st.sampled_from(ALL_FORMATS), output=OUTPUTS)
 def test_an_output_without_calls_is_returned_unchanged(tool_format: ToolFormat, output: str) -> None:
     parts = read(tool_format, [output])
     if all(not name for name, _ in parts):
@@ -85,6 +107,6 @@ def test_calls_come_back_with_their_names_and_arguments(
     elif tool_format is LLAMA_3:
         output = "; ".join(bodies)
     else:
-        output = f"{tool_format.opening}[{', '.join(bodies)}]"
+        output = f"{'[TOOL_CALLS]' if tool_format is MISTRAL else ''}[{', '.join(bodies)}]"
     parts = read(tool_format, list(output))
     assert [(name, json.loads(arguments)) for name, arguments in parts] == calls

@@ -5,7 +5,8 @@ from enum import Enum, auto
 import msgspec
 
 _SPACE = frozenset(" \n\r\t")
-_ARGUMENTS = frozenset({"arguments", "parameters"})
+_NAME = "name"
+_ARGUMENTS = ("arguments", "parameters")
 
 
 class Progress(Enum):
@@ -34,10 +35,12 @@ class CallReader:
 
     __slots__ = (
         "_arguments",
+        "_arguments_keys",
         "_bare",
         "_depth",
         "_escaped",
         "_key",
+        "_name_keys",
         "_quoted",
         "_raw",
         "_reading_key",
@@ -45,10 +48,15 @@ class CallReader:
         "name",
     )
 
-    def __init__(self, name: str | None = None) -> None:
-        """With ``name``, the object to read holds only the arguments of that function."""
+    def __init__(self, name: str | None = None, *, name_key: str = _NAME, arguments_key: str = _ARGUMENTS[0]) -> None:
+        """With ``name``, the object to read holds only the arguments of that function.
+
+        ``name_key``, ``arguments_key``: keys of the object, besides the usual ones.
+        """
         self.name = name
         self._bare = name is not None
+        self._name_keys = (_NAME, name_key)
+        self._arguments_keys = (*_ARGUMENTS, arguments_key)
         self._state = _State.VALUE if self._bare else _State.OBJECT
         self._key = "arguments" if self._bare else ""
         self._reading_key = False
@@ -130,7 +138,7 @@ class CallReader:
 
     @property
     def _is_arguments(self) -> bool:
-        return self._key in _ARGUMENTS and self._arguments is None
+        return self._key in self._arguments_keys and self._arguments is None
 
     def _string(self, character: str) -> Progress:
         self._raw.append(character)
@@ -144,7 +152,7 @@ class CallReader:
 
     def _end_string(self) -> Progress:
         raw = "".join(self._raw)
-        if not self._reading_key and self._key != "name" and not self._is_arguments:
+        if not self._reading_key and self._key not in self._name_keys and not self._is_arguments:
             return self._end_value()
         try:
             text = msgspec.json.decode(raw, type=str)
@@ -155,7 +163,7 @@ class CallReader:
             self._key = text
             self._state = _State.COLON
             return Progress.MORE
-        if self._key == "name":
+        if self._key in self._name_keys:
             self.name = text if self.name is None else self.name
             return self._end_value()
         # Some models write the arguments as a string that contains JSON.

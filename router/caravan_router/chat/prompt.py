@@ -7,7 +7,8 @@ from typing import Any
 
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.chat.control_text import draw_mark, marks_for, strings_of
-from caravan_router.chat.template_renderer import TemplateError, TemplateRenderer
+from caravan_router.chat.template_errors import TemplateError
+from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.chat.thought_prompt import ThoughtPlan
 from caravan_router.core.engine import ModelFacts, TextEngine
 

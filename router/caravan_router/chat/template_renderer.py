@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from caravan_router.chat.template_errors import TemplateError, TemplateOutputError, TemplateStoppedError
 from caravan_router.chat.template_messages import LENGTH_BYTES, RenderReply, RenderRequest, framed
+from caravan_router.chat.tool_derivation import ToolFormats
 
 # With two, a template that uses up its time does not stop other conversations.
 _PROCESSES = 2
@@ -22,19 +24,6 @@ MAX_SOURCE_BYTES = 256 << 10
 _DECODER = msgspec.json.Decoder(RenderReply)
 
 
-class TemplateError(Exception):
-    """The template cannot render this conversation, or the model has no template."""
-
-
-class TemplateOutputError(TemplateError):
-    """The template renders more text than is allowed."""
-
-    def __init__(self, limit_bytes: int, given_bytes: int) -> None:
-        super().__init__(f"its text has more than {limit_bytes} bytes. Given: at least {given_bytes}")
-        self.limit_bytes = limit_bytes
-        self.given_bytes = given_bytes
-
-
 class TemplateRenderer:
     """Starts processes when they are first needed, keeps them until ``close``, and replaces those that died."""
 
@@ -43,6 +32,8 @@ class TemplateRenderer:
         self._turns = asyncio.Semaphore(_PROCESSES)
         self._idle: list[asyncio.subprocess.Process] = []
         self._closed = False
+        # How the models of the templates write calls of tools.
+        self.tool_formats = ToolFormats(self.render)
 
     async def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
         """Render ``source`` to at most ``max_bytes`` bytes of text. Raises TemplateError."""
@@ -76,7 +67,9 @@ class TemplateRenderer:
                 reply = await _exchange(process, request)
             answered = True
         except (TimeoutError, EOFError, ConnectionError):
-            raise TemplateError(f"it did not end within {self._time_limit_s:g} s, or needed too much memory") from None
+            raise TemplateStoppedError(
+                f"it did not end within {self._time_limit_s:g} s, or needed too much memory"
+            ) from None
         finally:
             # A process without a reply still renders, also after the client has left: it cannot serve the next request.
             if answered and not self._closed:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from caravan_router.chat.call_text import overlap
 from caravan_router.chat.thought_format import Beginning, ThoughtFormat
-from caravan_router.chat.tool_parser import TextPart, overlap
+from caravan_router.chat.tool_parser import TextPart
 
 _SPACE = " \n\r\t"
 _BLANK_LINE = "\n\n"

@@ -1,58 +1,172 @@
-"""The formats in which models write tool calls, recognized from their chat templates."""
+"""How models write calls of tools: a description that the parser and the grammar follow."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+# Stands in a delimiter for what differs from call to call, such as an id. A noncharacter, as no text should contain it.
+HOLE = "\ufdd2"
+# Stands in a delimiter for the name of the argument before it.
+KEY = "\ufdd3"
+
+# Stands before a tag that is a control token: no text that a model copies from a message contains it.
+CONTROL = "\ufdd4"
+
+# What is read as a whole: a tag, also one that ends in the middle, a name in square brackets, MiniMax's M3 prefix.
+_TAG = rf"{CONTROL}?(?:\]<\][a-z]+\[>\[|<[^<>{CONTROL}]*>|<[^<>{CONTROL}]*$|\[[A-Z_]+\])"
+_UNIT = re.compile(rf"{_TAG}|\s+|{HOLE}|[^\s<\[\]{HOLE}{CONTROL}]+|.", re.DOTALL)
+_TAG_CHARACTERS = 3
+
+
+class Style(Enum):
+    """How a call is written."""
+
+    # {"name": "f", "arguments": {"a": 1}}
+    OBJECT = auto()
+    # {"f": {"a": 1}}
+    KEYED = auto()
+    # f, a delimiter, {"a": 1}
+    JSON = auto()
+    # f, then every argument between delimiters: <parameter=a>1</parameter>
+    TAGS = auto()
+    # f(a=1)
+    PYTHON = auto()
+    # f{a:1}, strings between quotes of the model's own, keys without any
+    BRACES = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """The delimiters of arguments in the style TAGS: ``key_opening`` key ``key_closing`` value ``value_closing``.
+
+    ``kinds``: where the text before a value tells its type, a pair for each type: the type in JSON's words, the text.
+    It stands between ``key_closing`` and ``kind_closing``.
+    """
+
+    key_opening: str
+    key_closing: str
+    value_closing: str
+    kind_closing: str = ""
+    kinds: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """A call is a JSON object with the keys ``name`` and ``arguments_key``.
+    """What surrounds calls. White space in delimiters is what a template writes; the parser does not insist on it.
 
-    ``opening``: text before a call, anywhere in the output; without it, the whole output is a call or none.
-    ``closing``: text after a call.
-    ``listed``: ``opening`` is followed by a list of calls.
-    ``bare_names``: a call may also be written as ``opening``, name, arguments.
+    ``styles``: those that are read; the first is the one that the model was trained to write.
+    ``section_opening``, ``section_closing``: texts around all calls of a turn.
+    ``opening``, ``closing``: texts around each call. ``between``: text between two calls.
+    ``single``: a turn has no more than one call.
+    ``also_opened``, ``also_closed``: what models write around calls though their templates do not.
+    ``name_key``, ``arguments_key``: keys in the style OBJECT. ``ids``: its further keys, each with the pattern of its
+    values; ``ids_first``: they precede the name. ``compact``: JSON is written without spaces.
+    ``name_closing``: text between a name and its arguments, in the styles JSON and TAGS.
+    ``tags``: delimiters of arguments, in the style TAGS. ``quote``: delimiter of strings, in the style BRACES.
     ``others``: further control tokens that may be inside a call.
     """
 
-    arguments_key: str
+    styles: tuple[Style, ...] = (Style.OBJECT,)
+    section_opening: str = ""
+    section_closing: str = ""
     opening: str = ""
     closing: str = ""
-    listed: bool = False
-    bare_names: bool = False
+    between: str = ""
+    single: bool = False
+    also_opened: tuple[str, ...] = ()
+    also_closed: tuple[str, ...] = ()
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    ids: tuple[tuple[str, str], ...] = ()
+    ids_first: bool = False
+    compact: bool = False
+    name_closing: str = ""
+    tags: Tags | None = None
+    quote: str = ""
     others: tuple[str, ...] = ()
+
+    @property
+    def style(self) -> Style:
+        """The style that the model was trained to write."""
+        return self.styles[0]
+
+    @property
+    def unopened(self) -> bool:
+        """Whether an output may begin with a call that nothing opens."""
+        return not self.opening_units
+
+    @property
+    def opening_units(self) -> tuple[str, ...]:
+        """The units that precede a call, in their order."""
+        return (*units(self.section_opening), *units(self.opening))
+
+    @property
+    def closing_units(self) -> tuple[str, ...]:
+        """The units that may follow a call."""
+        return tuple(dict.fromkeys((*units(self.closing), *units(self.section_closing), *self.also_closed)))
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """Texts behind which a call may begin: the first unit, and every further tag, as models leave tags out."""
+        first, *others = self.opening_units or ("",)
+        # Text that a model copies opens no call where a control token has to.
+        tags = [unit for unit in others if unit[0] == CONTROL or (is_tag(unit) and first[:1] != CONTROL)]
+        return tuple(dict.fromkeys(unit for unit in (first, *tags, *self.also_opened) if unit))
+
+    @property
+    def delimiters(self) -> tuple[str, ...]:
+        """All texts around calls, names and arguments."""
+        inside = () if self.tags is None else (getattr(self.tags, name) for name in _TAG_DELIMITERS)
+        around = (getattr(self, name) for name in _DELIMITERS)
+        return (*around, *inside, *self.also_opened, *self.also_closed, *self.others)
 
     @property
     def markers(self) -> frozenset[str]:
         """Texts that the parser must see even if they are control tokens, whose text is hidden otherwise."""
-        return frozenset({*self.others, self.opening, self.closing} - {""})
+        found = {unit for text in self.delimiters for unit in units(text)} | {*self.delimiters}
+        return frozenset({text for unit in found for text in (unit, unit.strip())} - {""})
+
+    def with_controls(self, controls: Collection[str]) -> "ToolFormat":
+        """Return the format with CONTROL before every tag that is among ``controls``."""
+
+        def marked(text: str) -> str:
+            return "".join(CONTROL + piece if piece in controls else piece for piece in pieces(text))
+
+        tags = self.tags
+        if tags is not None:
+            texts: dict[str, Any] = {name: marked(getattr(tags, name)) for name in _TAG_DELIMITERS}
+            tags = replace(tags, **texts)
+        delimiters: dict[str, Any] = {name: marked(getattr(self, name)) for name in _DELIMITERS}
+        return replace(
+            self,
+            **delimiters,
+            also_opened=tuple(map(marked, self.also_opened)),
+            also_closed=tuple(map(marked, self.also_closed)),
+            others=tuple(map(marked, self.others)),
+            tags=tags,
+        )
 
 
-# Hermes, Qwen 2.5 and Qwen 3.
-HERMES = ToolFormat(arguments_key="arguments", opening="<tool_call>", closing="</tool_call>")
-MISTRAL = ToolFormat(
-    arguments_key="arguments", opening="[TOOL_CALLS]", listed=True, bare_names=True, others=("[ARGS]", "[CALL_ID]")
-)
-# Llama 3.1 and later. The tag is optional: most sizes write only the object.
-LLAMA_3 = ToolFormat(arguments_key="parameters", opening="<|python_tag|>")
-# gpt-oss: "to=functions.NAME" and control tokens, which `ThoughtReader` drops, precede the arguments.
-HARMONY = ToolFormat(arguments_key="arguments", opening="to=functions.", bare_names=True)
-GENERIC = ToolFormat(arguments_key="arguments")
+_TAG_DELIMITERS = ("key_opening", "key_closing", "kind_closing", "value_closing")
+_DELIMITERS = ("section_opening", "section_closing", "opening", "closing", "between", "name_closing", "quote")
 
 
-def knows_tools(template: str) -> bool:
-    """Whether the template shows tools to the model."""
-    return "tools" in template
+def units(text: str) -> tuple[str, ...]:
+    """Split a delimiter into tags and words; white space is dropped."""
+    return tuple(unit for unit in _UNIT.findall(text) if not unit.isspace())
 
 
-def tool_format_of(template: str) -> ToolFormat:
-    """Return the format whose markers the template contains; GENERIC if it contains none that are known."""
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    if "<|channel|>commentary" in template:
-        return HARMONY
-    # In templates with <function=…> the tag does not contain JSON.
-    if "<tool_call>" in template and "<function=" not in template:
-        return HERMES
-    if knows_tools(template) and '"parameters"' in template and ("<|python_tag|>" in template or "ipython" in template):
-        return LLAMA_3
-    return GENERIC
+def pieces(text: str) -> list[str]:
+    """Split ``text`` into tags and single characters. Joined, they are ``text``."""
+    return [piece for unit in _UNIT.findall(text) for piece in ([unit] if _is_whole(unit) else [*unit])]
+
+
+def is_tag(unit: str) -> bool:
+    """Whether ``unit`` is so unlike ordinary text that a call may begin behind it."""
+    return _is_whole(unit) and len(unit) >= _TAG_CHARACTERS
+
+
+def _is_whole(unit: str) -> bool:
+    return len(unit) > 1 and unit[0] in f"<[]{CONTROL}"

@@ -1,102 +1,120 @@
 """Builds the grammar, in llguidance's Lark, that an output must match when it must call a tool."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
-from caravan_router.chat.tool_format import ToolFormat
+from caravan_router.chat.closed_schema import NO_PARAMETERS, closed, json_layout, without_definitions
+from caravan_router.chat.grammar_terms import Terms, json_term, quoted, terms_for
+from caravan_router.chat.tool_format import KEY, Style, Tags, ToolFormat
+from caravan_router.chat.value_grammar import UnsupportedSchemaError, Values, properties_of, required_of
 from caravan_router.core.engine import Engine
 
-# White space as Python's json writes it, which is what templates show. A weak model may write optional space forever.
-_LAYOUT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-# Keywords that let an object have properties which its ``properties`` do not name.
-_OPENING = frozenset(
-    {
-        "additionalProperties",
-        "patternProperties",
-        "unevaluatedProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "$ref",
-    }
-)
-# Keywords that hold the targets of references, which must stay at the root of the schema.
-_DEFINITIONS = ("$defs", "definitions")
+Json = dict[str, Any]
 
 
 async def tool_constraint(
-    engine: Engine, tool_format: ToolFormat, functions: Mapping[str, Mapping[str, Any] | None], *, several: bool
+    engine: Engine,
+    tool_format: ToolFormat,
+    functions: Mapping[str, Mapping[str, Any] | None],
+    *,
+    several: bool,
+    answer: str | None = None,
 ) -> Constraint:
     """Return the constraint for one call to one of ``functions``, which maps names to the schemas of their parameters.
 
-    With ``several`` it allows more calls if the format can express them. Raises NoShardError.
+    With ``several`` it allows more calls if the format can express them. ``answer``: a JSON schema; JSON that matches
+    it may be written in place of calls. Raises NoShardError, UnsupportedSchemaError.
     """
-    opening = await _terminal(engine, tool_format.opening) if _always_opened(tool_format) else ""
-    closing = await _terminal(engine, tool_format.closing) if tool_format.closing else ""
-    rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}"]
+    terms = await terms_for(engine, tool_format.delimiters)
+    rules: list[str] = []
     for number, (name, parameters) in enumerate(functions.items()):
-        rules.append(f"call_{number}: %json {_call_schema(tool_format, name, parameters)}")
-    match tool_format:
-        case ToolFormat(listed=True):
-            more = f" ({_quoted(', ')} call)*" if several else ""
-            start = [opening, _quoted("["), f"call{more}", _quoted("]")]
-        case ToolFormat(closing=""):
-            start = ["call"]
+        body = _body(tool_format, terms, rules, name, closed(parameters or NO_PARAMETERS))
+        call = _joined(terms.text(tool_format.opening), body, terms.text(tool_format.closing))
+        rules.append(f"call_{number}: {call}")
+    rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
+    more = f"({_joined(terms.text(tool_format.between), 'call')})*" if several and not tool_format.single else ""
+    section = (terms.text(tool_format.section_opening), "call", more, terms.text(tool_format.section_closing))
+    start = [f"start: {_joined(*section)}"]
+    if answer is not None:
+        start = ["start: calls | answer", f"calls: {_joined(*section)}", f"answer: {json_term(_answer_schema(answer))}"]
+    return Constraint(ConstraintKind.LARK, "\n".join([*start, *rules]))
+
+
+def _answer_schema(source: str) -> Json:
+    schema = msgspec.json.decode(source)
+    if not isinstance(schema, dict):
+        raise UnsupportedSchemaError("the schema of the answer must be a JSON object")
+    return {**schema, "x-guidance": json_layout(compact=False)}
+
+
+def _joined(*terms: str) -> str:
+    return " ".join(term for term in terms if term)
+
+
+def _body(tool_format: ToolFormat, terms: Terms, rules: list[str], name: str, parameters: Json) -> str:
+    """Return the term of a call; rules that it needs are added to ``rules``."""
+    match tool_format.style:
+        case Style.OBJECT:
+            return json_term(_object_schema(tool_format, name, parameters))
+        case Style.KEYED:
+            return json_term(_closed_object(tool_format, {name: parameters}))
+        case Style.JSON:
+            arguments = {**parameters, "x-guidance": json_layout(compact=tool_format.compact)}
+            return _joined(terms.text(name + tool_format.name_closing), json_term(arguments))
+        case Style.TAGS:
+            assert tool_format.tags is not None
+            values = Values(terms, rules, parameters, compact=tool_format.compact)
+            tagged = _tagged(values, tool_format.tags, parameters)
+            return _joined(terms.text(name + tool_format.name_closing), tagged)
+        case Style.PYTHON:
+            values = Values(terms, rules, parameters, compact=False)
+            return _joined(quoted(f"{name}("), values.members(parameters, "", lambda key: f"{key}="), quoted(")"))
+        case Style.BRACES:
+            values = Values(terms, rules, parameters, compact=True)
+            members = values.members(parameters, tool_format.quote, lambda key: f"{key}:")
+            return _joined(quoted(f"{name}{{"), members, quoted("}"))
         case _:
-            rules.append(f"tagged: {opening} {_quoted(chr(10))} call {_quoted(chr(10))} {closing}")
-            start = [f"tagged ({_quoted(chr(10))} tagged)*" if several else "tagged"]
-    return Constraint(ConstraintKind.LARK, "\n".join([f"start: {' '.join(start)}", *rules]))
+            assert_never(tool_format.style)
 
 
-def _always_opened(tool_format: ToolFormat) -> bool:
-    return bool(tool_format.closing) or tool_format.listed
+def _object_schema(tool_format: ToolFormat, name: str, parameters: Json) -> Json:
+    ids = {key: {"type": "string", "pattern": f"^{pattern}$"} for key, pattern in tool_format.ids}
+    call = {tool_format.name_key: {"const": name}, tool_format.arguments_key: parameters}
+    return _closed_object(tool_format, {**ids, **call} if tool_format.ids_first else {**call, **ids})
 
 
-def _call_schema(tool_format: ToolFormat, name: str, parameters: Mapping[str, Any] | None) -> str:
-    arguments = _closed(parameters or _NO_PARAMETERS)
-    definitions = {key: arguments.pop(key) for key in _DEFINITIONS if key in arguments}
-    schema = {
+def _closed_object(tool_format: ToolFormat, properties: Json) -> Json:
+    definitions: Json = {}
+    for key, schema in properties.items():
+        properties[key], found = without_definitions(schema)
+        definitions |= found
+    return {
         "type": "object",
-        "properties": {"name": {"const": name}, tool_format.arguments_key: arguments},
-        "required": ["name", tool_format.arguments_key],
+        "properties": properties,
+        "required": [*properties],
         "additionalProperties": False,
-        "x-guidance": _LAYOUT,
+        "x-guidance": json_layout(compact=tool_format.compact),
         **definitions,
     }
-    return msgspec.json.encode(schema).decode()
 
 
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Allow only named properties in objects of ``schema``: a weak model could invent others without end."""
-    result = dict(schema)
-    if isinstance(properties := schema.get("properties"), Mapping):
-        result["properties"] = {
-            name: _closed(inner) if isinstance(inner, Mapping) else inner for name, inner in properties.items()
-        }
-        if not _OPENING & schema.keys() and properties.keys() >= set(schema.get("required", ())):
-            result["additionalProperties"] = False
-    if isinstance(items := schema.get("items"), Mapping):
-        result["items"] = _closed(items)
-    return result
-
-
-async def _terminal(engine: Engine, marker: str) -> str:
-    """Return ``marker`` as a Lark terminal: by its token id if it is a control token, else as a string."""
-    tokens = await engine.queries.tokenize(marker, add_special=False)
-    if len(tokens.token_ids) == 1 and tokens.specials[0]:
-        return f"<[{tokens.token_ids[0]}]>"
-    return _quoted(marker)
-
-
-def _quoted(text: str) -> str:
-    # Strings have the same syntax in Lark and in JSON.
-    return msgspec.json.encode(text).decode()
+def _tagged(values: Values, tags: Tags, parameters: Json) -> str:
+    arguments = []
+    for key, schema in properties_of(parameters).items():
+        kinds = values.types_of(schema)
+        closing = tags.value_closing.replace(KEY, key)
+        as_text = "string" in kinds
+        named = dict(tags.kinds).get("string" if as_text else min(kinds), "")
+        before = values.terms.text(tags.key_opening + key + tags.key_closing + named + tags.kind_closing)
+        value = (
+            values.text_until(schema, closing) if as_text else _joined(values.bare(schema), values.terms.text(closing))
+        )
+        argument = values.rule(_joined(before, value))
+        arguments.append(argument if key in required_of(parameters) else f"{argument}?")
+    return " ".join(arguments)
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] | None]:

@@ -1,17 +1,23 @@
 """Splits a model's streamed output into text and tool calls."""
 
-import re
-from collections.abc import Collection
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 
+from caravan_router.chat.argument_types import Schema, resolved
 from caravan_router.chat.call_reader import CallReader, Progress
-from caravan_router.chat.tool_format import ToolFormat
+from caravan_router.chat.call_text import SPACE, CallText, Reading, overlap
+from caravan_router.chat.literal_reader import LiteralReader
+from caravan_router.chat.tag_reader import TagReader
+from caravan_router.chat.tool_format import CONTROL, HOLE, Style, ToolFormat, units
 
-_SPACE = " \n\r\t"
-_AFTER_NAME = re.compile(r"[\[<\s]")
 # Characters around and between the calls of a list.
-_SEPARATORS = frozenset(_SPACE + "[],;")
+_LIST = "[],;"
+_NAME_ENDS = SPACE + CONTROL + "<[](){}\"'>:=,"
+# Longest texts of a name, an id, and what stands between a name and its arguments.
+_MAX_NAME = 128
+_MAX_ID = 128
+_MAX_HEADER = 300
+_NAMESPACE = "functions."
 
 
 @dataclass(slots=True)
@@ -31,14 +37,6 @@ class CallPart:
 Part = TextPart | CallPart
 
 
-class _Mode(Enum):
-    TEXT = auto()
-    # A call may begin here.
-    READY = auto()
-    NAME = auto()
-    CALL = auto()
-
-
 class ToolParser:
     """Reads the output in parts of any size; the result does not depend on how it was split.
 
@@ -46,77 +44,265 @@ class ToolParser:
     JSON, unknown function) stays text. White space around calls is dropped.
     """
 
-    def __init__(self, tool_format: ToolFormat, names: Collection[str], max_calls: int | None = None) -> None:
-        """After ``max_calls`` calls the parser is ``done`` and ignores further text."""
+    def __init__(
+        self, tool_format: ToolFormat, functions: Mapping[str, Schema | None], max_calls: int | None = None
+    ) -> None:
+        """``functions``: names, and the schemas of their parameters.
+
+        After ``max_calls`` calls the parser is ``done`` and ignores further text.
+        """
         self.markers = tool_format.markers
         self.calls = 0
         self.done = False
         self._format = tool_format
-        self._names = names
+        # Splitting delimiters at every part of the output would take most of the time.
+        self._triggers = tool_format.triggers
+        self._functions = functions
         self._max_calls = max_calls
-        self._mode = _Mode.TEXT if tool_format.closing or tool_format.listed else _Mode.READY
-        self._reader = CallReader()
-        self._announced = False
-        # Everything read since a call may have begun, until its first part is released.
-        self._raw: list[str] = []
-        # The held end of the text: white space, and after it what may be the beginning of a marker.
+        self._text = CallText()
+        # The held end of the text: white space, which is dropped if a call follows.
         self._space: list[str] = []
-        self._partial = ""
-        # Whether the closing text of the last call is still to come.
-        self._closes = False
+        # Units that may follow the last call.
+        self._closings: list[str] = []
+        # The call being read: its name, the JSON before its arguments are certain, whether its first part is released.
+        self._name = ""
+        self._announced = False
         self._parts: list[Part] = []
+        self._reading = self._read()
+
+    @property
+    def held(self) -> str:
+        """The end of the text, of which it is not decided whether it is text."""
+        return "".join(self._space) + self._text.text
 
     def feed(self, text: str) -> list[Part]:
         """Read the next part of the output; return the parts that are decided now."""
-        self._read(text)
+        if text and not self.done:
+            self._text.add(text)
+            next(self._reading, None)
         return self._take_parts()
 
     def finish(self) -> list[Part]:
         """Return what was held back, at the end of the output."""
         if not self.done:
-            if self._mode is _Mode.TEXT:
-                self._release(self._partial)
-            elif not self._announced and not (self._mode is _Mode.READY and self.calls):
-                self._release("".join(self._raw))
+            self._text.ended = True
+            next(self._reading, None)
             if not self.calls:
                 self._add_text("".join(self._space))
+            self.done = True
         return self._take_parts()
 
     def _take_parts(self) -> list[Part]:
         taken, self._parts = self._parts, []
         return taken
 
-    def _read(self, text: str) -> None:
-        position = 0
-        while position < len(text) and not self.done:
-            if self._mode is _Mode.TEXT:
-                if self._partial:
-                    text, position, self._partial = self._partial + text[position:], 0, ""
-                position = self._read_text(text, position)
+    def _read(self) -> Reading:
+        if self._format.unopened and (yield from self._call(())):
+            yield from self._more_calls()
+        while not self.done:
+            marker = yield from self._to_marker()
+            if not marker:
+                return
+            if marker in self._closings:
+                self._closings.remove(marker)
+                self._text.drop(len(marker))
+                self._text.at = 0
+                continue
+            expected = self._format.opening_units
+            rest = expected[expected.index(marker) + 1 :] if marker in expected else ()
+            self._text.at = len(marker)
+            if (yield from self._call(rest)):
+                yield from self._more_calls()
             else:
-                position += self._read_character(text[position])
+                # What follows the marker may still begin a call.
+                self._pass(len(marker))
 
-    def _read_text(self, text: str, start: int) -> int:
-        """Read up to and including the next marker, or all of ``text``; return the position after it."""
-        markers = [self._format.opening, *([self._format.closing] if self._closes else [])]
-        found = [(at, marker) for marker in markers if marker and (at := text.find(marker, start)) >= 0]
-        if not found:
-            held = max((overlap(text, marker, start) for marker in markers if marker), default=0)
-            self._release(text[start : len(text) - held])
-            self._partial = text[len(text) - held :]
-            return len(text)
-        at, marker = min(found)
-        self._release(text[start:at])
-        if marker == self._format.closing:
-            self._closes = False
-        else:
-            self._mode = _Mode.READY
-            self._raw = [marker]
-        return at + len(marker)
+    def _to_marker(self) -> Generator[None, None, str]:
+        """Release the text before the next marker, which then is at the start of what is held; "" at the end."""
+        text = self._text
+        while True:
+            markers = (*self._closings, *self._triggers)
+            found = [(at, -len(marker), marker) for marker in markers if (at := text.text.find(marker)) >= 0]
+            at, _, marker = min(found, default=(len(text.text), 0, ""))
+            longer = any(len(other) > len(text.text) - at and other.startswith(text.text[at:]) for other in markers)
+            if marker and (text.ended or not longer):
+                self._pass(at)
+                return marker
+            if not marker:
+                held = 0 if text.ended else max((overlap(text.text, marker) for marker in markers), default=0)
+                self._pass(len(text.text) - held)
+            if text.ended:
+                return ""
+            yield
+
+    def _pass(self, end: int) -> None:
+        """Release the first ``end`` characters of what is held as text."""
+        self._release(self._text.text[:end])
+        self._text.drop(end)
+        self._text.at = 0
+
+    def _call(self, expected: tuple[str, ...]) -> Generator[None, None, bool]:
+        """Read a call behind the units ``expected``, which may be missing; return whether it is one."""
+        text = self._text
+        self._announced = False
+        for number, unit in enumerate(expected):
+            yield from text.skip(SPACE + _LIST if unit[0] not in _LIST else SPACE)
+            if unit is not HOLE and unit != HOLE:
+                yield from text.accept(unit)
+            elif not (yield from self._skip_id(expected[number + 1 : number + 2])):
+                return False
+        character = yield from text.skip(SPACE + _LIST)
+        if character == "{" and {Style.OBJECT, Style.KEYED} & {*self._format.styles}:
+            yield from self._object()
+        elif character:
+            yield from self._named()
+        if self._announced:
+            text.drop(text.at)
+            text.at = 0
+            self.done = self.calls == self._max_calls
+            self._closings = [*self._format.closing_units]
+        return self._announced
+
+    def _skip_id(self, following: tuple[str, ...]) -> Generator[None, None, bool]:
+        start = self._text.at
+        while self._text.at - start <= _MAX_ID and (yield from self._text.peek()):
+            for unit in following:
+                if (yield from self._text.follows(unit)):
+                    return True
+            self._text.at += 1
+        return False
+
+    def _more_calls(self) -> Reading:
+        """Read the calls that follow one without a marker of their own, and what closes them."""
+        text, opening = self._text, units(self._format.opening)
+        while not self.done:
+            character = yield from text.skip()
+            if not character:
+                # Nothing but separators followed the last call.
+                text.drop(len(text.text))
+                return
+            if (yield from self._accept_closing()):
+                continue
+            for marker in self._triggers:
+                if (yield from text.follows(marker)):
+                    text.at = 0
+                    return
+            if not opening and character in _LIST:
+                text.at += 1
+            elif (opening and not (yield from text.follows(opening[0]))) or not (yield from self._call(opening)):
+                text.at = 0
+                return
+
+    def _accept_closing(self) -> Generator[None, None, bool]:
+        text = self._text
+        for closing in self._closings:
+            if (yield from text.accept(closing)):
+                self._closings.remove(closing)
+                text.drop(text.at)
+                text.at = 0
+                return True
+        return False
+
+    def _object(self) -> Reading:
+        if Style.KEYED in self._format.styles:
+            start = self._text.at
+            yield from self._keyed()
+            if self._announced:
+                return
+            self._text.at = start
+        if Style.OBJECT in self._format.styles:
+            known = self._format
+            yield from self._json(CallReader(name_key=known.name_key, arguments_key=known.arguments_key))
+
+    def _keyed(self) -> Reading:
+        text = self._text
+        if not (yield from text.accept_units(("{", '"'))):
+            return
+        name = yield from text.run('"', _MAX_NAME)
+        if name in self._functions and (yield from text.accept_units(('"', ":"))):
+            yield from self._json(CallReader(name))
+            yield from text.accept_units(("}",))
+
+    def _json(self, reader: CallReader) -> Reading:
+        text = self._text
+        while character := (yield from text.peek()):
+            text.at += 1
+            progress = reader.push(character)
+            if reader.name is not None and reader.has_arguments:
+                if not self._announced:
+                    if reader.name not in self._functions:
+                        return
+                    self._name = reader.name
+                self._emit(reader.take_arguments())
+                text.drop(text.at)
+                text.at = 0
+            if progress is Progress.BROKEN and self._announced:
+                # The part that was released stays a call; the character that broke it is text.
+                text.text, text.at = character + text.text[text.at :], 0
+            if progress is not Progress.MORE:
+                return
+
+    def _named(self) -> Reading:
+        """Read a call that begins with its name."""
+        text, known = self._text, self._format
+        name = yield from text.run(_NAME_ENDS, _MAX_NAME)
+        name = name if name in self._functions else name.removeprefix(_NAMESPACE)
+        if name not in self._functions:
+            return
+        self._name = name
+        character = yield from text.peek()
+        parameters = self._functions[name]
+        if Style.PYTHON in known.styles and character == "(":
+            text.at += 1
+            # Text may begin like a call; arguments without a name would make one of it.
+            properties = {} if known.unopened else resolved(parameters or {}, parameters).get("properties") or {}
+            yield from LiteralReader(text, self._emit_late).arguments(")", "=", [*properties])
+        elif Style.BRACES in known.styles and character == "{":
+            text.at += 1
+            yield from LiteralReader(text, self._emit_late, known.quote).arguments("}", ":", ())
+        elif known.tags is not None:
+            yield from self._tagged(parameters)
+        elif Style.JSON in known.styles:
+            yield from text.run("{", _MAX_HEADER)
+            if (yield from text.peek()) == "{":
+                yield from self._json(CallReader(name))
+
+    def _tagged(self, parameters: Schema | None) -> Reading:
+        known, text = self._format, self._text
+        assert known.tags is not None
+        for part in known.name_closing.split(HOLE):
+            while known.name_closing.find(HOLE) >= 0 and (yield from text.peek()).isalnum():
+                text.at += 1
+            if not (yield from text.accept_units(units(part))):
+                return
+        reader = TagReader(text, self._emit, known.tags, parameters)
+        if (yield from reader.begins(known.closing_units)):
+            yield from reader.arguments()
+
+    def _emit_late(self, arguments: str) -> None:
+        """Release arguments, but not yet the brace that opens them: it may be followed by something else."""
+        if not self._announced and arguments == "{":
+            return
+        self._emit(arguments if self._announced else "{" + arguments)
+
+    def _emit(self, arguments: str) -> None:
+        """Release a part of the arguments of the current call."""
+        if not self._announced:
+            self._announced = True
+            self.calls += 1
+            # White space before a call is not text.
+            self._space = []
+            self._parts.append(CallPart(self.calls - 1, self._name, arguments))
+        elif arguments:
+            last = self._parts[-1] if self._parts else None
+            if isinstance(last, CallPart) and last.index == self.calls - 1:
+                last.arguments += arguments
+            else:
+                self._parts.append(CallPart(self.calls - 1, None, arguments))
 
     def _release(self, text: str) -> None:
         """Add ``text`` to the parts without the white space at its end, which is dropped if a call follows."""
-        shown = text.rstrip(_SPACE)
+        shown = text.rstrip(SPACE)
         if shown:
             self._add_text("".join(self._space) + shown)
             self._space = []
@@ -130,105 +316,3 @@ class ToolParser:
             last.text += text
         else:
             self._parts.append(TextPart(text))
-
-    def _add_call(self, name: str | None, arguments: str) -> None:
-        last = self._parts[-1] if self._parts else None
-        if name is None and isinstance(last, CallPart) and last.index == self.calls - 1:
-            last.arguments += arguments
-        else:
-            self._parts.append(CallPart(self.calls - 1, name, arguments))
-
-    def _read_character(self, character: str) -> int:
-        """Return 1 if the character was read, 0 if the new mode must read it."""
-        match self._mode:
-            case _Mode.READY:
-                return self._read_ready(character)
-            case _Mode.NAME:
-                return self._read_name(character)
-            case _:
-                return self._read_call(character)
-
-    def _read_ready(self, character: str) -> int:
-        if character == "{":
-            self._begin_call(CallReader())
-            return 0
-        if character in _SEPARATORS:
-            self._raw.append(character)
-            return 1
-        if self._format.bare_names and self._raw == [self._format.opening]:
-            self._mode = _Mode.NAME
-            return 0
-        if self._raw[:1] == [self._format.opening]:
-            self._give_up()
-        else:
-            # Only separators so far, which may begin a marker.
-            self._mode = _Mode.TEXT
-            self._partial, self._raw = "".join(self._raw), []
-        return 0
-
-    def _read_name(self, character: str) -> int:
-        if character != "{":
-            self._raw.append(character)
-            return 1
-        name = _AFTER_NAME.split("".join(self._raw[1:]).lstrip(), maxsplit=1)[0]
-        if name not in self._names:
-            self._give_up()
-            return 0
-        self._begin_call(CallReader(name))
-        return 0
-
-    def _begin_call(self, reader: CallReader) -> None:
-        self._reader = reader
-        self._announced = False
-        self._mode = _Mode.CALL
-
-    def _read_call(self, character: str) -> int:
-        reader = self._reader
-        progress = reader.push(character)
-        if not self._announced:
-            self._raw.append(character)
-            if reader.name is not None and reader.has_arguments:
-                if reader.name not in self._names:
-                    self._give_up()
-                    return 1
-                self._announced = True
-                self._raw = []
-                self.calls += 1
-                # White space before a call is not text.
-                self._space = []
-                self._add_call(reader.name, reader.take_arguments())
-        elif fragment := reader.take_arguments():
-            self._add_call(None, fragment)
-        match progress:
-            case Progress.MORE:
-                pass
-            case Progress.DONE if self._announced:
-                self._end_call()
-            case _ if self._announced:
-                # The part that was released stays a call; the character that broke it is text.
-                self._give_up()
-                return 0
-            case _:
-                self._give_up()
-        return 1
-
-    def _end_call(self) -> None:
-        if self.calls == self._max_calls:
-            self.done = True
-        self._closes = bool(self._format.closing)
-        self._mode = _Mode.TEXT if self._closes else _Mode.READY
-        self._raw = []
-
-    def _give_up(self) -> None:
-        """Treat what was read since a call may have begun as text."""
-        self._mode = _Mode.TEXT
-        raw, self._raw = "".join(self._raw), []
-        self._release(raw)
-
-
-def overlap(text: str, marker: str, start: int) -> int:
-    """Return the length of the longest suffix of ``text[start:]`` that is a proper prefix of ``marker``."""
-    for length in range(min(len(marker) - 1, len(text) - start), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
-    return 0

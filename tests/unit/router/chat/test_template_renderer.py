@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from caravan_router.chat.template_renderer import MAX_SOURCE_BYTES, TemplateError, TemplateOutputError, TemplateRenderer
+from caravan_router.chat.template_errors import TemplateError, TemplateOutputError
+from caravan_router.chat.template_renderer import MAX_SOURCE_BYTES, TemplateRenderer
 
 # For templates that would never end.
 TIME_LIMIT_S = 3.0

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.chat.tool_format import GENERIC
+from caravan_router.chat.known_tool_formats import GENERIC
 from caravan_router.chat.tool_grammar import tool_constraint
 from caravan_testing.scripted_engine import ScriptedEngine
 

@@ -2,12 +2,13 @@
 
 import json
 
-import llguidance
 import pytest
 
-from caravan_router.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat
+from caravan_router.chat.known_tool_formats import GENERIC, HERMES, LLAMA_3, MISTRAL
+from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_grammar import tool_constraint
 from caravan_router.chat.tool_parser import CallPart, ToolParser
+from caravan_testing.byte_grammar import accepts
 from caravan_testing.scripted_engine import ScriptedEngine
 
 PARAMETERS = {
@@ -25,27 +26,6 @@ OUTPUTS = {
     GENERIC: "%s",
 }
 MORE = {HERMES: "<tool_call>\n%s\n</tool_call>\n<tool_call>\n%s\n</tool_call>", MISTRAL: "[TOOL_CALLS][%s, %s]"}
-
-
-def accepts(grammar: str, text: str) -> bool:
-    """Whether ``grammar`` accepts exactly ``text``, with a vocabulary of single bytes."""
-    tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
-    wrapper = llguidance.TokenizerWrapper(_Bytes(tokens))
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer(wrapper), grammar)
-    assert not matcher.is_error(), matcher.get_error()
-    data = list(text.encode())
-    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
-
-
-class _Bytes:
-    def __init__(self, tokens: list[bytes]) -> None:
-        self.tokens = tokens
-        self.eos_token_id = len(tokens) - 1
-        self.bos_token_id = None
-        self.special_token_ids = [self.eos_token_id]
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text if isinstance(text, bytes) else text.encode())
 
 
 @pytest.mark.parametrize("tool_format", list(OUTPUTS), ids=["hermes", "mistral", "llama-3", "generic"])

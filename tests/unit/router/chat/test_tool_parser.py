@@ -2,7 +2,8 @@
 
 import pytest
 
-from caravan_router.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat, tool_format_of
+from caravan_router.chat.known_tool_formats import GENERIC, HERMES, LLAMA_3, MISTRAL, QWEN_3_CODER, known_format_of
+from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_parser import CallPart, Part, TextPart, ToolParser
 
 Read = tuple[str, list[tuple[str, str]]]
@@ -28,7 +29,7 @@ def joined(parts: list[Part]) -> Read:
 
 
 def read(tool_format: ToolFormat, pieces: list[str], max_calls: int | None = None) -> Read:
-    parser = ToolParser(tool_format, {"f", "get_weather"}, max_calls)
+    parser = ToolParser(tool_format, {"f": None, "get_weather": None}, max_calls)
     parts = [part for piece in pieces for part in parser.feed(piece)]
     return joined(parts + parser.finish())
 
@@ -90,7 +91,7 @@ def test_an_output_is_split_into_text_and_calls(tool_format: ToolFormat, output:
 
 
 def test_the_parser_ignores_everything_after_the_last_allowed_call() -> None:
-    parser = ToolParser(HERMES, {"f"}, max_calls=1)
+    parser = ToolParser(HERMES, {"f": None}, max_calls=1)
     text = f"<tool_call>{F}</tool_call><tool_call>{F}</tool_call>"
     assert joined(parser.feed(text)) == ("", [F_READ])
     assert parser.done
@@ -99,7 +100,7 @@ def test_the_parser_ignores_everything_after_the_last_allowed_call() -> None:
 
 
 def test_the_name_and_the_arguments_are_released_as_they_arrive() -> None:
-    parser = ToolParser(HERMES, {"f"})
+    parser = ToolParser(HERMES, {"f": None})
     assert parser.feed("Hm <tool") == [TextPart("Hm")]
     assert parser.feed('_call>{"name": "f", "arg') == []
     assert parser.feed('uments": {"a"') == [CallPart(0, "f", '{"a"')]
@@ -113,7 +114,7 @@ def test_the_name_and_the_arguments_are_released_as_they_arrive() -> None:
     [
         ("{% for m in messages %}{{ m.content }}{% endfor %}", GENERIC),
         ("{% if tools %}<tool_call>{% endif %}", HERMES),
-        ("{% if tools %}<tool_call><function=x>{% endif %}", GENERIC),
+        ("{% if tools %}<tool_call><function=x>{% endif %}", QWEN_3_CODER),
         ("{{ tools }}[TOOL_CALLS]", MISTRAL),
         ('{{ tools }} "parameters" <|python_tag|>', LLAMA_3),
         ('{{ tools }} "parameters" {{ "ipython" }}', LLAMA_3),
@@ -121,4 +122,4 @@ def test_the_name_and_the_arguments_are_released_as_they_arrive() -> None:
     ],
 )
 def test_the_format_is_recognized_from_the_template(template: str, expected: ToolFormat) -> None:
-    assert tool_format_of(template) == expected
+    assert known_format_of(template) == expected

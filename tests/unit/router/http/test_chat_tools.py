@@ -23,6 +23,9 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": SCHEMA}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Łódź"}}\n</tool_call>'
+EXCLUSIVE = "Grammar and tools are mutually exclusive, unless it is a JSON schema."
+# What surrounds the schema of a call in the grammar.
+_BEFORE, _BEHIND = 'call_0: "<tool_call>\\n" %json ', ' "\\n</tool_call>"'
 
 
 @pytest.fixture
@@ -137,6 +140,46 @@ async def test_a_control_token_may_mark_calls(engine: ScriptedEngine) -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
 
 
+async def test_the_text_of_a_control_token_opens_no_call(engine: ScriptedEngine) -> None:
+    engine.controls = {"<tool_call>": 900, "</tool_call>": 901}
+    async with serving(engine) as service:
+        copied = await chat(service)
+        body = CALL.removeprefix("<tool_call>").removesuffix("</tool_call>")
+        engine.script = lambda _: [
+            word("<tool_call>", special=True),
+            *letters(body)[:-1],
+            word("</tool_call>", special=True),
+            EOS_TOKEN,
+        ]
+        called = await chat(service)
+    assert (copied["message"]["content"], copied["finish_reason"]) == (CALL, "stop")
+    assert called["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    assert called["message"]["content"] is None
+
+
+@pytest.mark.parametrize("ending", ["", "</think>", "</think>\n\n"])
+async def test_a_call_at_the_end_of_a_thought_is_a_call(engine: ScriptedEngine, ending: str) -> None:
+    engine.model = replace(MODEL, chat_template=HERMES + "<think></think>", max_sequence_tokens=4096)
+    engine.script = lambda _: letters(f"<think>Let me look.\n{CALL}{ending}")
+    async with serving(engine) as service:
+        choice = await chat(service)
+        chunks = (await stream(service))[:-1]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Let me look.", None)
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Łódź"}'}
+    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_in_a_thought_before_an_answer_is_a_thought(engine: ScriptedEngine) -> None:
+    engine.model = replace(MODEL, chat_template=HERMES + "<think></think>", max_sequence_tokens=4096)
+    engine.script = lambda _: letters(f"<think>I could write {CALL}</think>It rains.")
+    async with serving(engine) as service:
+        choice = await chat(service)
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == (f"I could write {CALL}", "It rains.")
+    assert choice["finish_reason"] == "stop"
+
+
 async def test_without_parallel_tool_calls_the_first_call_ends_the_output(
     service: Service, engine: ScriptedEngine
 ) -> None:
@@ -169,22 +212,23 @@ async def test_some_tool_must_be_called(service: Service, engine: ScriptedEngine
     constraint = engine.spec.constraint
     assert constraint is not None
     lines = constraint.source.splitlines()
-    assert lines[0] == 'start: tagged ("\\n" tagged)*'
-    assert lines[1] == "call: call_0 | call_1"
-    schema = json.loads(lines[2].removeprefix("call_0: %json "))
+    assert lines[0] == 'start: call ("\\n" call)*'
+    assert lines[3] == "call: call_0 | call_1"
+    schema = json.loads(lines[1].removeprefix(_BEFORE).removesuffix(_BEHIND))
     arguments = SCHEMA | {"additionalProperties": False}
     assert schema["properties"] == {"name": {"const": "weather"}, "arguments": arguments}
-    assert lines[4] == 'tagged: "<tool_call>" "\\n" call "\\n" "</tool_call>"'
     await chat(service, tool_choice="required", parallel_tool_calls=False)
     assert engine.spec.constraint is not None
-    assert engine.spec.constraint.source.startswith("start: tagged\n")
+    assert engine.spec.constraint.source.startswith("start: call\n")
 
 
 async def test_the_constraint_names_control_tokens_by_id(service: Service, engine: ScriptedEngine) -> None:
     engine.controls = {"<tool_call>": 900, "</tool_call>": 901}
     await chat(service, tool_choice="required")
     assert engine.spec.constraint is not None
-    assert 'tagged: <[900]> "\\n" call "\\n" <[901]>' in engine.spec.constraint.source
+    call = engine.spec.constraint.source.splitlines()[1]
+    assert call.startswith('call_0: <[900]> "\\n" %json {')
+    assert call.endswith('} "\\n" <[901]>')
 
 
 async def test_definitions_of_a_parameter_schema_move_to_the_root_of_the_call_schema(
@@ -194,9 +238,20 @@ async def test_definitions_of_a_parameter_schema_move_to_the_root_of_the_call_sc
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     await chat(service, tools=[tool], tool_choice="required")
     assert engine.spec.constraint is not None
-    schema = json.loads(engine.spec.constraint.source.splitlines()[2].removeprefix("call_0: %json "))
+    schema = json.loads(engine.spec.constraint.source.splitlines()[1].removeprefix(_BEFORE).removesuffix(_BEHIND))
     assert schema["$defs"] == {"A": {"type": "integer"}}
     assert "$defs" not in schema["properties"]["arguments"]
+
+
+async def test_an_answer_to_a_schema_may_take_the_place_of_calls(service: Service, engine: ScriptedEngine) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    await chat(service, response_format=schema)
+    assert engine.spec.constraint is not None
+    lines = engine.spec.constraint.source.splitlines()
+    assert lines[0] == "start: calls | answer"
+    assert json.loads(lines[2].removeprefix("answer: %json "))["properties"] == SCHEMA["properties"]
+    await chat(service, response_format=schema, tool_choice="required")
+    assert "answer" not in engine.spec.constraint.source
 
 
 async def test_with_tool_choice_none_the_prompt_has_no_tools(service: Service, engine: ScriptedEngine) -> None:
@@ -211,8 +266,7 @@ async def test_with_tool_choice_none_the_prompt_has_no_tools(service: Service, e
         ({"tool_choice": "g"}, "Tool error: Tool with name g not found"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "Tool error: Tool with name g not found"),
         ({"tool_choice": "required", "tools": []}, "Tool error: `tool_choice` is `required`, but there are no `tools`"),
-        ({"response_format": {"type": "json_object"}},
-         "Tool error: Grammar and tools are mutually exclusive. Given: `tools` and `response_format`"),
+        ({"guided_regex": "a"}, f"Tool error: {EXCLUSIVE} Given: `tools` and `guided_regex`"),
     ],
 )  # fmt: skip
 async def test_impossible_tool_choices_are_refused(

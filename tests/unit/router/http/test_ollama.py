@@ -243,7 +243,6 @@ async def test_an_error_in_a_started_stream_is_a_line(service: Service, engine: 
         ("/api/generate", {"prompt": "x", "insecure": True}, "insecure"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
         ("/api/chat", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ("/api/chat", {"messages": HI, "format": "json", "tools": [TOOL]}, "mutually exclusive"),
     ],
 )  # fmt: skip
 async def test_a_validation_error_names_the_field(

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from caravan_proto.messages.results import FinishReason
 from caravan_router.api.generation.run import Run, read_all
 from caravan_router.api.openai.events import FINISH_WORDS
+from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_reader import ThoughtPart, ThoughtReader
+from caravan_router.chat.tool_format import CONTROL
 from caravan_router.chat.tool_parser import CallPart, TextPart, ToolParser
 from caravan_router.text.assembler import Piece, TextOptions
 from caravan_router.text.detokenize import display_text
@@ -22,10 +24,25 @@ class ChatOutput:
     """The output of one choice: thoughts, text and tool calls. It ends its ``run`` when it needs no more tokens.
 
     ``reader`` splits off the thoughts; None if there are none. The stop strings of ``text`` are looked for in the
-    answer only. ``parser`` finds tool calls in the answer; None if there is nothing to call.
+    answer only. ``parser`` finds tool calls in the answer, and ``thought_calls`` in thoughts; None if there is
+    nothing to call.
     """
 
-    __slots__ = ("_markers", "_min_tokens", "_parser", "_reader", "_stops", "_tokens", "_wanted", "finish", "run")
+    __slots__ = (
+        "_answered",
+        "_called",
+        "_markers",
+        "_min_tokens",
+        "_parser",
+        "_reader",
+        "_stops",
+        "_thought_calls",
+        "_thought_markers",
+        "_tokens",
+        "_wanted",
+        "finish",
+        "run",
+    )
 
     def __init__(
         self,
@@ -33,16 +50,21 @@ class ChatOutput:
         parser: ToolParser | None,
         reader: ThoughtReader | None = None,
         text: TextOptions = NO_OPTIONS,
+        *,
+        thought_calls: ThoughtCalls | None = None,
     ) -> None:
         self.run = run
+        self._thought_calls = thought_calls
+        # Whether there is an answer, and whether a thought ended with calls.
+        self._answered = self._called = False
         self._parser = parser
         self._reader = reader
         self._stops = StopCutter(text.stops, keep_stop=text.keep_stop) if text.stops else None
         self._min_tokens = text.min_tokens
         self._tokens = 0
+        # Texts of control tokens that are looked for; in others they are hidden.
         self._markers = frozenset() if parser is None else parser.markers
-        if reader is not None:
-            self._markers |= reader.markers
+        self._thought_markers = frozenset() if reader is None else reader.markers
         # False when the output needs no more tokens.
         self._wanted = True
         # OpenAI's finish reason, once the choice has ended.
@@ -64,13 +86,14 @@ class ChatOutput:
         if self._parser is None and self._reader is None and self._stops is None:
             parts: list[Part] = [TextPart(text)] if (text := "".join([piece.text for piece in pieces])) else []
         else:
-            parts = self._read(pieces, ended=finish is not None)
+            parts = [_shown(part) for part in self._read(pieces, ended=finish is not None)]
             if not self._wanted:
                 finish = FinishReason.STOP_SEQUENCE
                 self.run.end()
         if finish is not None:
             self.finish = FINISH_WORDS[finish]
-            if self._parser is not None and self._parser.calls and finish is not FinishReason.LENGTH:
+            called = self._called or (self._parser is not None and self._parser.calls > 0)
+            if called and finish is not FinishReason.LENGTH:
                 self.finish = "tool_calls"
         return parts
 
@@ -88,9 +111,8 @@ class ChatOutput:
                 break
             self._tokens += 1
             text = piece.text
-            if piece.token.special and (shown := display_text(piece.token.piece)) in self._markers:
-                # In some vocabularies the marker of a thought or a call is a control token, or begins with one.
-                text = shown
+            if piece.token.special:
+                text = self._marker(display_text(piece.token.piece)) or text
             if self._reader is None:
                 parts += self._read_answer(text)
             else:
@@ -102,14 +124,33 @@ class ChatOutput:
                 parts += self._parsed(self._stops.flush())
         if (ended or not self._wanted) and self._parser is not None:
             parts += self._parser.finish()
+        if ended and self._thought_calls is not None and not self._answered:
+            rest, calls = self._thought_calls.finish()
+            parts += [ThoughtPart(rest)] if rest else []
+            parts += calls
+            self._called = bool(calls)
         return parts
+
+    def _marker(self, shown: str) -> str:
+        """Return what the readers are to see of a control token; "" for nothing.
+
+        In some vocabularies the marker of a thought or a call is a control token, or begins with one.
+        """
+        if shown in self._thought_markers:
+            return shown
+        # As text, it opens no call then: a model may copy that from a message.
+        return next((marker for marker in (CONTROL + shown, shown) if marker in self._markers), "")
 
     def _read_parts(self, read: Sequence[ThoughtPart | TextPart]) -> list[Part]:
         parts: list[Part] = []
         for part in read:
             if isinstance(part, ThoughtPart):
-                parts.append(part)
+                text = part.text if self._thought_calls is None else self._thought_calls.feed(part.text)
+                parts += [ThoughtPart(text)] if text else []
             elif self._wanted:
+                if self._thought_calls is not None and part.text.strip():
+                    self._answered = True
+                    parts += [ThoughtPart(held)] if (held := self._thought_calls.drop()) else []
                 parts += self._read_answer(part.text)
         return parts
 
@@ -127,6 +168,15 @@ class ChatOutput:
         parts: list[Part] = [*self._parser.feed(text)]
         self._wanted = not self._parser.done
         return parts
+
+
+def _shown(part: Part) -> Part:
+    """Take the marks of control tokens out of ``part``."""
+    if isinstance(part, CallPart):
+        part.arguments = part.arguments.replace(CONTROL, "")
+    else:
+        part.text = part.text.replace(CONTROL, "")
+    return part
 
 
 async def read_outputs(outputs: Sequence[ChatOutput], takers: Sequence[Taker]) -> None:

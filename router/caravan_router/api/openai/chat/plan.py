@@ -13,25 +13,27 @@ from caravan_router.api.openai.chat.thinking import thought_plan_of
 from caravan_router.api.openai.chat.tools import NO_TOOLS, ToolPlan, tool_plan_of
 from caravan_router.api.openai.rules import continue_error, control_texts_error
 from caravan_router.chat.control_text import strings_of
+from caravan_router.chat.known_tool_formats import knows_tools
 from caravan_router.chat.prompt import ChatPrompt, Conversation, TooManyControlTextsError, prompt_of, template_of
-from caravan_router.chat.template_renderer import TemplateError, TemplateOutputError
+from caravan_router.chat.template_errors import TemplateError, TemplateOutputError
 from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.chat.thought_prompt import ThoughtPlan, with_thoughts
-from caravan_router.chat.tool_format import GENERIC, MISTRAL, ToolFormat, knows_tools, tool_format_of
-from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.chat.tool_prompt import DEFAULT_TOOL_PROMPT, with_instruction, with_short_ids, with_tools_as_text
+
+# Templates with this text refuse ids of another form than Mistral's.
+_MISTRAL_CALLS = "[TOOL_CALLS]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan:
-    """``tools``: what the output may call, in the form of ``tool_format``.
+    """``tools``: what the output may call. ``template``: the source of the template; "" without messages.
 
     ``reads_thoughts``: thoughts are split off the output; `Conversation.thought` has their format.
     """
 
     conversation: Conversation
     tools: ToolPlan
-    tool_format: ToolFormat
+    template: str = ""
     reads_thoughts: bool = False
 
     @property
@@ -39,16 +41,9 @@ class ChatPlan:
         """How the reply thinks; None if the model does not think."""
         return self.conversation.thought
 
-    def parser(self) -> ToolParser | None:
-        """Return a parser for one output; None if there is nothing to call."""
-        if not self.tools.callable:
-            return None
-        names = {tool.function.name for tool in self.tools.callable}
-        return ToolParser(self.tool_format, names, None if self.tools.several else 1)
-
 
 # The plan of a prompt that does not come from messages.
-NO_PLAN = ChatPlan(conversation=Conversation(messages=()), tools=NO_TOOLS, tool_format=GENERIC)
+NO_PLAN = ChatPlan(conversation=Conversation(messages=()), tools=NO_TOOLS)
 
 
 def chat_plan_of(context: PromptContext, body: ChatRequest, *, constrained: bool) -> ChatPlan:
@@ -62,9 +57,8 @@ def chat_plan_of(context: PromptContext, body: ChatRequest, *, constrained: bool
     except TemplateError as error:
         raise ChatTemplateError(str(error)) from error
     messages = template_messages(body.messages, developer_known="developer" in source)
-    tool_format = tool_format_of(source)
     tools = template_tools(plan.tools)
-    if tool_format == MISTRAL:
+    if _MISTRAL_CALLS in source:
         messages = with_short_ids(messages)
     if not knows_tools(source):
         if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
@@ -84,7 +78,7 @@ def chat_plan_of(context: PromptContext, body: ChatRequest, *, constrained: bool
     return ChatPlan(
         conversation=conversation,
         tools=plan,
-        tool_format=tool_format,
+        template=source,
         reads_thoughts=thought is not None and body.reasoning_format != "none",
     )
 

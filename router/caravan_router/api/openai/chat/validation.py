@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from caravan_proto.messages.constraint import Constraint, Thought
+from caravan_proto.messages.constraint import Constraint, ConstraintKind, Thought
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.api.errors import ToolError
 from caravan_router.api.generation.bounds import Bounds
@@ -29,9 +29,13 @@ from caravan_router.api.openai.stopping import stopping_of, text_options_of
 from caravan_router.chat.control_text import strings_of
 from caravan_router.chat.exact_tokens import with_exact_tokens
 from caravan_router.chat.prompt import ChatPrompt
+from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_format import Beginning, beginning_after
 from caravan_router.chat.thought_reader import ThoughtReader
+from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_grammar import functions_of, tool_constraint
+from caravan_router.chat.tool_parser import ToolParser
+from caravan_router.chat.value_grammar import UnsupportedSchemaError
 from caravan_router.core.engine import ModelFacts
 from caravan_router.text.assembler import TextOptions
 
@@ -40,7 +44,8 @@ from caravan_router.text.assembler import TextOptions
 class ValidChat:
     """``model``: the name that the reply shows.
 
-    ``beginning``: what the output begins with. ``answer_text``: how the answer ends where `output` looks for stop
+    ``beginning``: what the output begins with. ``tool_format``: how it calls tools; None if there is nothing to call.
+    ``answer_text``: how the answer ends where `output` looks for stop
     strings: they do not count in thoughts, and some replies name the one that was found. ``left_out``: turns that the
     prompt lacks.
     """
@@ -51,6 +56,7 @@ class ValidChat:
     logprobs: bool
     beginning: Beginning
     choices: Choices
+    tool_format: ToolFormat | None = None
     answer_text: TextOptions = NO_OPTIONS
     left_out: LeftOut | None = None
 
@@ -63,7 +69,17 @@ class ValidChat:
         """Return the reader of one choice's output."""
         thought = self.plan.thought if self.plan.reads_thoughts else None
         reader = None if thought is None else ThoughtReader(thought.thought_format, self.beginning)
-        return ChatOutput(run, self.plan.parser(), reader, self.answer_text)
+        if self.tool_format is None:
+            return ChatOutput(run, None, reader, self.answer_text)
+        tools, known = self.plan.tools, self.tool_format
+        functions = functions_of(template_tools(tools.callable))
+        most = None if tools.several else 1
+        # A constraint begins behind the thought. Without an opening, a call cannot be told from a thought.
+        free = reader is not None and not tools.required and not known.unopened
+        thought_calls = ThoughtCalls(known, functions, most) if free else None
+        return ChatOutput(
+            run, ToolParser(known, functions, most), reader, self.answer_text, thought_calls=thought_calls
+        )
 
     def best(self, outputs: Sequence[WholeOutput]) -> list[WholeOutput]:
         """Return the outputs of the choices, out of those of all candidates."""
@@ -114,7 +130,8 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     check_new_tokens(source.names[1], choices.candidates, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
     prediction = await _prediction(context, body, drafts=serving.max_draft_tokens > 0)
-    constraint = await _constraint(context, plan, asked)
+    tool_format = await context.templates.tool_formats.of(plan.template) if plan.tools.callable else None
+    constraint = await _constraint(context, plan, tool_format, asked)
     thought = await _thought(context, plan, beginning, constrained=constraint is not None)
     extras = Extras(constraint=constraint, adapter=context.adapter, prediction=prediction, thought=thought)
     alternatives = (body.top_logprobs or 0) if body.logprobs or choices.ranked else None
@@ -132,6 +149,7 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
         logprobs=bool(body.logprobs),
         beginning=beginning,
         choices=choices,
+        tool_format=tool_format and tool_format.with_controls(await _call_controls(context, plan)),
         answer_text=text if in_output else NO_OPTIONS,
     )
 
@@ -151,8 +169,10 @@ async def _prompt(
         check_token_ids("prompt_token_ids", token_ids, context.bounds.max_input_tokens, context.model)
         return NO_PLAN, tuple(token_ids), Beginning.UNDECIDED
     plan = chat_plan_of(context, source.body, constrained=asked is not None)
-    if asked is not None and plan.tools.tools:
-        raise ToolError(f"Grammar and tools are mutually exclusive. Given: `tools` and `{asked.field}`")
+    if asked is not None and plan.tools.tools and asked.constraint.kind is not ConstraintKind.JSON_SCHEMA:
+        raise ToolError(
+            f"Grammar and tools are mutually exclusive, unless it is a JSON schema. Given: `tools` and `{asked.field}`"
+        )
     prompt = await chat_prompt_of(context, plan)
     if source.exact:
         tokens = await with_exact_tokens(context.engine, source.exact, prompt.tokens)
@@ -179,6 +199,12 @@ async def _thought(context: Context, plan: ChatPlan, beginning: Beginning, *, co
         ending = (await context.engine.queries.tokenize(known.ending, add_special=False)).token_ids
     closings = tuple(opening.encode() for opening in known.answer_openings)
     return Thought(closings=closings, ending=ending, max_tokens=thought.max_tokens)
+
+
+async def _call_controls(context: Context, plan: ChatPlan) -> frozenset[str]:
+    """Return the tags around calls that are control tokens, but for those that mark thoughts, too."""
+    controls = await context.templates.tool_formats.controls(context.engine, plan.template)
+    return controls if plan.thought is None else controls - plan.thought.thought_format.controls
 
 
 def _after(earlier: tuple[int, ...], prompt: TokenizedText, model: ModelFacts) -> tuple[int, ...]:
@@ -223,12 +249,19 @@ async def _prediction(context: Context, body: ChatRequest, *, drafts: bool) -> t
     return tokens.token_ids[: context.bounds.max_total_tokens]
 
 
-async def _constraint(context: Context, plan: ChatPlan, asked: FieldConstraint | None) -> Constraint | None:
-    engine = context.engine
-    if not plan.tools.required:
+async def _constraint(
+    context: Context, plan: ChatPlan, tool_format: ToolFormat | None, asked: FieldConstraint | None
+) -> Constraint | None:
+    engine, tools = context.engine, plan.tools
+    if tool_format is None or not (tools.required or asked):
         return await compiled(engine, asked)
-    functions = functions_of(template_tools(plan.tools.callable))
-    constraint = await tool_constraint(engine, plan.tool_format, functions, several=plan.tools.several)
+    functions = functions_of(template_tools(tools.callable))
+    # An output that must call a tool is no answer.
+    answer = None if asked is None or tools.required else asked.constraint.source
+    try:
+        constraint = await tool_constraint(engine, tool_format, functions, several=tools.several, answer=answer)
+    except UnsupportedSchemaError as error:
+        raise ToolError(f"`tools` cannot be enforced: {error}") from error
     size, limit = len(constraint.source.encode()), context.limits.max_constraint_bytes
     if size > limit:
         raise ToolError(f"the grammar of `tools` must have at most {limit} bytes. Given: {size}")

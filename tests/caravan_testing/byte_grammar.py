@@ -1,0 +1,58 @@
+"""Asks llguidance whether a grammar accepts a text, with a vocabulary of single bytes."""
+
+from random import Random
+
+import llguidance
+
+_EOS = 256
+# Where no more bytes may follow, the grammar is not in free text.
+_FEW = 64
+# How often a text ends where it may.
+_ENDS = 0.5
+# Random letters are of these, so that what is drawn is UTF-8.
+_LETTERS = frozenset(b" abcxyz019.,:;<>(){}[]|/=_-+'\"\\\n\t")
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether ``grammar`` accepts exactly ``text``, with a vocabulary of single bytes."""
+    matcher = _matcher(grammar)
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+def drawn(grammar: str, random: Random, most: int) -> str:
+    """Return a random text that ``grammar`` accepts.
+
+    After ``most`` bytes the smallest byte that may follow is taken, which ends what could go on for ever.
+    """
+    matcher = _matcher(grammar)
+    data = bytearray()
+    while not matcher.is_stopped():
+        mask = matcher.compute_logit_bias()
+        allowed = [byte for byte in range(_EOS) if mask[byte]]
+        if mask[_EOS] and (not allowed or random.random() < _ENDS):
+            break
+        usual = [byte for byte in allowed if byte in _LETTERS] if len(allowed) > _FEW else allowed
+        data.append(random.choice(usual) if len(data) < most else usual[0])
+        assert matcher.consume_token(data[-1])
+        assert len(data) < 2 * most, bytes(data)
+    return data.decode()
+
+
+def _matcher(grammar: str) -> llguidance.LLMatcher:
+    tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
+    wrapper = llguidance.TokenizerWrapper(_Bytes(tokens))
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer(wrapper), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+class _Bytes:
+    def __init__(self, tokens: list[bytes]) -> None:
+        self.tokens = tokens
+        self.eos_token_id = len(tokens) - 1
+        self.bos_token_id = None
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())

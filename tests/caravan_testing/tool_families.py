@@ -1,0 +1,261 @@
+"""Small chat templates that write calls of tools as the templates of model families do."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from caravan_router.chat.template_environment import compiled
+
+Json = dict[str, Any]
+Call = tuple[str, Json]
+
+_BAR = "\uff5c"
+_STEP = "\u2581"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """``calls``: the part of the template that writes ``m.tool_calls``.
+
+    ``shown``: the template that the router sees, if that does not write calls; it is one of "" and what marks it.
+    ``most_calls``: in one turn. ``splits``: whether text may precede a call. ``enforced``: a constraint is for what is
+    written here, and not for another syntax that the model knows, too.
+    """
+
+    name: str
+    calls: str
+    shown: str = ""
+    most_calls: int = 2
+    splits: bool = True
+    enforced: bool = True
+
+    @property
+    def writer(self) -> str:
+        """A template that writes calls."""
+        return (
+            "{% if tools %}Tools: {{ tools | tojson }}{% endif %}"
+            "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}<|end|>"
+            "{% elif m.role == 'assistant' %}<|assistant|>{{ m.content }}{% if m.tool_calls %}"
+            + self.calls
+            + "{% endif %}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        )
+
+    @property
+    def template(self) -> str:
+        """The template that the router sees."""
+        return "{% if tools %}" + self.shown + "{{ tools | tojson }}{% endif %}" if self.shown else self.writer
+
+    def written(self, calls: list[Call], content: str = "") -> str:
+        """Return what the model writes: ``content``, then ``calls``."""
+        reply: Json = {"role": "assistant", "content": content}
+        reply["tool_calls"] = [
+            {"id": f"abcdefgh{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for number, (name, arguments) in enumerate(calls)
+        ]
+        text = compiled(self.writer).render(messages=[reply], tools=None)
+        return text.removeprefix("<|assistant|>").removesuffix("<|end|>")
+
+
+def _each(call: str, between: str = "") -> str:
+    """Write ``call`` for each call ``c`` with the arguments ``a``."""
+    return (
+        "{% for t in m.tool_calls %}{% set c = t.function %}{% set a = c.arguments %}"
+        + (("{{ '" + between + "' if not loop.first }}") if between else "")
+        + call
+        + "{% endfor %}"
+    )
+
+
+_OBJECT = '{"name": "{{ c.name }}", "arguments": {{ a | tojson }}}'
+_JSON = "{{ a | tojson }}"
+_RAW = "{{ v if v is string else v | tojson }}"
+
+
+def _tags(before: str, middle: str, behind: str) -> str:
+    return "{% for k, v in a.items() %}" + before + "{{ k }}" + middle + _RAW + behind + "{% endfor %}"
+
+
+def _deepseek(words: str) -> str:
+    return f"<{_BAR}{words.replace(' ', _STEP)}{_BAR}>"
+
+
+# Python's literals, and Gemma's.
+_PYTHON = (
+    "{%- macro py(v) -%}{%- if v is string -%}{{ '\"' + (v | replace('\\\\', '\\\\\\\\') | replace('\"', '\\\\\"')"
+    " | replace('\\n', '\\\\n')) + '\"' }}{%- elif v is boolean or v is none or v is number -%}{{ v }}"
+    "{%- elif v is mapping -%}{ {%- for k, w in v.items() -%}{{ py(k) }}: {{ py(w) }}{{ ', ' if not loop.last }}"
+    "{%- endfor -%} }{%- else -%}[{%- for w in v -%}{{ py(w) }}{{ ', ' if not loop.last }}{%- endfor -%}]"
+    "{%- endif -%}{%- endmacro -%}"
+)
+_PYTHON_CALL = "{{ c.name }}({% for k, v in a.items() %}{{ k }}={{ py(v) }}{{ ', ' if not loop.last }}{% endfor %})"
+_GEMMA = (
+    "{%- macro gm(v) -%}{%- if v is string -%}{{ '<|\"|>' + v + '<|\"|>' }}{%- elif v is boolean or v is none -%}"
+    "{{ v | tojson }}{%- elif v is mapping -%}{ {%- for k, w in v | dictsort -%}{{ k }}:{{ gm(w) }}"
+    "{{ ',' if not loop.last }}{%- endfor -%} }{%- elif v is iterable -%}[{%- for w in v -%}{{ gm(w) }}"
+    "{{ ',' if not loop.last }}{%- endfor -%}]{%- else -%}{{ v }}{%- endif -%}{%- endmacro -%}"
+)
+_QWEN_CODER = (
+    "<tool_call>\n<function={{ c.name }}>\n"
+    + _tags("<parameter=", ">\n", "\n</parameter>\n")
+    + "</function>\n</tool_call>"
+)
+_DSML = f"<{_BAR}DSML{_BAR}"
+_DSML_END = f"</{_BAR}DSML{_BAR}"
+
+FAMILIES = (
+    Family("Qwen 2.5 and Hermes", "\n" + _each("<tool_call>\n" + _OBJECT + "\n</tool_call>", "\\n")),
+    Family("SmolLM 3", _each("<tool_call>\n" + _OBJECT + "\n</tool_call>", "\\n"), "Answer <tool_call>"),
+    Family("ERNIE", _each("\n<tool_call>\n" + _OBJECT + "\n</tool_call>\n")),
+    Family("Granite 4", _each("\n<tool_call>\n" + _OBJECT + "\n</tool_call>")),
+    Family("Qwen3-Coder", "\n" + _each(_QWEN_CODER, "\\n")),
+    Family("Nemotron 3", _each(_QWEN_CODER + "\n")),
+    Family(
+        "Seed-OSS",
+        _each(
+            "\n<seed:tool_call>\n<function={{ c.name }}>\n"
+            + _tags("<parameter=", ">", "</parameter>\n")
+            + "</function>\n</seed:tool_call>"
+        ),
+    ),
+    Family(
+        "GLM 4.5",
+        _each(
+            "\n<tool_call>{{ c.name }}\n"
+            + _tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+            + "</tool_call>"
+        ),
+    ),
+    Family(
+        "GLM 4.7",
+        _each("<tool_call>{{ c.name }}" + _tags("<arg_key>", "</arg_key><arg_value>", "</arg_value>") + "</tool_call>"),
+    ),
+    Family(
+        "MiniMax M2",
+        "\n<minimax:tool_call>\n"
+        + _each('<invoke name="{{ c.name }}">\n' + _tags('<parameter name="', '">', "</parameter>\n") + "</invoke>\n")
+        + "</minimax:tool_call>",
+    ),
+    Family("MiniMax M1", "\n<tool_calls>\n" + _each(_OBJECT + "\n") + "</tool_calls>"),
+    Family(
+        "DeepSeek V3.2",
+        f"\n\n{_DSML}function_calls>\n"
+        + _each(
+            f'{_DSML}invoke name="{{{{ c.name }}}}">\n'
+            + _tags(
+                f'{_DSML}parameter name="',
+                "\" string=\"{{ 'true' if v is string else 'false' }}\">",
+                f"{_DSML_END}parameter>\n",
+            )
+            + f"{_DSML_END}invoke>\n"
+        )
+        + f"{_DSML_END}function_calls>",
+    ),
+    Family(
+        "DeepSeek V3.1",
+        _deepseek("tool calls begin")
+        + _each(
+            _deepseek("tool call begin") + "{{ c.name }}" + _deepseek("tool sep") + _JSON + _deepseek("tool call end")
+        )
+        + _deepseek("tool calls end"),
+    ),
+    Family(
+        "DeepSeek R1",
+        _deepseek("tool calls begin")
+        + _each(
+            _deepseek("tool call begin")
+            + "function"
+            + _deepseek("tool sep")
+            + "{{ c.name }}\n```json\n"
+            + _JSON
+            + "\n```"
+            + _deepseek("tool call end"),
+            "\\n",
+        )
+        + _deepseek("tool calls end"),
+        _deepseek("tool sep"),
+    ),
+    Family(
+        "Kimi K2",
+        "<|tool_calls_section_begin|>"
+        + _each(
+            "<|tool_call_begin|>functions.{{ c.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
+            + _JSON
+            + "<|tool_call_end|>"
+        )
+        + "<|tool_calls_section_end|>",
+    ),
+    Family(
+        "Gemma 4",
+        _GEMMA
+        + _each(
+            "<|tool_call>call:{{ c.name }}{ {%- for k, v in a | dictsort -%}{{ k }}:{{ gm(v) }}"
+            "{{ ',' if not loop.last }}{%- endfor -%} }<tool_call|>"
+        ),
+    ),
+    Family(
+        "Gemma 3",
+        "```json\n[" + _each(_OBJECT, ", ") + "]\n```",
+        "A model that is not trained for tools. ",
+        enforced=False,
+    ),
+    Family("xLAM", "[" + _each(_OBJECT, ", ") + "]", splits=False),
+    Family(
+        "Llama 3",
+        _each('{"name": "{{ c.name }}", "parameters": {{ a | tojson }}}'),
+        'Use {"name": function, "parameters": arguments}. <|python_tag|>',
+        most_calls=1,
+        splits=False,
+    ),
+    Family(
+        "Llama 4",
+        _PYTHON + "[" + _each(_PYTHON_CALL, ", ") + "]",
+        'Use {"name": function, "parameters": arguments}. <|python_tag|>',
+        splits=False,
+        enforced=False,
+    ),
+    Family(
+        "Mistral Nemo",
+        "[TOOL_CALLS]["
+        + _each('{"name": "{{ c.name }}", "arguments": {{ a | tojson }}, "id": "{{ t.id }}"}', ", ")
+        + "]",
+    ),
+    Family("Mistral Small 3.2", _each("[TOOL_CALLS]{{ c.name }}[CALL_ID]{{ t.id }}[ARGS]" + _JSON)),
+    Family("Devstral", _each("[TOOL_CALLS]{{ c.name }}[ARGS]" + _JSON)),
+    Family(
+        "gpt-oss",
+        # What is left of the channels when the reader of thoughts has taken their marks.
+        _each(" to=functions.{{ c.name }} <|constrain|>json" + _JSON),
+        "<|channel|>commentary",
+        most_calls=1,
+    ),
+    Family("LFM 2", _PYTHON + "<|tool_call_start|>[" + _each(_PYTHON_CALL, ", ") + "]<|tool_call_end|>"),
+    Family(
+        "LFM 2, first",
+        _PYTHON + "<|tool_call_start|>[" + _each(_PYTHON_CALL, ", ") + "]<|tool_call_end|>",
+        "<|tool_list_start|>",
+    ),
+    Family("Olmo 3", _PYTHON + "<function_calls>" + _each(_PYTHON_CALL, "\\n") + "</function_calls>"),
+    Family(
+        "Command R7B",
+        "<|START_ACTION|>[\n"
+        + _each(
+            '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.name }}", "parameters": {{ a | tojson }}}'
+            "{{ ',' if not loop.last }}\n"
+        )
+        + "]<|END_ACTION|>",
+    ),
+    Family("Granite 3", "<|tool_call|>[" + _each(_OBJECT, ", ") + "]", "<|start_of_role|> <|tool_call|>"),
+    Family("Nemotron Nano 2", "\n<TOOLCALL>[" + _each(_OBJECT, ", ") + "]</TOOLCALL>"),
+    Family("Phi 4 mini", "<|tool_call|>[" + _each(_OBJECT, ", ") + "]<|/tool_call|>", "<|tool|><|/tool_call|>"),
+    Family("Apertus", "<|tools_prefix|>[" + _each('{"{{ c.name }}": {{ a | tojson }}}', ", ") + "]<|tools_suffix|>"),
+    Family("Functionary 3.1", _each("<function={{ c.name }}>" + _JSON + "</function>")),
+    Family(
+        "Solar",
+        "<|tool_calls|>"
+        + _each(
+            "<|tool_call:begin|>{{ t.id }}<|tool_call:name|>{{ c.name }}<|tool_call:args|>"
+            + _JSON
+            + "<|tool_call:end|>"
+        )
+        + "<|calls|>",
+    ),
+)
