@@ -6,6 +6,7 @@ example CMAKE_ARGS=-DGGML_CUDA=on.
 """
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -123,12 +124,20 @@ def wheel() -> Path:
     return next(folder.glob("*.whl"))
 
 
+def is_installed(built: Path) -> bool:
+    """Whether the environment has this very wheel. For pip, wheels of one version are the same."""
+    records = VENV.glob("lib/python*/site-packages/llama_cpp_python-*.dist-info/direct_url.json")
+    return any(json.loads(record.read_text())["url"] == built.as_uri() for record in records)
+
+
 def main() -> None:
     check_tools()
     (ROOT / ".cache").mkdir(exist_ok=True)
     create_environment()
     built = wheel()
     say("Installing packages: router, shard, and what the tests need")
+    if not is_installed(built):
+        install(["--force-reinstall", "--no-deps", str(built)], "installing llama-cpp-python")
     packages = [str(built), "--editable", ".[router,shard,client,bench,otlp]", "--group", "dev"]
     install(["--progress-bar", "on", "--constraint", "constraints.txt", *packages], "installing packages")
     STAMP.touch()
