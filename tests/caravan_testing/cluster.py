@@ -229,6 +229,15 @@ class Cluster:
 
         await eventually(lambda: count() == shards, f"{shards} shards up")
 
+    async def wait_until_all_have(self, tokens: int, sequences: int) -> None:
+        """Wait until ``sequences`` generate, each with more than ``tokens`` tokens. None may end
+        before the last one begins.
+        """
+        await eventually(
+            lambda: sum(len(s.output) > tokens for s in self.engine.scheduler.sequences.values()) == sequences,
+            f"each of {sequences} sequences has more than {tokens} tokens",
+        )
+
     async def wait_until_at_rest(self) -> None:
         """Wait until no request is left, and check that router and shards hold nothing but parked prefixes."""
         schedulers = [engine.scheduler for engine in self.every_engine]

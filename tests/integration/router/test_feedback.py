@@ -5,19 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed, with_feedback
-from caravan_testing.waiting import eventually
 
 PROMPT = list(range(60, 100))
 KINDS = (0, 1, 2)
-
-
-async def until_halfway(running: Cluster, count: int) -> None:
-    await eventually(
-        lambda: sum(len(sequence.output) > 20 for sequence in running.engine.scheduler.sequences.values()) == count,
-        "every sequence has tokens",
-    )
 
 
 async def test_outputs_differ_from_those_without_it() -> None:
@@ -35,9 +27,9 @@ async def test_outputs_differ_from_those_without_it() -> None:
 async def test_it_goes_to_another_shard_with_the_tokens(drains: bool) -> None:
     config = ClusterConfig(shards=2, step_s=0.004, token_s=0.0005, drain_timeout_s=30.0)
     async with cluster(config) as running:
-        wanted = [with_feedback(spec([number, *PROMPT], 120, seed=number), number % 3) for number in range(6)]
+        wanted = [with_feedback(spec([number, *PROMPT], 300, seed=number), number % 3) for number in range(6)]
         reading = [asyncio.create_task(read(running.engine.submit(one))) for one in wanted]
-        await until_halfway(running, 6)
+        await running.wait_until_all_have(20, sequences=6)
         leaving = running.addresses[0]
         assert running.engine.scheduler.shards[leaving].stays.residents
         if drains:
