@@ -90,7 +90,7 @@ openapi: $(INSTALLED) ## generate openapi.json from the request and response typ
 	$(BIN)/python -m caravan_router.http.openapi > .cache/openapi.json
 	mv .cache/openapi.json router/caravan_router/http/openapi.json
 
-docs: $(INSTALLED) ## write the tables in the documents that are generated from the code
+docs: $(INSTALLED) ## write the tables and charts in the documents that are generated
 	$(BIN)/python docs/doc_tables.py
 
 manifests: $(INSTALLED) $(DEPLOY_TOOLS) ## write deploy/kubernetes and the flags in the chart's schema

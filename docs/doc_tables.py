@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import comparisons
 from reading_path import STOPS, lines_of
 
 from caravan_router.api.errors import INTERNAL, TABLE
@@ -187,6 +188,11 @@ def reading_path_table() -> str:
     return _table(("", "file", "lines, about", "the question that it answers", "look for"), rows)
 
 
+def comparison_table(name: str) -> str:
+    """One row for each work of a comparison with llama-server that was kept."""
+    return _table(comparisons.head(name), comparisons.table_rows(name))
+
+
 def goodput_table() -> str:
     """One row for each trace and load that `make simulate` played, with the goodput of each policy."""
     runs = _simulations()["runs"]
@@ -287,6 +293,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "goodput": goodput_table,
     "unequal shards": unequal_shards_table,
     "simulated latency": simulated_latency_table,
+    "overhead": lambda: comparison_table("overhead"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet",)),
 }
@@ -300,6 +307,9 @@ def main() -> int:
         if current != text:
             path.write_text(current)
             sys.stdout.write(f"{path.relative_to(ROOT)}: tables written\n")
+    comparisons.CHARTS.mkdir(exist_ok=True)
+    for path, picture in comparisons.charts().items():
+        path.write_text(picture)
     return 0
 
 

@@ -1,5 +1,6 @@
 """What the documents say of the program is what the program says of itself."""
 
+import comparisons
 import doc_tables
 import pytest
 from doc_tables import ROOT
@@ -21,6 +22,17 @@ def test_the_tables_are_current(document: str) -> None:
 def test_every_table_is_in_one_document() -> None:
     found = sorted(name for text in DOCUMENTS.values() for name in doc_tables.table_names(text))
     assert found == sorted(doc_tables.TABLES)
+
+
+def test_the_charts_are_current() -> None:
+    written = {path: path.read_text() for path in comparisons.CHARTS.iterdir()}
+    assert written == comparisons.charts(), "run `make docs`"
+
+
+def test_every_chart_is_shown() -> None:
+    page = DOCUMENTS["docs/performance.md"]
+    missing = [path.name for path in comparisons.charts() if f"(charts/{path.name})" not in page]
+    assert not missing
 
 
 def test_every_marker_belongs_to_a_table() -> None:
