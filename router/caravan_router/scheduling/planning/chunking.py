@@ -8,6 +8,8 @@ from caravan_router.scheduling.shard.costs import FAST_CHUNK_TOKENS, ShardCosts
 
 # A step with fewer prompt tokens is mostly overhead.
 MIN_CHUNK_TOKENS = 16
+# A chunk of a size that was not measured lately gets this part of the time less: decodes would wait for a wrong guess.
+_DOUBT = 0.2
 # Chunks grow by amounts that suit the tiles of the kernels.
 _TILE_TOKENS = 8
 
@@ -47,6 +49,9 @@ def chunk_budget(
     if riders and config.mode is PrefillMode.PAUSE:
         return 0
     tokens = costs.tokens_within(step.seconds, riders=riders, context=context, remaining=remaining)
+    if riders and (doubt := costs.doubt(tokens, riders=riders)):
+        seconds = step.seconds * (1 - _DOUBT * doubt)
+        tokens = costs.tokens_within(seconds, riders=riders, context=context, remaining=remaining)
     tokens = max(tokens // _TILE_TOKENS * _TILE_TOKENS, MIN_CHUNK_TOKENS)
     may_be_fast = remaining is None or remaining >= FAST_CHUNK_TOKENS
     if riders and may_be_fast and tokens < FAST_CHUNK_TOKENS <= costs.most_tokens(riders):

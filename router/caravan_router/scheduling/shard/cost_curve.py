@@ -76,6 +76,12 @@ class CostCurve:
             before = total
         return int(_LARGEST * seconds / before) if before else 0
 
+    def doubt(self, size: int) -> float:
+        """Return how far the seconds of ``size`` are a guess: from 0, just measured, to 1, not measured for long."""
+        node, share = _locate(min(max(1, size), _LARGEST - 1))
+        stale = (1 - share) * self._staleness[node] + share * self._staleness[node + 1]
+        return min(1.0, stale / _STALE_AFTER)
+
     def guess_from(self, other: "CostCurve") -> None:
         """Start from what ``other`` has learnt. Its shape is believed, its level only until the first measurement."""
         self._is_guess = True

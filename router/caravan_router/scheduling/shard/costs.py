@@ -148,6 +148,10 @@ class ShardCosts:
         fast = min(most, curve.size_within(left_s, self._attention.token_s(FAST_CHUNK_TOKENS, context)))
         return fast if fast >= FAST_CHUNK_TOKENS else min(small, FAST_CHUNK_TOKENS - 1)
 
+    def doubt(self, tokens: int, *, riders: int) -> float:
+        """Return how far the cost of ``tokens`` of prompts beside ``riders`` is a guess, from 0 to 1."""
+        return (self._beside_decodes if riders else self._alone).doubt(tokens)
+
     def most_tokens(self, riders: int) -> int:
         """Return the largest number of prompt tokens whose cost can be guessed."""
         first = _FIRST_CHUNK_BESIDE_DECODES if riders else _FIRST_CHUNK_TOKENS

@@ -13,7 +13,7 @@ def costs(*, fast_pair_s: float = 1e-5) -> ShardCosts:
     """Return costs of 30 ms for decodes and 4 ms for a token, and 10 us for each of its context in small chunks."""
     made = ShardCosts()
     made.observe_decodes(4, 0.03)
-    for tokens, pair_s in ((32, 1e-5), (128, fast_pair_s)):
+    for tokens, pair_s in ((128, fast_pair_s), (40, 1e-5)):
         for context in range(0, 2000, tokens):
             seconds = 0.03 + tokens * (0.004 + pair_s * context)
             made.observe_chunks(tokens, context, riders=4, seconds=seconds)
@@ -39,6 +39,18 @@ def test_the_budget_is_whole_tiles_and_never_zero() -> None:
     assert budget(costs(), 0.22, context=500) == MIN_CHUNK_TOKENS
     assert budget(costs(), 100.0, max_batch_prefill_tokens=100) == 100
     assert budget(ShardCosts(), 0.22, riders=0) >= MIN_CHUNK_TOKENS
+
+
+def test_a_size_that_was_not_measured_gets_less_time_beside_decodes() -> None:
+    """What a chunk costs beside four streams may differ from what chunks alone have cost."""
+    guessed = ShardCosts()
+    guessed.observe_decodes(4, 0.03)
+    guessed.observe_chunks(256, 0, riders=0, seconds=256 * 0.004)
+    assert budget(guessed, 0.23) == 32, "40 would fit"
+    assert budget(guessed, 0.2, riders=0) == 48
+    for _ in range(8):
+        guessed.observe_chunks(40, 0, riders=4, seconds=0.03 + 40 * 0.004)
+    assert budget(guessed, 0.23) == 48
 
 
 def test_decodes_pause_where_they_should() -> None:
