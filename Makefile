@@ -96,7 +96,7 @@ docs: $(INSTALLED) ## write the tables and charts in the documents that are gene
 manifests: $(INSTALLED) $(DEPLOY_TOOLS) ## write deploy/kubernetes and the flags in the chart's schema
 	PYTHONPATH=tests $(BIN)/python -m deploy.write_manifests
 
-bench: $(INSTALLED) ## compare with llama-server and llama-batched-bench, which are built once; ARGS: --list, --rows and more
+bench: $(INSTALLED) ## compare with llama-server and llama-batched-bench, which are built once; ARGS: --list, --rows, --against REVISION and more
 	PYTHONPATH=tests $(BIN)/python -m bench.build_peers
 	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
 

@@ -16,6 +16,7 @@ from bench.models import NAMES, model
 from bench.output import table, write
 from bench.paths import CACHE, BenchError, peer, pinned_version
 from bench.profiles import PROFILES
+from bench.revisions import checkout, compared_with, losses
 from bench.rows import Row
 
 if TYPE_CHECKING:
@@ -52,9 +53,13 @@ def run(args: argparse.Namespace) -> None:
     given = {"rounds": args.rounds, "age_prompts": args.age, "between": args.between, "threads": args.threads}
     profile = replace(profile, **{name: value for name, value in given.items() if value is not None})
     rows = chosen(args.rows, profile.rows)
+    if args.against is not None:
+        folder = checkout(args.against)
+        rows = tuple(compared_with(row, folder) for row in rows)
+    else:
+        for name in ("llama-server", "llama-batched-bench"):
+            peer(name)
     plan = Plan(rows=rows, profile=profile, peers=chosen_peers(args.peers, rows), seed=args.seed)
-    for name in ("llama-server", "llama-batched-bench"):
-        peer(name)
     files = {name: model(name) for name in args.models or profile.models}
     stem = CACHE / "bench" / time.strftime("%Y%m%d-%H%M%S")
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +79,9 @@ def run(args: argparse.Namespace) -> None:
             write(stem, caption, models)
         print(f"\n{table(models[name])}\n", flush=True)
     print(f"written to {stem}.md and .json", flush=True)
+    if args.against is not None and (lost := losses(models)):
+        message = "\n  ".join((f"worse than {args.against} by more than 3 %:", *lost))
+        raise BenchError(message)
 
 
 def chosen(patterns: Sequence[str] | None, rows: tuple[Row, ...]) -> tuple[Row, ...]:
@@ -105,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", nargs="+", metavar="ROW", help="only these rows; * stands for any part of a name")
     add("--models", nargs="+", metavar="MODEL", help=f"{', '.join(NAMES)}, or GGUF files (default: the profile's)")
     add("--peers", nargs="+", metavar="PEER", help="only these peers: split and unified are llama-server's layouts")
+    add("--against", metavar="REVISION", help="compare with Caravan at this revision; fail if a figure is 3 % worse")
     add("--rounds", type=int, help="rounds of each row (default: the profile's)")
     add("--age", type=int, metavar="PROMPTS", help="unrelated prompts that age each server (default: the profile's)")
     add("--between", type=int, metavar="PROMPTS", help="prompts until a prefix returns (default: the profile's)")

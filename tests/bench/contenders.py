@@ -25,20 +25,26 @@ class Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A server to compare. ``name`` is unique in its lineup; ``flags`` are those beside threads, cells and slots."""
+    """A server to compare. ``name`` is unique in its lineup; ``flags`` are those beside threads, cells and slots.
+
+    Caravan is that of ``checkout``. Its processor time is that of its router, and of all its processes if it
+    ``counts_shards``.
+    """
 
     name: str
     product: Product
     slots: int
     cells: int
     flags: tuple[str, ...] = ()
+    checkout: Path = ROOT
+    counts_shards: bool = False
 
     def command(self, common: Common, port: int) -> list[str]:
         """Return the command that serves on ``port`` of 127.0.0.1."""
         flags = ["-m", str(common.model), "-np", str(self.slots), "-c", str(self.cells), "-t", str(common.threads)]
         flags += ["--port", str(port), *self.flags]
         if self.product is Product.CARAVAN:
-            return [str(ROOT / ".venv" / "bin" / "caravan"), "serve", *flags]
+            return [str(self.checkout / ".venv" / "bin" / "caravan"), "serve", *flags]
         return [str(peer("llama-server")), *flags, "--host", "127.0.0.1", "--no-webui"]
 
 
@@ -56,6 +62,11 @@ class Lineup:
     def only(self, names: Collection[str]) -> "Lineup":
         """Return the lineup with those peers alone that ``names`` has."""
         return replace(self, peers=tuple(peer for peer in self.peers if peer.name in names))
+
+    def beside(self, checkout: Path) -> "Lineup":
+        """Return the lineup with the Caravan of ``checkout`` as the only peer."""
+        ours = replace(self.ours, counts_shards=True)
+        return replace(self, ours=ours, peers=(replace(ours, name="before", checkout=checkout),))
 
 
 def against_llama_server(*, slots: int, cells: int) -> Lineup:

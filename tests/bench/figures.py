@@ -64,13 +64,15 @@ def _completed_percent(report: Report) -> float | None:
     return float(100 * summary["completed"] / summary["requests"])
 
 
-def _router_cpu(report: Report) -> float | None:
+def _cpu_per_token(report: Report) -> float | None:
     value = report["phases"][0]["cpu"]["cpu_us_per_output_token"]
     return None if value is None else float(value)
 
 
 COMPLETED = Figure(label="completed, %", read=_completed_percent)
-ROUTER_CPU = Figure(label="router CPU per token, µs", read=_router_cpu, better=Better.LOWER)
+# The report counts the processor time of the processes that `bench.fleet` names: see `Contender.counts_shards`.
+ROUTER_CPU = Figure(label="router CPU per token, µs", read=_cpu_per_token, better=Better.LOWER)
+SERVER_CPU = Figure(label="CPU per token, µs", read=_cpu_per_token, better=Better.LOWER)
 
 
 def mean_prompt_tokens(report: Report) -> int | None:

@@ -54,10 +54,12 @@ class Fleet:
     def load(self, contender: Contender, arguments: Sequence[str], seed: int) -> Load:
         """Load one server, and wait until it has nothing left to do."""
         server = self._servers[contender]
-        router = server.router_pids() if contender.product is Product.CARAVAN else ()
+        counted: tuple[int, ...] = ()
+        if contender.product is Product.CARAVAN:
+            counted = server.pids() if contender.counts_shards else server.router_pids()
         started = time.monotonic()
         idle, ours, busy = self._idle_seconds(server), self._our_seconds(), busy_seconds()
-        report = load(server.url, arguments, seed=seed, router=router)
+        report = load(server.url, arguments, seed=seed, counted=counted)
         wall_s = time.monotonic() - started
         idle, ours = self._idle_seconds(server) - idle, self._our_seconds() - ours
         others = max(0.0, busy_seconds() - busy - ours)

@@ -15,8 +15,8 @@ Report: TypeAlias = dict[str, Any]
 _TIMEOUT_S = 3600
 
 
-def load(url: str, arguments: Sequence[str], *, seed: int, router: Sequence[int] = ()) -> Report:
-    """Return the report of one load. It counts the CPU time of the processes ``router``.
+def load(url: str, arguments: Sequence[str], *, seed: int, counted: Sequence[int] = ()) -> Report:
+    """Return the report of one load. It counts the CPU time of the processes ``counted``.
 
     The load generator has a process of its own, so that nothing else shares its interpreter.
     """
@@ -24,7 +24,7 @@ def load(url: str, arguments: Sequence[str], *, seed: int, router: Sequence[int]
         path = Path(folder) / "report.json"
         command = [sys.executable, "-m", "caravan_router.bench", "--url", url, "--seed", str(seed), *arguments]
         command += ["--json", str(path)]
-        for pid in router:
+        for pid in counted:
             command += ["--pid", str(pid)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)

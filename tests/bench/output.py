@@ -62,7 +62,7 @@ def write(stem: Path, caption: dict[str, Any], models: dict[str, list[RowResult]
         text += [f"## {name}", table(results), disturbance(results)]
     stem.with_suffix(".md").write_text("\n\n".join(text) + "\n")
     whole = caption | {"models": {name: document(results) for name, results in models.items()}}
-    stem.with_suffix(".json").write_text(json.dumps(whole, indent=1))
+    stem.with_suffix(".json").write_text(json.dumps(whole, indent=1, default=str))
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.contenders import Common, Contender
-from bench.paths import CACHE, ROOT, BenchError
+from bench.paths import CACHE, BenchError
 from caravan_router.bench.cpu_time import cpu_seconds, with_children
 
 _READY_S = 120.0
@@ -29,11 +29,15 @@ class Running:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of all its processes since their start."""
-        return cpu_seconds(with_children((self.pid,)))
+        return cpu_seconds(self.pids())
+
+    def pids(self) -> tuple[int, ...]:
+        """Return all its processes."""
+        return with_children((self.pid,))
 
     def router_pids(self) -> tuple[int, ...]:
-        """Return the processes of ``caravan serve`` that are not shards."""
-        return tuple(pid for pid in with_children((self.pid,)) if not _is_shard(pid))
+        """Return those of its processes that are not shards."""
+        return tuple(pid for pid in self.pids() if not _is_shard(pid))
 
 
 @contextmanager
@@ -44,7 +48,11 @@ def serving(contender: Contender, common: Common) -> Iterator[Running]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         process = subprocess.Popen(
-            contender.command(common, port), stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT
+            contender.command(common, port),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=contender.checkout,
         )
         try:
             url = f"http://127.0.0.1:{port}"
