@@ -11,6 +11,10 @@ from typing import Any
 FIGURES = Path(__file__).resolve().parent / "figures"
 CHARTS = Path(__file__).resolve().parent / "charts"
 
+# What a picture has: of rates, higher ones are better; of times, lower ones.
+GROUPS = ("rates", "times")
+_RATE = ": tokens/s"
+
 # In units of the picture, which scales.
 _WIDTH = 800
 _LABEL_WIDTH = 330
@@ -32,6 +36,12 @@ class Comparison:
 
     models: tuple[str, ...]
     rows: dict[str, dict[str, dict[str, Any]]]
+
+    def of(self, group: str) -> "Comparison":
+        """Return the works whose figures are rates, or else those whose figures are times."""
+        is_rate = group == "rates"
+        rows = {work: by_model for work, by_model in self.rows.items() if work.endswith(_RATE) == is_rate}
+        return Comparison(self.models, rows)
 
     @classmethod
     def read(cls, name: str) -> "Comparison":
@@ -72,12 +82,15 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
-def chart(name: str) -> str:
+def chart(name: str, group: str) -> str | None:
     """Return an SVG picture: a bar for each work and model, as long as Caravan's part of llama-server's figure.
 
-    The scale is logarithmic, and bars begin at 1. A thin line goes from the lowest to the highest ratio.
+    It has the works of a ``group`` of `GROUPS`; None if there are none. The scale is logarithmic, and bars begin at 1.
+    A thin line goes from the lowest to the highest ratio.
     """
-    found = Comparison.read(name)
+    found = Comparison.read(name).of(group)
+    if not found.rows:
+        return None
     ratios = [row["ratio"] for by_model in found.rows.values() for row in by_model.values() if row["ratio"]]
     low = math.floor(min(-1.0, *(math.log2(ratio["low"]) for ratio in ratios)))
     high = math.ceil(max(1.0, *(math.log2(ratio["high"]) for ratio in ratios)))
@@ -86,8 +99,8 @@ def chart(name: str) -> str:
     def x(ratio: float) -> float:
         return round(_LABEL_WIDTH + width * (math.log2(ratio) - low) / (high - low), 1)
 
-    group = len(found.models) * _BAR + _GAP
-    height = _TOP + len(found.rows) * group + 8
+    row_height = len(found.models) * _BAR + _GAP
+    height = _TOP + len(found.rows) * row_height + 8
     parts = [_legend(found.models)]
     for power in range(low, high + 1):
         at = x(2.0**power)
@@ -95,15 +108,15 @@ def chart(name: str) -> str:
         parts.append(f'<line class="{kind}" x1="{at}" y1="{_TOP - 6}" x2="{at}" y2="{height - 6}"/>')
         parts.append(f'<text x="{at}" y="{_TOP - 12}" text-anchor="middle">{2.0**power:g}</text>')
     for place, (work, by_model) in enumerate(found.rows.items()):
-        top = _TOP + place * group
+        top = _TOP + place * row_height
         middle = top + len(found.models) * _BAR / 2 + 4
-        label = escape(work.removesuffix(": tokens/s"))
+        label = escape(work.removesuffix(_RATE))
         parts.append(f'<text x="{_LABEL_WIDTH - 8}" y="{middle:g}" text-anchor="end">{label}</text>')
         for index, model in enumerate(found.models):
             row = by_model.get(model)
             if row is not None and row["ratio"]:
                 parts += _bar(row["ratio"], x, top + index * _BAR, _COLOURS[index % len(_COLOURS)])
-    title = f"Caravan's figures as multiples of llama-server's: {name}"
+    title = f"Caravan's figures as multiples of llama-server's: {name}, {group}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
@@ -130,5 +143,7 @@ def _legend(models: tuple[str, ...]) -> str:
 
 
 def charts() -> dict[Path, str]:
-    """Return every chart by its file: one for each kept comparison."""
-    return {CHARTS / f"{path.stem}.svg": chart(path.stem) for path in sorted(FIGURES.glob("*.json"))}
+    """Return every chart by its file: one for each group of each kept comparison."""
+    names = [path.stem for path in sorted(FIGURES.glob("*.json"))]
+    found = {CHARTS / f"{name}-{group}.svg": chart(name, group) for name in names for group in GROUPS}
+    return {path: picture for path, picture in found.items() if picture is not None}

@@ -10,27 +10,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.contenders import Product
 from bench.paths import ROOT
 from bench.profiles import PROFILES
+from bench.rows import Row
 
 FIGURES = ROOT / "docs" / "figures"
 
 
 def keep(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the lines of ``reports``, JSON that `bench.output.write` wrote, with the conditions of each row."""
+    """Return the lines of ``reports``, JSON that `bench.output.write` wrote, with the conditions of each row.
+
+    Rows that do not compare with llama-server are left out.
+    """
+    order = [row.name for profile in PROFILES.values() for row in profile.rows if _is_with_peer(row)]
     rows = {}
     for report in reports:
         for model, results in report["models"].items():
             for result in results:
-                for line in result["lines"]:
+                for line in result["lines"] if result["row"] in order else ():
                     rows[(model, line["label"])] = _row(report, model, result["row"], line)
-    order = [row.name for profile in PROFILES.values() for row in profile.rows]
     return {
         "machine": reports[-1]["machine"],
         "threads": reports[-1]["threads"],
         "llama-cpp-python": reports[-1]["llama-cpp-python"],
         "rows": sorted(rows.values(), key=lambda row: order.index(row["row"])),
     }
+
+
+def _is_with_peer(row: Row) -> bool:
+    return all(peer.product is Product.LLAMA_SERVER for peer in row.lineup.peers)
 
 
 def _row(report: dict[str, Any], model: str, row: str, line: dict[str, Any]) -> dict[str, Any]:

@@ -50,3 +50,9 @@ def test_rows_have_the_order_of_their_profile_and_models_their_own() -> None:
         ("greedy-whole-1", "b"),
         ("greedy-whole-8", "a"),
     ]
+
+
+def test_rows_without_llama_server_are_left_out() -> None:
+    assert [row["row"] for row in keep([report("a", "scarce", 1.0), report("a", "decode-8", 1.0)])["rows"]] == [
+        "decode-8"
+    ]
