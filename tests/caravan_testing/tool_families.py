@@ -233,6 +233,12 @@ FAMILIES = (
         _PYTHON + "<|tool_call_start|>[" + _each(_PYTHON_CALL, ", ") + "]<|tool_call_end|>",
         "<|tool_list_start|>",
     ),
+    Family(
+        "GigaChat 3",
+        _each("function call<|role_sep|>\n" + _OBJECT),
+        "function call<|role_sep|>",
+        most_calls=1,
+    ),
     Family("Olmo 3", _PYTHON + "<function_calls>" + _each(_PYTHON_CALL, "\\n") + "</function_calls>"),
     Family(
         "Command R7B",

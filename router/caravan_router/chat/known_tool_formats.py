@@ -79,6 +79,8 @@ KIMI_K2 = ToolFormat(
     closing="<|tool_call_end|>",
     name_closing=f":{HOLE}<|tool_call_argument_begin|>",
 )
+# GigaChat 3, which ends its text before it names what follows. Its later templates show their calls.
+GIGACHAT_3 = ToolFormat(opening="function call<|role_sep|>\n", single=True)
 OLMO_3 = ToolFormat(
     styles=(Style.PYTHON,), section_opening="<function_calls>", section_closing="</function_calls>", between="\n"
 )
@@ -105,6 +107,7 @@ KNOWN: Sequence[Known] = (
     Known(LFM_2, (("<|tool_call_start|>", "<|tool_list_start|>"),)),
     Known(DEEPSEEK_3, ((_of_deepseek("tool sep"),),)),
     Known(KIMI_K2, (("<|tool_calls_section_begin|>",),)),
+    Known(GIGACHAT_3, (("function call",), ("<|role_sep|>",))),
     Known(OLMO_3, (("<function_calls>",),)),
     Known(GRANITE_3, (("<|tool_call|>", "<|start_of_role|>"), ("tools",))),
     Known(QWEN_3_CODER, (("<tool_call>",), ("<function=",), ("tools",))),

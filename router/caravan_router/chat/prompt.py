@@ -76,10 +76,12 @@ async def prompt_of(
     messages, tools = list(conversation.messages), conversation.tools
     marks = await marks_for(engine, [*strings_of(messages), *strings_of(list(tools or []))])
     messages = marks.put_into(messages)
+    if any(message.get("tool_calls") for message in messages):
+        messages = (await renderer.call_forms.of(source)).of(messages)
     end = ""
     if conversation.continued:
         end = draw_mark()
-        messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + end}]
+        messages = [*messages[:-1], messages[-1] | {"content": (messages[-1]["content"] or "") + end}]
     text = await renderer.render(
         source,
         {

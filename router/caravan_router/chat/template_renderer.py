@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from caravan_router.chat.call_form import CallForms
 from caravan_router.chat.template_errors import TemplateError, TemplateOutputError, TemplateStoppedError
 from caravan_router.chat.template_messages import LENGTH_BYTES, RenderReply, RenderRequest, framed
 from caravan_router.chat.tool_derivation import ToolFormats
@@ -32,8 +33,9 @@ class TemplateRenderer:
         self._turns = asyncio.Semaphore(_PROCESSES)
         self._idle: list[asyncio.subprocess.Process] = []
         self._closed = False
-        # How the models of the templates write calls of tools.
+        # How the models of the templates write calls of tools, and how the templates want those of earlier turns.
         self.tool_formats = ToolFormats(self.render)
+        self.call_forms = CallForms(self.render)
 
     async def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
         """Render ``source`` to at most ``max_bytes`` bytes of text. Raises TemplateError."""

@@ -1,26 +1,12 @@
 """Finds out from a chat template how its model writes calls of tools, by rendering known calls."""
 
-from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol
-
 from caravan_router.chat.grammar_terms import terms_for
 from caravan_router.chat.known_tool_formats import known_format_of
-from caravan_router.chat.template_errors import TemplateError, TemplateStoppedError
+from caravan_router.chat.template_errors import TemplateStoppedError
 from caravan_router.chat.tool_analysis import derived_format
 from caravan_router.chat.tool_format import ToolFormat
-from caravan_router.chat.tool_probes import PLAIN, VALUES, Probes, conversation
+from caravan_router.chat.tool_probes import PLAIN, VALUES, Probes, Render, conversation, make_room, rendered
 from caravan_router.core.engine import Engine
-
-# Templates with documentation of their own are longer than any conversation with two calls.
-_MAX_BYTES = 1 << 20
-# A router serves few models, but may serve others later.
-_KEPT = 64
-
-
-class Render(Protocol):
-    """Renders a template. Raises TemplateError."""
-
-    def __call__(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> Awaitable[str]: ...
 
 
 class ToolFormats:
@@ -41,7 +27,7 @@ class ToolFormats:
         except TemplateStoppedError:
             # Perhaps the host was busy: the next request tries again.
             return known_format_of(source)
-        _make_room(self._formats)
+        make_room(self._formats)
         self._formats[source] = found
         return found
 
@@ -50,7 +36,7 @@ class ToolFormats:
         key = (source, engine.model.fingerprint)
         if key not in self._controls:
             terms = await terms_for(engine, (await self.of(source)).delimiters)
-            _make_room(self._controls)
+            make_room(self._controls)
             self._controls[key] = frozenset(terms.controls)
         return self._controls[key]
 
@@ -65,23 +51,13 @@ class ToolFormats:
         return None
 
     async def _probes(self, source: str, *, content: bool, as_text: bool) -> Probes:
-        async def rendered(calls: int, kinds: tuple[str, ...] = PLAIN) -> str | None:
+        async def probe(calls: int, kinds: tuple[str, ...] = PLAIN) -> str | None:
             variables = conversation(calls, kinds, content=content, as_text=as_text)
-            try:
-                return await self._render(source, variables, _MAX_BYTES)
-            except TemplateStoppedError:
-                raise
-            except TemplateError:
-                return None
+            return await rendered(self._render, source, variables)
 
         return Probes(
-            none=await rendered(0),
-            one=await rendered(1),
-            two=await rendered(2),
-            typed=await rendered(1, tuple(VALUES)),
+            none=await probe(0),
+            one=await probe(1),
+            two=await probe(2),
+            typed=await probe(1, tuple(VALUES)),
         )
-
-
-def _make_room(entries: dict[Any, Any]) -> None:
-    if len(entries) >= _KEPT:
-        entries.pop(next(iter(entries)))

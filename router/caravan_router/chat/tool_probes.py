@@ -1,9 +1,17 @@
 """Conversations with known calls: what a template makes of them shows how its model writes calls."""
 
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from caravan_router.chat.template_errors import TemplateError, TemplateStoppedError
 
 Json = dict[str, Any]
+
+# Templates with documentation of their own are longer than any conversation with two calls.
+_MAX_BYTES = 1 << 20
+# A router serves few models, but may serve others later.
+_KEPT = 64
 
 # Words that no template contains.
 USER, CONTENT = "qzuserq", "qzcontentq"
@@ -21,6 +29,28 @@ VALUES: dict[str, tuple[str, Any]] = {
 }
 # A text without the characters that templates escape, and numbers: what the first call has.
 PLAIN = ("string", "integer")
+
+
+class Render(Protocol):
+    """Renders a template. Raises TemplateError."""
+
+    def __call__(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> Awaitable[str]: ...
+
+
+async def rendered(render: Render, source: str, variables: Json) -> str | None:
+    """Return what the template ``source`` makes of known calls; None if it refuses. Raises TemplateStoppedError."""
+    try:
+        return await render(source, variables, _MAX_BYTES)
+    except TemplateStoppedError:
+        raise
+    except TemplateError:
+        return None
+
+
+def make_room(found: dict[Any, Any]) -> None:
+    """Drop the oldest of what was found out about templates, if that is much."""
+    if len(found) >= _KEPT:
+        found.pop(next(iter(found)))
 
 
 @dataclass(frozen=True, slots=True)
