@@ -184,6 +184,21 @@ FAMILIES = (
         + "<|tool_calls_section_end|>",
     ),
     Family(
+        "Kimi K3",
+        "<|open|>tools<|sep|>"
+        + _each(
+            '<|open|>call tool="{{ c.name }}" index="{{ loop.index }}"<|sep|>'
+            + _tags(
+                '<|open|>argument key="',
+                "\" type=\"{{ 'string' if v is string else 'boolean' if v is boolean else 'number' if v is number"
+                " else 'object' if v is mapping else 'array' }}\"<|sep|>",
+                "<|close|>argument<|sep|>",
+            )
+            + "<|close|>call<|sep|>"
+        )
+        + "<|close|>tools<|sep|>",
+    ),
+    Family(
         "Gemma 4",
         _GEMMA
         + _each(

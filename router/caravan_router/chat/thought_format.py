@@ -1,7 +1,7 @@
 """The formats in which models write their thoughts before an answer, recognized from their chat templates."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 _CONTROL = re.compile(r"<[^<>]+>")
@@ -78,11 +78,22 @@ APERTUS = _tagged("<|inner_prefix|>", "<|inner_suffix|>", shown_by=("<|inner_pre
 GEMMA_4 = _tagged("<|channel>thought\n", "<channel|>")
 EXAONE = _tagged("<thought>", "</thought>")
 KIMI = _tagged("◁think▷", "◁/think▷")
+KIMI_K3 = replace(
+    _tagged(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|>",
+        "<|close|>message<|sep|>",
+        shown_by=("<|open|>", "<|sep|>", "open_tag('think'"),
+    ),
+    ending="<|close|>think<|sep|><|open|>response<|sep|>",
+)
 
 # The first match counts: the template of a format with tags of its own may contain the tags of a later one, too.
 FORMATS = (
-    HARMONY, MISTRAL_THINK, SEED, GRANITE_SENTENCES, COMMAND, APERTUS, GEMMA_4, EXAONE, KIMI, GRANITE_TAGS, HUNYUAN,
-    THINK,
+    HARMONY, MISTRAL_THINK, SEED, GRANITE_SENTENCES, COMMAND, APERTUS, GEMMA_4, EXAONE, KIMI, KIMI_K3, GRANITE_TAGS,
+    HUNYUAN, THINK,
 )  # fmt: skip
 
 

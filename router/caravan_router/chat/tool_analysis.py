@@ -9,7 +9,7 @@ import json
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from caravan_router.chat.thought_format import thought_format_of
@@ -31,6 +31,7 @@ class _Call:
 
 def derived_format(template: str, probes: Probes) -> ToolFormat | None:
     """Return the format that ``probes``, made by ``template``, show; None if they show no calls."""
+    probes = _without_frames(template, probes)
     if probes.one is None or probes.none is None:
         return None
     begin = max(probes.one.rfind(USER), 0)
@@ -46,6 +47,16 @@ def derived_format(template: str, probes: Probes) -> ToolFormat | None:
     if shape.tags is not None and probes.typed is not None:
         shape = replace(shape, tags=_with_kinds(shape.tags, probes.typed))
     return _split(replace(shape, styles=_read_too(shape.style)), before, between, after)
+
+
+def _without_frames(template: str, probes: Probes) -> Probes:
+    """Drop the texts around answers, which the reader of thoughts takes from an output before calls are read."""
+    thought = thought_format_of(template)
+    frames = () if thought is None else thought.frames
+    texts = {field.name: getattr(probes, field.name) for field in fields(probes)}
+    for frame in frames:
+        texts = {name: text and text.replace(frame, "") for name, text in texts.items()}
+    return Probes(**texts)
 
 
 def _read_too(style: Style) -> tuple[Style, ...]:
@@ -218,8 +229,7 @@ def _after_turn_opening(template: str, none: str, before: str) -> str:
     thought = thought_format_of(template)
     if thought is not None:
         # What ends the thought is no part of the calls.
-        for marker in (thought.closing.strip(), *thought.frames):
-            rest = rest.rpartition(marker)[2] if marker else rest
+        rest = rest.rpartition(thought.closing.strip())[2]
     return rest.lstrip()
 
 

@@ -104,8 +104,8 @@ class ToolFormat:
 
     @property
     def closing_units(self) -> tuple[str, ...]:
-        """The units that may follow a call."""
-        return tuple(dict.fromkeys((*units(self.closing), *units(self.section_closing), *self.also_closed)))
+        """The units that may follow a call, each as often as it may."""
+        return (*units(self.closing), *units(self.section_closing), *self.also_closed)
 
     @property
     def triggers(self) -> tuple[str, ...]:
