@@ -98,6 +98,15 @@ _QWEN_CODER = (
     + _tags("<parameter=", ">\n", "\n</parameter>\n")
     + "</function>\n</tool_call>"
 )
+# What precedes each tag, and values as tags within tags.
+_M3 = "]<]minimax[>["
+_M3_VALUES = (
+    "{%- macro xml(v) -%}{%- if v is string -%}{{ v }}{%- elif v is mapping -%}{%- for k, w in v.items() -%}"
+    f"{_M3}<{{{{ k }}}}>{{{{ xml(w) }}}}{_M3}</{{{{ k }}}}>"
+    "{%- endfor -%}{%- elif v is iterable -%}{%- for w in v -%}"
+    f"{_M3}<item>{{{{ xml(w) }}}}{_M3}</item>"
+    "{%- endfor -%}{%- else -%}{{ v | tojson }}{%- endif -%}{%- endmacro -%}"
+)
 _DSML = f"<{_BAR}DSML{_BAR}"
 _DSML_END = f"</{_BAR}DSML{_BAR}"
 
@@ -133,6 +142,22 @@ FAMILIES = (
         "\n<minimax:tool_call>\n"
         + _each('<invoke name="{{ c.name }}">\n' + _tags('<parameter name="', '">', "</parameter>\n") + "</invoke>\n")
         + "</minimax:tool_call>",
+    ),
+    Family(
+        "MiniMax M3",
+        _M3_VALUES
+        + _M3
+        + "<tool_call>\n"
+        + _each(
+            _M3
+            + '<invoke name="{{ c.name }}">{% for k, v in a.items() %}'
+            + f"{_M3}<{{{{ k }}}}>{{{{ xml(v) }}}}{_M3}</{{{{ k }}}}>"
+            + "{% endfor %}"
+            + _M3
+            + "</invoke>\n"
+        )
+        + _M3
+        + "</tool_call>",
     ),
     Family("MiniMax M1", "\n<tool_calls>\n" + _each(_OBJECT + "\n") + "</tool_calls>"),
     Family(

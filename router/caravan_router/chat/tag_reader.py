@@ -6,6 +6,7 @@ import msgspec
 
 from caravan_router.chat.argument_types import ALL, Schema, json_of, property_schema, types_of
 from caravan_router.chat.call_text import SPACE, CallText, overlap
+from caravan_router.chat.nested_arguments import nested_json
 from caravan_router.chat.tool_format import KEY, Tags, units
 
 _TEXT_ONLY = frozenset({"string"})
@@ -107,9 +108,17 @@ class TagReader:
                 return False
             yield
         value = text.text[text.at : end].removesuffix(space)
-        self._emit(_json(value)[1:-1] + '"' if streams else json_of(value, kinds))
+        self._emit(_json(value)[1:-1] + '"' if streams else self._json_of(key, value, kinds))
         text.at = end + len(bare)
         return True
+
+    def _json_of(self, key: str, value: str, kinds: frozenset[str]) -> str:
+        if KEY in self._tags.value_closing:
+            schema = property_schema(self._parameters, key)
+            nested = nested_json(value, self._tags, schema, self._parameters)
+            if nested is not None:
+                return nested
+        return json_of(value, kinds)
 
 
 def _kinds_of(tags: Tags, word: str, kinds: frozenset[str]) -> frozenset[str]:

@@ -6,13 +6,21 @@ from typing import Any, assert_never
 import msgspec
 
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
+from caravan_router.chat.argument_types import Schema
 from caravan_router.chat.closed_schema import NO_PARAMETERS, closed, json_layout, without_definitions
 from caravan_router.chat.grammar_terms import Terms, json_term, quoted, terms_for
+from caravan_router.chat.nested_arguments import ITEM
 from caravan_router.chat.tool_format import KEY, Style, Tags, ToolFormat
 from caravan_router.chat.value_grammar import UnsupportedSchemaError, Values, properties_of, required_of
 from caravan_router.core.engine import Engine
 
 Json = dict[str, Any]
+
+_MAX_DEPTH = 32
+# What the rules of tags within tags do not know.
+_JSON_ONLY = frozenset(
+    {"const", "enum", "anyOf", "oneOf", "allOf", "minItems", "maxItems", "prefixItems", "uniqueItems", "contains"}
+)
 
 
 async def tool_constraint(
@@ -101,20 +109,40 @@ def _closed_object(tool_format: ToolFormat, properties: Json) -> Json:
     }
 
 
-def _tagged(values: Values, tags: Tags, parameters: Json) -> str:
+def _tagged(values: Values, tags: Tags, parameters: Schema, depth: int = _MAX_DEPTH) -> str:
     arguments = []
     for key, schema in properties_of(parameters).items():
-        kinds = values.types_of(schema)
-        closing = tags.value_closing.replace(KEY, key)
-        as_text = "string" in kinds
-        named = dict(tags.kinds).get("string" if as_text else min(kinds), "")
-        before = values.terms.text(tags.key_opening + key + tags.key_closing + named + tags.kind_closing)
-        value = (
-            values.text_until(schema, closing) if as_text else _joined(values.bare(schema), values.terms.text(closing))
-        )
-        argument = values.rule(_joined(before, value))
+        argument = _argument(values, tags, key, schema, depth)
         arguments.append(argument if key in required_of(parameters) else f"{argument}?")
     return " ".join(arguments)
+
+
+def _argument(values: Values, tags: Tags, key: str, schema: Schema, depth: int) -> str:
+    """Return a rule for an argument with its tags."""
+    kinds = values.types_of(schema)
+    closing = tags.value_closing.replace(KEY, key)
+    as_text = "string" in kinds
+    named = dict(tags.kinds).get("string" if as_text else min(kinds), "")
+    before = values.terms.text(tags.key_opening + key + tags.key_closing + named + tags.kind_closing)
+    if as_text:
+        return values.rule(_joined(before, values.text_until(schema, closing)))
+    value = _nested(values, tags, schema, depth) if KEY in tags.value_closing else None
+    return values.rule(_joined(before, value or values.bare(schema), values.terms.text(closing)))
+
+
+def _nested(values: Values, tags: Tags, schema: Schema, depth: int) -> str | None:
+    """Return a rule for a value as tags within tags, see `nested_arguments`; None if it must be JSON."""
+    schema = values.resolved(schema)
+    if not depth or _JSON_ONLY & schema.keys():
+        return None
+    kinds = values.types_of(schema)
+    items = schema.get("items")
+    if kinds == {"array"} and isinstance(items, Mapping):
+        return values.rule(f'"[]" | {_argument(values, tags, ITEM, items, depth - 1)}+')
+    # Without a tag it would be a text.
+    if kinds == {"object"} and required_of(schema) & properties_of(schema).keys():
+        return values.rule(_tagged(values, tags, schema, depth - 1))
+    return None
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] | None]:

@@ -12,7 +12,7 @@ from caravan_router.chat.template_environment import compiled
 from caravan_router.chat.template_errors import TemplateError
 from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.tool_derivation import ToolFormats
-from caravan_router.chat.tool_format import CONTROL, ToolFormat, is_tag, pieces
+from caravan_router.chat.tool_format import CONTROL, KEY, ToolFormat, is_tag, pieces
 from caravan_router.chat.tool_grammar import tool_constraint
 from caravan_router.chat.tool_parser import Part, TextPart, ToolParser
 from caravan_testing.byte_grammar import accepts, drawn
@@ -127,7 +127,7 @@ async def test_where_control_tokens_open_calls_their_text_does_not(family: Famil
         piece
         for text in tool_format.delimiters
         for piece in pieces(text)
-        if is_tag(piece) and piece[-1] in ">]" and piece[0] in "<["
+        if is_tag(piece) and piece[-1] in ">][" and piece[0] in "<[]" and KEY not in piece
     }
     marked = tool_format.with_controls(controls)
     calls = CASES["nested"]
