@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import comparisons
+import tool_calls
 from reading_path import STOPS, lines_of
 
 from caravan_router.api.errors import INTERNAL, TABLE
@@ -293,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "goodput": goodput_table,
     "unequal shards": unequal_shards_table,
     "simulated latency": simulated_latency_table,
+    "tool calls": lambda: _table(tool_calls.HEAD, tool_calls.table_rows()),
     "overhead": lambda: comparison_table("overhead"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet",)),
