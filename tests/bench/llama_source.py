@@ -22,13 +22,7 @@ def package_source() -> Path:
     source = folder / "src"
     if (source / "vendor" / "llama.cpp" / "CMakeLists.txt").is_file():
         return source
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = CACHE / f"llama_cpp_python-{version}.tar.gz"
-    if not archive.is_file():
-        # Only this package must come as source. pip builds its metadata, for which its build tools may come as wheels.
-        download = [sys.executable, "-m", "pip", "download", "--no-binary", "llama-cpp-python", "--no-deps"]
-        download += ["--dest", str(CACHE), f"llama-cpp-python=={version}"]
-        logged(f"downloading llama-cpp-python {version}", download, folder / "download.log", os.environ.copy())
+    archive = package_archive()
     print("unpacking", flush=True)
     unpacked = folder / "unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)
@@ -38,6 +32,20 @@ def package_source() -> Path:
     next(unpacked.iterdir()).rename(source)
     unpacked.rmdir()
     return source
+
+
+def package_archive() -> Path:
+    """Return the archive with the source of the pinned llama-cpp-python; download it from PyPI if needed."""
+    version = pinned_version()
+    folder = peers_dir(version)
+    archive = CACHE / f"llama_cpp_python-{version}.tar.gz"
+    if not archive.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        # Only this package must come as source. pip builds its metadata, for which its build tools may come as wheels.
+        download = [sys.executable, "-m", "pip", "download", "--no-binary", "llama-cpp-python", "--no-deps"]
+        download += ["--dest", str(CACHE), f"llama-cpp-python=={version}"]
+        logged(f"downloading llama-cpp-python {version}", download, folder / "download.log", os.environ.copy())
+    return archive
 
 
 def with_cmake(environment: dict[str, str]) -> dict[str, str]:

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
+from bench.tokenizer_of import add_tokenizer
+
 _EMBEDDING, _HEADS, _INNER, _CONTEXT = 64, 4, 128, 4096
-_NORMAL = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,7 @@ def write_tiny(path: Path, tiny: Tiny, source: Path) -> Path:
     writer.add_block_count(1)
     writer.add_rope_dimension_count(_EMBEDDING // _HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    for key, found in GGUFReader(source).fields.items():
-        if key.startswith("tokenizer."):
-            is_list = found.types[0] is GGUFValueType.ARRAY
-            value = _filled(key, found.contents(), tiny.tokens) if is_list else found.contents()
-            writer.add_key_value(key, value, found.types[0], found.types[-1] if is_list else None)
+    add_tokenizer(writer, source, tiny.tokens)
     for name, tensor in _tensors(tiny).items():
         if name == "token_embd.weight":
             writer.add_tensor(name, quantize(tensor, GGMLQuantizationType.Q8_0), raw_dtype=GGMLQuantizationType.Q8_0)
@@ -60,20 +56,6 @@ def write_tiny(path: Path, tiny: Tiny, source: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _filled(key: str, values: list[Any], tokens: int) -> list[Any]:
-    """Return ``values`` with an entry for each token, if the list has entries for tokens."""
-    missing = range(len(values), tokens)
-    match key.removeprefix("tokenizer.ggml."):
-        case "tokens":
-            return [*values, *(f"unused{token}" for token in missing)]
-        case "scores":
-            return [*values, *(-1e6 for _ in missing)]
-        case "token_type":
-            return [*values, *(_NORMAL for _ in missing)]
-        case _:
-            return values
 
 
 def _tensors(tiny: Tiny) -> dict[str, NDArray[np.float32]]:

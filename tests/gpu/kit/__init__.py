@@ -1,0 +1,1 @@
+"""Builds, tests and measures on a host with CUDA and without a network: `tests/gpu/kit.sh`, see docs/gpu-kit.md."""
