@@ -1,0 +1,79 @@
+"""Makes the environment of the wheels that were carried, and unpacks the source of llama.cpp."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+
+from gpu.kit import cuda
+from gpu.kit.job import Job, run_stage
+from gpu.kit.places import OWN, PACKED, PYTHON, ROOT, SOURCE, UNPACKED, VENV, WHEELS, KitError
+
+
+def run(job: Job) -> None:
+    """Make them, unless they are there."""
+    if not PACKED.is_file():
+        message = f"{PACKED} is missing: run `kit.sh pack` where there is a network, and bring .cache/gpu-kit/carried"
+        raise KitError(message)
+    packed = json.loads(PACKED.read_text())
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if packed["python"] != version:
+        message = (
+            f"the wheels are for Python {packed['python']}, this is {version}: run `kit.sh pack --python {version}`"
+        )
+        raise KitError(message)
+    if VENV.exists() and not OWN.exists():
+        message = f"{VENV} is not the kit's: run it in a copy of the repository, such as `git worktree add`"
+        raise KitError(message)
+    _show_tools(job)
+    _make_environment()
+    _unpack()
+
+
+def _show_tools(job: Job) -> None:
+    environment = dict(os.environ)
+    commands = [["cmake", "--version"], ["g++", "--version"]]
+    if not job.rehearsal:
+        environment = cuda.with_compiler(environment)
+        print(cuda.describe_card())
+        commands.append(["nvcc", "--version"])
+    for command in commands:
+        program = shutil.which(command[0], path=environment["PATH"])
+        if program is None:
+            message = f"{command[0]} is missing, and a build needs it"
+            raise KitError(message)
+        told = subprocess.run([program, command[1]], capture_output=True, text=True, check=False).stdout.strip()
+        lines = told.splitlines()
+        print(f"{program}: {lines[-1] if command[0] == 'nvcc' else lines[0]}")
+
+
+def _make_environment() -> None:
+    shutil.rmtree(VENV, ignore_errors=True)
+    # pip comes as a wheel, and runs out of it: not every Python has the parts that install one.
+    _checked([sys.executable, "-m", "venv", "--without-pip", str(VENV)])
+    OWN.touch()
+    pip = next(WHEELS.glob("pip-*.whl"))
+    environment = {**os.environ, "PYTHONPATH": str(pip)}
+    install = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
+    _checked([*install, *map(str, sorted(WHEELS.glob("*.whl")))], environment)
+    # With what it needs to be built in the environment itself.
+    _checked([*install, "--no-build-isolation", "--editable", str(ROOT)], environment)
+
+
+def _unpack() -> None:
+    shutil.rmtree(UNPACKED, ignore_errors=True)
+    UNPACKED.mkdir(parents=True)
+    with tarfile.open(SOURCE) as archive:
+        archive.extractall(UNPACKED, filter="data")
+
+
+def _checked(command: list[str], environment: dict[str, str] | None = None) -> None:
+    if subprocess.run(command, env=environment, check=False).returncode != 0:
+        message = f"failed: {' '.join(command[:6])} ...; the reason is above"
+        raise KitError(message)
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(run))

@@ -1,0 +1,109 @@
+"""`kit.sh pack`: gets what the host cannot, over the network of who develops, into a folder that travels."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.llama_source import package_archive
+from bench.models import model
+from bench.paths import pinned_version
+from bench.tokenizer_of import add_tokenizer
+from gguf import GGUFWriter
+from gpu.kit.places import CARRIED, PACKED, ROOT, SOURCE, VOCABULARY, WHEELS, KitError
+
+# Of llama-cpp-python: its modules, and of llama.cpp what the builds for CPUs, for CUDA and of the server read.
+_CODE = r"\.(c|cpp|h|hpp|txt|cmake|in)"
+_NEEDED_SOURCE = re.compile(
+    r"CMakeLists\.txt|LICENSE[^/]*|llama_cpp/.*\.py|vendor/llama\.cpp/("
+    r"CMakeLists\.txt|LICENSE|(cmake|common|include|licenses|src|vendor)/.*|"
+    r"ggml/CMakeLists\.txt|ggml/(cmake|include)/.*|ggml/src/[^/]+|ggml/src/ggml-(cpu|cuda|rpc)/.*|"
+    rf"tools/.*{_CODE})"
+)
+_EXTRAS = ("router", "shard", "client", "bench")
+_TEST_PLUGINS = ("asyncio", "cov", "timeout", "xdist")
+# What the tests of the stage `tests` import, and what installs the repository without a network.
+_TEST_PACKAGES = ("gguf", "hypothesis", "jsonschema", "pytest", *(f"pytest-{name}" for name in _TEST_PLUGINS))
+_TOOLS = ("pip>=25.1", "hatchling>=1.26", "editables", "pathspec", "pluggy", "trove-classifiers")
+_LLAMA = "llama-cpp-python"
+# pip takes wheels of exactly the platforms that it is told.
+_GLIBC_MINORS = (34, 31, 28, 27, 24, 17, 12, 5)
+_PLATFORMS = (*(f"manylinux_2_{minor}" for minor in _GLIBC_MINORS), "manylinux2014", "manylinux2010", "manylinux1")
+
+
+def pack(python: str) -> None:
+    """Make the folder anew, for a host with the version ``python`` of Python."""
+    shutil.rmtree(CARRIED, ignore_errors=True)
+    WHEELS.mkdir(parents=True)
+    strip_source(package_archive(), SOURCE)
+    download_wheels(python, WHEELS)
+    cut_vocabulary(model("smollm2-q4_1"), VOCABULARY)
+    PACKED.write_text(json.dumps({"python": python, _LLAMA: pinned_version()}))
+
+
+def strip_source(archive: Path, target: Path) -> None:
+    """Write the files of the archive that a build needs, without the folder in which all of them are."""
+    with tarfile.open(archive) as whole, tarfile.open(target, "w:xz") as stripped:
+        for member in whole:
+            name = member.name.partition("/")[2]
+            if member.isfile() and needs(name):
+                member.name = name
+                stripped.addfile(member, whole.extractfile(member))
+
+
+def needs(name: str) -> bool:
+    """Whether a build needs this file of llama-cpp-python's source."""
+    return _NEEDED_SOURCE.fullmatch(name) is not None
+
+
+def requirements() -> list[str]:
+    """Return what pyproject.toml demands of who runs the server and its tests, but for llama-cpp-python."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    found = [*project["project"]["dependencies"], *_TOOLS]
+    for extra in _EXTRAS:
+        found += _of_extra(extras, extra)
+    found += [each for each in project["dependency-groups"]["dev"] if _name(each) in _TEST_PACKAGES]
+    # llama-cpp-python is built there; this one is what its modules import.
+    return list(dict.fromkeys([*(each for each in found if _name(each) != _LLAMA), "diskcache"]))
+
+
+def _of_extra(extras: dict[str, list[str]], extra: str) -> Iterator[str]:
+    for requirement in extras[extra]:
+        if own := re.fullmatch(r"llama-caravan\[(.+)\]", requirement):
+            for other in own[1].split(","):
+                yield from _of_extra(extras, other)
+        else:
+            yield requirement
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9_.-]", requirement)[0].lower()
+
+
+def download_wheels(python: str, folder: Path) -> None:
+    """Get the wheels of the requirements and of what these need, in the versions of constraints.txt."""
+    machine = "x86_64"
+    target = ["--python-version", python, "--implementation", "cp", "--abi", f"cp{python.replace('.', '')}"]
+    target += ["--abi", "abi3", "--abi", "none"]
+    for platform in _PLATFORMS:
+        target += ["--platform", f"{platform}_{machine}"]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", *target]
+    command += ["--only-binary", ":all:", "--constraint", "constraints.txt", "--dest", str(folder), *requirements()]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+        message = f"pip cannot get the wheels for Python {python}"
+        raise KitError(message)
+
+
+def cut_vocabulary(source: Path, target: Path) -> None:
+    """Write a GGUF file with the tokenizer of ``source`` and no weights."""
+    writer = GGUFWriter(target, "llama")
+    add_tokenizer(writer, source)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()

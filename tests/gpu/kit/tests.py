@@ -1,0 +1,89 @@
+"""Runs the tests of the card, of the backend and of the server, on the model that the kit has made for them."""
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu.kit.job import Job, keep, kept, run_stage
+from gpu.kit.models import FOR_TESTS, model_file
+from gpu.kit.places import ROOT, WORK, KitError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """``files`` of tests, and what pytest is told beside them. ``seconds``: about what they take."""
+
+    name: str
+    files: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    seconds: float = 120.0
+    needs_card: bool = False
+
+
+GROUPS = (
+    Group(name="card", files=("tests/gpu/test_gpu.py",), arguments=("-m", "gpu"), needs_card=True),
+    Group(
+        name="backend",
+        files=(
+            "tests/model/test_draws.py",
+            "tests/model/test_llama_backend.py",
+            "tests/model/test_prefixes.py",
+            "tests/model/test_prompt_logprobs.py",
+        ),
+        # The model with a window does not travel. Of random weights, no text ends by itself; of other sizes, the scores
+        # of attention take other amounts of memory.
+        arguments=("-k", "not window and not eos and not stop_tokens and not scores_small"),
+    ),
+    Group(
+        name="server",
+        files=(
+            "tests/e2e/test_streamed_text.py",
+            "tests/e2e/test_greedy_equality.py",
+            "tests/e2e/test_saved_prefixes.py",
+        ),
+    ),
+)
+
+
+def run(job: Job) -> None:
+    """Run the groups that have not been run yet. Raises KitError if a test of any group has failed."""
+    for group in GROUPS:
+        if group.name in kept("tests") or (group.needs_card and job.rehearsal):
+            continue
+        job.need(group.seconds)
+        _run_group(group, job)
+    failed = [name for result in kept("tests").values() for name in result["failed"]]
+    if failed:
+        message = f"{len(failed)} tests failed: {', '.join(failed)}"
+        raise KitError(message)
+
+
+def _run_group(group: Group, job: Job) -> None:
+    report = WORK / f"tests-{group.name}.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", *group.files, *group.arguments, f"--junitxml={report}"]
+    environment = {**os.environ, "CARAVAN_TEST_MODEL": str(model_file(FOR_TESTS))}
+    try:
+        subprocess.run(command, cwd=ROOT, env=environment, timeout=job.left_s(), check=False)
+    except subprocess.TimeoutExpired:
+        print(f"{group.name}: stopped, since the time is over", flush=True)
+    keep("tests", group.name, counted(report))
+
+
+def counted(report: Path) -> dict[str, object]:
+    """Return how many tests of pytest's report in XML passed and were skipped, and the names of those that failed."""
+    if not report.is_file():
+        return {"passed": 0, "skipped": 0, "failed": ["no report: pytest did not end"]}
+    cases = list(ET.parse(report).iter("testcase"))
+    failed = [
+        str(case.get("name")) for case in cases if case.find("failure") is not None or case.find("error") is not None
+    ]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return {"passed": len(cases) - skipped - len(failed), "skipped": skipped, "failed": failed}
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage(run))

@@ -1,0 +1,74 @@
+"""What the kit carries: enough to build, and no more than may travel."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from gpu.kit.pack import needs, requirements, strip_source
+from gpu.kit.places import KitError
+from gpu.kit.size import LIMIT, table
+
+NEEDED = (
+    "CMakeLists.txt",
+    "llama_cpp/llama_cpp.py",
+    "vendor/llama.cpp/CMakeLists.txt",
+    "vendor/llama.cpp/cmake/build-info.cmake",
+    "vendor/llama.cpp/ggml/src/ggml-cuda/template-instances/mmq-instance-q4_k.cu",
+    "vendor/llama.cpp/ggml/src/ggml-cpu/arch/x86/quants.c",
+    "vendor/llama.cpp/src/models/qwen3moe.cpp",
+    "vendor/llama.cpp/tools/server/server.cpp",
+    "vendor/llama.cpp/tools/batched-bench/CMakeLists.txt",
+)
+NEEDLESS = (
+    "vendor/llama.cpp/models/ggml-vocab-llama-bpe.gguf",
+    "vendor/llama.cpp/docs/build.md",
+    "vendor/llama.cpp/ggml/src/ggml-vulkan/ggml-vulkan.cpp",
+    "vendor/llama.cpp/tools/server/README.md",
+    "vendor/llama.cpp/tools/ui/package.json",
+    "llama_cpp/lib/libllama.so",
+)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_a_build_reads_is_carried(name: str) -> None:
+    assert needs(name)
+
+
+@pytest.mark.parametrize("name", NEEDLESS)
+def test_what_no_build_reads_stays(name: str) -> None:
+    assert not needs(name)
+
+
+def test_a_stripped_archive_has_the_needed_files_without_their_common_folder(tmp_path: Path) -> None:
+    whole, stripped = tmp_path / "whole.tar.gz", tmp_path / "stripped.tar.xz"
+    with tarfile.open(whole, "w:gz") as archive:
+        for name in (*NEEDED, *NEEDLESS):
+            member = tarfile.TarInfo(f"llama_cpp_python-1.0/{name}")
+            member.size = len(name)
+            archive.addfile(member, io.BytesIO(name.encode()))
+    strip_source(whole, stripped)
+    with tarfile.open(stripped) as archive:
+        assert tuple(archive.getnames()) == NEEDED
+        first = archive.extractfile(NEEDED[0])
+        assert first is not None
+        assert first.read() == NEEDED[0].encode()
+
+
+def test_the_wheels_are_those_of_server_and_tests_without_what_is_built_there() -> None:
+    names = {requirement.partition(">")[0].partition("=")[0] for requirement in requirements()}
+    # Directly demanded, by an extra of an extra, by the tests, by llama-cpp-python, and for installing.
+    assert {"grpcio", "aiohttp", "msgspec", "pytest", "gguf", "diskcache", "hatchling", "pip"} <= names
+    assert not {"llama-cpp-python", "llama-caravan[engine]", "mypy", "openai"} & names
+
+
+def test_the_sizes_are_summed() -> None:
+    text = table({"the repository": 7 << 20, "wheels": 47 << 20})
+    assert "54.0 MiB  together" in text
+    assert "10.0 MiB  left of 64" in text
+
+
+def test_too_much_is_refused_with_the_sizes() -> None:
+    table({"wheels": LIMIT})
+    with pytest.raises(KitError, match=r"1\.0 MiB above 64:\n.*7\.0 MiB  the repository\n.*58\.0 MiB  wheels"):
+        table({"the repository": 7 << 20, "wheels": 58 << 20})
