@@ -74,7 +74,7 @@ def _flags() -> set[str]:
     configs: tuple[type[Any], ...] = (ServeConfig, RouterConfig, ShardConfig)
     flags = {f"--{field.name.replace('_', '-')}" for config in configs for field in dataclasses.fields(config)}
     # Aliases, and the flags of other commands, are named where they are added to a parser.
-    for folder in ("proto", "models", "router", "shard", "tests/bench", "tests/soak"):
+    for folder in ("proto", "models", "router", "shard", "tests/bench", "tests/gpu/kit", "tests/soak"):
         for file in (ROOT / folder).rglob("*.py"):
             flags.update(re.findall(r'"(--[a-z-]+)"', file.read_text()))
     return flags

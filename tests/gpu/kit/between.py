@@ -10,7 +10,7 @@ from bench.servers import Running, serving
 from gpu.kit.job import Job, keep, kept, run_stage
 from gpu.kit.lineups import lineup
 from gpu.kit.models import MEASURED
-from gpu.kit.rows import KINDS, common
+from gpu.kit.rows import KINDS, common, shorter
 
 from caravan_router.bench.cpu_time import cpu_seconds
 from caravan_testing.metrics_text import total
@@ -37,8 +37,9 @@ def run(job: Job) -> None:
         with serving(servers.ours, common(job, name)) as server:
             for kind in KINDS:
                 (row,) = (each for each in OVERHEAD_ROWS if each.name == f"{kind}-streamed-{_STREAMS}")
-                load(server.url, row.arguments, seed=0)  # all that is made once is made
-                found |= {kind: _measured(server, row.arguments)}
+                arguments = (*row.arguments, *shorter(job))
+                load(server.url, arguments, seed=0)  # all that is made once is made
+                found |= {kind: _measured(server, arguments)}
                 print(name, kind, found[kind], flush=True)
         keep("between", name, found)
 

@@ -12,28 +12,28 @@ from gpu.kit.models import MEASURED
 from gpu.kit.rows import STREAMS, common
 
 # About those of the rows: short prompts, long outputs.
-_PROMPT_TOKENS, _OUTPUT_TOKENS = 32, 256
+_PROMPT_TOKENS = 32
 _UNIT_S = 90.0
 
 
 def run(job: Job) -> None:
     """Measure the models that have not been measured yet."""
-    rounds = 1 if job.rehearsal else 3
+    rounds, output_tokens = (1, 32) if job.rehearsal else (3, 256)
     for name in MEASURED:
         if name in kept("bound"):
             continue
         job.need(_UNIT_S)
         shared = common(job, name)
-        cells = max(STREAMS) * (_PROMPT_TOKENS + _OUTPUT_TOKENS)
+        cells = max(STREAMS) * (_PROMPT_TOKENS + output_tokens)
         command = [str(peer("llama-batched-bench")), "-m", str(shared.model), "-t", str(shared.threads), "-fa", "on"]
-        command += ["-c", str(cells), "-npp", str(_PROMPT_TOKENS), "-ntg", str(_OUTPUT_TOKENS)]
+        command += ["-c", str(cells), "-npp", str(_PROMPT_TOKENS), "-ntg", str(output_tokens)]
         command += ["-npl", ",".join(map(str, STREAMS * rounds)), "--output-format", "jsonl"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=job.left_s(), check=True)
         rates: dict[str, list[float]] = defaultdict(list)
         for line in done.stdout.splitlines():
             if line.startswith("{"):
                 measured = json.loads(line)
-                rates[str(measured["pl"])].append(measured["pl"] * _OUTPUT_TOKENS / measured["t_tg"])
+                rates[str(measured["pl"])].append(measured["pl"] * output_tokens / measured["t_tg"])
         found = {streams: round(median(values), 1) for streams, values in rates.items()}
         print(f"{name}: {found} tokens/s", flush=True)
         keep("bound", name, {"model": name, "tokens_per_s": found})

@@ -52,8 +52,10 @@ def strip_source(archive: Path, target: Path) -> None:
         for member in whole:
             name = member.name.partition("/")[2]
             if member.isfile() and needs(name):
-                member.name = name
-                stripped.addfile(member, whole.extractfile(member))
+                # Not the member with another name: a long name is in its headers, too.
+                renamed = tarfile.TarInfo(name)
+                renamed.size, renamed.mode, renamed.mtime = member.size, member.mode, member.mtime
+                stripped.addfile(renamed, whole.extractfile(member))
 
 
 def needs(name: str) -> bool:

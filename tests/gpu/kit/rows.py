@@ -33,6 +33,11 @@ def profile(job: Job, rows: tuple[Row, ...]) -> Profile:
     return Profile(rows=rows, models=(), rounds=rounds, age_prompts=age_prompts, age_words=100, between=1)
 
 
+def shorter(job: Job) -> tuple[str, ...]:
+    """Return the arguments that make the outputs of a load short, in a rehearsal."""
+    return ("--tokens", "48") if job.rehearsal else ()
+
+
 def lines(result: RowResult) -> list[dict[str, Any]]:
     """Return the figures of a row beside each peer, and the rounds behind them."""
     found = []
@@ -62,7 +67,12 @@ def _measured(job: Job, name: str, streams: int, peers: tuple[str, ...]) -> list
     names = [f"{kind}-streamed-{streams}" for kind in KINDS]
     # The bare engine has a stage of its own: here it would load the model once more for each figure.
     rows = tuple(
-        replace(row, lineup=servers, figures=tuple(replace(figure, bound=None) for figure in row.figures))
+        replace(
+            row,
+            lineup=servers,
+            arguments=(*row.arguments, *shorter(job)),
+            figures=tuple(replace(figure, bound=None) for figure in row.figures),
+        )
         for row in OVERHEAD_ROWS
         if row.name in names
     )

@@ -39,11 +39,9 @@ GROUPS = (
     ),
     Group(
         name="server",
-        files=(
-            "tests/e2e/test_streamed_text.py",
-            "tests/e2e/test_greedy_equality.py",
-            "tests/e2e/test_saved_prefixes.py",
-        ),
+        # Those that need no --exact, which needs CPUs.
+        files=("tests/gpu/test_served.py", "tests/e2e/test_breaking.py", "tests/e2e/test_saved_prefixes.py"),
+        arguments=("-m", "not slow"),
     ),
 )
 
