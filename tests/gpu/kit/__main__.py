@@ -15,7 +15,11 @@ from gpu.kit.stages import STAGES, End, records, run
 
 def main() -> int:
     """Run what the arguments say; return the status to exit with."""
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    # Not `choices` of the argument, of which argparse demands that no stage at all be one, too.
+    if unknown := set(args.stages) - {"pack", "size", *(stage.name for stage in STAGES)}:
+        parser.error(f"no such stage: {', '.join(sorted(unknown))}")
     try:
         if args.stages in (["pack"], ["size"]):
             from gpu.kit import size
@@ -78,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         f"Stages, by default all that have not ended yet:\n{stages}",
     )
     add = parser.add_argument
-    add("stages", nargs="*", choices=["pack", "size", *(stage.name for stage in STAGES)], metavar="STAGE")
+    add("stages", nargs="*", metavar="STAGE")
     add("--python", default="3.12", help="pack: version of the Python of that host (default 3.12)")
     add("--rehearsal", action="store_true", help="on the CPU, with small models and few rounds")
     add(
