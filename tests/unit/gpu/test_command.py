@@ -1,6 +1,7 @@
 """The command runs the stages that are left, stops where nothing can follow, and leaves the page."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ NAMES = [stage.name for stage in STAGES]
 
 
 class Played:
-    """Stages that end as they are told to, ``done`` unless ``ends`` has them."""
+    """Stages that end as ``ends`` says, ``done`` without. Those of ``before`` have ended when the command starts."""
 
-    def __init__(self, ends: dict[str, End], before: dict[str, Record]) -> None:
-        self.ends, self.records = ends, before
+    def __init__(self, ends: Mapping[str, End] | None = None, before: Mapping[str, End] | None = None) -> None:
+        self.ends = ends or {}
+        self.records = {name: Record(seconds=1.0, runs=1, end=end) for name, end in (before or {}).items()}
         self.ran: list[str] = []
 
     def run(self, stage: Stage, job: Job, log: object) -> End:
@@ -32,45 +34,48 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _command(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str, ends: dict[str, End] | None = None, **before: End
-) -> tuple[int, Played]:
-    played = Played(ends or {}, {name: Record(seconds=1.0, runs=1, end=end) for name, end in before.items()})
+def _command(monkeypatch: pytest.MonkeyPatch, folder: Path, played: Played, *arguments: str) -> int:
     monkeypatch.setattr(command, "run", played.run)
     monkeypatch.setattr(command, "records", lambda: played.records)
     monkeypatch.setattr(sys, "argv", ["kit.sh", "--out", str(folder / "out"), *arguments])
-    return command.main(), played
+    return command.main()
 
 
 def test_all_stages_run_in_their_order_and_leave_a_page(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    status, played = _command(monkeypatch, folder)
-    assert (status, played.ran) == (0, NAMES)
+    played = Played()
+    assert _command(monkeypatch, folder, played) == 0
+    assert played.ran == NAMES
     assert "| build | 1 | 1 | done |" in (folder / "out" / "report.md").read_text()
     assert {path.name for path in (folder / "out").iterdir()} == {"report.md", "results.json", "kit.log"}
 
 
 def test_what_has_ended_does_not_run_again_unless_it_is_named(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     ended = {"install": End.DONE, "build": End.UNFINISHED, "models": End.DONE, "tests": End.FAILED}
-    status, played = _command(monkeypatch, folder, **ended)
+    played = Played(before=ended)
+    assert _command(monkeypatch, folder, played) == 1  # the tests have failed, whenever that was
     assert played.ran == ["build", *NAMES[NAMES.index("tests") + 1 :]]
-    assert status == 1  # the tests have failed, whenever that was
-    assert _command(monkeypatch, folder, "tests", **ended)[1].ran == ["tests"]
+    played = Played(before=ended)
+    _command(monkeypatch, folder, played, "tests")
+    assert played.ran == ["tests"]
 
 
 def test_nothing_follows_a_stage_that_is_not_finished(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    status, played = _command(monkeypatch, folder, ends={"tests": End.UNFINISHED})
-    assert (status, played.ran[-1]) == (75, "tests")
+    played = Played({"tests": End.UNFINISHED})
+    assert _command(monkeypatch, folder, played) == 75
+    assert played.ran[-1] == "tests"
     assert (folder / "out" / "report.md").is_file()
 
 
 def test_the_others_follow_a_failure_that_they_can_go_without(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    status, played = _command(monkeypatch, folder, ends={"tests": End.FAILED})
-    assert (status, played.ran) == (1, NAMES)
-    status, played = _command(monkeypatch, folder, ends={"build": End.FAILED})
-    assert (status, played.ran[-1]) == (1, "build")
+    played = Played({"tests": End.FAILED})
+    assert _command(monkeypatch, folder, played) == 1
+    assert played.ran == NAMES
+    played = Played({"build": End.FAILED})
+    assert _command(monkeypatch, folder, played) == 1
+    assert played.ran[-1] == "build"
 
 
 def test_a_stage_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     with pytest.raises(SystemExit) as refused:
-        _command(monkeypatch, folder, "rows", "row")
+        _command(monkeypatch, folder, Played(), "rows", "row")
     assert refused.value.code == 2
