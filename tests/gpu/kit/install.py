@@ -2,13 +2,16 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 
+from bench.machine import describe
 from gpu.kit import cuda
-from gpu.kit.job import Job, run_stage
+from gpu.kit.job import Job, keep, run_stage
 from gpu.kit.places import OWN, PACKED, PYTHON, ROOT, SOURCE, UNPACKED, VENV, WHEELS, KitError
 
 
@@ -27,17 +30,20 @@ def run(job: Job) -> None:
     if VENV.exists() and not OWN.exists():
         message = f"{VENV} is not the kit's: run it in a copy of the repository, such as `git worktree add`"
         raise KitError(message)
-    _show_tools(job)
+    facts = [describe(), platform.platform(), *_tools(job)]
+    print("\n".join(facts))
+    keep("host", "host", {"facts": facts})
     _make_environment()
     _unpack()
 
 
-def _show_tools(job: Job) -> None:
+def _tools(job: Job) -> Iterator[str]:
+    """Return what the driver says of the card, and the versions of the compilers. Raises KitError if one is missing."""
     environment = dict(os.environ)
     commands = [["cmake", "--version"], ["g++", "--version"]]
     if not job.rehearsal:
         environment = cuda.with_compiler(environment)
-        print(cuda.describe_card())
+        yield cuda.describe_card()
         commands.append(["nvcc", "--version"])
     for command in commands:
         program = shutil.which(command[0], path=environment["PATH"])
@@ -46,7 +52,7 @@ def _show_tools(job: Job) -> None:
             raise KitError(message)
         told = subprocess.run([program, command[1]], capture_output=True, text=True, check=False).stdout.strip()
         lines = told.splitlines()
-        print(f"{program}: {lines[-1] if command[0] == 'nvcc' else lines[0]}")
+        yield (f"{program}: {lines[-1] if command[0] == 'nvcc' else lines[0]}")
 
 
 def _make_environment() -> None:

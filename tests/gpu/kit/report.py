@@ -1,13 +1,12 @@
 """The page that the kit writes: what was built, what passed, and how the rows compare with the goals."""
 
-import platform
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpu.kit.stages import STAGES, Record
 
-KINDS = ("models", "tests", "device_sampling", "rows", "bound", "stall", "between")
+KINDS = ("host", "models", "tests", "device_sampling", "rows", "bound", "stall", "between")
 Results: TypeAlias = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 # At 32 streams, greedy; of the rate of a peer, or of the bare engine.
@@ -22,7 +21,6 @@ class Page:
     rehearsal: bool
     stages: Mapping[str, Record]
     results: Results
-    host: str = field(default_factory=platform.node)
 
 
 def page_text(page: Page) -> str:
@@ -32,6 +30,7 @@ def page_text(page: Page) -> str:
         parts += ["The figures say nothing but that every stage runs.", ""]
     for title, lines in (
         ("Goals", _goals(page.results)),
+        ("Host", _host(page.results)),
         ("Stages", _stages(page.stages)),
         ("Models", _models(page.results)),
         ("Tests", _tests(page.results)),
@@ -71,6 +70,11 @@ def _spent_ms(results: Results, name: str) -> float | None:
     """Return the time of a step beside its pass: that of the shard's thread, and the CPU time of the router."""
     step = results["between"].get(name, {}).get("greedy")
     return None if step is None else float(step["step"] - step["forward"] + step["router_cpu"])
+
+
+def _host(results: Results) -> Iterator[str]:
+    for result in results["host"].values():
+        yield from (f"- {fact}" for fact in result["facts"])
 
 
 def _stages(stages: Mapping[str, Record]) -> Iterator[str]:
@@ -139,7 +143,7 @@ def _between(results: Results) -> Iterator[str]:
 def _compared(line: Mapping[str, Any]) -> tuple[str, str, str, str]:
     ratio = line["ratio"]
     shown = "-" if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-    return _median(line["ours"]), str(line["peer"] or "-"), _median(line["theirs"]), shown
+    return _median(line["ours"]), str(line["peer"]), _median(line["theirs"]), shown
 
 
 def _median(spread: Mapping[str, float] | None) -> str:

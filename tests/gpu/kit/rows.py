@@ -43,7 +43,8 @@ def lines(result: RowResult) -> list[dict[str, Any]]:
     found = []
     for peer in result.lineup.peers:
         beside = replace(result, lineup=result.lineup.only({peer.name}))
-        found += [{"row": result.row.name, **asdict(line)} for line in summarise(beside)]
+        # A line names its peer only if that has the figure.
+        found += [{"row": result.row.name, **asdict(line), "peer": peer.name} for line in summarise(beside)]
     return found
 
 

@@ -70,8 +70,10 @@ def test_what_was_not_measured_is_said() -> None:
 
 def test_stages_and_failures_are_told() -> None:
     stages = {"build": Record(seconds=700.4, runs=2, end=End.DONE), "tests": Record(seconds=60, runs=1, end=End.FAILED)}
+    host = {"host": {"facts": ["16 cores, a CPU", "a card, 80 GB"]}}
     tests = {"server": {"passed": 7, "skipped": 1, "failed": ["test_a", "test_b"]}}
-    text = page_text(Page(rehearsal=True, stages=stages, results=NOTHING | {"tests": tests}))
+    text = page_text(Page(rehearsal=True, stages=stages, results=NOTHING | {"tests": tests, "host": host}))
+    assert "- 16 cores, a CPU\n- a card, 80 GB\n" in text
     assert text.startswith("# Rehearsal on the CPU")
     assert "| build | 700 | 2 | done |" in text
     assert "| tests | 60 | 1 | failed |" in text
