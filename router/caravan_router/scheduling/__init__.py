@@ -66,7 +66,8 @@ Who writes what
 ---------------
 Everybody may read everything. One owner writes; others call the owner's operations. Types help: what only reads a
 shard takes a `shard.account.ShardAccount`, of which the ledger is the writable form. The account is made of parts, each
-with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, `runs`, `saves`, `costs` and `drain`.
+with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, `runs`, `saves`, `costs`,
+`claims` and `drain`.
 
     what                                                        owner
     ids, cells, stays, commands under way and costs of a shard  shard.ledger.ShardLedger
@@ -112,6 +113,7 @@ After events, for the shards that have changed and have nothing under way, or on
     for each shard that has changed or got a request:
                      send a Load for those that were saved; else a Prefill of chunks, with decodes riding; else a
                      Decode of many steps, which the next command cuts short; else a FilterBatch that only releases.
+                     After a change of the layout or long copies, a Decode of one step goes first.
                      Beam searches have every second step, an Evaluate
 
 What a plan looks at
@@ -146,6 +148,7 @@ Where a new rule goes
     waiting costs
     which shards and requests are looked at planning.open_shards; planning.admission
     what one step carries, and how much     planning.step_plan; planning.chunking
+    who may claim the target of streams     shard.claims
     who gives way to whom, and how          planning.preemption
     what is saved, and when                 planning.saving; shard.saved_runs
     which layout the cells have             planning.layout

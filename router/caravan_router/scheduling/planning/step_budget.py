@@ -23,6 +23,11 @@ class StepBudget:
         self._prompt_logprobs = shard.capacity.limits.max_prompt_logprob_tokens
 
     @property
+    def is_late(self) -> bool:
+        """Whether the step carries its decodes alone, since they have waited."""
+        return self._step.is_late
+
+    @property
     def has_tokens(self) -> bool:
         """Whether there is room for a chunk."""
         return self._left >= self._least_chunk

@@ -19,7 +19,7 @@ from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_router.scheduling.output_lengths import OutputLengths
 from caravan_router.scheduling.parameters import parameters_of
-from caravan_router.scheduling.planning.chunking import Step, join_reason, step_seconds
+from caravan_router.scheduling.planning.chunking import Riders, join_reason, step_after, step_seconds
 from caravan_router.scheduling.planning.drafting import draft_plan
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.layout import steps_left
@@ -88,14 +88,14 @@ class StepPlan:
         )
         if given.config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
             self._riders = []  # decodes wait
-        riders = len(self._riders)
-        seconds = step_seconds(
-            given.config,
-            prompts=len(prefilling) + max(0, min(given.waiting, shard.stays.free_sequences)),
-            riders=riders,
-            decode_s=shard.costs.decode_s(riders),
-        )
-        self._budget = StepBudget(shard, given.config, Step(seconds=seconds, riders=riders))
+        prompts = len(prefilling) + max(0, min(given.waiting, shard.stays.free_sequences))
+        count = len(self._riders)
+        claim = shard.claims.any_of(self._riders, prompts)
+        riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
+        seconds = step_seconds(given.config, prompts=prompts, riders=riders)
+        waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
+        step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
+        self._budget = StepBudget(shard, given.config, step)
         for resident in prefilling:
             self._add_chunk(resident)
 
@@ -245,8 +245,8 @@ class StepPlan:
         steps = min(steps, steps_left(shard, residents))
         if shard.layout.shares_cells:
             steps = max(1, min(steps, shard.cells.free // len(residents)))
-        if shard.stays.beam_groups:
-            steps = 1  # then it is the turn of the beams
+        if shard.stays.beam_groups or self._budget.is_late:
+            steps = 1  # then it is the turn of the beams, or of prompts
         steps, drafts = draft_plan(shard, residents, steps)
         command = Decode(
             shard=shard.name,

@@ -6,6 +6,7 @@ from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.pins import Pins
 from caravan_router.scheduling.shard.capacity import ShardCapacity
 from caravan_router.scheduling.shard.cells import ShardCells
+from caravan_router.scheduling.shard.claims import Claims
 from caravan_router.scheduling.shard.clock import Clock
 from caravan_router.scheduling.shard.command import ShardCommands
 from caravan_router.scheduling.shard.costs import ShardCosts
@@ -22,6 +23,7 @@ class ShardAccount:
     ``drain``: whether the shard drains. ``capacity``: what it has room for when it is empty. ``stays``: sequence ids.
     ``commands``: those under way. ``cells``: the cells that sequences hold. ``header``: what the next command does
     first. ``runs``: saved prefixes. ``saves``: what becomes one. ``costs``: how long steps and copies take.
+    ``claims``: which streams may claim the target.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ShardAccount:
         self._parks = config.prefix_caching
         self.name = name
         self.costs = ShardCosts()
+        self.claims = Claims()
         self.drain = Drain()
         self.capacity = ShardCapacity(limits, config)
         self.stays = Stays(limits.max_sequences, self.capacity.most_residents, self.drain)

@@ -90,7 +90,7 @@ class ShardCommands:
 
     ``turn``: which adapter goes next. ``evaluated_last``: whether the last step was of beam searches, which take turns
     with all others. ``busy_until_s``: when the command under way is expected to end, unless it is a Decode; in seconds
-    on the scheduler's clock.
+    on the scheduler's clock. ``stepped_s``: when the last step ended, on that clock.
     """
 
     def __init__(self, stays: Stays, costs: ShardCosts) -> None:
@@ -101,6 +101,7 @@ class ShardCommands:
         self.steps_since_prefill = 0
         self.evaluated_last = False
         self.busy_until_s = -math.inf
+        self.stepped_s = -math.inf
 
     @property
     def can_begin(self) -> bool:
@@ -153,6 +154,10 @@ class ShardCommands:
         """Note that no more replies come for ``command``."""
         assert command in self.in_flight, f"{command.command} is not under way"
         self.in_flight = tuple(one for one in self.in_flight if one is not command)
+
+    def note_step(self, now_s: float) -> None:
+        """Note that a step has ended now."""
+        self.stepped_s = now_s
 
     def end_step(self, command: InFlight, seconds: float, *, tokens: int, drafted: int) -> bool:
         """Learn from a successful step, before what it computed is counted. Return whether an adapter's turn ended.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from caravan_router.scheduling.shard.attention_cost import FAST_CHUNK_TOKENS, AttentionCosts
 from caravan_router.scheduling.shard.cost_curve import CostCurve
 
 _NEWEST_CHUNK = 0.3
@@ -14,15 +15,6 @@ _FIRST_CHUNK_TOKENS = 128
 _FIRST_CHUNK_BESIDE_DECODES = 32
 # Beyond that, a chunk is at most this multiple of the largest that was measured.
 _GROWTH = 4
-# Each chunk makes what earlier ones tell about attention count less.
-_KEPT = 0.98
-# llama.cpp's flash attention on CPUs computes 64 prompt tokens of a sequence at a time, and fewer one by one: each then
-# takes up to ten times as long for its context. With split cells, the first token of a chunk rides with the decodes.
-FAST_CHUNK_TOKENS = 72
-# The guess before such chunks were measured.
-_FAST_SHARE = 0.25
-# The standard deviation of the contexts, in tokens, from which on they show what a longer context costs.
-_LEAST_SPREAD = 100.0
 # A sequence is computed again in chunks of about this size.
 _RECOMPUTED_CHUNK_TOKENS = 256
 # The guess before the first chunk: a small model on a CPU.
@@ -33,49 +25,25 @@ _NEWEST_COPY = 0.3
 
 
 @dataclass(slots=True)
-class AttentionCost:
-    """Seconds that a token of context adds to each token of a chunk: the slope of a regression that forgets."""
+class LayoutCosts:
+    """What was learnt of steps in one layout of the cells."""
 
-    # None before contexts differed enough to tell.
-    pair_s: float | None = None
-    _weight: float = 0.0
-    _context: float = 0.0
-    _token_s: float = 0.0
-    _variance: float = 0.0
-    _covariance: float = 0.0
+    decodes: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_DECODE, fixed=_WEIGHTS_AS_SEQUENCES))
+    alone: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_CHUNK))
+    beside_decodes: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_CHUNK))
+    attention: AttentionCosts = field(default_factory=AttentionCosts)
 
-    def observe(self, tokens: int, context: float, seconds: float) -> None:
-        """Learn from a chunk of ``tokens`` behind ``context`` tokens that took ``seconds``."""
-        self._weight = _KEPT * self._weight + tokens
-        gain = tokens / self._weight
-        context_change, token_change = context - self._context, seconds / tokens - self._token_s
-        self._context += gain * context_change
-        self._token_s += gain * token_change
-        self._variance = (1 - gain) * (self._variance + gain * context_change**2)
-        self._covariance = (1 - gain) * (self._covariance + gain * context_change * token_change)
-        if self._variance > _LEAST_SPREAD**2:
-            # A token without context costs something, too.
-            most = max(0.0, self._token_s / self._context)
-            self.pair_s = min(max(0.0, self._covariance / self._variance), most)
-
-
-@dataclass(slots=True)
-class AttentionCosts:
-    """The cost of attention in chunks below, and from, FAST_CHUNK_TOKENS."""
-
-    _small: AttentionCost = field(default_factory=AttentionCost)
-    _fast: AttentionCost = field(default_factory=AttentionCost)
-
-    def observe(self, tokens: int, context: float, seconds: float) -> None:
-        """Learn from a chunk of ``tokens`` behind ``context`` tokens that took ``seconds``."""
-        (self._fast if tokens >= FAST_CHUNK_TOKENS else self._small).observe(tokens, context, seconds)
-
-    def token_s(self, tokens: int, context: float) -> float:
-        """Return the seconds that each token of a chunk of ``tokens`` spends on ``context``."""
-        small_s, fast_s = self._small.pair_s, self._fast.pair_s
-        if tokens >= FAST_CHUNK_TOKENS:
-            return context * (fast_s if fast_s is not None else _FAST_SHARE * (small_s or 0.0))
-        return context * (small_s if small_s is not None else fast_s or 0.0)
+    def as_guess(self) -> "LayoutCosts":
+        """Return costs of another layout, which start from these."""
+        other = LayoutCosts(attention=self.attention.copy())
+        for known, guessed in (
+            (self.decodes, other.decodes),
+            (self.alone, other.alone),
+            (self.beside_decodes, other.beside_decodes),
+        ):
+            if known.is_known:
+                guessed.guess_from(known)
+        return other
 
 
 @dataclass(slots=True)
@@ -84,17 +52,24 @@ class ShardCosts:
 
     Seconds of prompt tokens = what a table has for their number + what attention takes for their context. There is a
     table for steps with decodes and one for steps without: beside decodes, the weights are read anyway. Errors of the
-    other parts end up in the table, and the sum stays right.
+    other parts end up in the table, and the sum stays right. Each layout of the cells has tables of its own.
     """
 
-    _decodes: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_DECODE, fixed=_WEIGHTS_AS_SEQUENCES))
-    _alone: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_CHUNK))
-    _beside_decodes: CostCurve = field(default_factory=lambda: CostCurve(newest=_NEWEST_CHUNK))
-    _attention: AttentionCosts = field(default_factory=AttentionCosts)
+    _learnt: LayoutCosts = field(default_factory=LayoutCosts)
+    # What was learnt in the other layout; None before the cells had it.
+    _of_other_layout: LayoutCosts | None = None
     # Seconds to copy a cell out of the cache, or back.
     copy_cell_s: float = _FIRST_CELL_S
     # Seconds of a step on average, whatever it carries; 0 before the first.
     mean_step_s: float = 0.0
+
+    def change_layout(self) -> None:
+        """Note that the cells have the other layout, in which steps take another time.
+
+        The first time, what was learnt in this one is where learning starts, and all of it is in doubt.
+        """
+        other = self._of_other_layout or self._learnt.as_guess()
+        self._learnt, self._of_other_layout = other, self._learnt
 
     def observe_step(self, seconds: float) -> None:
         """Learn from a step, whatever it carried."""
@@ -103,34 +78,36 @@ class ShardCosts:
     def observe_decodes(self, sequences: int, seconds: float) -> None:
         """Learn from a step in which ``sequences`` decoded and nothing else."""
         if sequences:
-            self._decodes.observe(sequences, seconds)
+            self._learnt.decodes.observe(sequences, seconds)
 
     def observe_chunks(self, tokens: int, context: float, *, riders: int, seconds: float) -> None:
         """Learn from a step with ``tokens`` > 0 of prompts, behind ``context`` tokens on average."""
-        curve, other = self._alone, self._beside_decodes
+        curve, other = self._learnt.alone, self._learnt.beside_decodes
         if riders:
             curve, other = other, curve
         if other.is_known and not curve.is_known:
             curve.guess_from(other)
         decode_s = self.decode_s(riders)
-        self._attention.observe(tokens, context, seconds - decode_s)
-        attention_s = tokens * self._attention.token_s(tokens, context)
+        self._learnt.attention.observe(tokens, context, seconds - decode_s, plain_s=curve.seconds(tokens))
+        attention_s = tokens * self._learnt.attention.token_s(tokens, context)
         curve.observe(tokens, seconds - decode_s - attention_s, beside_s=decode_s + attention_s)
 
     def seconds(self, tokens: int, *, riders: int, context: int) -> float:
         """Return the expected seconds of a step with ``tokens`` of prompts behind ``context`` tokens."""
-        attention_s = tokens * self._attention.token_s(tokens, context)
+        attention_s = tokens * self._learnt.attention.token_s(tokens, context)
         return self.decode_s(riders) + self._prompts(riders).seconds(tokens) + attention_s
 
     def fast_attention_gain(self, *, riders: int, context: int) -> float:
         """Return how many times as long a chunk of FAST_CHUNK_TOKENS would take with the attention of smaller ones."""
         fast_s = self.seconds(FAST_CHUNK_TOKENS, riders=riders, context=context)
-        slower_s = self._attention.token_s(1, context) - self._attention.token_s(FAST_CHUNK_TOKENS, context)
+        slower_s = self._learnt.attention.token_s(1, context) - self._learnt.attention.token_s(
+            FAST_CHUNK_TOKENS, context
+        )
         return (fast_s + FAST_CHUNK_TOKENS * slower_s) / fast_s
 
     def decode_s(self, sequences: int) -> float:
         """Return the expected seconds of a step in which ``sequences`` decode; 0 before the first."""
-        return self._decodes.seconds(sequences)
+        return self._learnt.decodes.seconds(sequences)
 
     def tokens_within(self, seconds: float, *, riders: int, context: int, remaining: int | None = None) -> int:
         """Return how many prompt tokens behind ``context`` tokens fit a step of ``seconds`` beside ``riders``.
@@ -142,15 +119,20 @@ class ShardCosts:
         if not curve.is_known:
             return most
         left_s = seconds - self.decode_s(riders)
-        small = min(most, curve.size_within(left_s, self._attention.token_s(1, context)))
+        small = min(most, curve.size_within(left_s, self._learnt.attention.cautious_small_s(context)))
         if remaining is not None and remaining < FAST_CHUNK_TOKENS:
             return small
-        fast = min(most, curve.size_within(left_s, self._attention.token_s(FAST_CHUNK_TOKENS, context)))
+        fast = min(most, curve.size_within(left_s, self._learnt.attention.token_s(FAST_CHUNK_TOKENS, context)))
         return fast if fast >= FAST_CHUNK_TOKENS else min(small, FAST_CHUNK_TOKENS - 1)
+
+    @property
+    def knows_small_chunks(self) -> bool:
+        """Whether it was measured what small chunks take behind a context."""
+        return self._learnt.attention.knows_small
 
     def doubt(self, tokens: int, *, riders: int) -> float:
         """Return how far the cost of ``tokens`` of prompts beside ``riders`` is a guess, from 0 to 1."""
-        return (self._beside_decodes if riders else self._alone).doubt(tokens)
+        return (self._learnt.beside_decodes if riders else self._learnt.alone).doubt(tokens)
 
     def most_tokens(self, riders: int) -> int:
         """Return the largest number of prompt tokens whose cost can be guessed."""
@@ -169,7 +151,11 @@ class ShardCosts:
 
     def _prompts(self, riders: int) -> CostCurve:
         """Return what is known of prompts beside ``riders``, or else of others."""
-        curves = (self._beside_decodes, self._alone) if riders else (self._alone, self._beside_decodes)
+        curves = (
+            (self._learnt.beside_decodes, self._learnt.alone)
+            if riders
+            else (self._learnt.alone, self._learnt.beside_decodes)
+        )
         return next((curve for curve in curves if curve.is_known), curves[0])
 
     def observe_copy(self, cells: int, seconds: float) -> None:

@@ -123,6 +123,7 @@ class ShardLedger(ShardAccount):
         ``tokens``: how many it sampled. ``drafted``: how many draft tokens it computed.
         """
         turn_ended = self.commands.end_step(command, seconds, tokens=tokens, drafted=drafted)
+        self.commands.note_step(self._clock.now_s)
         for sequence_id, count in command.chunk_tokens.items():
             resident = command.residents[sequence_id]
             if resident.status in (Status.STARTING, Status.LOADED):
@@ -131,6 +132,8 @@ class ShardLedger(ShardAccount):
                 resident.computed += count
                 self.cells.tails += count
                 self.cells.index(resident)
+                if not resident.prefilling:
+                    self.claims.note_prompt()
         return turn_ended or bool(command.chunk_tokens)
 
     def extend(self, resident: Resident) -> None:
@@ -227,6 +230,8 @@ class ShardLedger(ShardAccount):
 
     def apply_layout(self, reply: LayoutSet) -> list[Resident]:
         """Apply a change of the layout. Return the live residents that were lost by it: their stay has ended."""
+        if reply.layout.shares_cells != self.layout.shares_cells:
+            self.costs.change_layout()
         self.capacity.set_layout(reply.layout, self._clock.now_s)
         tables = (self.stays.residents, self.stays.parked, self.stays.releasing)
         gone = [next(table for table in tables if key in table)[key] for key in reply.lost]

@@ -101,3 +101,20 @@ def test_a_step_that_measures_faster_with_a_chunk_lets_no_chunk_be_free() -> Non
 def test_computing_again_costs_what_chunks_cost() -> None:
     assert ShardCosts().recompute_token_s > 0
     assert learnt().recompute_token_s == pytest.approx(TOKEN_S, rel=0.1)
+
+
+def test_each_layout_has_costs_of_its_own_of_which_the_second_start_as_a_guess() -> None:
+    costs = ShardCosts()
+    for _ in range(40):
+        costs.observe_decodes(4, DECODES_S)
+        costs.observe_chunks(64, 0, riders=4, seconds=DECODES_S + 64 * TOKEN_S)
+    known_s = costs.seconds(64, riders=4, context=0)
+    assert costs.doubt(64, riders=4) == 0.0
+    costs.change_layout()
+    assert costs.seconds(64, riders=4, context=0) == known_s
+    assert costs.doubt(64, riders=4) == 1.0
+    costs.observe_chunks(64, 0, riders=4, seconds=2 * known_s)
+    assert costs.seconds(64, riders=4, context=0) == pytest.approx(2 * known_s), "the level is believed at once"
+    costs.change_layout()
+    assert costs.seconds(64, riders=4, context=0) == known_s
+    assert costs.doubt(64, riders=4) == 0.0

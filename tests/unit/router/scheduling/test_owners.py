@@ -46,7 +46,8 @@ def test_no_attribute_has_two_writers() -> None:
 CHANGES = {
     "capacity": {"set_layout"},
     "cells": {"forget", "index", "rebuild"},
-    "commands": {"begin", "end", "end_step"},
+    "claims": {"any_of", "note_prompt"},
+    "commands": {"begin", "end", "end_step", "note_step"},
     "drain": {"begin"},
     "header": {"clear"},
     "saves": {"drop", "drop_unwanted", "expect", "give_up", "make_room", "note_runs", "note_saved"},
@@ -56,6 +57,7 @@ CHANGES = {
 CHANGED_BY_OTHERS = {
     "scheduler.py": {"commands.end", "drain.begin", "saves.drop", "saves.note_runs"},
     "planning/moving.py": {"saves.expect"},
+    "planning/step_plan.py": {"claims.any_of"},
     "planning/shard_index.py": {"stays.take_prefix_changes"},
     "shard/prefix_reuse.py": {"cells.index"},
 }

@@ -7,9 +7,12 @@ from itertools import pairwise
 
 import pytest
 
+from caravan_proto.messages.commands import SetLayout
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.results import LayoutSet
 from caravan_router.scheduling.actions import Deliver
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardJoined, Stepped
+from caravan_router.scheduling.events import ShardJoined, ShardLimits, Stepped
 from caravan_testing.ledgers import limits_of
 from caravan_testing.model_shard import ModelShard, StepLoad
 from caravan_testing.simulation import Simulation
@@ -44,6 +47,12 @@ FLASH = Machine(weights_s=0.009, decode_s=0.0047, token_s=0.0034, pair_s=1.3e-6,
 PLAIN = Machine(weights_s=0.009, decode_s=0.0047, token_s=0.0034, pair_s=2e-6, small_pair_s=2e-6)
 
 
+def faster(load: StepLoad) -> float:
+    """Return the seconds of a step on two faster cores, where the first 128 tokens of a chunk take longer."""
+    machine = Machine(weights_s=0.009, decode_s=0.003, token_s=0.0017, pair_s=0.65e-6, small_pair_s=7e-6)
+    return machine(load) + 0.0006 * min(load.prompt_tokens, 128)
+
+
 def accelerator(load: StepLoad) -> float:
     """Return the seconds of a step on a device that reads 20 ms of weights, however few tokens there are."""
     return 0.02 + max(0.0, 0.0002 * (load.prompt_tokens - 128)) + 0.0002 * load.decodes + 2e-8 * load.pairs
@@ -52,12 +61,14 @@ def accelerator(load: StepLoad) -> float:
 class TimedSimulation(Simulation):
     """One shard, and a clock that moves with its steps. Knows when every token came."""
 
-    def __init__(self, cost: Callable[[StepLoad], float], **config: float) -> None:
-        super().__init__(SchedulerConfig(**config))  # type: ignore[arg-type]
+    def __init__(
+        self, cost: Callable[[StepLoad], float], *, limits: ShardLimits = LIMITS, target_itl_s: float = TARGET_S
+    ) -> None:
+        super().__init__(SchedulerConfig(target_itl_s=target_itl_s))
         self.cost = cost
         self.token_times: dict[int, list[float]] = {}
-        self.shards["a"] = ModelShard("a", LIMITS, lambda load: self.cost(load))
-        self.handle(ShardJoined("a", LIMITS))
+        self.shards["a"] = ModelShard("a", limits, lambda load: self.cost(load))
+        self.handle(ShardJoined("a", limits))
 
     def _deliver(self, action: Deliver) -> None:
         self.token_times.setdefault(action.request_id, []).extend(self.now for _ in action.tokens)
@@ -65,7 +76,7 @@ class TimedSimulation(Simulation):
 
     def advance(self, name: str = "a") -> None:
         for event in self.shards[name].advance():
-            self.now += event.seconds if isinstance(event, Stepped) else 0.0
+            self.now += event.seconds if isinstance(event, Stepped | LayoutSet) else 0.0
             self.handle(event)
 
     def send(self, tokens: int, new: int = 4000) -> int:
@@ -165,6 +176,64 @@ def test_the_first_chunk_after_other_work_and_an_idle_time_keeps_the_target(cost
     sim.until_first_token(stream)
     _, gap = land(sim, [stream], 400)
     assert gap <= 1.3 * TARGET_S
+
+
+def burst(cost: Callable[[StepLoad], float], target_itl_s: float) -> float:
+    """Return how long eight prompts of 600 tokens with 16 tokens out take that come at once."""
+    sim = TimedSimulation(cost, target_itl_s=target_itl_s)
+    for _ in range(6):
+        sim.send(500, 8)
+        sim.run()
+    since = sim.now
+    for _ in range(8):
+        sim.send(600, 16)
+    sim.run()
+    return sim.now - since
+
+
+@pytest.mark.parametrize("cost", [PLAIN, FLASH, faster])
+def test_a_burst_of_prompts_takes_no_longer_with_a_target_than_without(cost: Callable[[StepLoad], float]) -> None:
+    """With chunks within the target it took 1.04, 1.07 and 1.22 times as long."""
+    assert burst(cost, TARGET_S) <= 1.01 * burst(cost, 1.0)
+
+
+def test_streams_that_came_as_a_burst_claim_the_target_once_all_have_begun() -> None:
+    sim = TimedSimulation(PLAIN)
+    for _ in range(6):
+        sim.send(500, 8)
+        sim.run()
+    streams = [sim.send(600) for _ in range(4)]
+    sim.until_first_token(*streams)
+    _, gap = land(sim, streams, 1500)
+    assert gap <= 1.05 * TARGET_S
+
+
+def test_the_first_small_chunks_behind_a_context_keep_the_target() -> None:
+    """The shard has computed chunks of more than 72 tokens only, whose attention is eleven times as fast."""
+    sim = TimedSimulation(faster)
+    for _ in range(6):
+        sim.send(500, 8)
+        sim.run()
+    _, gap = land(sim, sim.streams(4), 1400)
+    assert gap <= 1.2 * TARGET_S
+
+
+def test_streams_get_a_token_between_a_change_of_the_layout_and_the_prompt_for_which_it_was_made() -> None:
+    split = LayoutLimits(layout=KvLayout.SPLIT, cells=8000, cells_per_sequence=1000, saving=Saving.ANY)
+    unified = dataclasses.replace(split, layout=KvLayout.UNIFIED, cells_per_sequence=8000)
+    limits = ShardLimits(
+        layout=split, other_layout=unified, max_sequences=8, max_batch_tokens=2048, memory_bytes=1 << 20
+    )
+    sim = TimedSimulation(PLAIN, limits=limits)
+    for _ in range(6):
+        sim.send(500, 8)
+        sim.run()
+    streams = [sim.send(100, 800) for _ in range(4)]
+    sim.until_first_token(*streams)
+    _, gap = land(sim, streams, 2900)
+    change = [action for action in sim.actions if isinstance(action, SetLayout)]
+    assert len(change) == 1
+    assert gap <= 0.2 + 1.1 * PLAIN(StepLoad(decodes=4)), "the change takes 0.2 s"
 
 
 def test_an_accelerator_computes_large_chunks_beside_streams() -> None:
