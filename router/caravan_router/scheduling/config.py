@@ -41,8 +41,9 @@ class SchedulerConfig:
     max_waiting_tokens: int = 20
     # So many requests may start before one that has no room and is ahead of them.
     max_bypass: int = 32
-    # Steps that a shard may run without a new command.
+    # Steps that a shard may run without a new command: so many, or more if these take less time than run_ahead_s.
     run_ahead_steps: int = 64
+    run_ahead_s: float = 1.0
     # Without any shard, waiting requests fail after this time.
     no_shard_grace_s: float = 30.0
     # Cells of each shard to use; None: all.

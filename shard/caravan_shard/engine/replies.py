@@ -7,11 +7,11 @@ from time import perf_counter_ns
 
 from caravan_shard.protocol.results import Result
 
-# The most results of a Decode that wait to be taken. Enough to hide scheduling hiccups, and few enough that a router
-# that has stopped reading does not get many steps computed that it may never want.
+# The most groups of results of a Decode that wait to be taken. Enough to hide scheduling hiccups, and few enough that a
+# router that has stopped reading does not get many steps computed that it may never want.
 RUN_AHEAD = 16
-# The most results that are sent together.
-_MOST_TOGETHER = RUN_AHEAD // 2
+# The most results of a group. A message takes as much processor time as a step of a tiny model.
+MOST_TOGETHER = 32
 
 
 class Replies:
@@ -25,7 +25,8 @@ class Replies:
         self._held: list[Result] = []
         self._sent_ns = -(1 << 62)
         self._waiter: asyncio.Future[None] | None = None
-        self._put = 0
+        # Groups of results.
+        self._sent = 0
         self._taken = 0
         self._cancelled = False
 
@@ -37,13 +38,12 @@ class Replies:
     @property
     def has_room(self) -> bool:
         """Worker: whether another result may be put."""
-        return self._put - self._taken < RUN_AHEAD
+        return self._sent - self._taken < RUN_AHEAD
 
     def put(self, result: Result, *, interval_ns: int = 0) -> None:
         """Worker: send a result, or hold it for the next one if less than ``interval_ns`` passed since the last."""
-        self._put += 1
         self._held.append(result)
-        if perf_counter_ns() - self._sent_ns >= interval_ns or len(self._held) >= _MOST_TOGETHER:
+        if perf_counter_ns() - self._sent_ns >= interval_ns or len(self._held) >= MOST_TOGETHER:
             self.flush()
 
     def flush(self) -> None:
@@ -51,6 +51,7 @@ class Replies:
         if self._held:
             held, self._held = self._held, []
             self._sent_ns = perf_counter_ns()
+            self._sent += 1
             self._loop.call_soon_threadsafe(self._arrive, held)
 
     def end(self) -> None:
@@ -71,7 +72,7 @@ class Replies:
             await self._waiter
         was_full = not self.has_room
         results = self._arrived.popleft()
-        self._taken += len(results or ())
+        self._taken += results is not None
         if was_full:
             self._on_change()
         return results

@@ -3,7 +3,7 @@
 import numpy as np
 
 from caravan_shard.backends.base import TokenBatch
-from caravan_shard.backends.llama.calls import DecodeCall, split_calls
+from caravan_shard.backends.llama.calls import DecodeCall, has_single_tokens, split_calls
 
 
 def batch(*sequences: tuple[int, int]) -> TokenBatch:
@@ -28,6 +28,14 @@ def test_a_step_of_single_tokens_or_of_one_sequence_is_one_call() -> None:
         (call,) = split_calls(whole, 64)
         assert call.batch.tokens.tolist() == whole.tokens.tolist()
         assert call.rows.all()
+
+
+def test_only_a_step_without_chunks_has_single_tokens() -> None:
+    assert has_single_tokens(batch((2, 1)))
+    assert has_single_tokens(batch((0, 1), (3, 1), (4, 1)))
+    assert not has_single_tokens(batch((2, 7)))
+    assert not has_single_tokens(batch((0, 1), (3, 2), (4, 1)))
+    assert not has_single_tokens(batch((0, 1), (3, 1), (4, 2)))
 
 
 def test_chunks_have_calls_of_their_own_and_single_tokens_one_together() -> None:

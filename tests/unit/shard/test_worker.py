@@ -18,7 +18,7 @@ from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, To
 from caravan_shard.backends.toy.backend import ToyBackend, toy_embedding
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
-from caravan_shard.engine.replies import RUN_AHEAD, Replies
+from caravan_shard.engine.replies import MOST_TOGETHER, RUN_AHEAD, Replies
 from caravan_shard.engine.worker import ENDING, Worker
 from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded, Refusal, Result, StepResult
@@ -487,13 +487,13 @@ async def groups_of(replies: Replies) -> list[Sequence[Result]]:
 async def test_steps_that_follow_each_other_closely_are_sent_together() -> None:
     async with worker_on(ToyBackend()) as (worker, engine):
         await all_of(worker.submit(START))
-        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=30, reply_interval_ms=10**6))
+        decoding = worker.submit(Decode(sequence_ids=[0, 1], max_steps=70, reply_interval_ms=10**6))
         groups = await groups_of(decoding)
         # The first is sent at once, then as many as may be held, then what is left at the end.
-        assert [len(group) for group in groups] == [1, 8, 8, 8, 5]
+        assert [len(group) for group in groups] == [1, MOST_TOGETHER, MOST_TOGETHER, 70 - 1 - 2 * MOST_TOGETHER]
         steps = [step for group in groups for step in group if isinstance(step, StepResult)]
-        assert [len(step.rows.token_ids) for step in steps] == [2] * 30
-        assert engine.step_count == 31
+        assert [len(step.rows.token_ids) for step in steps] == [2] * 70
+        assert engine.step_count == 71
 
 
 async def test_the_end_of_a_sequence_and_a_step_that_fails_are_not_held() -> None:

@@ -34,6 +34,8 @@ from caravan_router.scheduling.waiting.queue import effective_priority
 
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
+# The most steps of a Decode, however short they are.
+_MOST_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +240,7 @@ class StepPlan:
 
     def _decode(self, command_id: int) -> Decode:
         shard, residents = self.shard, self._decoding
-        steps = self._given.config.run_ahead_steps
+        steps = self._run_ahead_steps
         if self._has_rivals:
             steps = min(steps, shard.commands.turn.steps_left(self.adapter))
         shard.make_free(len(residents) * min(steps, _CLEARED_STEPS))
@@ -258,6 +260,14 @@ class StepPlan:
         )
         shard.send(command, residents)
         return command
+
+    @property
+    def _run_ahead_steps(self) -> int:
+        """How many steps a Decode may have. Between two of them the shard is idle while messages travel."""
+        config = self._given.config
+        step_s = self.shard.costs.decode_s(len(self._decoding))
+        within = min(_MOST_STEPS, int(config.run_ahead_s / step_s)) if step_s else 0
+        return max(config.run_ahead_steps, within)
 
     def _evaluate(self, command_id: int) -> Evaluate:
         """Let beams branch off from those that are computed, and compute what is missing of all."""

@@ -25,20 +25,18 @@ class DecodeCall:
     rows: NDArray[np.bool_]
 
 
+def has_single_tokens(batch: TokenBatch) -> bool:
+    """Whether no sequence has two tokens, as in a step of decodes: it is one call, as `split_calls` finds out slowly."""
+    ids = batch.sequence_ids
+    return len(ids) == 1 or bool((ids[1:] != ids[:-1]).all())
+
+
 def split_calls(batch: TokenBatch, ubatch: int) -> list[DecodeCall]:
     """Return the single tokens of ``batch`` together, then the chunks of each size, shorter ones first.
 
     ``ubatch``: how many tokens llama.cpp computes together at most.
     """
-    if _has_single_tokens_only(batch):
-        return [DecodeCall(batch, np.ones(batch.output_count, np.bool_))]
     return [_select(batch, mask) for mask in _masks(batch.sequence_ids, ubatch)]
-
-
-def _has_single_tokens_only(batch: TokenBatch) -> bool:
-    """Whether no sequence has two tokens, as in a step of decodes. Parting such a step would cost as much as the rest."""
-    ids = batch.sequence_ids
-    return len(ids) == 1 or bool((ids[1:] != ids[:-1]).all())
 
 
 def _masks(sequence_ids: NDArray[np.int32], ubatch: int) -> Iterator[NDArray[np.bool_]]:

@@ -9,7 +9,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Capacity, DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.batch import LlamaBatch
-from caravan_shard.backends.llama.calls import split_calls
+from caravan_shard.backends.llama.calls import has_single_tokens, split_calls
 from caravan_shard.backends.llama.context import OpenContext
 
 
@@ -48,7 +48,8 @@ class LlamaForward:
         outputs = batch.output_count
         assert outputs <= self._most_outputs, f"{outputs} outputs of {self._most_outputs}"
         self._adapters.apply(self._opened.context, batch.adapter)
-        calls = split_calls(batch, self.ubatch) if self._opened.splits_calls else []
+        is_whole = not self._opened.splits_calls or has_single_tokens(batch)
+        calls = [] if is_whole else split_calls(batch, self.ubatch)
         if len(calls) < 2:
             self._gathered = None
             return self._call(batch)

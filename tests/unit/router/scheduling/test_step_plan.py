@@ -137,6 +137,29 @@ def test_adapters_that_take_turns_decode_for_one_turn_at_most() -> None:
     assert command.max_steps < SchedulerConfig().run_ahead_steps
 
 
+@pytest.mark.parametrize(
+    ("step_s", "within_s", "steps"),
+    [(0.05, 1.0, 64), (0.002, 0.2, 100), (0.002, 0.1, 64), (1e-6, 1.0, 4096)],
+)
+def test_a_decode_has_more_steps_where_they_take_little_time(step_s: float, within_s: float, steps: int) -> None:
+    shard = ledger(limits=limits_of(cells=10_000, cells_per_sequence=10_000))
+    run(shard, sequence(1, max_new_tokens=9_000))
+    shard.costs.observe_decodes(1, step_s)
+    command = plan(shard, waiting=0, config=SchedulerConfig(run_ahead_s=within_s)).send(1)
+    assert isinstance(command, Decode)
+    assert command.max_steps == steps
+
+
+def test_a_decode_has_no_more_steps_than_cells_are_free() -> None:
+    shard = ledger(limits=limits_of(cells=200))
+    run(shard, sequence(1))
+    shard.costs.observe_decodes(1, 0.001)
+    free = shard.cells.free
+    command = plan(shard, waiting=0).send(1)
+    assert isinstance(command, Decode)
+    assert 64 < command.max_steps <= free
+
+
 def test_in_pause_mode_decodes_wait_for_prompts() -> None:
     shard = ledger(config=PAUSE)
     run(shard, sequence(1))
