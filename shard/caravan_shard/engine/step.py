@@ -1,11 +1,13 @@
 """The parts of a step, and the arrays that describe it to the backend."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from caravan_proto.messages.commands import Row, RowOutputs
+from caravan_shard.arrays import Flags
 from caravan_shard.backends.base import TokenBatch
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.draft import Draft
@@ -60,6 +62,23 @@ class Part(NamedTuple):
         return count + (self.has_last_output and count < len(self.tokens))
 
 
+def _single_tokens(parts: Sequence[Part], adapter: str) -> TokenBatch:
+    """Return the first token of each part. This runs between any two forward passes: it makes one array for columns."""
+    count = len(parts)
+    numbers = [part.tokens[0] for part in parts]
+    numbers += [part.start for part in parts]
+    numbers += [part.sequence.sequence_id for part in parts]
+    columns = np.array(numbers, np.int32)
+    return TokenBatch(columns[:count], columns[count:-count], columns[-count:], _all_outputs(count), adapter)
+
+
+@lru_cache(maxsize=64)
+def _all_outputs(count: int) -> Flags:
+    outputs = np.ones(count, np.int8)
+    outputs.flags.writeable = False
+    return outputs
+
+
 def assemble(parts: Sequence[Part]) -> TokenBatch:
     """Make the arrays of a step over ``parts``, which are in ascending order of sequence id and have one adapter.
 
@@ -67,10 +86,7 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
     """
     adapter = parts[0].sequence.parameters.adapter
     if not any(part.prompt or part.draft or part.row is not None for part in parts):
-        rows = [(part.tokens[0], part.start, part.sequence.sequence_id) for part in parts]
-        # One array for all columns: making an array costs more than filling it.
-        tokens, positions, sequence_ids = np.array(list(zip(*rows, strict=True)), np.int32)
-        return TokenBatch(tokens, positions, sequence_ids, np.ones(len(parts), np.int8), adapter)
+        return _single_tokens(parts, adapter)
     outputs = np.zeros(sum(len(part.tokens) for part in parts), np.int8)
     end = 0
     for part in parts:

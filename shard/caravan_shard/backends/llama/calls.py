@@ -26,7 +26,7 @@ class DecodeCall:
 
 
 def has_single_tokens(batch: TokenBatch) -> bool:
-    """Whether no sequence has two tokens, as in a step of decodes: it is one call, as `split_calls` finds out slowly."""
+    """Whether no sequence has two tokens, as in a step of decodes: it is one call, as `split_calls` finds slowly."""
     ids = batch.sequence_ids
     return len(ids) == 1 or bool((ids[1:] != ids[:-1]).all())
 

@@ -73,8 +73,8 @@ class LlamaForward:
 
     def _own_logits(self, rows: int) -> Floats:
         pointer = llama_cpp.llama_get_logits(self._opened.context)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        assert address, "the last forward pass had no outputs"
+        assert pointer, "the last forward pass had no outputs"
+        address = ctypes.addressof(pointer.contents)
         if address != self._logits_address or rows > len(self._logits):
             # The buffer has room for n_seq_max rows at least, and never shrinks.
             shape = (max(rows, self._max_sequences), self._logits.shape[1])
