@@ -40,6 +40,11 @@ class Replies:
         """Worker: whether another result may be put."""
         return self._sent - self._taken < RUN_AHEAD
 
+    @property
+    def is_wanted(self) -> bool:
+        """Worker: whether there is room for another result, and somebody waits for it."""
+        return not self._cancelled and self.has_room
+
     def put(self, result: Result, *, interval_ns: int = 0) -> None:
         """Worker: send a result, or hold it for the next one if less than ``interval_ns`` passed since the last."""
         self._held.append(result)

@@ -20,7 +20,7 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.results import StepOutcome
 from caravan_shard.backends.base import Backend
-from caravan_shard.engine.drafts import DraftBudget
+from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
 from caravan_shard.protocol.commands import Adopt, EmbedText, ReleaseAll, Work
@@ -243,11 +243,15 @@ class Worker:
         if refusal is not None:
             replies.put(refusal)
             return
+        interval_ns = command.reply_interval_ms * 1_000_000
+        budget = NO_DRAFTS
         tokens = 0  # of the sequence that got the most
         while tokens < command.max_steps:
-            if tokens > 0 and not self._may_continue(engine, replies):
+            # Asked twice, since the first takes no lock.
+            if tokens > 0 and (self._has_news or not replies.is_wanted) and not self._may_continue(engine, replies):
                 return
-            budget = DraftBudget(total=command.max_draft_tokens, each=command.max_steps - tokens - 1)
+            if command.max_draft_tokens:
+                budget = DraftBudget(total=command.max_draft_tokens, each=command.max_steps - tokens - 1)
             # The time of such a command between two steps belongs to neither step.
             result = engine.decode_step(command.sequence_ids, max(started_ns, self._aside_ended_ns), budget)
             if result is None:
@@ -257,7 +261,7 @@ class Worker:
                 return
             tokens += result.most_tokens
             started_ns = perf_counter_ns()
-            replies.put(result, interval_ns=0 if result.rows.ends_a_sequence else command.reply_interval_ms * 1_000_000)
+            replies.put(result, interval_ns=0 if result.rows.ends_a_sequence else interval_ns)
             self._working_since = monotonic()
 
     def _may_continue(self, engine: Engine, replies: Replies) -> bool:
