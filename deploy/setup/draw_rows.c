@@ -5,46 +5,9 @@
 // and of llama.cpp's filters, which round: wherever that could matter, as with equal logits, a row is left to them. So
 // both ways draw the same token.
 
-#include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-// A row with more candidates is left.
-#define MOST_CANDIDATES 8192
-// A row is searched in parts of adjacent logits.
-#define MOST_PARTS 4096
-// Logits that are compared together, and how many such comparisons need not wait for each other. Vectors wider than those
-// of the processor make gcc compare element by element.
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#define CHAINS 4
-#define LONG_PART 128
-#define SHORT_PART 64
-
-// Must be what caravan_shard/backends/llama/joint_draw.py has.
-struct caravan_row {
-    int64_t index;         // of the row of logits
-    const uint8_t * mask;  // a bit for each token that may be chosen, the lowest bit of a byte first; null for all
-    double number;         // in [0, 1): selects the token
-    double xtc_threshold;  // infinite without XTC
-    double temperature;    // 0: the most likely token
-    double top_k;          // 0: off
-    double top_p;          // 1: off
-    double min_p;          // 0: off
-    double reach;          // how far below the highest logit candidates may be, divided by the temperature
-};
-
-struct logits {
-    const float * values;
-    const uint8_t * mask;
-    int64_t size;
-};
+#include "row.h"
 
 struct candidate {
     float scaled;
@@ -55,107 +18,20 @@ struct candidate {
 // do exponentials and quotients; twice that for safety.
 static double share_rounding(int count) { return (count + 8) * 0x1p-23; }
 
-// Scaled logits so near to the border of min_p, as a share of it, may be on either side: 4 ulp.
-static const double MIN_P_ROUNDING = 0x1p-21;
+// Surprises of up to 36 and their mean, in floats, are off by less than this for each candidate: each is off by 2^-18 at
+// most, and the mean by the rounding of as many additions.
+static const double SURPRISE_ROUNDING = 0x1p-17;
 // The running sum of float exponentials, each with an error below 3 ulp, is so near to that of exact ones, as a share.
 static const double DRAW_ROUNDING = 0x1p-20;
 
-typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
-typedef int32_t masks __attribute__((vector_size(LANES * sizeof(int32_t))));
+struct surprise {
+    double distance;  // from the mean surprise
+    int place;
+};
 
-static inline float logit_at(const struct logits * logits, int64_t id) {
-    return !logits->mask || logits->mask[id / 8] >> id % 8 & 1 ? logits->values[id] : -INFINITY;
-}
-
-// Return the logits from ``id`` on, which is a multiple of LANES.
-static inline floats logits_from(const struct logits * logits, int64_t id) {
-    floats loaded;
-    memcpy(&loaded, logits->values + id, sizeof loaded);
-    if (logits->mask) {
-        int32_t bits = logits->mask[id / 8];
-#if LANES == 16
-        const masks lanes = {1, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7, 1 << 8,
-                             1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-        bits |= logits->mask[id / 8 + 1] << 8;
-#elif LANES == 8
-        const masks lanes = {1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7};
-#else
-        const masks lanes = {1, 1 << 1, 1 << 2, 1 << 3};
-        bits >>= id % 8;
-#endif
-        const masks kept = (lanes & bits) != 0;
-        const floats none = (floats) {0} - INFINITY;
-        loaded = (floats) (((masks) loaded & kept) | ((masks) none & ~kept));
-    }
-    return loaded;
-}
-
-// Return the higher of each pair; of ``one`` where ``other`` is NaN.
-static inline floats higher(floats one, floats other) {
-    const masks replaces = other > one;
-    return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
-}
-
-// Return the highest logit of the tokens from ``id`` to before ``end``; set ``nan`` if any is NaN.
-static inline float highest_of(const struct logits * logits, int64_t id, int64_t end, masks * nan) {
-    float lanes[LANES];
-    floats highest[CHAINS];
-    for (int chain = 0; chain < CHAINS; chain++) {
-        highest[chain] = (floats) {0} - INFINITY;
-    }
-    for (; end - id >= CHAINS * LANES; id += CHAINS * LANES) {
-        for (int chain = 0; chain < CHAINS; chain++) {
-            const floats loaded = logits_from(logits, id + chain * LANES);
-            highest[chain] = higher(highest[chain], loaded);
-            *nan |= loaded != loaded;
-        }
-    }
-    for (int chain = 1; chain < CHAINS; chain++) {
-        highest[0] = higher(highest[0], highest[chain]);
-    }
-    memcpy(lanes, &highest[0], sizeof lanes);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int lane = 0; lane < half; lane++) {
-            lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
-        }
-    }
-    for (; id < end; id++) {
-        const float logit = logit_at(logits, id);
-        lanes[0] = logit > lanes[0] ? logit : lanes[0];
-        *nan |= (masks) {logit != logit};
-    }
-    return lanes[0];
-}
-
-static void sink(float * heap, int count, int at) {
-    const float value = heap[at];
-    for (int child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
-        if (child + 1 < count && heap[child + 1] < heap[child]) {
-            child++;
-        }
-        if (heap[child] >= value) {
-            break;
-        }
-        heap[at] = heap[child];
-    }
-    heap[at] = value;
-}
-
-// Return the lowest of the ``count`` highest of ``values``, count <= size; ``heap`` has room for them.
-static float level_of(const float * values, int size, int count, float * heap) {
-    for (int at = 0; at < count; at++) {
-        heap[at] = values[at];
-    }
-    for (int at = count / 2 - 1; at >= 0; at--) {
-        sink(heap, count, at);
-    }
-    for (int at = count; at < size; at++) {
-        if (values[at] > heap[0]) {
-            heap[0] = values[at];
-            sink(heap, count, 0);
-        }
-    }
-    return heap[0];
+static int is_less_typical(const void * one, const void * other) {
+    const double left = ((const struct surprise *) one)->distance, right = ((const struct surprise *) other)->distance;
+    return left > right ? 1 : left < right ? -1 : 0;
 }
 
 static int is_less_likely(const void * one, const void * other) {
@@ -163,72 +39,81 @@ static int is_less_likely(const void * one, const void * other) {
     return left < right ? 1 : left > right ? -1 : 0;
 }
 
-// Return the token, or -1 if the row is left.
-static int32_t draw_row(const struct logits logits, const struct caravan_row * row) {
-    const int64_t size = logits.size;
-    float peaks[MOST_PARTS];
+// Keep those of ``count`` candidates, at least one, whose surprise is nearest to its mean and that together are more than
+// ``typical_p`` likely. Return how many are left, or -1 in doubt.
+static int keep_typical(struct candidate * candidates, double * weights, int count, double typical_p) {
+    struct surprise surprises[MOST_CANDIDATES];
+    uint8_t is_kept[MOST_CANDIDATES] = {0};
+    double total = 0.0, mean = 0.0, sum = 0.0;
+    for (int at = 0; at < count; at++) {
+        total += weights[at];
+        mean -= weights[at] * (double) candidates[at].scaled;
+    }
+    mean /= total;
+    for (int at = 0; at < count; at++) {
+        surprises[at] = (struct surprise) {fabs(-(double) candidates[at].scaled - mean), at};
+    }
+    qsort(surprises, count, sizeof(struct surprise), is_less_typical);
+    int most = 0;
+    while (most < count && sum / total <= typical_p) {
+        sum += weights[surprises[most].place];
+        if (fabs(sum / total - typical_p) < share_rounding(count)) {
+            return -1;
+        }
+        is_kept[surprises[most++].place] = 1;
+    }
+    if (most < count && surprises[most].distance - surprises[most - 1].distance < SURPRISE_ROUNDING * (1 + count)) {
+        return -1;
+    }
+    int left = 0;
+    for (int at = 0; at < count; at++) {
+        if (is_kept[at]) {
+            candidates[left] = candidates[at];
+            weights[left++] = weights[at];
+        }
+    }
+    return left;
+}
+
+static int32_t most_likely(const struct logits * logits, const struct parts * parts) {
+    for (int part = 0;; part++) {
+        for (int64_t id = part * parts->length; parts->peaks[part] == parts->highest; id++) {
+            if (logit_at(logits, id) == parts->highest) {
+                return (int32_t) id;
+            }
+        }
+    }
+}
+
+static int32_t draw_of_few(const struct logits * logits, const struct caravan_row * row, const struct parts * parts) {
     float heap[MOST_CANDIDATES];
     int32_t ids[MOST_CANDIDATES];
     struct candidate candidates[MOST_CANDIDATES];
     double weights[MOST_CANDIDATES];
 
-    // Long parts take less time, and need not be many where few candidates are wanted.
-    int64_t length = size / 4 / LONG_PART > row->top_k ? LONG_PART : SHORT_PART;
-    while (length * MOST_PARTS < size) {
-        length *= 2;
-    }
-    const int parts = (int) ((size + length - 1) / length);
-    masks nan = {0};
-    float highest = -INFINITY;
-    for (int part = 0; part < parts; part++) {
-        const int64_t start = part * length;
-        const int64_t end = start + length < size ? start + length : size;
-        // Compiled twice, so that a row without a mask does not look for one at each step.
-        peaks[part] = logits.mask ? highest_of(&logits, start, end, &nan)
-                                  : highest_of(&(struct logits) {logits.values, NULL, size}, start, end, &nan);
-        highest = peaks[part] > highest ? peaks[part] : highest;
-    }
-    int32_t is_nan[LANES];
-    memcpy(is_nan, &nan, sizeof is_nan);
-    for (int lane = 0; lane < LANES; lane++) {
-        if (is_nan[lane] || !isfinite(highest)) {
-            return -1;
-        }
-    }
-
-    if (row->temperature == 0.0) {
-        for (int part = 0;; part++) {
-            for (int64_t id = part * length; peaks[part] == highest; id++) {
-                if (logit_at(&logits, id) == highest) {
-                    return (int32_t) id;
-                }
-            }
-        }
-    }
-
     // Each logit that the filters may keep reaches the level.
-    const float temperature = (float) row->temperature;
+    const float temperature = (float) row->temperature, highest = parts->highest;
     float level = highest - (float) row->reach * temperature;
     const int top_k = row->top_k < MOST_CANDIDATES ? (int) row->top_k : MOST_CANDIDATES;
-    if (top_k > 0 && top_k <= parts) {
-        const float among_parts = level_of(peaks, parts, top_k, heap);
+    if (top_k > 0 && top_k <= parts->count) {
+        const float among_parts = level_of(parts->peaks, parts->count, top_k, heap);
         level = among_parts > level ? among_parts : level;
     }
     int count = 0;
-    for (int part = 0; part < parts; part++) {
-        if (peaks[part] < level) {
+    for (int part = 0; part < parts->count; part++) {
+        if (parts->peaks[part] < level) {
             continue;
         }
-        const int64_t start = part * length, end = start + length < size ? start + length : size;
+        const int64_t start = part * parts->length, end = end_of(logits, parts, part);
         float own[LANES];
         for (int64_t id = start; id < end; id += LANES) {
             const int lanes = end - id < LANES ? (int) (end - id) : LANES;
             if (lanes == LANES) {
-                const floats loaded = logits_from(&logits, id);
+                const floats loaded = logits_from(logits, id);
                 memcpy(own, &loaded, sizeof own);
             }
             for (int lane = 0; lane < lanes; lane++) {
-                const float logit = lanes == LANES ? own[lane] : logit_at(&logits, id + lane);
+                const float logit = lanes == LANES ? own[lane] : logit_at(logits, id + lane);
                 if (logit >= level) {
                     if (count == MOST_CANDIDATES) {
                         return -1;
@@ -260,6 +145,16 @@ static int32_t draw_row(const struct logits logits, const struct caravan_row * r
         total += weights[at];
     }
     const double rounding = share_rounding(kept);
+    if (row->typical_p < 1.0) {
+        kept = keep_typical(candidates, weights, kept, row->typical_p);
+        if (kept < 0) {
+            return -1;
+        }
+        total = 0.0;
+        for (int at = 0; at < kept; at++) {
+            total += weights[at];
+        }
+    }
     if (row->top_p < 1.0) {
         double sum = 0.0;
         int at = 0;
@@ -330,15 +225,32 @@ static int32_t draw_row(const struct logits logits, const struct caravan_row * r
     return -1;
 }
 
+static int32_t draw_row(const struct logits * logits, const struct caravan_row * row) {
+    struct parts parts;
+    if (!find_parts(logits, row->top_k, &parts)) {
+        return -1;
+    }
+    if (row->temperature == 0.0) {
+        return most_likely(logits, &parts);
+    }
+    if (row->top_k > 0.0 || (row->min_p > 0.0 && row->top_p >= 1.0)) {
+        return draw_of_few(logits, row, &parts);
+    }
+    if (!isinf(row->xtc_threshold)) {
+        return -1;
+    }
+    return row->top_p < 1.0 ? caravan_draw_of_likeliest(logits, row, &parts) : caravan_draw_of_all(logits, row, &parts);
+}
+
 // Write the token of each of ``rows``, or -1 if it is left. ``logits`` [any, size].
-__attribute__((visibility("default"))) void caravan_draw_rows(const float * logits, int64_t size,
+__attribute__((visibility("default"))) void caravan_choose_rows(const float * logits, int64_t size,
                                                               const struct caravan_row * rows, int64_t count,
                                                               int32_t * tokens);
 
-void caravan_draw_rows(const float * logits, int64_t size, const struct caravan_row * rows, int64_t count,
+void caravan_choose_rows(const float * logits, int64_t size, const struct caravan_row * rows, int64_t count,
                        int32_t * tokens) {
     for (int64_t at = 0; at < count; at++) {
         const struct logits own = {logits + rows[at].index * size, rows[at].mask, size};
-        tokens[at] = draw_row(own, &rows[at]);
+        tokens[at] = draw_row(&own, &rows[at]);
     }
 }

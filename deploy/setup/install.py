@@ -113,7 +113,7 @@ def build_wheel(requirement: str, folder: Path) -> None:
 def wheel() -> Path:
     """Return the llama-cpp-python wheel for this machine; build it unless the cache has it."""
     requirement = llama_requirement()
-    changes = [(SETUP / name).read_text() for name in ("llama.cmake", "row_by_row.c", "draw_rows.c")]
+    changes = [path.read_text() for path in (SETUP / "llama.cmake", *sorted(SETUP.glob("*.[ch]")))]
     key = "\n".join([requirement, sys.version[:4], processor(), CMAKE_FLAGS, *changes])
     cache = subprocess.run([*PIP, "cache", "dir"], capture_output=True, text=True, check=False).stdout.strip()
     folder = Path(cache or ROOT / ".cache") / "caravan" / hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -4,13 +4,16 @@
 set(LLAMA_BUILD_COMMON OFF)
 
 # Puts our own code into each of ggml's backends for CPUs, which are compiled for the processors that they run on:
-# row_by_row.c, between the code that runs a graph and the products, and draw_rows.c, which nothing of ggml calls.
+# row_by_row.c, between the code that runs a graph and the products, and the functions for rows of logits, which nothing of
+# ggml calls.
 function(caravan_add_sources)
     set(folder "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src")
     get_property(targets DIRECTORY "${folder}" PROPERTY BUILDSYSTEM_TARGETS)
     foreach(target IN LISTS targets)
         if(target MATCHES "^ggml-cpu" AND NOT target MATCHES "-feats$")
-            target_sources(${target} PRIVATE "${CARAVAN_SETUP}/row_by_row.c" "${CARAVAN_SETUP}/draw_rows.c")
+            foreach(name IN ITEMS row_by_row draw_rows draw_weighed logprob_rows)
+                target_sources(${target} PRIVATE "${CARAVAN_SETUP}/${name}.c")
+            endforeach()
         endif()
     endforeach()
     set_property(

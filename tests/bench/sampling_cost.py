@@ -18,11 +18,13 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.joint_draw import find_joint_draw
+from caravan_shard.backends.llama.joint_logprobs import find_joint_logprobs
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.engine.token_rows import sample_rows
 from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sampling.biases import make_biases
 from caravan_shard.sampling.joint_draw import leave_all
+from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
@@ -178,13 +180,14 @@ def main() -> None:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--logits", nargs="+", choices=("flat", "peaked"), default=["flat", "peaked"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--alone", action="store_true", help="draw each row alone, as builds without draw_rows.c do")
+    parser.add_argument("--alone", action="store_true", help="take each row alone, as builds without draw_rows.c do")
     given = parser.parse_args()
     print("| vocabulary | logits | rows |", " | ".join(given.works), "|")
     print("|---:|---|---:|" + "---:|" * len(given.works))
     draw = leave_all if given.alone else find_joint_draw()
+    logprobs = leave_all_logprobs if given.alone else find_joint_logprobs()
     for size in given.vocabularies:
-        sampler = Sampler(LlamaFilter(size), 1, draw)
+        sampler = Sampler(LlamaFilter(size), 1, draw, logprobs)
         for kind in given.logits:
             logits = logits_of(kind, max(given.rows) + _STEPS, size)
             for rows in given.rows:

@@ -122,7 +122,9 @@ def main() -> None:
         sequences: _decode(engine, sequences, given.steps, SamplingParams(temperature=0.0), "greedy")
         for sequences in sorted({*given.sequences, *([given.riders] if given.record else [])})
     }
-    for name, sampling in (("topk+p", drawn), ("no filter", full)):
+    nucleus = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+    logprobs = SamplingParams(temperature=0.0, logprobs=True, top_n_tokens=5)
+    for name, sampling in (("topk+p", drawn), ("no filter", full), ("top-p", nucleus), ("logprobs", logprobs)):
         if 8 in given.sequences:
             _decode(engine, 8, given.steps, sampling, name)
     prefills = {tokens: _prefill(engine, tokens, given.riders, 3) for tokens in sorted(given.chunks)}

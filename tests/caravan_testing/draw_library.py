@@ -1,17 +1,29 @@
-"""Compiles the function that draws rows together, as a build of llama.cpp by `deploy/setup` has it."""
+"""Compiles the functions for rows of logits, as a build of llama.cpp by `deploy/setup` has them."""
 
 import ctypes
 import subprocess
 from pathlib import Path
 
 from caravan_shard.backends.llama.joint_draw import LlamaJointDraw
+from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
 
-_SOURCE = Path(__file__).parents[2] / "deploy" / "setup" / "draw_rows.c"
+_SETUP = Path(__file__).parents[2] / "deploy" / "setup"
+_SOURCES = [str(_SETUP / name) for name in ("draw_rows.c", "draw_weighed.c", "logprob_rows.c")]
+
+
+def compile_row_functions(folder: Path, *flags: str) -> ctypes.CDLL:
+    """Compile into ``folder``, with these flags of the compiler, and load."""
+    library = folder / "librow_functions.so"
+    command = ["cc", "-O3", *flags, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *_SOURCES, "-o", str(library)]
+    subprocess.run([*command, "-lm"], check=True)
+    return ctypes.CDLL(str(library))
 
 
 def compile_joint_draw(folder: Path, *flags: str) -> LlamaJointDraw:
-    """Compile into ``folder``, with these flags of the compiler, and load."""
-    library = folder / "libdraw_rows.so"
-    command = ["cc", "-O3", *flags, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(_SOURCE), "-o", str(library)]
-    subprocess.run([*command, "-lm"], check=True)
-    return LlamaJointDraw(ctypes.CDLL(str(library)))
+    """Compile and load what draws rows."""
+    return LlamaJointDraw(compile_row_functions(folder, *flags))
+
+
+def compile_joint_logprobs(folder: Path, *flags: str) -> LlamaJointLogprobs:
+    """Compile and load what computes log probabilities of rows."""
+    return LlamaJointLogprobs(compile_row_functions(folder, *flags))

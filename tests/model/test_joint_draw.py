@@ -36,6 +36,15 @@ FILTERS: tuple[dict[str, Any], ...] = (
     {"top_k": 40, "top_p": 0.95},
     {"top_k": 40, "top_p": 0.95, "min_p": 0.05},
     {"top_k": 200, "top_p": 0.9999},
+    {"top_k": 40, "typical_p": 0.9},
+    {"top_k": 300, "typical_p": 0.3, "top_p": 0.9, "min_p": 0.02},
+    {},
+    {"top_p": 0.95},
+    {"top_p": 0.5},
+    {"top_p": 0.9999},
+    {"top_p": 0.9, "min_p": 0.05},
+    {"top_p": 0.9, "xtc_probability": 0.6, "xtc_threshold": 0.1},
+    {"xtc_probability": 0.6, "xtc_threshold": 0.1},
     {"min_p": 0.02, "xtc_probability": 0.6, "xtc_threshold": 0.1},
     {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "xtc_probability": 0.6, "xtc_threshold": 0.1},
 )
@@ -88,6 +97,7 @@ def test_a_step_mixes_rows_of_all_kinds(draw: LlamaJointDraw, data: st.DataObjec
             "temperature": data.draw(st.sampled_from((0.0, 0.7, 1.0))),
             "top_k": data.draw(st.sampled_from((0, 1, 20))),
             "top_p": data.draw(st.sampled_from((1.0, 0.9))),
+            "typical_p": data.draw(st.sampled_from((1.0, 1.0, 0.7))),
             "min_p": data.draw(st.sampled_from((0.0, 0.1))),
             "xtc_probability": data.draw(st.sampled_from((0.0, 0.0, 0.5))),
             "repetition_penalty": data.draw(st.sampled_from((1.0, 1.3))),
@@ -126,6 +136,32 @@ def test_few_rows_are_left(draw: LlamaJointDraw) -> None:
             choices = [Choice(parameters, position) for position in range(500)]
             found = draw(np.tile(logits, (1, 1)), [row._replace(place=0) for row in rows(choices)])
             assert found.count(LEFT) <= 10, name
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 40, "typical_p": 0.9}, {"top_p": 0.95}], ids=str)
+def test_few_rows_with_other_filters_are_left(fields: dict[str, Any], draw: LlamaJointDraw) -> None:
+    for name, logits in kinds_of_logits(49_152):
+        if name in ("peaked", "model"):
+            parameters = SamplingParams(temperature=0.8, seed=1, **fields)
+            choices = [Choice(parameters, position) for position in range(200)]
+            found = draw(np.tile(logits, (1, 1)), [row._replace(place=0) for row in rows(choices)])
+            assert found.count(LEFT) <= 20, name
+
+
+def test_what_rounding_could_decide_is_left(draw: LlamaJointDraw) -> None:
+    """Halves of the probability, at whose border the number lies; and a top_p that is just what one token has."""
+    logits = np.zeros((1, 512), np.float32)
+    (row,) = rows([Choice(SamplingParams(temperature=0.8), 0)])
+    found = [draw(logits, [row._replace(number=number)])[0] for number in (0.49999, 0.5, 0.5 + 1e-7, 0.50001)]
+    assert found == [255, LEFT, LEFT, 256]
+    logits = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
+    (row,) = rows([Choice(SamplingParams(temperature=1.0, top_p=0.5), 0)])
+    found = [draw(logits, [row._replace(number=number)])[0] for number in (0.3, 0.9)]
+    assert found == [0, LEFT]
+    (row,) = rows([Choice(SamplingParams(temperature=1.0, top_p=0.6), 0)])
+    # One of the equal ones is kept: llama.cpp's sort decides which.
+    found = [draw(logits, [row._replace(number=number)])[0] for number in (0.3, 0.9)]
+    assert found == [0, LEFT]
 
 
 @pytest.mark.parametrize("mask", [False, True])

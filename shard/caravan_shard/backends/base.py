@@ -12,6 +12,7 @@ from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
 from caravan_shard.sampling.joint_draw import JointDraw
+from caravan_shard.sampling.joint_logprobs import JointLogprobs
 from caravan_shard.sampling.token_candidates import CandidateFilter
 
 
@@ -199,6 +200,11 @@ class Backend(Protocol):
     @property
     def joint_draw(self) -> JointDraw:
         """What draws rows of a step together."""
+        ...
+
+    @property
+    def joint_logprobs(self) -> JointLogprobs:
+        """What computes log probabilities of rows of a step together."""
         ...
 
     @property

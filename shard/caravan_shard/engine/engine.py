@@ -62,7 +62,7 @@ class Engine:
         self, backend: Backend, sampling_threads: int, runs: RunStore, drafting: Drafting | None = None
     ) -> None:
         self.backend = backend
-        self._sampler = Sampler(backend.candidate_filter, sampling_threads, backend.joint_draw)
+        self._sampler = Sampler(backend.candidate_filter, sampling_threads, backend.joint_draw, backend.joint_logprobs)
         self._finder = Finder(sampling_threads)
         self._drafting = Drafting() if drafting is None else drafting
         self.runs = runs

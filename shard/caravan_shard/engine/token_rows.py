@@ -8,7 +8,8 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend, Vocabulary
 from caravan_shard.protocol.results import TokenRows
 from caravan_shard.sampling.choice import Choice
-from caravan_shard.sampling.logprobs import token_logprobs
+from caravan_shard.sampling.joint_logprobs import LogprobRow
+from caravan_shard.sampling.logprobs import TokenLogprobs
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
@@ -32,7 +33,13 @@ def add_rows(
     eog_ids = backend.facts.eos_token_ids
     choices = [_choice(sequence, eog_ids, logits[index]) for index, sequence in enumerate(sequences)]
     tokens = sampler.choose(logits, choices)
-    with_logprobs = bool(rows.logprobs) or any(choice.parameters.logprobs for choice in choices)
+    wanted = [
+        LogprobRow(place, token, choice.parameters.top_n_tokens)
+        for place, (token, choice) in enumerate(zip(tokens, choices, strict=True))
+        if choice.parameters.logprobs
+    ]
+    with_logprobs = bool(rows.logprobs) or bool(wanted)
+    logprobs = iter(sampler.logprobs(logits, wanted))
     if rows.feedback or any(choice.feedback is not None for choice in choices):
         rows.feedback += [math.nan] * (len(rows.token_ids) - len(rows.feedback))
         rows.feedback += [math.nan if choice.feedback is None else choice.feedback.value for choice in choices]
@@ -52,7 +59,8 @@ def add_rows(
         rows.specials.append(piece.special)
         rows.finish_reasons.append(reason)
         if with_logprobs:
-            _add_logprobs(rows, logits[index], token, sequence, backend.vocabulary)
+            asked = choices[index].parameters.logprobs
+            _add_logprobs(rows, next(logprobs) if asked else _NO_LOGPROBS, backend.vocabulary)
     return tokens
 
 
@@ -108,13 +116,7 @@ def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int])
     return None
 
 
-def _add_logprobs(rows: TokenRows, logits: Floats, token: int, sequence: ShardSequence, vocabulary: Vocabulary) -> None:
-    sampling = sequence.parameters.sampling
-    if not sampling.logprobs:
-        rows.logprobs.append(float("nan"))
-        rows.top_counts.append(0)
-        return
-    found = token_logprobs(logits, token, sampling.top_n_tokens)
+def _add_logprobs(rows: TokenRows, found: TokenLogprobs, vocabulary: Vocabulary) -> None:
     rows.logprobs.append(found.chosen)
     rows.top_counts.append(len(found.top_ids))
     rows.top_token_ids.extend(found.top_ids)
@@ -123,3 +125,6 @@ def _add_logprobs(rows: TokenRows, logits: Floats, token: int, sequence: ShardSe
         piece = vocabulary.piece(top_id)
         rows.top_pieces.append(piece.data)
         rows.top_specials.append(piece.special)
+
+
+_NO_LOGPROBS = TokenLogprobs(math.nan, [], [], [])

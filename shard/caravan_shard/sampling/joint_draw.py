@@ -19,10 +19,14 @@ LEFT = -1
 
 
 class Filters(NamedTuple):
-    """The parameters of a `JointDraw`. ``reach``: how far below the peak candidates may be, in scaled logits."""
+    """The parameters of a `JointDraw`.
+
+    ``reach``: how far below the peak candidates may be, in scaled logits, if there is top_k, or min_p without top_p.
+    """
 
     temperature: float
     top_k: float
+    typical_p: float
     top_p: float
     min_p: float
     reach: float
@@ -58,14 +62,11 @@ def joint_filters(parameters: SamplingParams) -> Filters | None:
     """Return the filters of ``parameters``; None if a JointDraw does not have them."""
     if parameters.greedy:
         return _GREEDY
-    top_k, top_p, min_p = parameters.top_k, parameters.top_p, parameters.min_p
-    if parameters.order or parameters.top_n_sigma > 0.0 or parameters.typical_p < 1.0:
+    top_k, typical_p, min_p = parameters.top_k, parameters.typical_p, parameters.min_p
+    if parameters.order or parameters.top_n_sigma > 0.0 or (typical_p < 1.0 and top_k == 0):
         return None
-    if top_k > 0:
-        return Filters(parameters.temperature, top_k, top_p, min_p, HOPELESS)
-    if min_p == 0.0 or top_p < 1.0:
-        return None
-    return Filters(parameters.temperature, 0, 1.0, min_p, min(HOPELESS, min_p_reach(min_p)))
+    reach = min(HOPELESS, min_p_reach(min_p)) if top_k == 0 and min_p > 0.0 else HOPELESS
+    return Filters(parameters.temperature, top_k, typical_p, parameters.top_p, min_p, reach)
 
 
-_GREEDY = Filters(0.0, 0, 1.0, 0.0, 0.0)
+_GREEDY = Filters(0.0, 0, 1.0, 1.0, 0.0, 0.0)

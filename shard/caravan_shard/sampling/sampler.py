@@ -1,4 +1,4 @@
-"""Chooses the next token of each row of logits, of rows together where that is possible."""
+"""Chooses the next token of each row of logits, and says how likely it is: of rows together where that is possible."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ from caravan_shard.sampling.change import Change
 from caravan_shard.sampling.choice import Choice, choose_token, draws_xtc
 from caravan_shard.sampling.draw import uniform
 from caravan_shard.sampling.joint_draw import LEFT, Filters, JointDraw, Row, joint_filters, leave_all
+from caravan_shard.sampling.joint_logprobs import JointLogprobs, LogprobRow, leave_all_logprobs, row_logprobs
+from caravan_shard.sampling.logprobs import TokenLogprobs
 from caravan_shard.sampling.token_candidates import CandidateFilter
 
 # So many parameters of sequences are remembered.
@@ -21,9 +23,16 @@ _MOST_KNOWN = 1024
 class Sampler:
     """Chooses a token for each row of a step; with ``threads`` > 1 they share rows that need more than an argmax."""
 
-    def __init__(self, candidate_filter: CandidateFilter, threads: int, joint_draw: JointDraw = leave_all) -> None:
+    def __init__(
+        self,
+        candidate_filter: CandidateFilter,
+        threads: int,
+        joint_draw: JointDraw = leave_all,
+        joint_logprobs: JointLogprobs = leave_all_logprobs,
+    ) -> None:
         self._filter = candidate_filter
         self._draw = joint_draw
+        self._logprobs = joint_logprobs
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sampling") if threads > 1 else None
         self._known: dict[int, tuple[SamplingParams, Filters | None]] = {}
@@ -48,6 +57,10 @@ class Sampler:
         for _ in self._pool.map(lambda part: self._choose_rows(logits, part, choices, tokens), parts):
             pass
         return tokens
+
+    def logprobs(self, logits: Floats, rows: Sequence[LogprobRow]) -> list[TokenLogprobs]:
+        """Return the log probabilities that are wanted of each of ``rows`` of raw ``logits`` [any, vocabulary]."""
+        return row_logprobs(logits, rows, self._logprobs)
 
     def close(self) -> None:
         """End the threads."""

@@ -25,12 +25,14 @@ from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.forward import LlamaForward
 from caravan_shard.backends.llama.joint_draw import find_joint_draw
+from caravan_shard.backends.llama.joint_logprobs import find_joint_logprobs
 from caravan_shard.backends.llama.known_equality import known_equality, library_files
 from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
 from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
 from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.joint_draw import JointDraw
+from caravan_shard.sampling.joint_logprobs import JointLogprobs
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +80,11 @@ class LlamaCppBackend:
     def joint_draw(self) -> JointDraw:
         """What draws rows of a step together, in this build of llama.cpp."""
         return find_joint_draw()
+
+    @property
+    def joint_logprobs(self) -> JointLogprobs:
+        """What computes log probabilities of rows of a step together, in this build of llama.cpp."""
+        return find_joint_logprobs()
 
     def _set_up(self, loaded: LoadedModel, config: ShardConfig, *, is_draft_model: bool) -> None:
         """Make the context, measure what depends on the host, and load the draft model. Raises StartupError."""

@@ -14,6 +14,7 @@ from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.model import LoadedModel
 from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.joint_draw import leave_all
+from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class LlamaEmbeddingBackend:
         self.vocabulary = loaded.vocabulary
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         self.joint_draw = leave_all
+        self.joint_logprobs = leave_all_logprobs
         self.draft_model = None
         self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
         self.state_fingerprint = self.facts.fingerprint

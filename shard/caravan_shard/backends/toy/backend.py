@@ -19,6 +19,7 @@ from caravan_shard.backends.toy.cache import EMPTY_STATE, ToyCache, next_state
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, ToyVocabulary, toy_logits
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.joint_draw import leave_all
+from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
 
 # Called before each forward pass, on the worker's thread; may block. An outcome other than None becomes that of the
 # forward pass: ABORTED and FAILED leave half of the batch in the cache, as llama.cpp may.
@@ -56,6 +57,7 @@ class ToyBackend:
         self.vocabulary = ToyVocabulary()
         self.candidate_filter = filter_candidates
         self.joint_draw = leave_all
+        self.joint_logprobs = leave_all_logprobs
         self.capacity = Capacity(
             layouts=tuple(_layout_limits(layout, cells, max_sequences, whole_only=whole_only) for layout in layouts),
             max_sequences=max_sequences,

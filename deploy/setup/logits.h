@@ -1,0 +1,202 @@
+// What the functions have in common that read rows of logits: the highest of each part of a row, and exponentials.
+//
+// Vectors are those of the compiler, so that each kind of processor has its own. The results of `exponentials` may differ
+// in their last bits between processors; nothing may depend on those.
+
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+// A row with more candidates is left.
+#define MOST_CANDIDATES 8192
+// A row is searched in parts of adjacent logits.
+#define MOST_PARTS 4096
+// Logits that are compared together, and how many such comparisons need not wait for each other. Vectors wider than those
+// of the processor make gcc compare element by element.
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define CHAINS 4
+#define LONG_PART 128
+#define SHORT_PART 64
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+struct logits {
+    const float * values;
+    const uint8_t * mask;
+    int64_t size;
+};
+
+// The highest logit of all, and of each part.
+struct parts {
+    int64_t length;
+    int count;
+    float highest;
+    float peaks[MOST_PARTS];
+};
+
+typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t masks __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+static inline float logit_at(const struct logits * logits, int64_t id) {
+    return !logits->mask || logits->mask[id / 8] >> id % 8 & 1 ? logits->values[id] : -INFINITY;
+}
+
+// Return the logits from ``id`` on, which is a multiple of LANES.
+static inline floats logits_from(const struct logits * logits, int64_t id) {
+    floats loaded;
+    memcpy(&loaded, logits->values + id, sizeof loaded);
+    if (logits->mask) {
+        int32_t bits = logits->mask[id / 8];
+#if LANES == 16
+        const masks lanes = {1, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7, 1 << 8,
+                             1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+        bits |= logits->mask[id / 8 + 1] << 8;
+#elif LANES == 8
+        const masks lanes = {1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7};
+#else
+        const masks lanes = {1, 1 << 1, 1 << 2, 1 << 3};
+        bits >>= id % 8;
+#endif
+        const masks kept = (lanes & bits) != 0;
+        const floats none = (floats) {0} - INFINITY;
+        loaded = (floats) (((masks) loaded & kept) | ((masks) none & ~kept));
+    }
+    return loaded;
+}
+
+// Return the higher of each pair; of ``one`` where ``other`` is NaN.
+static inline floats higher(floats one, floats other) {
+    const masks replaces = other > one;
+    return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
+}
+
+static inline floats lower(floats one, floats other) {
+    const masks replaces = other < one;
+    return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
+}
+
+// Return the highest logit of the tokens from ``id`` to before ``end``; set ``nan`` if any is NaN.
+static inline float highest_of(const struct logits * logits, int64_t id, int64_t end, masks * nan) {
+    float lanes[LANES];
+    floats highest[CHAINS];
+    for (int chain = 0; chain < CHAINS; chain++) {
+        highest[chain] = (floats) {0} - INFINITY;
+    }
+    for (; end - id >= CHAINS * LANES; id += CHAINS * LANES) {
+        for (int chain = 0; chain < CHAINS; chain++) {
+            const floats loaded = logits_from(logits, id + chain * LANES);
+            highest[chain] = higher(highest[chain], loaded);
+            *nan |= loaded != loaded;
+        }
+    }
+    for (int chain = 1; chain < CHAINS; chain++) {
+        highest[0] = higher(highest[0], highest[chain]);
+    }
+    memcpy(lanes, &highest[0], sizeof lanes);
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int lane = 0; lane < half; lane++) {
+            lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
+        }
+    }
+    for (; id < end; id++) {
+        const float logit = logit_at(logits, id);
+        lanes[0] = logit > lanes[0] ? logit : lanes[0];
+        *nan |= (masks) {logit != logit};
+    }
+    return lanes[0];
+}
+
+static inline void sink(float * heap, int count, int at) {
+    const float value = heap[at];
+    for (int child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
+        if (child + 1 < count && heap[child + 1] < heap[child]) {
+            child++;
+        }
+        if (heap[child] >= value) {
+            break;
+        }
+        heap[at] = heap[child];
+    }
+    heap[at] = value;
+}
+
+// Return the lowest of the ``count`` highest of ``values``, count <= size; ``heap`` has room for them.
+static inline float level_of(const float * values, int size, int count, float * heap) {
+    for (int at = 0; at < count; at++) {
+        heap[at] = values[at];
+    }
+    for (int at = count / 2 - 1; at >= 0; at--) {
+        sink(heap, count, at);
+    }
+    for (int at = count; at < size; at++) {
+        if (values[at] > heap[0]) {
+            heap[0] = values[at];
+            sink(heap, count, 0);
+        }
+    }
+    return heap[0];
+}
+
+static inline int64_t end_of(const struct logits * logits, const struct parts * parts, int part) {
+    const int64_t end = (part + 1) * parts->length;
+    return end < logits->size ? end : logits->size;
+}
+
+// Find the parts of a row of which about ``wanted`` of the highest are wanted. Return 0 if any is NaN, or the highest
+// infinite.
+static inline int find_parts(const struct logits * logits, double wanted, struct parts * found) {
+    // Long parts take less time, and need not be many where few candidates are wanted.
+    found->length = logits->size / 4 / LONG_PART > wanted ? LONG_PART : SHORT_PART;
+    while (found->length * MOST_PARTS < logits->size) {
+        found->length *= 2;
+    }
+    found->count = (int) ((logits->size + found->length - 1) / found->length);
+    masks nan = {0};
+    float highest = -INFINITY;
+    for (int part = 0; part < found->count; part++) {
+        const int64_t start = part * found->length, end = end_of(logits, found, part);
+        // Compiled twice, so that a row without a mask does not look for one at each step.
+        const float peak = logits->mask ? highest_of(logits, start, end, &nan)
+                                        : highest_of(&(struct logits) {logits->values, NULL, logits->size}, start, end, &nan);
+        found->peaks[part] = peak;
+        highest = peak > highest ? peak : highest;
+    }
+    found->highest = highest;
+    int32_t is_nan[LANES];
+    memcpy(is_nan, &nan, sizeof is_nan);
+    for (int lane = 0; lane < LANES; lane++) {
+        if (is_nan[lane]) {
+            return 0;
+        }
+    }
+    return isfinite(highest);
+}
+
+// Return e to the power of each of ``powers``, none above 0, off by less than a share of 1.5 x 2^-24; 2^-126
+// for what would be less.
+static inline floats exponentials(floats powers) {
+    const floats least = (floats) {0} - 0x1.5d58ap+6f;
+    // Adding it rounds to a whole number, which the lowest bits then are.
+    const floats whole = (floats) {0} + 0x1.8p+23f;
+    powers = higher(least, powers);
+    const floats rounded = powers * 0x1.715476p+0f + whole;
+    const floats twos = rounded - whole;
+    // The logarithm of 2 in two parts: products with the first are exact.
+    const floats rest = (powers - twos * 0x1.63p-1f) + twos * 0x1.bd0106p-13f;
+    floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = (sum * (rest * rest) + rest) + 1.0f;
+    const masks exponents = ((masks) rounded - (masks) whole + 127) << 23;
+    return sum * (floats) exponents;
+}
