@@ -1,8 +1,16 @@
 """The actions of one call of `Scheduler.handle`, collected in the order in which the shell must execute them."""
 
+import functools
+from collections.abc import Callable
+
 from caravan_proto.messages.results import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.actions import Action, Deliver, Drafted
+
+# As `Deliver(...)`, at half of its cost.
+_deliver: Callable[[tuple[int, tuple[PromptToken, ...], tuple[GeneratedToken, ...]]], Deliver] = functools.partial(
+    tuple.__new__, Deliver
+)
 
 
 class Outbox:
@@ -22,7 +30,7 @@ class Outbox:
         """Append to the tokens that ``request_id`` receives. Keep it cheap: it runs for every token."""
         before = self._deliveries.get(request_id)
         if before is None:
-            self._deliveries[request_id] = Deliver(request_id, (), (token,))
+            self._deliveries[request_id] = _deliver((request_id, (), (token,)))
         else:
             self._deliveries[request_id] = Deliver(request_id, before.prompt_logprobs, (*before.tokens, token))
 

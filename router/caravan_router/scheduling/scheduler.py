@@ -262,19 +262,18 @@ class Scheduler:
         self, shard: ShardLedger, command: InFlight, tokens: tuple[tuple[int, GeneratedToken], ...]
     ) -> None:
         residents, prefilled = command.residents, command.chunk_tokens
-        deliver, charge = self._state.outbox.deliver_token, self._state.fair_share.charge
+        grow, deliver, charge = shard.grow, self._state.outbox.deliver_token, self._state.fair_share.charge
         for sequence_id, token in tokens:
             resident = residents[sequence_id]
             if not resident.status.is_live:
                 continue  # its request ended while the shard was computing
             sequence = resident.sequence
-            request = sequence.request
             if sequence_id not in prefilled:
-                shard.grow(resident)
+                grow(resident)
             sequence.output.append(token.token_id)
             sequence.losses = 0
-            charge(request.spec.tenant, OUTPUT_TOKEN)
-            deliver(request.request_id, token)
+            charge(sequence.spec.tenant, OUTPUT_TOKEN)
+            deliver(resident.request_id, token)
             if token.finish is not None:
                 self._state.finish(sequence)
 

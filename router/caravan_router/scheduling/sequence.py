@@ -50,6 +50,9 @@ class Sequence:
     """A request and its tokens so far: all that is needed to compute it again on any shard."""
 
     request: Request
+    # Those of the request; kept here because they are read for every token.
+    request_id: int = field(init=False)
+    spec: GenerationSpec = field(init=False)
     output: list[int] = field(default_factory=list)
     # How many requests behind this one started while it had no room.
     bypassed: int = 0
@@ -87,8 +90,10 @@ class Sequence:
     # The beam search that it belongs to.
     group: "BeamGroup[Sequence] | None" = None
     _prefix_hashes: list[int] = field(default_factory=list)
+    _prompt_hashes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        self.request_id, self.spec = self.request.request_id, self.request.spec
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
 
     def rewrite(self, output: list[int]) -> None:
@@ -98,14 +103,6 @@ class Sequence:
         self.matches.clear()
         self.common.clear()
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
-
-    @property
-    def request_id(self) -> int:
-        return self.request.request_id
-
-    @property
-    def spec(self) -> GenerationSpec:
-        return self.request.spec
 
     @property
     def known_tokens(self) -> int:
@@ -156,7 +153,9 @@ class Sequence:
     @property
     def prompt_hashes(self) -> tuple[int, ...]:
         """Hashes of the prefixes of its prompt."""
-        return self.prefix_hashes(len(self.spec.prompt))
+        if self._prompt_hashes is None:
+            self._prompt_hashes = self.prefix_hashes(len(self.spec.prompt))
+        return self._prompt_hashes
 
     def prefix_hashes(self, length: int) -> tuple[int, ...]:
         """Return hashes of prefixes of 16, 32, 64, ... of its first ``length`` tokens, which are known.

@@ -151,12 +151,9 @@ class ShardCosts:
 
     def _prompts(self, riders: int) -> CostCurve:
         """Return what is known of prompts beside ``riders``, or else of others."""
-        curves = (
-            (self._learnt.beside_decodes, self._learnt.alone)
-            if riders
-            else (self._learnt.alone, self._learnt.beside_decodes)
-        )
-        return next((curve for curve in curves if curve.is_known), curves[0])
+        known = self._learnt
+        curve, other = (known.beside_decodes, known.alone) if riders else (known.alone, known.beside_decodes)
+        return curve if curve.is_known or not other.is_known else other
 
     def observe_copy(self, cells: int, seconds: float) -> None:
         """Learn from a copy of ``cells`` in one direction."""
