@@ -74,7 +74,12 @@ def _check_ids(shard: ShardAccount) -> None:
 
 
 def _check_residents(shard: ShardAccount) -> None:
-    for sequence_id, resident in shard.stays.residents.items():
+    residents = shard.stays.residents
+    incomplete = {key: one for key, one in residents.items() if one.computed < one.target}
+    assert shard.stays.incomplete == incomplete, f"{shard.name}: {list(shard.stays.incomplete)} count as incomplete"
+    in_order = [key for key, one in shard.stays.incomplete.items() if not one.is_beam]
+    assert in_order == [key for key in residents if key in set(in_order)], f"{shard.name}: {in_order} out of order"
+    for sequence_id, resident in residents.items():
         computed = resident.computed
         assert computed <= resident.sequence.request.peak_cells, f"{shard.name}: {sequence_id} grew too far"
         assert computed <= shard.layout.cells_per_sequence, f"{shard.name}: {sequence_id} outgrew its share"

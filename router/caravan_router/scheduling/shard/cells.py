@@ -39,10 +39,10 @@ class ShardCells:
     @property
     def promised(self) -> int:
         """Cells that started prompts and commands under way will take."""
-        prompts = sum(r.target - r.computed for r in self._stays.residents.values() if r.computed < r.target)
+        prompts = sum([one.target - one.computed for one in self._stays.incomplete.values()])
         groups = self._stays.beam_groups
         beams = sum(group.cells_to_branch for group in groups) if groups else 0
-        return prompts + beams + sum(command.coming_cells for command in self._commands.in_flight)
+        return prompts + beams + sum([command.coming_cells for command in self._commands.in_flight])
 
     @property
     def available(self) -> int:

@@ -130,6 +130,7 @@ class ShardLedger(ShardAccount):
                 self.stays.move(resident, Status.RUNNING)
             if resident.is_live:
                 resident.computed += count
+                self.stays.note_progress(resident)
                 self.cells.tails += count
                 self.cells.index(resident)
                 if not resident.prefilling:
@@ -139,6 +140,7 @@ class ShardLedger(ShardAccount):
     def extend(self, resident: Resident) -> None:
         """Note that ``resident``, a beam, has more tokens to compute."""
         resident.target = resident.sequence.known_tokens
+        self.stays.note_progress(resident)
 
     def grow(self, resident: Resident) -> None:
         """Note that ``resident`` decoded a token: its token before that is in a cell now."""

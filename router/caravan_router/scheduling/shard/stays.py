@@ -31,7 +31,8 @@ class Stays:
     By id, ``residents``: sequences that start or run, in the order in which they were placed. ``leaving``: those whose
     Save under way releases them. ``parked``: ended ones whose cells are kept, least recently used first. ``releasing``:
     those that the next command releases. ``beam_groups``: the residents of each beam search, by index.
-    ``free_ids``: those that nobody holds. ``version`` grows with each change of a status.
+    ``free_ids``: those that nobody holds. ``incomplete``: the residents that have tokens left to compute before they
+    decode, in the order of ``residents`` but for beams. ``version`` grows with each change of a status.
     """
 
     def __init__(self, max_sequences: int, most_residents: int, drain: Drain) -> None:
@@ -52,6 +53,8 @@ class Stays:
         self.leaving: Mapping[int, Resident] = leaving
         self.parked: Mapping[int, Resident] = parked
         self.releasing: Mapping[int, Resident] = releasing
+        self._incomplete = dict[int, Resident]()
+        self.incomplete: Mapping[int, Resident] = self._incomplete
         self.beam_groups: dict[BeamGroup[Sequence], dict[int, Resident]] = {}
         self.version = 0
         self._free_ids = list(range(max_sequences))
@@ -76,18 +79,20 @@ class Stays:
 
         Beams are left out.
         """
-        found = [one for one in self.residents.values() if one.computed < one.target and not one.is_beam]
+        found = [one for one in self._incomplete.values() if not one.is_beam]
         return sorted(found, key=lambda resident: -resident.priority) if len(found) > 1 else found
 
     @property
     def decoding(self) -> list[Resident]:
         """Residents that take one token per step, without beams."""
-        return [one for one in self.residents.values() if one.computed >= one.target and not one.is_beam]
+        if not self._incomplete and not self.beam_groups:
+            return list(self.residents.values())
+        return [one for key, one in self.residents.items() if key not in self._incomplete and not one.is_beam]
 
     @property
     def adapters(self) -> set[str]:
         """The adapters of the residents."""
-        return {one.sequence.request.spec.adapter for one in self.residents.values()}
+        return {one.adapter for one in self.residents.values()}
 
     def can_be_copied(self, sequence_id: int) -> bool:
         """Whether other sequences can start from ``sequence_id``."""
@@ -105,6 +110,14 @@ class Stays:
         self._table_of[resident.status][resident.sequence_id] = resident
         if (group := resident.sequence.group) is not None:
             self.beam_groups.setdefault(group, {})[group.index_of(resident.sequence)] = resident
+        self.note_progress(resident)
+
+    def note_progress(self, resident: Resident) -> None:
+        """Note that more of ``resident`` is computed or is to be computed."""
+        if resident.computed < resident.target:
+            self._incomplete[resident.sequence_id] = resident
+        else:
+            self._incomplete.pop(resident.sequence_id, None)
 
     def move(self, resident: Resident, status: Status) -> None:
         """Change the status of ``resident``, and with it the table that holds it."""
@@ -113,16 +126,21 @@ class Stays:
         )
         before, after = self._table_of[resident.status], self._table_of.get(status)
         if after is not before:
-            if before is self.residents and (group := resident.sequence.group) is not None:
-                del self.beam_groups[group][group.index_of(resident.sequence)]
-                if not self.beam_groups[group]:
-                    del self.beam_groups[group]
+            if before is self.residents:
+                self._leave_residents(resident)
             del before[resident.sequence_id]
             if after is not None:
                 after[resident.sequence_id] = resident
         self._note_prefix_hashes(resident, status)
         resident.status = status
         self.version += 1
+
+    def _leave_residents(self, resident: Resident) -> None:
+        self._incomplete.pop(resident.sequence_id, None)
+        if (group := resident.sequence.group) is not None:
+            del self.beam_groups[group][group.index_of(resident.sequence)]
+            if not self.beam_groups[group]:
+                del self.beam_groups[group]
 
     def _note_prefix_hashes(self, resident: Resident, status: Status) -> None:
         """Note that others can start from more of ``resident``, or from nothing of it any more."""

@@ -51,7 +51,7 @@ CHANGES = {
     "drain": {"begin"},
     "header": {"clear"},
     "saves": {"drop", "drop_unwanted", "expect", "give_up", "make_room", "note_runs", "note_saved"},
-    "stays": {"enter", "free", "move", "note_use", "recycle", "take_id", "take_prefix_changes"},
+    "stays": {"enter", "free", "move", "note_progress", "note_use", "recycle", "take_id", "take_prefix_changes"},
 }
 # Those that modules call beside the ledger.
 CHANGED_BY_OTHERS = {
