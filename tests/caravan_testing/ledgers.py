@@ -6,6 +6,7 @@ from typing import Any
 from caravan_proto.messages.commands import Chunk, Decode, Prefill, PrefixCopy, Save
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_proto.messages.results import Loaded, Saved
+from caravan_router.core.tokens import GeneratedToken
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.output_lengths import OutputLengths
@@ -43,6 +44,7 @@ def limits_of(
 LIMITS = limits_of()
 # Fields of `limits_of` for a shard that can save as many cells as it likes.
 SAVING: dict[str, Any] = {"memory_bytes": 1 << 20, "saving": Saving.ANY}
+_TOKEN = GeneratedToken(50, b"x", False, None, (), None)
 
 
 def ledger(name: str = "a", limits: ShardLimits = LIMITS, config: SchedulerConfig | None = None) -> ShardLedger:
@@ -142,9 +144,15 @@ def run(shard: ShardLedger, waiting: Sequence, *, priority: int = 0, output: int
     succeed(shard, shard.commands.in_flight[-1])
     waiting.output.append(50)
     for _ in range(output):
-        shard.grow(resident)
+        decode(shard, resident)
         waiting.output.append(50)
     return resident
+
+
+def decode(shard: ShardLedger, resident: Resident, tokens: int = 1) -> None:
+    """Let ``resident`` decode ``tokens``, which the sequence does not learn of."""
+    command = InFlight(Decode(sequence_ids=(resident.sequence_id,), max_steps=tokens), [resident])
+    shard.take_tokens(command, [(resident.sequence_id, _TOKEN)] * tokens)
 
 
 def swap_out(shard: ShardLedger, resident: Resident) -> None:

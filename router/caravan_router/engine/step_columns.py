@@ -6,6 +6,9 @@ from typing import Protocol
 
 from caravan_proto.messages.results import DraftCount, DraftSource, FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_router.core.tuple_maker import maker
+
+_generated_token, _alternative = maker(GeneratedToken), maker(Alternative)
 
 
 class Alternatives(Protocol):
@@ -68,21 +71,10 @@ def tokens_of(columns: Tokens, finishes: Iterable[FinishReason | None]) -> tuple
     sequence_ids = columns.sequence_ids[:]
     logprobs = [None if math.isnan(value) else value for value in columns.logprobs] or [None] * len(sequence_ids)
     alternatives = alternatives_of(columns) if columns.top_counts else [()] * len(sequence_ids)
-    return tuple(
-        [
-            (sequence_id, GeneratedToken(token_id, piece, special, logprob, top, end))
-            for sequence_id, token_id, piece, special, logprob, top, end in zip(
-                sequence_ids,
-                columns.token_ids[:],
-                columns.pieces[:],
-                columns.specials[:],
-                logprobs,
-                alternatives,
-                finishes,
-                strict=True,
-            )
-        ]
+    fields = zip(
+        columns.token_ids[:], columns.pieces[:], columns.specials[:], logprobs, alternatives, finishes, strict=True
     )
+    return tuple(zip(sequence_ids, map(_generated_token, fields), strict=True))
 
 
 def feedback_of(columns: Tokens) -> tuple[tuple[int, float], ...]:
@@ -118,12 +110,14 @@ def prompt_logprobs_of(columns: Logprobs) -> tuple[tuple[int, tuple[PromptToken,
 
 def alternatives_of(columns: Alternatives) -> tuple[tuple[Alternative, ...], ...]:
     """Return the alternatives of each token."""
-    flat = [
-        Alternative(*fields)
-        for fields in zip(
-            columns.top_token_ids, columns.top_pieces, columns.top_specials, columns.top_logprobs, strict=True
-        )
-    ]
+    fields = zip(
+        columns.top_token_ids[:],
+        columns.top_pieces[:],
+        columns.top_specials[:],
+        columns.top_logprobs[:],
+        strict=True,
+    )
+    flat = list(map(_alternative, fields))
     rows, start = [], 0
     for count in columns.top_counts:
         rows.append(tuple(flat[start : start + count]))

@@ -1,16 +1,11 @@
 """The actions of one call of `Scheduler.handle`, collected in the order in which the shell must execute them."""
 
-import functools
-from collections.abc import Callable
-
 from caravan_proto.messages.results import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
+from caravan_router.core.tuple_maker import maker
 from caravan_router.scheduling.actions import Action, Deliver, Drafted
 
-# As `Deliver(...)`, at half of its cost.
-_deliver: Callable[[tuple[int, tuple[PromptToken, ...], tuple[GeneratedToken, ...]]], Deliver] = functools.partial(
-    tuple.__new__, Deliver
-)
+_deliver = maker(Deliver)
 
 
 class Outbox:
@@ -27,12 +22,18 @@ class Outbox:
         self._deliveries[request_id] = Deliver(request_id, before.prompt_logprobs + tokens, before.tokens)
 
     def deliver_token(self, request_id: int, token: GeneratedToken) -> None:
-        """Append to the tokens that ``request_id`` receives. Keep it cheap: it runs for every token."""
-        before = self._deliveries.get(request_id)
-        if before is None:
-            self._deliveries[request_id] = _deliver((request_id, (), (token,)))
-        else:
-            self._deliveries[request_id] = Deliver(request_id, before.prompt_logprobs, (*before.tokens, token))
+        """Append to the tokens that ``request_id`` receives."""
+        before = self._deliveries.get(request_id, Deliver(request_id, (), ()))
+        self._deliveries[request_id] = Deliver(request_id, before.prompt_logprobs, (*before.tokens, token))
+
+    def deliver_tokens(self, tokens: list[tuple[int, GeneratedToken]]) -> None:
+        """Append the tokens of a step, each with its request's number, to those that the requests receive."""
+        new = {request_id: _deliver((request_id, (), (token,))) for request_id, token in tokens}
+        if len(new) == len(tokens) and new.keys().isdisjoint(self._deliveries):
+            self._deliveries.update(new)
+            return
+        for request_id, token in tokens:
+            self.deliver_token(request_id, token)
 
     def note_drafts(self, request_id: int, count: DraftCount) -> None:
         """Tell ``request_id`` about draft tokens, before its tokens: the last of these ends it."""

@@ -39,6 +39,7 @@ from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.fair_share import OUTPUT_TOKEN
 from caravan_router.scheduling.waiting.queue import WaitingQueue
@@ -233,7 +234,7 @@ class Scheduler:
             # Else its token is not taken either.
             if resident.status.is_live:
                 resident.sequence.feedback = feedback
-        self._apply_tokens(shard, command, event.tokens)
+        self._apply_tokens(shard.take_tokens(command, event.tokens))
         if event.evaluations:
             self._apply_evaluations(shard, command, event.evaluations)
         return False
@@ -258,24 +259,19 @@ class Scheduler:
                 self._state.outbox.note_drafts(resident.request_id, count)
         return sum(count.drafted for _, count in event.drafts)
 
-    def _apply_tokens(
-        self, shard: ShardLedger, command: InFlight, tokens: tuple[tuple[int, GeneratedToken], ...]
-    ) -> None:
-        residents, prefilled = command.residents, command.chunk_tokens
-        grow, deliver, charge = shard.grow, self._state.outbox.deliver_token, self._state.fair_share.charge
-        for sequence_id, token in tokens:
-            resident = residents[sequence_id]
-            if not resident.status.is_live:
-                continue  # its request ended while the shard was computing
+    def _apply_tokens(self, taken: list[tuple[Resident, GeneratedToken]]) -> None:
+        """Hand out the tokens of a step. It makes no call for each of them, since that would cost as much again."""
+        ended = []
+        for resident, token in taken:
             sequence = resident.sequence
-            if sequence_id not in prefilled:
-                grow(resident)
             sequence.output.append(token.token_id)
             sequence.losses = 0
-            charge(sequence.spec.tenant, OUTPUT_TOKEN)
-            deliver(resident.request_id, token)
             if token.finish is not None:
-                self._state.finish(sequence)
+                ended.append(sequence)
+        self._state.outbox.deliver_tokens([(resident.sequence.request_id, token) for resident, token in taken])
+        self._state.fair_share.charge_each([one.sequence.spec.tenant for one, _ in taken], OUTPUT_TOKEN)
+        for sequence in ended:
+            self._state.finish(sequence)
 
     def _apply_evaluations(
         self, shard: ShardLedger, command: InFlight, evaluations: tuple[tuple[int, tuple[Alternative, ...]], ...]

@@ -157,6 +157,12 @@ class Sequence:
             self._prompt_hashes = self.prefix_hashes(len(self.spec.prompt))
         return self._prompt_hashes
 
+    def hashed_in_common(self, other: "Sequence") -> int:
+        """Return how many first tokens of both prompts are equal as far as their hashes tell."""
+        pairs = zip(self.prompt_hashes, other.prompt_hashes, strict=False)
+        equal = sum([own == theirs for own, theirs in pairs])
+        return _HASHED_TOKENS << (equal - 1) if equal else 0
+
     def prefix_hashes(self, length: int) -> tuple[int, ...]:
         """Return hashes of prefixes of 16, 32, 64, ... of its first ``length`` tokens, which are known.
 
@@ -173,6 +179,7 @@ class Sequence:
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the known tokens at positions [start, stop)."""
         prompt = self.spec.prompt
-        if stop <= len(prompt):
+        behind = stop - len(prompt)
+        if behind <= 0:
             return prompt[start:stop]
-        return (prompt + tuple(self.output))[start:stop]
+        return prompt[start:] + tuple(self.output[max(0, start - len(prompt)) : behind])

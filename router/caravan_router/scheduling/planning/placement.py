@@ -223,13 +223,12 @@ def _busy_holder(index: ShardIndex, sequence: Sequence, best: Place) -> BusyHold
 def _common(leader: Resident, sequence: Sequence) -> int:
     """Return how many first tokens both have in common, without the last of ``sequence``. Compared once a pair."""
     other = leader.sequence
-    if other.request.prefix_namespace != sequence.request.prefix_namespace:
-        return 0
     found = sequence.common.get(other.request_id)
     if found is None:
-        theirs, own = other.tokens(0, leader.target), sequence.tokens(0, sequence.most_shared)
-        # Mostly as much as with the request before: a prompt that several have in common.
-        guess = next(reversed(sequence.common.values()), 0)
-        is_right = guess < min(len(theirs), len(own)) and theirs[guess] != own[guess] and theirs[:guess] == own[:guess]
-        found = sequence.common[other.request_id] = guess if is_right else common_length(theirs, own)
+        found = 0
+        if other.request.prefix_namespace == sequence.request.prefix_namespace:
+            theirs, own = other.tokens(0, leader.target), sequence.tokens(0, sequence.known_tokens)
+            equal = common_length(theirs, own, sequence.hashed_in_common(other))
+            found = min(equal, sequence.most_shared)
+        sequence.common[other.request_id] = found
     return found

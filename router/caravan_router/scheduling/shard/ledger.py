@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from caravan_proto.messages.commands import Command, Save, SaveEntry
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved
 from caravan_router.core.prefixes import ShardPrefixes
+from caravan_router.core.tokens import GeneratedToken
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS
 from caravan_router.scheduling.prefix_tree import Match
 from caravan_router.scheduling.sequence import Sequence
@@ -142,10 +143,25 @@ class ShardLedger(ShardAccount):
         resident.target = resident.sequence.known_tokens
         self.stays.note_progress(resident)
 
-    def grow(self, resident: Resident) -> None:
-        """Note that ``resident`` decoded a token: its token before that is in a cell now."""
-        resident.computed += 1
-        self.cells.tails += 1
+    def take_tokens(
+        self, command: InFlight, tokens: Iterable[tuple[int, GeneratedToken]]
+    ) -> list[tuple[Resident, GeneratedToken]]:
+        """Return the tokens of a step whose requests wait for them: others ended while the shard was computing.
+
+        Where one was decoded, the token before it is in a cell now.
+        """
+        residents, prefilled = command.residents, command.chunk_tokens
+        taken = []
+        decoded = 0
+        for sequence_id, token in tokens:
+            resident = residents[sequence_id]
+            if resident.status.is_live:
+                taken.append((resident, token))
+                if sequence_id not in prefilled:
+                    resident.computed += 1
+                    decoded += 1
+        self.cells.tails += decoded
+        return taken
 
     def fail_step(self, command: InFlight) -> list[Resident]:
         """Apply a step that changed nothing on the shard. Return residents whose stay it ended before it began."""

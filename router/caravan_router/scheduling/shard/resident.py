@@ -26,6 +26,9 @@ class Status(Enum):
     # The stay is over: its id is free or belongs to another.
     GONE = "gone", False
 
+    # Members are looked up in tables all the time, and an enumeration's own hash is that of a member's name.
+    __hash__ = object.__hash__
+
     def __init__(self, word: str, is_live: bool) -> None:
         self.word = word
         self.is_live = is_live
@@ -73,9 +76,7 @@ class Resident:
     is_pinned: bool = False
     # Hashes of its prefixes, by which others find it while they can start from it.
     prefix_hashes: tuple[int, ...] = ()
-    # Those of the request; kept here because they are read for every token, or every resident when another is to start.
-    request_id: int = field(init=False)
-    adapter: str = field(init=False)
+    # The request's number; kept here because it is read for every resident when another is to start.
     peak_cells: int = field(init=False)
     # Whether it is a beam of a search, which computes all that it knows and samples nothing.
     is_beam: bool = field(init=False)
@@ -83,8 +84,15 @@ class Resident:
     def __post_init__(self) -> None:
         self.computed, self.target = self.cached, self.sequence.known_tokens
         self.is_beam = self.sequence.group is not None
-        request = self.sequence.request
-        self.request_id, self.adapter, self.peak_cells = request.request_id, request.spec.adapter, request.peak_cells
+        self.peak_cells = self.sequence.request.peak_cells
+
+    @property
+    def request_id(self) -> int:
+        return self.sequence.request_id
+
+    @property
+    def adapter(self) -> str:
+        return self.sequence.spec.adapter
 
     @property
     def is_live(self) -> bool:

@@ -92,7 +92,7 @@ class Stays:
     @property
     def adapters(self) -> set[str]:
         """The adapters of the residents."""
-        return {one.adapter for one in self.residents.values()}
+        return {one.sequence.spec.adapter for one in self.residents.values()}
 
     def can_be_copied(self, sequence_id: int) -> bool:
         """Whether other sequences can start from ``sequence_id``."""

@@ -3,6 +3,7 @@
 Sheng et al., "Fairness in Serving Large Language Models", arXiv 2401.00588.
 """
 
+import itertools
 from collections.abc import Iterable
 
 from caravan_router.core.tenant import Tenant
@@ -32,8 +33,15 @@ class FairShare:
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         """Count ``tokens`` that were computed for ``tenant``."""
-        counters, name = self._counters, tenant.name
-        counters[name] = counters.get(name, 0.0) + tokens / tenant.weight
+        self.charge_each([tenant], tokens)
+
+    def charge_each(self, tenants: Iterable[Tenant], tokens: float) -> None:
+        """Count ``tokens`` for each of ``tenants``, where the same one may come again."""
+        for tenant, times in itertools.groupby(tenants):
+            counter, share = self._counters.get(tenant.name, 0.0), tokens / tenant.weight
+            for _ in times:  # a product may round otherwise than a sum
+                counter += share
+            self._counters[tenant.name] = counter
 
     def activate(self, tenant: Tenant, active: Iterable[Tenant]) -> None:
         """Make ``tenant`` active, without credit for the time in which it was idle.

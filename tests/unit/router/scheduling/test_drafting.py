@@ -15,7 +15,7 @@ from caravan_router.scheduling.planning.drafting import draft_plan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.command import UNSEEN_STEPS
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_testing.ledgers import ledger, run
+from caravan_testing.ledgers import decode, ledger, run
 from caravan_testing.model_outputs import expected_output
 from caravan_testing.requests import request
 from caravan_testing.simulation import Simulation
@@ -110,8 +110,7 @@ def test_what_a_decode_may_take_is_promised_until_it_is_reported() -> None:
     (command,) = shard.commands.in_flight
     for tokens in (9, 1, 4):
         shard.apply_step(command, 0.01, tokens=tokens, drafted=8)
-        for _ in range(tokens):
-            shard.grow(resident)
+        decode(shard, resident, tokens)
         assert free - shard.cells.free == 20
     assert command.coming_cells == 6
     shard.commands.end(command)

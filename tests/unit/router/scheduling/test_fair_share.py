@@ -20,6 +20,16 @@ def test_tokens_count_by_weight() -> None:
     assert counters(fair_share, A, B, C) == [30, 10, 60]
 
 
+def test_charging_many_at_once_is_charging_one_after_another() -> None:
+    third = Tenant(name="b", weight=3.0)
+    together, apart = FairShare(), FairShare()
+    tenants = [third, third, A, third, Tenant(name="b", weight=0.7), third, A]
+    together.charge_each(tenants, 2.0)
+    for tenant in tenants:
+        apart.charge(tenant, 2.0)
+    assert counters(together, A, B) == counters(apart, A, B)
+
+
 def test_a_new_weight_applies_to_later_charges() -> None:
     fair_share = FairShare()
     fair_share.charge(Tenant(name="a", weight=1.0), 10)

@@ -9,17 +9,19 @@ import pytest
 from caravan_proto.messages.commands import FilterBatch, Header, Load, LoadEntry, Save
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import LayoutSet
-from caravan_router.core.tokens import PromptToken
+from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.sequence import Sequence
+from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_reuse import find_match, has_id_for, saved_prefix, shared_by_load
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
 from caravan_testing.ledgers import (
     LIMITS,
     SAVING,
+    decode,
     ledger,
     limits_of,
     loaded,
@@ -54,8 +56,34 @@ def test_computed_prompts_and_decoded_tokens_are_in_cells() -> None:
     resident = run(shard, sequence(1, range(10)))
     assert resident.status is Status.RUNNING
     assert cells(shard) == (10, 10, 390)
-    shard.grow(resident)
+    decode(shard, resident)
     assert cells(shard) == (11, 11, 389)
+
+
+def test_a_token_is_taken_for_a_live_resident_and_what_it_followed_is_in_a_cell_if_it_was_decoded() -> None:
+    shard = ledger()
+    decoding, cancelled = run(shard, sequence(1, range(10))), run(shard, sequence(2, range(50, 60)))
+    shard.cancel(cancelled)
+    prefilled = start(shard, sequence(3, range(90, 100)))
+    command = InFlight(shard.commands.in_flight[-1].command, [decoding, cancelled, prefilled])
+    shard.apply_step(command, 0.1)
+    tokens = [GeneratedToken(key, b"x", False, None, (), None) for key in (7, 8, 9)]
+    taken = shard.take_tokens(command, list(zip(command.residents, tokens, strict=True)))
+    assert taken == [(decoding, tokens[0]), (prefilled, tokens[2])]
+    assert [decoding.computed, cancelled.computed, prefilled.computed] == [11, 10, 10]
+
+
+def test_a_resident_is_incomplete_until_its_prompt_is_computed_or_its_stay_ends() -> None:
+    shard = ledger()
+    first, second = start(shard, sequence(1, range(10))), start(shard, sequence(2, range(50, 60)))
+    assert shard.stays.prefilling == [first, second]
+    assert shard.stays.decoding == []
+    shard.apply_step(shard.commands.in_flight[0], 0.1)
+    assert shard.stays.prefilling == [second]
+    assert shard.stays.decoding == [first]
+    shard.cancel(second)
+    assert shard.stays.prefilling == []
+    assert shard.stays.decoding == [first]
 
 
 def test_a_decode_under_way_is_promised_the_cells_of_a_few_steps() -> None:
@@ -438,7 +466,7 @@ def test_what_a_running_sequence_has_generated_is_found_by_a_request_that_begins
     known = [*range(10), *running.sequence.output]
     assert find_match(shard, sequence(2, [*known, 7, 8, 9])) == Match(15, 15, (0,)), "its last token is not computed"
     assert cells(shard) == (15, 15, 385)
-    shard.grow(running)
+    decode(shard, running)
     running.sequence.output.append(51)
     forked = start(shard, sequence(3, [*known, 51, 7, 8, 9]))
     assert (forked.source_id, forked.cached) == (0, 16)
