@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import FillTokens, TokenizedText
 from caravan_proto.messages.results import DraftCount, FinishReason
-from caravan_router.core.engine import ModelFacts, StreamTimes
+from caravan_router.core.engine import ANY_SENDER, ModelFacts, StreamTimes, TextSender
 from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.model_names import ModelNames
@@ -188,6 +188,7 @@ class ScriptedEngine:
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     # Texts wait for it before they are tokenized. `texts_waiting` do so now.
     tokenizing: asyncio.Event | None = None
+    text_senders: list[TextSender] = field(default_factory=list)
     texts_waiting: int = 0
     state_before_tokens: GenerationState = GenerationState.QUEUED
     # Texts that are control tokens, and their ids.
@@ -270,8 +271,9 @@ class ScriptedEngine:
             raise NoShardError("none")
         return self.problem(constraint)
 
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    async def embed(self, texts: Sequence[tuple[int, ...]], sender: TextSender = ANY_SENDER) -> list[tuple[float, ...]]:
         """Return the `length_vector` of each text, or one over its length from a model that ranks."""
+        self.text_senders.append(sender)
         if not self.joined:
             raise NoShardError("none")
         if self.model.ranks:
@@ -378,5 +380,5 @@ class ScriptedEngine:
 class FailingEmbedEngine(ScriptedEngine):
     """An engine that fails to embed texts."""
 
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    async def embed(self, texts: Sequence[tuple[int, ...]], sender: TextSender = ANY_SENDER) -> list[tuple[float, ...]]:
         raise GenerationError(f"no room for {len(texts)}")

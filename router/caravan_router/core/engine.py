@@ -11,8 +11,20 @@ from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.model_names import ModelNames
 from caravan_router.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
 from caravan_router.core.shards import ShardReport
+from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSender:
+    """Whose texts are embedded, and how urgently: higher priorities go first."""
+
+    tenant: Tenant = ANYONE
+    priority: int = 0
+
+
+ANY_SENDER = TextSender()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ class Queries(TextQueries, Protocol):
         """Compile ``constraint`` for the sequences to come, or return what is wrong with it."""
         ...
 
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    async def embed(self, texts: Sequence[tuple[int, ...]], sender: TextSender = ANY_SENDER) -> list[tuple[float, ...]]:
         """Return a vector of length 1 for each text of 1 to ``max_embed_tokens`` tokens. Raises GenerationError.
 
         A model that ranks takes pairs and returns one number for each.

@@ -10,10 +10,13 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.core.ahead import ahead
+from caravan_router.core.engine import ANY_SENDER, TextSender
 from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.link import ShardLink
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
+from caravan_router.engine.text_gate import TextGate
+from caravan_router.scheduling.waiting.text_queue import TextQueue
 
 _T = TypeVar("_T")
 
@@ -45,12 +48,18 @@ class ShardQueries:
     """
 
     def __init__(
-        self, model: str, links: Mapping[str, ShardLink], load: Callable[[str], int], absence: Absence
+        self,
+        model: str,
+        links: Mapping[str, ShardLink],
+        load: Callable[[str], int],
+        absence: Absence,
+        aging_s: float,
     ) -> None:
         self._model = model
         self._links = links
         self._load = load
         self.absence = absence
+        self._texts = TextGate(TextQueue(aging_s), lambda: len(self._clients()))
         # Calls that wait for a shard.
         self.waiting = 0
         # Whose shards are asked instead, and why none will ever answer.
@@ -90,14 +99,16 @@ class ShardQueries:
             raise self._no_shard(next(answer.reason for answer in answers if isinstance(answer, _Unanswered)))
         return next((problem for problem in problems if problem is not None), None)
 
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    async def embed(self, texts: Sequence[tuple[int, ...]], sender: TextSender = ANY_SENDER) -> list[tuple[float, ...]]:
         """Return a vector for each text, in calls of as many texts as a shard may compute in one forward pass.
 
-        A request has one call at a time for each shard, so that the calls of others take turns with its own.
+        A request has one call at a time for each shard, so that the calls of others take turns with its own. Calls wait
+        here until a shard can soon compute them.
         """
 
         async def embed(together: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-            return await self._ask_any(lambda client: client.embed(together), lambda client: client.embedding)
+            async with self._texts.passing(sum(map(len, together)), sender):
+                return await self._ask_any(lambda client: client.embed(together), lambda client: client.embedding)
 
         calls = list(_embedded_together(texts))
         if len(calls) == 1:

@@ -12,6 +12,7 @@ from caravan_router.api.generation.rules import cache_salt_error, header_error, 
 from caravan_router.api.generation.schema import ServingFields
 from caravan_router.api.limits import Limits
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
+from caravan_router.core.engine import TextSender
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import Tenant
@@ -103,6 +104,12 @@ def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving
         max_draft_tokens=_max_draft_tokens(fields.speculate, headers.get(SPECULATE_HEADER), limits),
         request_id=sender.request_id,
     )
+
+
+def text_sender_of(sender: Sender) -> TextSender:
+    """Return for whom texts are embedded. Raises ValidationError."""
+    priority = _priority(None, sender.headers.get(PRIORITY_HEADER), sender.key)
+    return TextSender(tenant=sender.key.tenant, priority=priority)
 
 
 def namespace_of(tenant: Tenant, salt: str | None, limits: Limits) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
+from caravan_router.core.engine import TextSender
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
@@ -188,3 +189,16 @@ async def test_the_access_log_names_the_key(locked: Service, caplog: pytest.LogC
     [record] = [record for record in caplog.records if record.name == "caravan.access"]
     assert record.__dict__["key"] == "alice"
     assert "a-key" not in caplog.text
+
+
+async def test_texts_are_embedded_for_the_key_and_with_its_priority(locked: Service) -> None:
+    for headers, status in (
+        ({"Authorization": AS_ALICE, "X_Priority": "5"}, 200),
+        ({"Authorization": AS_ALICE, "X_Priority": "6"}, 400),
+        ({"Authorization": AS_LOW}, 200),
+    ):
+        assert (await locked.post("/v1/embeddings", {"input": "a"}, **headers)).status == status
+    assert locked.engine.text_senders == [
+        TextSender(tenant=ALICE.tenant, priority=5),
+        TextSender(tenant=LOW.tenant, priority=-10),
+    ]

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from caravan_router.api.limits import Limits
+from caravan_router.core.engine import ANY_SENDER, TextSender
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import MODEL, FailingEmbedEngine, ScriptedEngine, length_vector
 from caravan_testing.waiting import eventually
@@ -110,9 +111,9 @@ async def test_a_router_without_embeddings_names_the_flag(service: Service) -> N
 class WaitingEngine(ScriptedEngine):
     """An engine that returns vectors once ``resume`` is set."""
 
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    async def embed(self, texts: Sequence[tuple[int, ...]], sender: TextSender = ANY_SENDER) -> list[tuple[float, ...]]:
         await self.resume.wait()
-        return await super().embed(texts)
+        return await super().embed(texts, sender)
 
 
 async def test_a_request_holds_a_permit_and_does_not_count_as_a_generation() -> None:

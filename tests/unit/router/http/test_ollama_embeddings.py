@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from caravan_router.api.limits import Limits
+from caravan_router.core.engine import ANY_SENDER, TextSender
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, MODEL, FailingEmbedEngine, ScriptedEngine, length_vector
 
@@ -43,7 +44,7 @@ class RecordingEngine(ScriptedEngine):
 
     embedded: list[tuple[int, ...]]
 
-    async def embed(self, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    async def embed(self, texts: Sequence[tuple[int, ...]], sender: TextSender = ANY_SENDER) -> list[tuple[float, ...]]:
         self.embedded = list(texts)
         return [(0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0) for _ in texts]
 

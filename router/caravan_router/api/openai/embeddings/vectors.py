@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.serving import text_sender_of
 from caravan_router.api.openai.rules import (
     adapter_vectors_error,
     no_scores_error,
@@ -37,13 +38,15 @@ async def vectors_in(context: Context, texts_of: TextsOf, *, for_scores: bool = 
 
     ``for_scores``: the model may also be one that ranks; then ``texts_of`` returns pairs.
 
-    The shard computes one text at a time, in turn with the steps of generations. Raises RequestError, EngineError.
+    Shards compute the texts of several requests together, in turn with the steps of generations. Raises RequestError,
+    EngineError.
     """
     _check_model(context.model, for_scores=for_scores)
     if context.adapter:
         raise adapter_vectors_error(context.adapter)
+    sender = text_sender_of(context.sender)
     texts = await texts_of(context)
-    vectors = await context.engine.queries.embed(texts)
+    vectors = await context.engine.queries.embed(texts, sender)
     return Vectors(context.model.name, vectors, sum(map(len, texts)), context.model.ranks)
 
 
