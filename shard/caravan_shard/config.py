@@ -34,6 +34,13 @@ class ShardConfig(RopeFlags, PlacementFlags, ModelFlags):
         "-fa",
         choices=("on", "off", "auto"),
     )
+    backend_sampling: str = flag(
+        "auto",
+        "find the highest logits where they are computed, and hand over no others where these suffice; same tokens; "
+        "auto: on GPUs where it is clearly faster, as timed at the start",
+        "-bs",
+        choices=("on", "off", "auto"),
+    )
     exact: bool = flag(
         False,
         "compute each token bit by bit the same, alone or in company, in any chunk and after a loss; slower, and "

@@ -14,6 +14,7 @@ from caravan_shard.arrays import Flags, Floats, Ids, State
 from caravan_shard.sampling.joint_draw import JointDraw
 from caravan_shard.sampling.joint_logprobs import JointLogprobs
 from caravan_shard.sampling.token_candidates import CandidateFilter
+from caravan_shard.sampling.top_candidates import StepCandidates
 
 
 class StartupError(Exception):
@@ -92,6 +93,7 @@ class TokenBatch(NamedTuple):
     A named tuple, since one is made for each step and a frozen dataclass takes three times as long.
 
     ``outputs`` is 1 where logits are needed. ``adapter`` applies to all tokens; empty for none.
+    ``candidates``: for each output, how many of the highest logits suffice, and 0 if all are needed; None: all of each.
     """
 
     tokens: Ids
@@ -99,6 +101,7 @@ class TokenBatch(NamedTuple):
     sequence_ids: Ids
     outputs: Flags
     adapter: str = ""
+    candidates: Ids | None = None
 
     @property
     def output_count(self) -> int:
@@ -219,8 +222,17 @@ class Backend(Protocol):
     def logits(self, rows: int) -> Floats:
         """Return [rows, vocabulary]: a row per output of the last forward pass, in batch order.
 
-        The array is valid until the next forward pass.
+        The array is valid until the next forward pass. The last one is run again if it gave candidates only.
         """
+        ...
+
+    @property
+    def gives_candidates(self) -> bool:
+        """Whether it is of use to say in a batch how many candidates suffice."""
+        ...
+
+    def candidates(self, rows: int) -> StepCandidates | None:
+        """Return what there is instead of the logits of the last forward pass; None if these are all there."""
         ...
 
     def length(self, sequence_id: int) -> int:

@@ -6,6 +6,7 @@ Only the worker's thread calls the methods. Any thread may read `step_count`, `s
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -19,8 +20,8 @@ from caravan_shard.constraints.finder import Finder
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, Drafting
 from caravan_shard.engine.evaluations import take_evaluations
 from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
-from caravan_shard.engine.step import Part, assemble
-from caravan_shard.engine.token_rows import sample_rows
+from caravan_shard.engine.step import Part, assemble, candidates_of
+from caravan_shard.engine.token_rows import sample_candidates, sample_rows
 from caravan_shard.engine.verification import verify_drafts
 from caravan_shard.protocol.commands import Adopt, EmbedText
 from caravan_shard.protocol.results import (
@@ -233,6 +234,8 @@ class Engine:
     def _run_step(self, parts: list[Part], started_ns: int) -> StepResult | Refusal:
         self._begin_masks(parts)
         batch = assemble(parts)
+        if self.backend.gives_candidates:
+            batch = replace(batch, candidates=candidates_of(parts))
         forward_from = perf_counter_ns()
         outcome = self.backend.decode(batch)
         forward_ns = perf_counter_ns() - forward_from
@@ -285,6 +288,10 @@ class Engine:
             part.sequence.computed += len(part.tokens)
         if output_count == 0:
             return _Found(TokenRows())
+        candidates = self.backend.candidates(output_count)
+        sampled = [part.sequence for part in parts if part.samples]
+        if candidates is not None:
+            return _Found(sample_candidates(sampled, candidates, self.backend, self._sampler))
         logits = self.backend.logits(output_count)
         if any(part.draft for part in parts):
             rows, drafts = verify_drafts(parts, logits, self.backend, self._sampler)
@@ -294,7 +301,6 @@ class Engine:
         prompt_logprobs = None
         if any(part.leading_outputs for part in parts):
             prompt_logprobs, logits = take_prompt_logprobs(parts, logits, self.backend.vocabulary)
-        sampled = [part.sequence for part in parts if part.samples]
         rows = sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()
         return _Found(rows, prompt_logprobs)
 

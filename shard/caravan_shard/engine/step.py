@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from caravan_proto.messages.commands import Row, RowOutputs
-from caravan_shard.arrays import Flags
+from caravan_shard.arrays import Flags, Ids
 from caravan_shard.backends.base import TokenBatch
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.draft import Draft
@@ -100,3 +100,13 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
         outputs,
         adapter,
     )
+
+
+def candidates_of(parts: Sequence[Part]) -> Ids | None:
+    """Return how many candidates suffice for each output; None if the step needs all logits of several of a sequence.
+
+    Steps with drafts, prompt logprobs or rows do.
+    """
+    if any(part.draft is not None or part.row is not None or part.leading_outputs for part in parts):
+        return None
+    return np.array([part.sequence.candidates for part in parts if part.samples], np.int32)

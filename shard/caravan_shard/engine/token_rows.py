@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from caravan_proto.messages.results import FinishReason
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend, Vocabulary
 from caravan_shard.protocol.results import TokenRows
 from caravan_shard.sampling.choice import Choice
+from caravan_shard.sampling.joint_draw import LEFT
 from caravan_shard.sampling.joint_logprobs import LogprobRow
 from caravan_shard.sampling.logprobs import TokenLogprobs
 from caravan_shard.sampling.sampler import Sampler
+from caravan_shard.sampling.top_candidates import StepCandidates, draw_from
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.sequences.trace_log import log_traced
@@ -33,6 +36,44 @@ def add_rows(
     eog_ids = backend.facts.eos_token_ids
     choices = [_choice(sequence, eog_ids, logits[index]) for index, sequence in enumerate(sequences)]
     tokens = sampler.choose(logits, choices)
+    _append(rows, sequences, _Drawn(tokens, choices, logits), backend, sampler)
+    return tokens
+
+
+def sample_candidates(
+    sequences: Sequence[ShardSequence], found: StepCandidates, backend: Backend, sampler: Sampler
+) -> TokenRows:
+    """Do what `sample_rows` does where rows have candidates."""
+    eog_ids = backend.facts.eos_token_ids
+    choices = [_choice(sequence, eog_ids, found.logits[index]) for index, sequence in enumerate(sequences)]
+    tokens = draw_from(found.rows, choices, sampler)
+    left = [index for index, token in enumerate(tokens) if token == LEFT]
+    logits = found.logits
+    if left:
+        if any(found.rows[index] is not None for index in left):
+            logits = backend.logits(len(sequences))
+        chosen = sampler.choose(logits[left], [choices[index] for index in left])
+        for index, token in zip(left, chosen, strict=True):
+            tokens[index] = token
+    rows = TokenRows()
+    _append(rows, sequences, _Drawn(tokens, choices, logits), backend, sampler)
+    return rows
+
+
+class _Drawn(NamedTuple):
+    """The tokens of a step, and what they were drawn from: ``logits`` are valid where log probabilities are needed."""
+
+    tokens: Sequence[int]
+    choices: Sequence[Choice]
+    logits: Floats
+
+
+def _append(
+    rows: TokenRows, sequences: Sequence[ShardSequence], drawn: _Drawn, backend: Backend, sampler: Sampler
+) -> None:
+    """Append the tokens to the sequences and to the columns."""
+    eog_ids = backend.facts.eos_token_ids
+    tokens, choices, logits = drawn
     wanted = [
         LogprobRow(place, token, choice.parameters.top_n_tokens)
         for place, (token, choice) in enumerate(zip(tokens, choices, strict=True))
@@ -61,7 +102,6 @@ def add_rows(
         if with_logprobs:
             asked = choices[index].parameters.logprobs
             _add_logprobs(rows, next(logprobs) if asked else _NO_LOGPROBS, backend.vocabulary)
-    return tokens
 
 
 def _choice(sequence: ShardSequence, eog_ids: frozenset[int], logits: Floats) -> Choice:

@@ -16,6 +16,7 @@ from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sampling.biases import make_biases
 from caravan_shard.sampling.feedback import make_feedback
 from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sampling.top_candidates import candidates_needed
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
 from caravan_shard.sequences.trace_log import log_traced
@@ -88,6 +89,10 @@ class SequencePool:
             matching=_make_matching(setup, vocabulary),
             drafter=self._make_drafter(setup) if setup.max_draft_tokens else None,
         )
+        if not (
+            setup.prompt_logprobs or setup.min_tokens or sequence.penalties or sequence.matching or sequence.drafter
+        ):
+            sequence.candidates = candidates_needed(setup.sampling)
         if chunk.copy is not None:
             sequence.extend(self.held[chunk.copy.source_id].tokens[: chunk.copy.length])
             self._inherit(sequence, chunk.copy)

@@ -45,6 +45,7 @@ class Sequence:
     ``birth``: a number that no other sequence of the shard has; see `CellRun`.
     ``last_logits`` [vocabulary]: the logits after the last computed token, kept while prompt_logprobs of the next chunk
     need them.
+    ``candidates``: how many of the highest logits decide its next tokens; 0 if all may be needed.
     """
 
     sequence_id: int
@@ -61,6 +62,7 @@ class Sequence:
     matching: Matching | ThoughtMatching | None = None
     drafter: Drafter | None = None
     feedback: Feedback | None = None
+    candidates: int = 0
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens that were computed or sampled."""

@@ -19,7 +19,9 @@ from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, JointEmbed, StartupError, TokenBatch
 from caravan_shard.backends.llama.adapters import LlamaAdapters
+from caravan_shard.backends.llama.candidate_probe import chooses_candidates
 from caravan_shard.backends.llama.context import Contexts, OpenContext
+from caravan_shard.backends.llama.device_candidates import PATIENCE, DeviceCandidates
 from caravan_shard.backends.llama.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
@@ -33,6 +35,7 @@ from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
 from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.joint_draw import JointDraw
 from caravan_shard.sampling.joint_logprobs import JointLogprobs
+from caravan_shard.sampling.top_candidates import StepCandidates
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ class LlamaCppBackend:
             self._on_close = on_failure.pop_all()
         self._on_close.callback(loaded.close)
         self._context: Any = None
+        self._takes_candidates = False
         self._embedder: LlamaEmbedder | None = None
         self.draft_model: LlamaCppBackend | None = None
         try:
@@ -118,6 +122,12 @@ class LlamaCppBackend:
         if config.exact:
             # Cells that another kind of shard has computed would be others.
             self.state_fingerprint = _digest(self.state_fingerprint, self.numerics.fingerprint)
+        # A recurrent state cannot be cut back to run a step again, and several calls have their logits gathered.
+        self._takes_candidates = not (
+            is_draft_model or self._forward.splits_calls or self.capacity.current.whole_only
+        ) and chooses_candidates(config, self)
+        if self._takes_candidates:
+            self.find_candidates()
         if config.model_draft:
             self._load_draft_model(config)
 
@@ -157,6 +167,16 @@ class LlamaCppBackend:
         self._context = opened.context
         self._memory = opened.memory
         self._forward = LlamaForward(opened, self._adapters, self.capacity, self.vocabulary.size)
+        if self._takes_candidates and not opened.splits_calls:
+            self.find_candidates()
+
+    def find_candidates(self, patience: int = PATIENCE) -> None:
+        """Let llama.cpp find candidates from now on, in this context. ``patience``: see `DeviceCandidates`."""
+        self._forward.use_device(DeviceCandidates(self._context, self.vocabulary.size, patience))
+
+    def leave_candidates(self) -> None:
+        """Let llama.cpp hand over all logits from now on."""
+        self._forward.leave_device()
 
     def _find_state_format(self) -> None:
         """Find the format of states from the warm-up's tokens, then forget these."""
@@ -251,7 +271,28 @@ class LlamaCppBackend:
 
     def logits(self, rows: int) -> Floats:
         """Return [rows, vocabulary]; a view of llama.cpp's own buffer if the last step was one call."""
+        batch = self._forward.without_logits
+        if batch is not None:
+            self._run_again(batch)
         return self._forward.logits(rows)
+
+    @property
+    def gives_candidates(self) -> bool:
+        """Whether llama.cpp is asked to find the highest logits itself."""
+        return self._forward.gives_candidates
+
+    def candidates(self, rows: int) -> StepCandidates | None:
+        """Return what llama.cpp has found instead of handing over all logits."""
+        return self._forward.candidates(rows)
+
+    def _run_again(self, batch: TokenBatch) -> None:
+        """Compute the tokens of the last step again, to have all logits. The same batch gives the same ones."""
+        ids, first = np.unique(batch.sequence_ids, return_index=True)
+        for sequence_id, position in zip(ids.tolist(), batch.positions[first].tolist(), strict=True):
+            self._memory.trim(sequence_id, position)
+        outcome = self.decode(replace(batch, candidates=None))
+        if outcome is not DecodeOutcome.OK:
+            raise RuntimeError(f"a forward pass that had worked failed when it was run again ({outcome.value})")
 
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of the sequence are in memory."""
@@ -287,6 +328,7 @@ class LlamaCppBackend:
         """Free the context, if there is one, and make another; False if llama.cpp cannot."""
         if self._context is not None:
             llama_cpp.llama_free(self._context)
+            self._forward.close()
             self._context = None
         opened = self._contexts.open(layout)
         if opened is None:
@@ -308,4 +350,5 @@ class LlamaCppBackend:
             self._embedder.close()
         if self._context is not None:
             llama_cpp.llama_free(self._context)
+            self._forward.close()
         self._on_close.close()

@@ -15,6 +15,7 @@ from caravan_shard.backends.llama.model import LoadedModel
 from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
+from caravan_shard.sampling.top_candidates import StepCandidates
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class LlamaEmbeddingBackend:
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         self.joint_draw = leave_all
         self.joint_logprobs = leave_all_logprobs
+        self.gives_candidates = False
         self.draft_model = None
         self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
         self.state_fingerprint = self.facts.fingerprint
@@ -85,6 +87,10 @@ class LlamaEmbeddingBackend:
         raise NotImplementedError
 
     def logits(self, rows: int) -> Floats:
+        """Not called."""
+        raise NotImplementedError
+
+    def candidates(self, rows: int) -> StepCandidates | None:
         """Not called."""
         raise NotImplementedError
 

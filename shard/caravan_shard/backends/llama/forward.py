@@ -11,6 +11,8 @@ from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.batch import LlamaBatch
 from caravan_shard.backends.llama.calls import has_single_tokens, split_calls
 from caravan_shard.backends.llama.context import OpenContext
+from caravan_shard.backends.llama.device_candidates import DeviceCandidates
+from caravan_shard.sampling.top_candidates import StepCandidates
 
 
 def _outcome(code: int) -> DecodeOutcome:
@@ -33,6 +35,8 @@ class LlamaForward:
     def __init__(self, opened: OpenContext, adapters: LlamaAdapters, capacity: Capacity, vocabulary_size: int) -> None:
         adapters.forget_context()
         self._opened = opened
+        self._last: TokenBatch | None = None
+        self._device: DeviceCandidates | None = None
         self._adapters = adapters
         self._max_sequences = capacity.max_sequences
         self._most_outputs = capacity.max_sequences + capacity.max_prompt_logprob_tokens
@@ -47,6 +51,9 @@ class LlamaForward:
         """Run llama_decode, more than once if `split_calls` says so, and wait for the logits."""
         outputs = batch.output_count
         assert outputs <= self._most_outputs, f"{outputs} outputs of {self._most_outputs}"
+        self._last = batch
+        if self._device is not None:
+            self._device.prepare(batch)
         self._adapters.apply(self._opened.context, batch.adapter)
         is_whole = not self._opened.splits_calls or has_single_tokens(batch)
         calls = [] if is_whole else split_calls(batch, self.ubatch)
@@ -65,7 +72,46 @@ class LlamaForward:
     def _call(self, batch: TokenBatch) -> DecodeOutcome:
         outcome = _outcome(llama_cpp.llama_decode(self._opened.context, self._batch.fill(batch)))
         llama_cpp.llama_synchronize(self._opened.context)
+        if self._device is not None:
+            self._device.after_decode()
         return outcome
+
+    def use_device(self, device: DeviceCandidates) -> None:
+        """Let the batches get candidates from now on, where they say that these suffice."""
+        assert not self._opened.splits_calls, "a step of several calls has its logits gathered"
+        self._device = device
+
+    def leave_device(self) -> None:
+        """Let all batches get all logits from now on, as the last one did."""
+        assert self.without_logits is None, "the last step has candidates"
+        self.close()
+        self._device = None
+
+    @property
+    def splits_calls(self) -> bool:
+        """Whether a step may take several calls."""
+        return self._opened.splits_calls
+
+    @property
+    def gives_candidates(self) -> bool:
+        """Whether batches may get candidates."""
+        return self._device is not None
+
+    @property
+    def without_logits(self) -> TokenBatch | None:
+        """The last batch, if any of its outputs has candidates only."""
+        return self._last if self._device is not None and self._device.count else None
+
+    def candidates(self, rows: int) -> StepCandidates | None:
+        """Return the candidates of the last step, unless all logits are there."""
+        if self._device is None or not self._device.count:
+            return None
+        return StepCandidates([self._device.of_row(row) for row in range(rows)], self._own_logits(rows))
+
+    def close(self) -> None:
+        """Free what the context needed. It must be gone, or have computed a step without candidates."""
+        if self._device is not None:
+            self._device.close()
 
     def logits(self, rows: int) -> Floats:
         """Return [rows, vocabulary]; a view of llama.cpp's own buffer if the last step was one call."""

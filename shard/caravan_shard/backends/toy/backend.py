@@ -20,6 +20,7 @@ from caravan_shard.backends.toy.model import EOS, TOY_FACTS, ToyVocabulary, toy_
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
+from caravan_shard.sampling.top_candidates import StepCandidates
 
 # Called before each forward pass, on the worker's thread; may block. An outcome other than None becomes that of the
 # forward pass: ABORTED and FAILED leave half of the batch in the cache, as llama.cpp may.
@@ -58,6 +59,7 @@ class ToyBackend:
         self.candidate_filter = filter_candidates
         self.joint_draw = leave_all
         self.joint_logprobs = leave_all_logprobs
+        self.gives_candidates = False
         self.capacity = Capacity(
             layouts=tuple(_layout_limits(layout, cells, max_sequences, whole_only=whole_only) for layout in layouts),
             max_sequences=max_sequences,
@@ -121,6 +123,11 @@ class ToyBackend:
         """Return [rows, vocabulary] of the last forward pass."""
         assert rows == len(self._logits), f"{rows} rows asked of {len(self._logits)}"
         return self._logits
+
+    def candidates(self, rows: int) -> StepCandidates | None:
+        """Return nothing: all logits are there."""
+        assert rows == len(self._logits), f"{rows} rows asked of {len(self._logits)}"
+        return None
 
     def length(self, sequence_id: int) -> int:
         """Return the number of tokens held."""
