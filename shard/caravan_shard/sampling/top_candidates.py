@@ -1,7 +1,7 @@
 """Draws tokens from the highest logits of each row, where the others cannot matter.
 
-A device that has found a row's highest logits need not hand over the others. The tokens are those that all logits give:
-where they might not be, the row is left. So it is where a filter cuts among equal logits, whose order depends on others.
+A device that has found a row's highest logits need not hand over the others. The tokens are those that all logits give.
+Where they might not be, the row is left: where a filter cuts among equal logits, their order depends on others.
 """
 
 from collections.abc import Sequence

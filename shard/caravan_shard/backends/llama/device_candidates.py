@@ -63,8 +63,8 @@ class DeviceCandidates:
         """Outputs of the last forward pass that have candidates only."""
         return sum(not self.has_logits(row) for row in range(len(self._rows)))
 
-    def after_decode(self) -> None:
-        """Free the chains that no graph has any more."""
+    def free_retired(self) -> None:
+        """Free the chains that no graph has any more, after a forward pass."""
         for chain in self._retired:
             llama_cpp.llama_sampler_free(chain)
         self._retired.clear()
@@ -86,7 +86,7 @@ class DeviceCandidates:
 
     def close(self) -> None:
         """Free the chains. The context must be gone if it has any."""
-        self.after_decode()
+        self.free_retired()
         for _, chain in self._chains.values():
             llama_cpp.llama_sampler_free(chain)
         self._chains.clear()

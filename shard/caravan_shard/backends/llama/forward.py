@@ -72,8 +72,8 @@ class LlamaForward:
     def _call(self, batch: TokenBatch) -> DecodeOutcome:
         outcome = _outcome(llama_cpp.llama_decode(self._opened.context, self._batch.fill(batch)))
         llama_cpp.llama_synchronize(self._opened.context)
-        if self._device is not None:
-            self._device.after_decode()
+        if self._device is not None and outcome is DecodeOutcome.OK:
+            self._device.free_retired()
         return outcome
 
     def use_device(self, device: DeviceCandidates) -> None:

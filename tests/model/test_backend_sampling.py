@@ -1,0 +1,197 @@
+"""Candidates that llama.cpp finds give the tokens that all logits give, whatever happens to the sequences."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.backends.llama.device_candidates import DeviceCandidates
+from caravan_shard.engine import token_rows
+from caravan_shard.sampling.joint_draw import LEFT
+from caravan_shard.sampling.top_candidates import StepCandidates, TopCandidates
+from caravan_testing.shard_builders import first_chunk, with_parameters
+from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
+from caravan_testing.shard_tiny_llama import write_tiny_llama
+
+pytestmark = pytest.mark.model
+
+SEQUENCES = 8
+CHAINS = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    {"temperature": 1.2, "top_k": 12},
+    {"temperature": 0.7, "top_k": 60, "min_p": 0.1},
+]
+# They need all logits.
+OTHERS = [{"temperature": 1.0}, {"temperature": 1.0, "top_k": 40, "repetition_penalty": 1.2}, {"logprobs": True}]
+
+
+class Counted(ModelDriver):
+    """Counts the rows that had candidates."""
+
+    def __init__(self, model: Path, **flags: Any) -> None:
+        common = {"parallel": SEQUENCES, "ctx_size": SEQUENCES * 512, "batch_size": 512, "flash_attn": "on"}
+        super().__init__(model, **{**common, **flags})
+        self.rows = 0
+        candidates = self.backend.candidates
+
+        def count(rows: int) -> StepCandidates | None:
+            found: StepCandidates | None = candidates(rows)
+            self.rows += 0 if found is None else sum(row is not None for row in found.rows)
+            return found
+
+        self.backend.candidates = count
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights."""
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
+def pair(request: pytest.FixtureRequest, tiny: Path) -> Iterator[tuple[Counted, Counted]]:
+    """Two shards, the first with candidates."""
+    flags = {"kv_layout": request.param.value}
+    drivers = Counted(tiny, backend_sampling="on", **flags), Counted(tiny, **flags)
+    assert drivers[0].backend.gives_candidates
+    assert not drivers[1].backend.gives_candidates
+    yield drivers
+    for driver in drivers:
+        driver.engine.close()
+
+
+def start(driver: ModelDriver, sequence_id: int, chain: dict[str, Any], max_new: int, seed: int = 1) -> None:
+    """Prefill a short prompt."""
+    sampling = SamplingParams(seed=100 * seed + sequence_id, **chain)
+    tokens = driver.tokens(f"text {sequence_id} of {seed}")
+    driver.prefill(first_chunk(sequence_id, tokens, max_new=max_new, ignore_eos=True, sampling=sampling))
+
+
+def generate(driver: ModelDriver, chains: list[dict[str, Any]], max_new: int, seed: int = 1) -> dict[int, list[int]]:
+    """Return the outputs of as many sequences as fit."""
+    driver.engine.release_all()
+    for sequence_id in range(SEQUENCES):
+        start(driver, sequence_id, chains[sequence_id % len(chains)], max_new, seed)
+    driver.decode(range(SEQUENCES))
+    return dict(driver.output)
+
+
+def test_ten_thousand_tokens_are_equal(pair: tuple[Counted, Counted]) -> None:
+    total = 0
+    for seed in (1, 2, 3):
+        outputs = [generate(driver, CHAINS, 430, seed) for driver in pair]
+        assert outputs[0] == outputs[1]
+        total += sum(map(len, outputs[0].values()))
+    assert total >= 10_000
+    assert pair[0].rows > 0.95 * total
+    assert pair[1].rows == 0
+
+
+def test_sequences_that_need_all_logits_run_beside_others(pair: tuple[Counted, Counted]) -> None:
+    outputs = [generate(driver, [*CHAINS, *OTHERS], 100) for driver in pair]
+    assert outputs[0] == outputs[1]
+    # Five of the eight can use candidates.
+    assert 400 < pair[0].rows < 500
+
+
+def test_an_id_loses_its_chain_at_once_and_gets_it_back_later(pair: tuple[Counted, Counted]) -> None:
+    outputs = []
+    for driver in pair:
+        for seed, chains in enumerate([CHAINS[:1], OTHERS[:1], CHAINS[2:3], OTHERS[2:], CHAINS[1:2]]):
+            outputs.append(generate(driver, chains, 30, seed))
+    assert outputs[:5] == outputs[5:]
+    # A chain is kept where a smaller one would do, and the third and the fifth wait again.
+    assert pair[0].rows == SEQUENCES * 3 * (30 - 8)
+
+
+def test_doubtful_rows_are_drawn_from_all_logits(
+    pair: tuple[Counted, Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = generate(pair[1], CHAINS, 60)
+    draw = token_rows.draw_from
+    steps = iter(range(1_000_000))
+
+    def doubting(*arguments: Any) -> list[int]:
+        return [LEFT if next(steps) % 50 == 0 else token for token in draw(*arguments)]
+
+    monkeypatch.setattr(token_rows, "draw_from", doubting)
+    assert generate(pair[0], CHAINS, 60) == expected
+    assert pair[0].rows > 100
+
+
+def test_forks_drafts_and_lost_sequences(pair: tuple[Counted, Counted]) -> None:
+    outputs = []
+    for driver in pair:
+        start(driver, 0, CHAINS[0], 60)
+        driver.decode([0], steps=30)
+        known = [*driver.tokens("text 0 of 1"), *driver.output[0]]
+        # A fork, a sequence that begins again from its tokens after a loss, and one with drafts.
+        length = len(known) - 2
+        fork = first_chunk(
+            1, known[length:], ignore_eos=True, max_new=60, copy=PrefixCopy(source_id=0, length=length),
+            sampling=SamplingParams(seed=3, **CHAINS[1]),
+        )  # fmt: skip
+        driver.prefill(fork)
+        driver.decode([0, 1], steps=20)
+        driver.prefill(with_parameters(first_chunk(2, known * 2, max_new=60, ignore_eos=True), max_draft_tokens=4))
+        driver.decode([0, 1, 2], max_draft_tokens=4)
+        outputs.append(driver.output)
+    assert outputs[0] == outputs[1]
+    assert pair[0].rows > 30
+
+
+def test_another_layout(tiny: Path) -> None:
+    flags = {"kv_layout": "auto"}
+    outputs = []
+    for driver in (Counted(tiny, backend_sampling="on", **flags), Counted(tiny, **flags)):
+        layouts = [limits.layout for limits in driver.backend.capacity.layouts]
+        for layout in [*layouts, *layouts]:
+            driver.engine.release_all()
+            driver.set_layout(layout)
+            rows = driver.rows
+            outputs.append(generate(driver, CHAINS, 30))
+            assert (driver.rows > rows) == driver.backend.gives_candidates
+        driver.engine.close()
+    assert outputs[: len(outputs) // 2] == outputs[len(outputs) // 2 :]
+
+
+def test_candidates_that_give_other_tokens_are_refused(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_row = DeviceCandidates.of_row
+
+    def wrong(self: DeviceCandidates, row: int) -> TopCandidates | None:
+        found = of_row(self, row)
+        return None if found is None else found._replace(ids=np.roll(found.ids, 1))
+
+    monkeypatch.setattr(DeviceCandidates, "of_row", wrong)
+    with caplog.at_level(logging.WARNING):
+        driver = Counted(tiny, backend_sampling="on")
+    assert not driver.backend.gives_candidates
+    assert "other tokens were drawn" in caplog.text
+    driver.engine.close()
+
+
+def test_nothing_is_probed_without_a_gpu(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceCandidates, "__init__", None)
+    driver = Counted(tiny, backend_sampling="auto")
+    assert not driver.backend.gives_candidates
+    driver.engine.close()
+
+
+@pytest.mark.slow
+def test_ten_thousand_tokens_of_the_demo_model_are_equal() -> None:
+    outputs = []
+    for choice in ("on", "off"):
+        driver = Counted(fetched(DEMO_MODEL), backend_sampling=choice)
+        outputs.append([generate(driver, CHAINS, 430, seed) for seed in (1, 2, 3)])
+        assert (driver.rows > 9_500) == (choice == "on")
+        driver.engine.close()
+    assert outputs[0] == outputs[1]
