@@ -187,11 +187,11 @@ def test_nothing_is_probed_without_a_gpu(tiny: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_ten_thousand_tokens_of_the_demo_model_are_equal() -> None:
+def test_tokens_of_the_demo_model_are_equal() -> None:
     outputs = []
     for choice in ("on", "off"):
         driver = Counted(fetched(DEMO_MODEL), backend_sampling=choice)
-        outputs.append([generate(driver, CHAINS, 430, seed) for seed in (1, 2, 3)])
-        assert (driver.rows > 9_500) == (choice == "on")
+        outputs.append(generate(driver, CHAINS, 40))
+        assert (driver.rows > 200) == (choice == "on")
         driver.engine.close()
     assert outputs[0] == outputs[1]

@@ -6,7 +6,6 @@ Only the worker's thread calls the methods. Any thread may read `step_count`, `s
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -235,7 +234,7 @@ class Engine:
         self._begin_masks(parts)
         batch = assemble(parts)
         if self.backend.gives_candidates:
-            batch = replace(batch, candidates=candidates_of(parts))
+            batch = batch._replace(candidates=candidates_of(parts))
         forward_from = perf_counter_ns()
         outcome = self.backend.decode(batch)
         forward_ns = perf_counter_ns() - forward_from

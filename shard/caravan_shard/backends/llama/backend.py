@@ -290,7 +290,7 @@ class LlamaCppBackend:
         ids, first = np.unique(batch.sequence_ids, return_index=True)
         for sequence_id, position in zip(ids.tolist(), batch.positions[first].tolist(), strict=True):
             self._memory.trim(sequence_id, position)
-        outcome = self.decode(replace(batch, candidates=None))
+        outcome = self.decode(batch._replace(candidates=None))
         if outcome is not DecodeOutcome.OK:
             raise RuntimeError(f"a forward pass that had worked failed when it was run again ({outcome.value})")
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.arrays import Ids
 from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
 from caravan_shard.backends.llama.devices import find_devices
 from caravan_shard.config import ShardConfig
@@ -25,12 +26,12 @@ from caravan_shard.sampling.top_candidates import candidates_needed, draw_from
 _log = logging.getLogger(__name__)
 
 _MOST_ROWS = 32
-_STEPS = 12
+_STEPS = 24
 _ROUNDS = 5
 # The steps must be so much shorter that noise cannot decide.
 _CLEAR = 0.95
-_FILTERED = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=1)
-_GREEDY = SamplingParams(temperature=0.0)
+_FILTERED: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+_CHAINS = (*(SamplingParams(**_FILTERED, seed=seed) for seed in (1, 2, 3)), SamplingParams(temperature=0.0))
 
 
 class CandidateBackend(Backend, Protocol):
@@ -73,7 +74,7 @@ def chooses_candidates(config: ShardConfig, backend: CandidateBackend) -> bool:
         if asked:
             _log.warning("candidates cannot be found on GPUs that share tensors: --backend-sampling has no effect")
         return False
-    found = CandidateProbe(backend).run(time=not asked)
+    found = CandidateProbe(backend).run(1 if asked else _ROUNDS)
     figures = {
         "rows": found.rows,
         "draws": found.draws,
@@ -95,35 +96,25 @@ class CandidateProbe:
 
     def __init__(self, backend: CandidateBackend) -> None:
         self._backend = backend
-        self._rows = min(_MOST_ROWS, backend.capacity.max_sequences)
+        capacity = backend.capacity
+        self._rows = max(1, min(_MOST_ROWS, capacity.max_sequences, capacity.current.cells // _STEPS))
         self._sampler = Sampler(backend.candidate_filter, 1, backend.joint_draw)
-        self._random = np.random.default_rng(0)
-        self._length = 0
 
-    def run(self, *, time: bool, steps: int = _STEPS) -> ProbeResult:
-        """Compare draws, and time steps if ``time``. Leaves the backend without candidates. Raises StartupError."""
+    @property
+    def draws_of_a_round(self) -> int:
+        """How many tokens a round draws in each way."""
+        return self._rows * _STEPS
+
+    def run(self, rounds: int) -> ProbeResult:
+        """Run the same steps with candidates and without. Leaves the backend without them. Raises StartupError."""
         self._backend.find_candidates(patience=0)
-        draws = unequal = left = 0
-        for step in range(steps):
-            self._wind(step)
-            choices = self._choices()
-            self._decode(choices, candidates=True)
-            found = self._backend.candidates(self._rows)
-            if found is None:
-                raise StartupError("llama.cpp finds no candidates here: pass --backend-sampling off")
-            drawn = draw_from(found.rows, choices, self._sampler)
-            expected = self._sampler.choose(self._backend.logits(self._rows), choices)
-            draws += len(drawn)
-            left += drawn.count(LEFT)
-            unequal += sum(one not in (LEFT, other) for one, other in zip(drawn, expected, strict=True))
         seconds: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(_ROUNDS if time else 0):
-            for candidates in (True, False):
-                self._forget()
-                # The first step reserves graphs.
-                seconds[candidates] += [self._timed(candidates=candidates) for _ in range(_STEPS + 1)][1:]
-        self._forget()
-        self._decode(self._choices(), candidates=False)
+        draws = unequal = left = 0
+        for number in range(rounds):
+            tokens = {candidates: self._round(number, seconds[candidates], candidates) for candidates in (True, False)}
+            draws += len(tokens[True])
+            left += tokens[True].count(LEFT)
+            unequal += sum(one not in (LEFT, two) for one, two in zip(tokens[True], tokens[False], strict=True))
         self._forget()
         self._backend.leave_candidates()
         self._sampler.close()
@@ -132,46 +123,41 @@ class CandidateProbe:
             draws=draws,
             unequal=unequal,
             left=left,
-            seconds_with=median(seconds[True] or [0.0]),
-            seconds_without=median(seconds[False] or [0.0]),
+            seconds_with=median(seconds[True]),
+            seconds_without=median(seconds[False]),
         )
 
-    def _timed(self, *, candidates: bool) -> float:
-        choices = self._choices()
-        started = perf_counter()
-        self._decode(choices, candidates=candidates)
-        found = self._backend.candidates(self._rows)
-        if found is None:
-            self._sampler.choose(self._backend.logits(self._rows), choices)
-        else:
-            draw_from(found.rows, choices, self._sampler)
-        return perf_counter() - started
+    def _round(self, number: int, seconds: list[float], candidates: bool) -> list[int]:
+        """Return the tokens that are drawn, and add the seconds of each step but the first, which reserves graphs."""
+        self._forget()
+        random = np.random.default_rng(number)
+        drawn: list[int] = []
+        for step in range(_STEPS):
+            given = random.integers(self._backend.facts.vocabulary_size, size=self._rows).astype(np.int32)
+            choices = [Choice(_CHAINS[row % len(_CHAINS)], _STEPS * number + step) for row in range(self._rows)]
+            started = perf_counter()
+            drawn += self._step(given, step, choices, candidates=candidates)
+            if step:
+                seconds.append(perf_counter() - started)
+        return drawn
 
-    def _choices(self) -> list[Choice]:
-        """Return the choices of a step: each fourth row is greedy."""
-        return [Choice(_GREEDY if row % 4 == 3 else _FILTERED, 100 * row + self._length) for row in range(self._rows)]
-
-    def _decode(self, choices: Sequence[Choice], *, candidates: bool) -> None:
-        """Compute one token of each sequence. Raises StartupError."""
+    def _step(self, given: Ids, position: int, choices: Sequence[Choice], *, candidates: bool) -> list[int]:
         needed = np.array([candidates_needed(choice.parameters) for choice in choices], np.int32)
         batch = TokenBatch(
-            self._random.integers(self._backend.facts.vocabulary_size, size=self._rows).astype(np.int32),
-            np.full(self._rows, self._length, np.int32),
+            given,
+            np.full(self._rows, position, np.int32),
             np.arange(self._rows, dtype=np.int32),
             np.ones(self._rows, np.int8),
             candidates=needed if candidates else None,
         )
         outcome = self._backend.decode(batch)
-        if outcome is not DecodeOutcome.OK:
-            raise StartupError(f"a forward pass of the probe of candidates failed ({outcome.value})")
-        self._length += 1
-
-    def _wind(self, step: int) -> None:
-        """Begin again after so many steps that a small context stays free."""
-        if step % _STEPS == 0:
-            self._forget()
+        found = self._backend.candidates(self._rows) if outcome is DecodeOutcome.OK else None
+        if outcome is not DecodeOutcome.OK or (found is None) is candidates:
+            raise StartupError(f"llama.cpp finds no candidates ({outcome.value}): pass --backend-sampling off")
+        if found is None:
+            return self._sampler.choose(self._backend.logits(self._rows), choices)
+        return draw_from(found.rows, choices, self._sampler)
 
     def _forget(self) -> None:
         for sequence_id in range(self._rows):
             self._backend.trim(sequence_id, 0)
-        self._length = 0
