@@ -12,9 +12,8 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.llama.device_candidates import DeviceCandidates
-from caravan_shard.engine import token_rows
 from caravan_shard.sampling.joint_draw import LEFT
-from caravan_shard.sampling.top_candidates import StepCandidates, TopCandidates
+from caravan_shard.sampling.top_candidates import StepCandidates, TopCandidates, draw_from
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_llama import write_tiny_llama
@@ -22,14 +21,18 @@ from caravan_testing.shard_tiny_llama import write_tiny_llama
 pytestmark = pytest.mark.model
 
 SEQUENCES = 8
-CHAINS = [
+CHAINS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
     {"temperature": 1.2, "top_k": 12},
     {"temperature": 0.7, "top_k": 60, "min_p": 0.1},
 ]
 # They need all logits.
-OTHERS = [{"temperature": 1.0}, {"temperature": 1.0, "top_k": 40, "repetition_penalty": 1.2}, {"logprobs": True}]
+OTHERS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 40, "repetition_penalty": 1.2},
+    {"logprobs": True},
+]
 
 
 class Counted(ModelDriver):
@@ -115,13 +118,13 @@ def test_doubtful_rows_are_drawn_from_all_logits(
     pair: tuple[Counted, Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = generate(pair[1], CHAINS, 60)
-    draw = token_rows.draw_from
+    draw = draw_from
     steps = iter(range(1_000_000))
 
     def doubting(*arguments: Any) -> list[int]:
         return [LEFT if next(steps) % 50 == 0 else token for token in draw(*arguments)]
 
-    monkeypatch.setattr(token_rows, "draw_from", doubting)
+    monkeypatch.setattr("caravan_shard.engine.token_rows.draw_from", doubting)
     assert generate(pair[0], CHAINS, 60) == expected
     assert pair[0].rows > 100
 

@@ -59,7 +59,6 @@ class LlamaCppBackend:
             self._on_close = on_failure.pop_all()
         self._on_close.callback(loaded.close)
         self._context: Any = None
-        self._takes_candidates = False
         self._embedder: LlamaEmbedder | None = None
         self.draft_model: LlamaCppBackend | None = None
         try:
@@ -123,10 +122,10 @@ class LlamaCppBackend:
             # Cells that another kind of shard has computed would be others.
             self.state_fingerprint = _digest(self.state_fingerprint, self.numerics.fingerprint)
         # A recurrent state cannot be cut back to run a step again, and several calls have their logits gathered.
-        self._takes_candidates = not (
+        self._contexts.take_candidates = not (
             is_draft_model or self._forward.splits_calls or self.capacity.current.whole_only
         ) and chooses_candidates(config, self)
-        if self._takes_candidates:
+        if self._contexts.take_candidates:
             self.find_candidates()
         if config.model_draft:
             self._load_draft_model(config)
@@ -167,7 +166,7 @@ class LlamaCppBackend:
         self._context = opened.context
         self._memory = opened.memory
         self._forward = LlamaForward(opened, self._adapters, self.capacity, self.vocabulary.size)
-        if self._takes_candidates and not opened.splits_calls:
+        if self._contexts.take_candidates and not opened.splits_calls:
             self.find_candidates()
 
     def find_candidates(self, patience: int = PATIENCE) -> None:

@@ -85,6 +85,8 @@ class Contexts:
         """Find out what fits; raises StartupError."""
         self._model = model
         self._config = config
+        # Whether llama.cpp finds the candidates of rows in the contexts where it can.
+        self.take_candidates = False
         self._longest_context = config.longest_context(trained_context)
         self._stateful = bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
         self._cells = cells = config.cells_of(trained_context)
