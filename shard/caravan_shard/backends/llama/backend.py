@@ -272,7 +272,13 @@ class LlamaCppBackend:
         """Return [rows, vocabulary]; a view of llama.cpp's own buffer if the last step was one call."""
         batch = self._forward.without_logits
         if batch is not None:
-            self._run_again(batch)
+            # The same batch gives the same logits.
+            ids, first = np.unique(batch.sequence_ids, return_index=True)
+            for sequence_id, position in zip(ids.tolist(), batch.positions[first].tolist(), strict=True):
+                self._memory.trim(sequence_id, position)
+            outcome = self.decode(batch._replace(candidates=None))
+            if outcome is not DecodeOutcome.OK:
+                raise RuntimeError(f"a forward pass that had worked failed when it was run again ({outcome.value})")
         return self._forward.logits(rows)
 
     @property
@@ -283,15 +289,6 @@ class LlamaCppBackend:
     def candidates(self, rows: int) -> StepCandidates | None:
         """Return what llama.cpp has found instead of handing over all logits."""
         return self._forward.candidates(rows)
-
-    def _run_again(self, batch: TokenBatch) -> None:
-        """Compute the tokens of the last step again, to have all logits. The same batch gives the same ones."""
-        ids, first = np.unique(batch.sequence_ids, return_index=True)
-        for sequence_id, position in zip(ids.tolist(), batch.positions[first].tolist(), strict=True):
-            self._memory.trim(sequence_id, position)
-        outcome = self.decode(batch._replace(candidates=None))
-        if outcome is not DecodeOutcome.OK:
-            raise RuntimeError(f"a forward pass that had worked failed when it was run again ({outcome.value})")
 
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of the sequence are in memory."""
