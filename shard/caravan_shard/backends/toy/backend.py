@@ -59,7 +59,6 @@ class ToyBackend:
         self.candidate_filter = filter_candidates
         self.joint_draw = leave_all
         self.joint_logprobs = leave_all_logprobs
-        self.gives_candidates = False
         self.capacity = Capacity(
             layouts=tuple(_layout_limits(layout, cells, max_sequences, whole_only=whole_only) for layout in layouts),
             max_sequences=max_sequences,
@@ -123,6 +122,11 @@ class ToyBackend:
         """Return [rows, vocabulary] of the last forward pass."""
         assert rows == len(self._logits), f"{rows} rows asked of {len(self._logits)}"
         return self._logits
+
+    @property
+    def gives_candidates(self) -> bool:
+        """Whether it has candidates: never."""
+        return False
 
     def candidates(self, rows: int) -> StepCandidates | None:
         """Return nothing: all logits are there."""
