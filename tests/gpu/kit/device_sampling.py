@@ -1,6 +1,5 @@
-"""Draws on the device beside those of the CPU, by the program `bench.device_sampling`, if the repository has it."""
+"""Draws from candidates of the device beside draws from all logits, by the program `bench.device_sampling`."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -16,10 +15,6 @@ _KEPT_CHARACTERS = 4000
 
 def run(job: Job) -> None:
     """Run the program on the model of the tests."""
-    if importlib.util.find_spec(_PROGRAM) is None:
-        print(f"there is no {_PROGRAM} here")
-        keep("device_sampling", FOR_TESTS, {"text": f"There is no `{_PROGRAM}` in this repository."})
-        return
     job.need(_NEEDED_S)
     command = [sys.executable, "-m", _PROGRAM, str(model_file(FOR_TESTS))]
     try:

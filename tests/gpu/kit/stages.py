@@ -30,7 +30,7 @@ STAGES = (
     Stage(name="build", what="llama.cpp for the card, as library and as programs", before=True, needed=True),
     Stage(name="models", what="models with random weights", needed=True),
     Stage(name="tests", what="the tests of the backend and of the server"),
-    Stage(name="device_sampling", what="draws on the device beside those of the CPU"),
+    Stage(name="device_sampling", what="draws from candidates of the device and from all logits"),
     Stage(name="rows", what="pairs with llama-server at 1, 8 and 32 streams"),
     Stage(name="bound", what="the bare engine, by llama-batched-bench"),
     Stage(name="stall", what="a long prompt that lands on 4 streams"),
