@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
+from caravan_testing.shard_tiny_hybrid import write_tiny_hybrid
 from caravan_testing.shard_tiny_mrope import write_tiny_mrope
 
 ROOT = Path(__file__).parents[2]
@@ -21,18 +22,25 @@ DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/Smo
 WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
 # Its positions have three dimensions. Written when a test needs it.
 POSITIONS_MODEL = ROOT / ".cache/models/tiny-qwen2vl.gguf"
+# Half of its layers are recurrent, the others attend. Written when a test needs it.
+HYBRID_MODEL = ROOT / ".cache/models/tiny-granitehybrid.gguf"
 # Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
 # equal. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last token was computed alone instead of
 # with the rest.
 TIE_LOGITS = {DEMO_MODEL: 0.25, WINDOW_MODEL: 2.0, POSITIONS_MODEL: 0.01}
+_WRITERS: dict[Path, Callable[[Path], Path]] = {
+    POSITIONS_MODEL: write_tiny_mrope,
+    HYBRID_MODEL: lambda path: write_tiny_hybrid(path, DEMO_MODEL),
+}
 
 
 def fetched(model: Path) -> Path:
     """Return the file, after writing or downloading it if it is missing; the test fails if that fails."""
-    if model == POSITIONS_MODEL and not model.exists():
+    write = _WRITERS.get(model)
+    if write is not None and not model.exists():
         # Other processes may do the same.
         model.parent.mkdir(parents=True, exist_ok=True)
-        write_tiny_mrope(model.with_suffix(f".{os.getpid()}")).replace(model)
+        write(model.with_suffix(f".{os.getpid()}")).replace(model)
     if not model.exists():
         command = [sys.executable, str(ROOT / "deploy/setup/fetch_model.py"), str(model)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A recurrent model: its state cannot be cut back, so sequences are shared and saved as a whole."""
+"""Models with recurrent layers, alone or beside attention: their state cannot be cut back, only copied as a whole."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +10,8 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import PrefixCopy, Save
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_shard.protocol.results import Refusal
-from caravan_testing.shard_builders import first_chunk, load_entry, row, save_entry
-from caravan_testing.shard_models import ModelDriver
+from caravan_testing.shard_builders import first_chunk, load_entry, next_chunk, row, save_entry
+from caravan_testing.shard_models import HYBRID_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 pytestmark = pytest.mark.model
@@ -20,11 +20,19 @@ NEW_TOKENS = 12
 OPTIONS: dict[str, Any] = {"max_new": NEW_TOKENS, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
+KINDS = [(name, layout) for name in ("mamba", "granitehybrid") for layout in KvLayout]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1].value}")
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelDriver]:
-    """A shard with the tiny model, in each layout."""
-    model = write_tiny_mamba(tmp_path_factory.mktemp("model") / "tiny-mamba.gguf")
-    driver = ModelDriver(model, ctx_size=1024, kv_layout=request.param.value)
+    """A shard with a tiny model, in each layout."""
+    name, layout = request.param
+    if name == "mamba":
+        model = write_tiny_mamba(tmp_path_factory.mktemp("model") / "tiny-mamba.gguf")
+    else:
+        model = fetched(HYBRID_MODEL)
+    driver = ModelDriver(model, ctx_size=1024, kv_layout=layout.value)
+    assert driver.backend.facts.architecture == name
     yield driver
     driver.engine.close()
 
@@ -41,7 +49,6 @@ def prompt(driver: ModelDriver) -> list[int]:
 
 
 def test_capacity_says_that_only_whole_sequences_are_shared_and_saved(driver: ModelDriver) -> None:
-    assert driver.backend.facts.architecture == "mamba"
     assert driver.backend.capacity.current.whole_only
     assert driver.backend.capacity.current.saving is Saving.WHOLE_ONLY
     # The other tests need a model whose output depends on early tokens.
@@ -90,6 +97,22 @@ def test_a_saved_sequence_continues(driver: ModelDriver) -> None:
     driver.prefill(first_chunk(1, known[-1:], copy=whole, max_new=NEW_TOKENS - 5, ignore_eos=True))
     driver.decode([0, 1, 2, 3])
     assert driver.output[1] == expected[5:]
+
+
+def test_a_fork_and_its_source_continue_from_a_checkpoint(driver: ModelDriver) -> None:
+    tokens = prompt(driver)
+    tail, other = driver.tokens(" and a tail")[1:], driver.tokens(" or another end")[1:]
+    expected, expected_other = driver.alone(tokens + tail, NEW_TOKENS), driver.alone(tokens + other, NEW_TOKENS)
+    # A chunk ends at the checkpoint, where the sequence is saved while it goes on.
+    driver.prefill(first_chunk(2, tokens, total=len(tokens + tail), last=False, **OPTIONS))
+    assert driver.save(save_entry(2, tokens)) == [True]
+    driver.prefill(next_chunk(2, len(tokens), tail))
+    assert driver.load(load_entry(0, tokens)) == [True]
+    whole = PrefixCopy(source_id=0, length=len(tokens))
+    driver.prefill(first_chunk(1, tail, copy=whole, **OPTIONS), first_chunk(3, other, copy=whole, **OPTIONS), riders=[2])
+    driver.decode([1, 2, 3])
+    assert driver.output[1] == driver.output[2] == expected
+    assert driver.output[3] == expected_other
 
 
 def test_the_layout_is_unified_unless_a_flag_says_otherwise(tmp_path: Path) -> None:
