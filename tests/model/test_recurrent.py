@@ -1,6 +1,7 @@
 """Models with recurrent layers, alone or beside attention: their state cannot be cut back, only copied as a whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import PrefixCopy, Save
 from caravan_proto.messages.limits import KvLayout, Saving
+from caravan_shard.backends.base import CellSlice
+from caravan_shard.backends.llama.memory import LlamaMemory
 from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import first_chunk, load_entry, next_chunk, row, save_entry
 from caravan_testing.shard_models import HYBRID_MODEL, ModelDriver, fetched
@@ -109,7 +112,9 @@ def test_a_fork_and_its_source_continue_from_a_checkpoint(driver: ModelDriver) -
     driver.prefill(next_chunk(2, len(tokens), tail))
     assert driver.load(load_entry(0, tokens)) == [True]
     whole = PrefixCopy(source_id=0, length=len(tokens))
-    driver.prefill(first_chunk(1, tail, copy=whole, **OPTIONS), first_chunk(3, other, copy=whole, **OPTIONS), riders=[2])
+    driver.prefill(
+        first_chunk(1, tail, copy=whole, **OPTIONS), first_chunk(3, other, copy=whole, **OPTIONS), riders=[2]
+    )
     driver.decode([1, 2, 3])
     assert driver.output[1] == driver.output[2] == expected
     assert driver.output[3] == expected_other
@@ -119,6 +124,35 @@ def test_the_layout_is_unified_unless_a_flag_says_otherwise(tmp_path: Path) -> N
     driver = ModelDriver(write_tiny_mamba(tmp_path / "tiny-mamba.gguf"), ctx_size=1024)
     assert [limits.layout for limits in driver.backend.capacity.layouts] == [KvLayout.UNIFIED]
     driver.engine.close()
+
+
+def test_nothing_is_saved_if_a_restored_state_computes_otherwise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    restore = LlamaMemory.restore
+
+    def forget_the_last_numbers(memory: LlamaMemory, sequence_id: int, slices: Sequence[CellSlice]) -> bool:
+        damaged = [replace(one, state=one.state.copy()) for one in slices]
+        damaged[0].state[-1024:] = 0
+        return restore(memory, sequence_id, damaged)
+
+    monkeypatch.setattr(LlamaMemory, "restore", forget_the_last_numbers)
+    driver = ModelDriver(fetched(HYBRID_MODEL), ctx_size=1024)
+    assert driver.backend.capacity.current.saving is Saving.NOTHING
+    assert "the logits after a restored state of this model are others than before" in caplog.text
+    driver.engine.close()
+
+
+def test_a_damaged_state_is_not_loaded(driver: ModelDriver) -> None:
+    tokens = prompt(driver)
+    driver.prefill(first_chunk(1, tokens, **OPTIONS))
+    state = driver.backend.save(1, 0, len(tokens), 1 << 30, releasing=True)
+    driver.engine.release_all()
+    damaged = state.copy()
+    damaged[-driver.backend._state_format.block_bytes] += 1  # the number of cells
+    for bad, length in ((damaged, len(tokens)), (state, len(tokens) - 1), (state[:-1], len(tokens))):
+        assert not driver.backend.restore(1, [CellSlice(state=bad, first=0, start=0, end=length)])
+        assert driver.backend.length(1) == 0
 
 
 def test_parts_are_refused_and_nothing_changes(driver: ModelDriver) -> None:

@@ -25,11 +25,8 @@ _SILENCE_S = 5.0
 
 
 def run_fingerprint(backend: Backend) -> str:
-    """Return what the saved runs of shards must have in common to be exchanged; empty if they cannot be.
-
-    The bytes of whole sequences have no format that could be checked before llama.cpp reads them.
-    """
-    return backend.state_fingerprint if backend.capacity.current.saving is Saving.ANY else ""
+    """Return what the saved runs of shards must have in common to be exchanged; empty if they cannot be."""
+    return "" if backend.capacity.current.saving is Saving.NOTHING else backend.state_fingerprint
 
 
 class RunExchange:

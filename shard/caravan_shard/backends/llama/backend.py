@@ -31,6 +31,7 @@ from caravan_shard.backends.llama.joint_logprobs import find_joint_logprobs
 from caravan_shard.backends.llama.known_equality import known_equality, library_files
 from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
+from caravan_shard.backends.llama.restoring import what_restoring_changes
 from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
 from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.joint_draw import JointDraw
@@ -179,13 +180,17 @@ class LlamaCppBackend:
 
     def _find_state_format(self) -> None:
         """Find the format of states from the warm-up's tokens, then forget these."""
-        self._state_format = None
-        if self.capacity.current.saving is not Saving.WHOLE_ONLY:
-            self._state_format = self._memory.find_format(0)
-            if self._state_format is None:
-                _log.warning("prefixes cannot be saved: llama.cpp's state of this model has an unknown format")
-                nothing = [replace(limits, saving=Saving.NOTHING) for limits in self.capacity.layouts]
-                self.capacity = replace(self.capacity, layouts=tuple(nothing))
+        reason = ""
+        is_recurrent = self.capacity.current.saving is Saving.WHOLE_ONLY
+        self._state_format = self._memory.find_recurrent_format(0) if is_recurrent else self._memory.find_format(0)
+        if self._state_format is None:
+            reason = "llama.cpp's state of this model has an unknown format"
+        elif is_recurrent:
+            reason = what_restoring_changes(self._memory, self.decode, self.logits)
+        if reason:
+            _log.warning("prefixes cannot be saved: %s", reason)
+            nothing = [replace(limits, saving=Saving.NOTHING) for limits in self.capacity.layouts]
+            self.capacity = replace(self.capacity, layouts=tuple(nothing))
         self._memory.clear()
 
     def _find_numerics(self, config: ShardConfig, *, is_draft_model: bool) -> Numerics:

@@ -48,7 +48,7 @@ def _cell(extra_bytes: int) -> np.dtype[np.void]:
 
 # More than any real one has.
 _MAX_LAYERS = 4096
-_MAX_ROW_BYTES = 1 << 26
+MAX_ROW_BYTES = 1 << 26
 _MAX_TENSOR_TYPE = 255
 
 
@@ -285,7 +285,7 @@ class _Reader:
 
 
 def _check_tensor(kind: int, row_bytes: int) -> None:
-    if not (0 <= kind <= _MAX_TENSOR_TYPE and 0 < row_bytes <= _MAX_ROW_BYTES):
+    if not (0 <= kind <= _MAX_TENSOR_TYPE and 0 < row_bytes <= MAX_ROW_BYTES):
         raise StateError(f"no tensor: type {kind}, {row_bytes} bytes")
 
 

@@ -12,6 +12,7 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import CellSlice, TokenBatch
 from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat, find_format
+from caravan_shard.backends.llama.recurrent_state import RecurrentFormat, find_recurrent_format
 
 TO_THE_END = -1
 
@@ -33,6 +34,8 @@ class LlamaMemory:
         self._scratch: State = np.empty(0, np.uint8)
         # None if only whole states can be saved.
         self._format: StateFormat | None = None
+        # Set where that is so since some layers are recurrent.
+        self._recurrent: RecurrentFormat | None = None
 
     def find_format(self, sequence_id: int) -> StateFormat | None:
         """Find how states are made, from a sequence of a few tokens; None if states cannot be taken apart."""
@@ -42,9 +45,21 @@ class LlamaMemory:
             self._format = None
         return self._format
 
-    def set_format(self, form: StateFormat | None) -> None:
+    def find_recurrent_format(self, sequence_id: int) -> RecurrentFormat | None:
+        """Find how whole states are made, from a sequence of a few tokens; None if they cannot be checked."""
+        try:
+            block = self._whole_state(sequence_id, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+            self._recurrent = find_recurrent_format(self._whole_state(sequence_id), block)
+        except StateError:
+            self._recurrent = None
+        return self._recurrent
+
+    def set_format(self, form: StateFormat | RecurrentFormat | None) -> None:
         """Use a format that was found in another context of the model."""
-        self._format = form
+        if isinstance(form, RecurrentFormat):
+            self._recurrent = form
+        else:
+            self._format = form
 
     def after_decode(self, batch: TokenBatch) -> None:
         """Note that the tokens of ``batch`` are in memory now."""
@@ -97,7 +112,7 @@ class LlamaMemory:
         assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         form = self._format
         if form is None:
-            return self._set_state(sequence_id, slices[0].state)
+            return self._restore_whole(sequence_id, slices[0])
         first = 0 if shared is None or self._copies_whole else shared.length
         own = [replace(one, start=max(one.start, first)) for one in slices if one.end > first]
         try:
@@ -109,6 +124,14 @@ class LlamaMemory:
         if shared is not None and first:
             llama_cpp.llama_memory_seq_cp(self._memory, shared.source_id, sequence_id, TO_THE_END, first)
         return True
+
+    def _restore_whole(self, sequence_id: int, whole: CellSlice) -> bool:
+        try:
+            if self._recurrent is not None:
+                self._recurrent.check(whole.state, whole.end)
+        except StateError:
+            return False
+        return self._set_state(sequence_id, whole.state)
 
     def put(self, form: StateFormat, sequence_id: int, parts: Sequence[Sequence[CacheCells]]) -> bool:
         """Put cells into memory, ``parts`` of each cache; False, and nothing is held, if there is no room."""
