@@ -14,6 +14,7 @@ from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 from caravan_testing.shard_tiny_hybrid import write_tiny_hybrid
+from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 from caravan_testing.shard_tiny_mrope import write_tiny_mrope
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +23,9 @@ DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/Smo
 WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
 # Its positions have three dimensions. Written when a test needs it.
 POSITIONS_MODEL = ROOT / ".cache/models/tiny-qwen2vl.gguf"
-# Half of its layers are recurrent, the others attend. Written when a test needs it.
+# Half of the layers of the first are recurrent, and all of the second. Written when a test needs them.
 HYBRID_MODEL = ROOT / ".cache/models/tiny-granitehybrid.gguf"
+RECURRENT_MODEL = ROOT / ".cache/models/tiny-mamba.gguf"
 # Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
 # equal. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last token was computed alone instead of
 # with the rest.
@@ -31,6 +33,7 @@ TIE_LOGITS = {DEMO_MODEL: 0.25, WINDOW_MODEL: 2.0, POSITIONS_MODEL: 0.01}
 _WRITERS: dict[Path, Callable[[Path], Path]] = {
     POSITIONS_MODEL: write_tiny_mrope,
     HYBRID_MODEL: lambda path: write_tiny_hybrid(path, DEMO_MODEL),
+    RECURRENT_MODEL: lambda path: write_tiny_mamba(path, DEMO_MODEL),
 }
 
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFWriter
 from numpy.typing import NDArray
+
+from caravan_testing.copied_tokenizer import copy_tokenizer
 
 _EMBEDDING, _LAYERS, _HEADS, _KV_HEADS, _FEED_FORWARD, _CONTEXT = 64, 4, 4, 2, 128, 8192
 _INNER, _STATE, _CONVOLUTION, _GROUPS, _STATE_HEADS = 128, 16, 4, 1, 4
@@ -28,13 +30,7 @@ def write_tiny_hybrid(path: Path, tokenizer_of: Path) -> Path:
     writer.add_ssm_group_count(_GROUPS)
     writer.add_ssm_time_step_rank(_STATE_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    tokens = 0
-    for key, found in GGUFReader(tokenizer_of).fields.items():
-        if key.startswith("tokenizer."):
-            is_list = found.types[0] is GGUFValueType.ARRAY
-            writer.add_key_value(key, found.contents(), found.types[0], found.types[-1] if is_list else None)
-            tokens = len(found.data) if key == "tokenizer.ggml.tokens" else tokens
-    for name, tensor in _tensors(tokens).items():
+    for name, tensor in _tensors(copy_tokenizer(tokenizer_of, writer)).items():
         writer.add_tensor(name, tensor.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

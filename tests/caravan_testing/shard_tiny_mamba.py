@@ -6,14 +6,16 @@ import numpy as np
 from gguf import GGUFWriter, TokenType
 from numpy.typing import NDArray
 
+from caravan_testing.copied_tokenizer import copy_tokenizer
+
 EMBEDDING, LAYERS = 64, 2
 INNER, STATE, CONVOLUTION, TIME_STEP_RANK = 128, 16, 4, 4
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 TYPES = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
 
 
-def write_tiny_mamba(path: Path) -> Path:
-    """Write a GGUF of half a megabyte with a vocabulary of bytes; the same one every time."""
+def write_tiny_mamba(path: Path, tokenizer_of: Path | None = None) -> Path:
+    """Write a GGUF of half a megabyte with a vocabulary of bytes, or that of another model; the same one every time."""
     writer = GGUFWriter(path, "mamba")
     writer.add_context_length(4096)
     writer.add_embedding_length(EMBEDDING)
@@ -25,11 +27,15 @@ def write_tiny_mamba(path: Path) -> Path:
     writer.add_ssm_state_size(STATE)
     writer.add_ssm_time_step_rank(TIME_STEP_RANK)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(TOKENS)
-    writer.add_token_scores([0.0] * len(TOKENS))
-    writer.add_token_types(TYPES)
-    for name, tensor in _tensors(np.random.default_rng(5)).items():
+    if tokenizer_of is not None:
+        tokens = copy_tokenizer(tokenizer_of, writer)
+    else:
+        tokens = len(TOKENS)
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(TOKENS)
+        writer.add_token_scores([0.0] * tokens)
+        writer.add_token_types(TYPES)
+    for name, tensor in _tensors(np.random.default_rng(5), tokens).items():
         writer.add_tensor(name, tensor.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -38,15 +44,15 @@ def write_tiny_mamba(path: Path) -> Path:
     return path
 
 
-def _tensors(random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
+def _tensors(random: np.random.Generator, tokens: int) -> dict[str, NDArray[np.float64]]:
     def weights(*shape: int) -> NDArray[np.float64]:
         drawn: NDArray[np.float64] = random.standard_normal(shape) / np.sqrt(shape[-1])
         return drawn
 
     tensors = {
-        "token_embd.weight": weights(len(TOKENS), EMBEDDING) * np.sqrt(EMBEDDING),
+        "token_embd.weight": weights(tokens, EMBEDDING) * np.sqrt(EMBEDDING),
         "output_norm.weight": np.ones(EMBEDDING),
-        "output.weight": weights(len(TOKENS), EMBEDDING) * 4,
+        "output.weight": weights(tokens, EMBEDDING) * 4,
     }
     for layer in range(LAYERS):
         block = {

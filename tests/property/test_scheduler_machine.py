@@ -51,7 +51,8 @@ def _limits(
         disk_bytes=disk,
         max_prompt_logprob_tokens=16,
         max_draft_tokens=0 if whole_only else 16,
-        run_fingerprint=fingerprint if saving is Saving.ANY else "",
+        run_fingerprint="" if saving is Saving.NOTHING else fingerprint,
+        end_tokens=frozenset({2}),
     )
 
 

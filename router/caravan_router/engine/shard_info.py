@@ -37,13 +37,13 @@ class ShardInfo:
             epoch=info.epoch,
             leased=info.leased,
             holder_url=info.holder_url,
-            limits=_limits(info.limits),
+            limits=_limits(info.limits, info.model),
             facts=_facts(info.model, info.limits),
             numerics=info.numerics,
         )
 
 
-def _limits(limits: Limits) -> ShardLimits:
+def _limits(limits: Limits, model: ModelFile) -> ShardLimits:
     current, *others = limits.layouts
     return ShardLimits(
         layout=current,
@@ -55,6 +55,7 @@ def _limits(limits: Limits) -> ShardLimits:
         max_prompt_logprob_tokens=max(1, limits.max_prompt_logprob_tokens),
         run_fingerprint=limits.run_fingerprint,
         max_draft_tokens=limits.max_draft_tokens,
+        end_tokens=model.eos_token_ids,
     )
 
 

@@ -66,13 +66,15 @@ Who writes what
 ---------------
 Everybody may read everything. One owner writes; others call the owner's operations. Types help: what only reads a
 shard takes a `shard.account.ShardAccount`, of which the ledger is the writable form. The account is made of parts, each
-with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, `runs`, `saves`, `costs`,
+with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, `runs`, `saves`, `checkpoints`, `costs`,
 `claims` and `drain`.
 
     what                                                        owner
     ids, cells, stays, commands under way and costs of a shard  shard.ledger.ShardLedger
     what a shard has saved                                      shard.saved_runs.SavedRuns, called by the ledger,
                                                                 shard.saves and planning.moving
+    where prompts of a shard pause                              shard.checkpoints.Checkpoints, called by the ledger and
+                                                                the planner
     whether a shard drains                                      shard.drain.Drain, which the scheduler begins and
                                                                 planning.moving ends
     runs on their way from shard to shard                       transfers.Transfers, called by planning.moving and
@@ -100,6 +102,7 @@ After events, for the shards that have changed and have nothing under way, or on
     for each shard:  if its decodes lack cells: preempt the lowest priority, the newest first
                      else if it drains: preempt those that have room elsewhere
                      else if a sequence is too long for the layout, or fits the faster one again: change the layout
+                     else if prompts are where others will continue, and cannot be cut back to that: save them there
                      else save ended sequences whose cells or ids are in the way, or while it is idle
     if that preempted nobody, for each waiting request in the queue's order:
         choose the shard where it starts soonest: cells by forecast, a free id, what is cached or saved there,
@@ -150,7 +153,7 @@ Where a new rule goes
     what one step carries, and how much     planning.step_plan; planning.chunking
     who may claim the target of streams     shard.claims
     who gives way to whom, and how          planning.preemption
-    what is saved, and when                 planning.saving; shard.saved_runs
+    what is saved, and when                 planning.saving; shard.saved_runs; shard.checkpoints
     which layout the cells have             planning.layout
     which cells and ids are given up        shard.ledger
     what is copied or loaded, not computed  shard.prefix_reuse

@@ -21,6 +21,7 @@ class ShardLimits:
     ``max_prompt_logprob_tokens``: prompt tokens of one step whose logprobs are returned, all sequences together.
     ``max_draft_tokens``: draft tokens of one step, all sequences together; 0 where sequences cannot be cut back.
     ``run_fingerprint``: shards that have the same can fetch saved runs from each other; empty if none can.
+    ``end_tokens``: tokens that end an output, and a message within a prompt.
     """
 
     layout: LayoutLimits
@@ -32,6 +33,7 @@ class ShardLimits:
     max_prompt_logprob_tokens: int = 1
     max_draft_tokens: int = 0
     run_fingerprint: str = ""
+    end_tokens: frozenset[int] = frozenset()
 
     @property
     def draft_tokens(self) -> int:

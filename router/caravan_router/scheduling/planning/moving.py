@@ -128,7 +128,7 @@ def how_to_move(state: SchedulerState, shard: ShardAccount, resident: Resident) 
     """Return what costs less: to save and fetch the cells of ``resident``, or to compute them again elsewhere."""
     if not any(can_exchange(other, shard) for other in state.shards.values() if not other.drain.has_begun):
         return Preemption.RECOMPUTE
-    size_bytes = int(resident.computed * shard.runs.cell_bytes)
+    size_bytes = shard.runs.bytes_of(resident.computed)
     return choose_how(shard, resident, transfer_s=state.transfers.seconds("", size_bytes) - _SAME_TEXT_S)
 
 

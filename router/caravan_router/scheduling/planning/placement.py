@@ -165,7 +165,10 @@ def _prompt_that_begins_alike(index: ShardIndex, sequence: Sequence, best: Place
         if cost_s is not None:
             until_s = _until_s(index, sequence, _MOST_WAIT * speeds.start_s(here, sequence.known_tokens))
             sharing_s = cost_s - speeds.token_s(here) * sequence.known_tokens
-            return AwaitedPrompt(leader, _common(leader, sequence), sharing_s, until_s)
+            length = _provided(leader, shard, sequence)
+            if shard.layout.whole_only:
+                length += 1  # the state is saved before the next token is computed
+            return AwaitedPrompt(leader, length, sharing_s, until_s)
     return None
 
 
@@ -176,22 +179,23 @@ def _cost_of_waiting(
 
     None if that prompt provides no more than ``best`` has, or if starting in ``best`` costs less.
     """
-    if shard.layout.whole_only or leader.priority < sequence.spec.priority:
+    if leader.priority < sequence.spec.priority:
         return None  # others may come before a prompt of lower priority yet
     is_here = shard is best.shard
-    common = _common(leader, sequence)
+    common = _provided(leader, shard, sequence)
     if sequence.needs_prompt_logprobs:
         # The token behind the prefix needs a known logprob.
         common = common - 1 if sequence.can_share_prompt_logprobs(leader.sequence) else 0
     is_there_already = common <= leader.computed and leader.is_running and is_here
     # What is loaded takes cells, unlike what others hold already.
-    known = (best.match.length if shard.layout.shares_cells else best.cached) if is_here else 0
+    shares_cells = shard.layout.shares_cells and not shard.layout.whole_only
+    known = (best.match.length if shares_cells else best.cached) if is_here else 0
     if common < known + _LEAST_PREFIX_TO_WAIT_FOR or is_there_already:
         return None
     speeds = index.speeds
     leader_s = speeds.token_s(shard) * max(0, common - leader.computed)
     later_s = leader_s + speeds.start_s(shard, sequence.known_tokens - common)
-    if is_here:
+    if is_here and not shard.layout.whole_only:
         return min(best.cost_s, later_s)
     return later_s if later_s < best.cost_s else None
 
@@ -218,6 +222,14 @@ def _busy_holder(index: ShardIndex, sequence: Sequence, best: Place) -> BusyHold
     if holder is None:
         return None
     return BusyHolder(holder, _until_s(index, sequence, now_s - later_s + index.speeds.wait_s(holder)))
+
+
+def _provided(leader: Resident, shard: ShardLedger, sequence: Sequence) -> int:
+    """Return how many first tokens ``sequence`` can have from the prompt of ``leader``, where that is computed."""
+    common = _common(leader, sequence)
+    if not shard.layout.whole_only:
+        return common
+    return next((place for place in shard.checkpoints.ahead(leader) if place <= common), 0)
 
 
 def _common(leader: Resident, sequence: Sequence) -> int:

@@ -56,6 +56,8 @@ class Planner:
                     self._preempt(shard, movers)
             elif self._wants_other_layout(shard, first, now):
                 self._change_layout(shard)
+            elif paused := shard.checkpoints.pass_reached(shard.runs):
+                self._save(shard, paused, release=False)
             else:
                 waiting = len(self._state.waiting)
                 self._save(shard, to_save(shard, now, waiting), release=releases(shard, waiting))

@@ -46,7 +46,7 @@ class StepBudget:
         """Return the size of the chunk that the prompt of ``resident`` gets; 0 if there is no room for any."""
         if not self.has_tokens:
             return 0
-        remaining = resident.target - resident.computed
+        remaining = self._shard.checkpoints.chunk_end(resident) - resident.computed
         whole = self._tokens(resident.computed, remaining)
         tokens = _without_single(max(self._least_chunk, self._left * whole // self.whole), remaining)
         if resident.sequence.needs_prompt_logprobs:

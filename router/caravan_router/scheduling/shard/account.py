@@ -6,6 +6,7 @@ from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.pins import Pins
 from caravan_router.scheduling.shard.capacity import ShardCapacity
 from caravan_router.scheduling.shard.cells import ShardCells
+from caravan_router.scheduling.shard.checkpoints import Checkpoints
 from caravan_router.scheduling.shard.claims import Claims
 from caravan_router.scheduling.shard.clock import Clock
 from caravan_router.scheduling.shard.command import ShardCommands
@@ -22,7 +23,8 @@ class ShardAccount:
 
     ``drain``: whether the shard drains. ``capacity``: what it has room for when it is empty. ``stays``: sequence ids.
     ``commands``: those under way. ``cells``: the cells that sequences hold. ``header``: what the next command does
-    first. ``runs``: saved prefixes. ``saves``: what becomes one. ``costs``: how long steps and copies take.
+    first. ``runs``: saved prefixes. ``saves``: what becomes one. ``checkpoints``: where prompts pause for that.
+    ``costs``: how long steps and copies take.
     ``claims``: which streams may claim the target.
     """
 
@@ -49,6 +51,9 @@ class ShardAccount:
         whole_only = limits.layout.saving is Saving.WHOLE_ONLY
         self.runs = SavedRuns(
             limits.memory_bytes, limits.disk_bytes, whole_only=whole_only, clock=self._clock, pins=pins
+        )
+        self.checkpoints = Checkpoints(
+            limits.end_tokens, is_on=self._parks and whole_only and limits.layout.whole_only and limits.memory_bytes > 0
         )
         self.saves = ShardSaves(self.runs, self.capacity, self.commands, self.header)
 

@@ -69,6 +69,7 @@ class ShardLedger(ShardAccount):
         shared = match.length
         resident = Resident(sequence, sequence_id, source_id, priority, cached=shared, shared=shared)
         self.stays.enter(resident)
+        self.checkpoints.begin(resident)
         self.make_free(0)
         return resident
 
@@ -80,9 +81,10 @@ class ShardLedger(ShardAccount):
         sequence_id = self._open(sequence, match)
         # The tree learns of what is loaded once others can start from it, with the first chunk.
         self.cells.tails += prefix.length - match.length
-        self.runs.use(prefix)
+        self.runs.use(prefix, loads=1)
         resident = Resident(sequence, sequence_id, sequence_id, priority, cached=prefix.length, shared=match.length)
         self.stays.enter(resident)
+        self.checkpoints.begin(resident)
         self.make_free(0)
         return resident
 
@@ -184,7 +186,6 @@ class ShardLedger(ShardAccount):
         which nothing needs to be saved get no entry.
         """
         entries: list[SaveEntry] = []
-        cells = 0
         for resident in residents:
             end = resident.computed
             known = self.runs.find(resident.sequence.keys, end)
@@ -195,13 +196,12 @@ class ShardLedger(ShardAccount):
                 continue
             entries += self.saves.entries_of(resident, known.length, release=release)
             self.runs.use(known)
-            cells += end - known.length
             if release:
                 self.stays.move(resident, Status.LEAVING if resident.is_live else Status.DROPPED)
                 self.header.parked.pop(resident.sequence_id, None)
             else:
                 resident.is_expendable = True
-        self.saves.make_room(cells, entries)
+        self.saves.make_room(entries)
         return entries
 
     def note_pin(self) -> None:
@@ -297,6 +297,7 @@ class ShardLedger(ShardAccount):
         self.cells.forget(resident)
 
     def _park(self, resident: Resident) -> None:
+        resident.is_expendable = False  # it may have grown since it was saved
         self.cells.index(resident)
         self.cells.tree.park(resident.sequence_id)
         self.stays.move(resident, Status.PARKED)

@@ -27,7 +27,7 @@ class KeptRun:
     """The cells [start, end) of a prefix, named by the key of its end. ``cuts``: positions and keys of its cuts.
 
     ``used_s``: when it was saved or last loaded, in seconds on the scheduler's clock. Prefixes are found in it up to
-    ``usable_end``: its end, unless it was dropped.
+    ``usable_end``: its end, unless it was dropped. ``loads``: how many sequences were loaded with it as their last run.
     """
 
     start: int
@@ -37,6 +37,7 @@ class KeptRun:
     note: RunNote
     used_s: float
     usable_end: int
+    loads: int = 0
 
     @property
     def key(self) -> bytes:
@@ -102,6 +103,8 @@ class SavedRuns:
         self._dropped: set[bytes] = set()
         # The largest size of a cell seen, in bytes.
         self.cell_bytes = 0.0
+        # The length and the size of the longest run seen.
+        self._longest = (1, 0)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._runs
@@ -133,6 +136,7 @@ class SavedRuns:
         )
         self.used_bytes[added.tier] += run.size_bytes
         self.cell_bytes = max(self.cell_bytes, run.size_bytes / (added.end - added.start))
+        self._longest = max(self._longest, (added.end - added.start, added.size_bytes))
         self._register(added)
 
     def _register(self, run: KeptRun) -> None:
@@ -182,8 +186,15 @@ class SavedRuns:
             end = run.start
         return SavedPrefix(min(length, most), tuple(reversed(slices)))
 
+    def along(self, keys: PrefixKeys, known: int) -> list[KeptRun]:
+        """Return the runs that end within the first ``known`` tokens of a sequence, the shortest first."""
+        ends = sorted({run.end for run in self._runs.values() if run.end <= known})
+        return [self._runs[key] for key in map(keys.at, ends) if key in self._runs]
+
     def has_beginning(self, keys: PrefixKeys, known: int) -> bool:
         """Whether anything is saved of ``known`` tokens, of which there is at least a block."""
+        if self.whole_only:
+            return self.find(keys, known).length > 0
         return known >= BLOCK_TOKENS and keys.at(BLOCK_TOKENS) in self._cuts
 
     @property
@@ -258,21 +269,18 @@ class SavedRuns:
         sizes: dict[bytes, int] = {}
         for one in (*self.pins, pin):
             runs = self.holding(one.key)
-            sizes |= {run.key: run.size_bytes for run in runs} or {one.key: self._estimated_bytes(one.length)}
+            sizes |= {run.key: run.size_bytes for run in runs} or {one.key: self.bytes_of(one.length)}
         return sum(sizes.values())
-
-    def _estimated_bytes(self, length: int) -> int:
-        if self.whole_only:
-            return max((run.size_bytes for run in self._runs.values()), default=0)
-        return int(length * self.cell_bytes)
 
     # Changes
 
-    def use(self, prefix: SavedPrefix) -> None:
-        """Note that ``prefix`` is loaded now."""
+    def use(self, prefix: SavedPrefix, *, loads: int = 0) -> None:
+        """Note that ``prefix`` is wanted now, and that so many sequences are loaded from it."""
         for piece in reversed(prefix.slices):
             self._runs[piece.key].used_s = self._clock.now_s
             self._runs.move_to_end(piece.key)
+        if loads:
+            self._runs[prefix.slices[-1].key].loads += loads
 
     def drop(self, key: bytes, needed: Collection[bytes] = ()) -> list[bytes]:
         """Give up the run with this key. Return the keys of the runs that the shard is to forget.
@@ -302,11 +310,15 @@ class SavedRuns:
                 break
         return gone
 
-    def make_room(self, cells: int, keep: SavedPrefix = NO_PREFIX) -> Eviction:
-        """Make room in memory for a run of ``cells`` cells, as far as its size is known."""
-        return self.make_room_for(int(cells * self.cell_bytes), keep)
+    def bytes_of(self, cells: int) -> int:
+        """Return the size of a run of ``cells`` cells, or more, as far as that is known."""
+        if not self.whole_only:
+            return int(cells * self.cell_bytes)
+        # Most of it is recurrent state, whose size does not depend on the length.
+        length, size = self._longest
+        return size * max(cells, length) // length
 
-    def make_room_for(self, wanted: int, keep: SavedPrefix = NO_PREFIX) -> Eviction:
+    def make_room(self, wanted: int, keep: SavedPrefix = NO_PREFIX) -> Eviction:
         """Make room in memory for ``wanted`` bytes."""
         kept = {piece.key for piece in keep.slices} | self.pinned.keys()
         dropped: list[bytes] = []

@@ -1,13 +1,14 @@
 """What a shard saves of sequences, and which saved runs give way to that."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.messages.limits import Saving
 from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, cuts_between
 from caravan_router.scheduling.shard.capacity import ShardCapacity
+from caravan_router.scheduling.shard.checkpoints import thinned
 from caravan_router.scheduling.shard.command import InFlight, ShardCommands
 from caravan_router.scheduling.shard.next_header import NextHeader
 from caravan_router.scheduling.shard.resident import Resident
@@ -65,13 +66,14 @@ class ShardSaves:
 
     # Changes, which the ledger makes
 
-    def make_room(self, cells: int, entries: Iterable[SaveEntry]) -> None:
-        """Make room for the ``entries`` of a Save, of ``cells`` cells: runs that were used least recently give way."""
-        self._note_eviction(self._runs.make_room(cells), entries)
+    def make_room(self, entries: Collection[SaveEntry]) -> None:
+        """Make room for the ``entries`` of a Save: runs that were used least recently give way."""
+        new = [entry.end - entry.start for entry in entries if entry.cuts[-1][1] not in self._runs]
+        self._note_eviction(self._runs.make_room(sum(map(self._runs.bytes_of, new))), entries)
 
     def expect(self, size_bytes: int, keep: SavedPrefix) -> None:
         """Make room for runs of another shard, except by giving up ``keep``."""
-        self._note_eviction(self._runs.make_room_for(size_bytes, keep))
+        self._note_eviction(self._runs.make_room(size_bytes, keep))
 
     def _note_eviction(self, eviction: Eviction, entries: Iterable[SaveEntry] = ()) -> None:
         starts = self._starts_under_way() | {entry.own_note.before for entry in entries}
@@ -95,6 +97,18 @@ class ShardSaves:
         self._runs.add(run)
         # The runs before it count as used now, too, so that they are given up after it.
         self._runs.use(self._runs.find(resident.sequence.keys, entry.end))
+        if self._runs.whole_only:
+            self._thin(resident, entry.end)
+
+    def _thin(self, resident: Resident, end: int) -> None:
+        """Give up some of the checkpoints of ``resident`` before ``end``, but none that several have continued from."""
+        runs = self._runs.along(resident.sequence.keys, end)
+        pinned = self._runs.pinned
+        kept = {run.end for run in runs if run.loads > 1 or run.key in pinned}
+        gone = set(thinned([run.end for run in runs], kept))
+        for run in runs:
+            if run.end in gone:
+                self.drop(run.key)
 
     def drop_unwanted(self, command: InFlight) -> None:
         """Let the next command drop what ``command`` has saved though it was given up meanwhile."""

@@ -16,7 +16,7 @@ WRITERS = {
     "shard/cells.py": {"shared"},
     "shard/ledger.py": {"computed", "is_expendable", "is_pinned", "is_urgent", "tails", "target"},
     "prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},
-    "shard/saved_runs.py": {"tier", "usable_end", "used_s"},
+    "shard/saved_runs.py": {"loads", "tier", "usable_end", "used_s"},
     "shard/stays.py": {"last_used_s", "prefix_hashes", "status"},
     "waiting/queue.py": {"bypassed"},
 }

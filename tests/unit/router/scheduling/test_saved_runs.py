@@ -68,7 +68,7 @@ def test_what_was_used_least_recently_makes_way() -> None:
     others = [keys([number] * 50) for number in range(3)]
     runs = having(*(run(0, 40, other) for other in others), memory=30)
     runs.use(runs.find(others[0], 40))
-    eviction = runs.make_room(40)  # as large as the runs that were seen: 10 bytes
+    eviction = runs.make_room(runs.bytes_of(40))  # as large as the runs that were seen: 10 bytes
     assert (eviction.dropped, eviction.spilled) == ((others[1].at(40),), ())
     assert runs.used_bytes[Tier.MEMORY] == 20
 
@@ -76,17 +76,17 @@ def test_what_was_used_least_recently_makes_way() -> None:
 def test_the_beginning_of_a_prefix_makes_way_last() -> None:
     runs = having(run(0, 40), run(40, 70), memory=20)
     runs.use(runs.find(KEYS, 70))
-    assert runs.make_room(20).dropped == (KEYS.at(70),)
+    assert runs.make_room(runs.bytes_of(20)).dropped == (KEYS.at(70),)
 
 
 def test_runs_move_to_disk_and_then_make_way_there() -> None:
     others = [keys([number] * 50) for number in range(3)]
     runs = having(*(run(0, 40, other) for other in others), memory=30, disk=10)
-    assert runs.make_room(40).spilled == (others[0].at(40),)
+    assert runs.make_room(runs.bytes_of(40)).spilled == (others[0].at(40),)
     assert runs.used_bytes == {Tier.MEMORY: 20, Tier.DISK: 10}
     assert runs.find(others[0], 40).length == 40, "it can be loaded from there"
     runs.add(run(0, 40, keys([9] * 50)))
-    eviction = runs.make_room(40)
+    eviction = runs.make_room(runs.bytes_of(40))
     assert (eviction.spilled, eviction.dropped) == ((others[1].at(40),), (others[0].at(40),))
 
 

@@ -1,0 +1,178 @@
+"""Conversations with models that have recurrent layers: a turn computes what is new, and the text stays the same."""
+
+import asyncio
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from caravan_testing.serve_process import serve
+from caravan_testing.shard_models import HYBRID_MODEL, RECURRENT_MODEL, fetched
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
+
+TURNS, NEW_TOKENS = 10, 24
+WORDS = ("river", "stone", "cloud", "market", "winter", "letter", "garden", "engine", "paper", "island", "morning")
+SYSTEM = {"role": "system", "content": " ".join(WORDS * 25)}
+Messages = list[dict[str, str]]
+
+
+def question(number: int) -> dict[str, str]:
+    chance = random.Random(number)
+    return {"role": "user", "content": " ".join(chance.choices(WORDS, k=200))}
+
+
+def answer(number: int) -> dict[str, str]:
+    """What a client keeps of an answer: not the thoughts, which the model has computed."""
+    chance = random.Random(1000 + number)
+    return {"role": "assistant", "content": " ".join(chance.choices(WORDS, k=160))}
+
+
+def turns(count: int, first: int = 0) -> Messages:
+    """Return the messages of a conversation whose last question is that of turn ``count``."""
+    messages = [SYSTEM]
+    for number in range(first, first + count):
+        messages += [question(number), answer(number)]
+    return messages[:-1]
+
+
+class Answers:
+    """Asks a server, and counts what it computes."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+        self.prompt_tokens = self.computed = 0
+
+    async def ask(self, messages: Messages, **fields: Any) -> list[str]:
+        body = {"messages": messages, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True} | fields
+        async with self._session.post("/v1/chat/completions", json=body) as response:
+            got = await response.json()
+            assert response.status == 200, got
+        usage = got["usage"]
+        self.prompt_tokens = usage["prompt_tokens"]
+        self.computed = self.prompt_tokens - usage["prompt_tokens_details"]["cached_tokens"]
+        return [choice["message"]["content"] for choice in got["choices"]]
+
+    async def check(self, messages: Messages) -> int:
+        """Ask, and check that the text is the one that is computed from the start. Return how much was computed."""
+        texts = await self.ask(messages)
+        computed = self.computed
+        assert texts == await self.ask(messages, cache_salt=f"from the start {random.random()}")
+        assert self.computed == self.prompt_tokens
+        return computed
+
+
+async def converse(answers: Answers) -> None:
+    computed = await answers.check(turns(1))
+    before = answers.prompt_tokens
+    assert computed == before
+    new = computed = 0
+    for count in range(2, TURNS + 1):
+        computed += await answers.check(turns(count))
+        new += answers.prompt_tokens - before
+        before = answers.prompt_tokens
+    assert before > 3000
+    # The template has no place for the thoughts of earlier turns, so what the model computed of them is of no use.
+    assert new < computed <= 1.05 * new
+
+
+async def change(answers: Answers) -> None:
+    """Go back in a conversation that was had, and go on in other ways."""
+    turn = answers.prompt_tokens // TURNS
+    # Back by one turn, and by some.
+    assert await answers.check(turns(TURNS - 1)) <= 1.05 * turn
+    assert await answers.check(turns(TURNS // 2)) <= 1.05 * turn * (TURNS - TURNS // 2)
+    # Another question in place of the last one.
+    other = [*turns(TURNS)[:-1], question(77)]
+    assert await answers.check(other) <= 1.05 * turn
+    # Several answers to it.
+    texts = await answers.ask(other, n=3)
+    assert texts == await answers.ask(other) * 3
+    # Another conversation that begins alike. A word has at least a token.
+    assert await answers.check([SYSTEM, question(78)]) <= answers.prompt_tokens - len(WORDS) * 25
+
+
+@pytest.fixture(params=["hybrid", "recurrent"])
+def model(request: pytest.FixtureRequest) -> Path:
+    return fetched(HYBRID_MODEL if request.param == "hybrid" else RECURRENT_MODEL)
+
+
+@pytest.mark.parametrize("flags", [("--exact",), ("--kv-layout", "unified"), ("--kv-layout", "split")], ids=" ".join)
+def test_a_turn_computes_what_is_new(model: Path, flags: tuple[str, ...]) -> None:
+    async def run(url: str) -> None:
+        async with ClientSession(url) as session:
+            answers = Answers(session)
+            await converse(answers)
+            await change(answers)
+
+    with serve("-np", "4", "-c", "16384", "-t", "1", *flags, models=(model,)) as served:
+        asyncio.run(run(served.url))
+
+
+def test_a_conversation_goes_on_after_a_restart(model: Path, tmp_path: Path) -> None:
+    async def run(url: str, first: int, last: int) -> None:
+        async with ClientSession(url) as session:
+            answers = Answers(session)
+            for count in range(first, last + 1):
+                computed = await answers.check(turns(count))
+                assert count == 1 or computed < 1.2 * answers.prompt_tokens / count
+
+    flags = ("-np", "4", "-c", "16384", "-t", "1", "--exact", "--cache-dir", str(tmp_path))
+    with serve(*flags, models=(model,)) as served:
+        asyncio.run(run(served.url, 1, 4))
+    with serve(*flags, models=(model,)) as served:
+        asyncio.run(run(served.url, 5, 6))
+
+
+def test_preempted_conversations_keep_their_texts(model: Path) -> None:
+    """Twelve conversations in three turns each, in cells for two of them, and those that come later are urgent."""
+
+    async def run(url: str) -> None:
+        async with ClientSession(url) as session:
+
+            async def have(first: int) -> list[list[str]]:
+                await asyncio.sleep(first / 50)
+                answers = Answers(session)
+                return [await answers.ask(turns(count, first), priority=first // 4) for count in range(1, 4)]
+
+            firsts = range(12)
+            had = await asyncio.gather(*map(have, firsts))
+            answers = Answers(session)
+            for first, texts in zip(firsts, had, strict=True):
+                for count, text in enumerate(texts, 1):
+                    assert text == await answers.ask(turns(count, first), cache_salt=f"{first} {count}")
+            page = await (await session.get("/metrics")).text()
+            counts = re.findall(r"^caravan_preemptions{.*} (\d+)", page, re.MULTILINE)
+            assert sum(map(int, counts)) > 0
+
+    with serve("-np", "2", "-c", "3072", "-t", "1", "--exact", models=(model,)) as served:
+        asyncio.run(run(served.url))
+
+
+def test_conversations_go_on_when_their_shard_drains(model: Path) -> None:
+    async def run(url: str) -> None:
+        async with ClientSession(url) as session:
+            answers = Answers(session)
+            await until(session, ["serving"] * 2)
+            for count in range(1, 4):
+                await answers.check(turns(count))
+            held = (await (await session.get("/admin/prefixes")).json())["shards"]
+            holder = max(held, key=lambda one: int(one["cells"]) + int(one["memory_bytes"]))["shard"]
+            async with session.post(f"/admin/shards/{holder.replace('/', '%2F')}/drain") as response:
+                assert response.status == 200, await response.text()
+            await until(session, ["serving"])
+            assert await answers.check(turns(4)) < 1.2 * answers.prompt_tokens / 4
+
+    async def until(session: ClientSession, states: list[str]) -> None:
+        async with asyncio.timeout(120):
+            while True:
+                listed = (await (await session.get("/admin/shards")).json())["shards"]
+                if [one["state"] for one in listed if one["state"] == "serving"] == states:
+                    return
+                await asyncio.sleep(0.05)
+
+    with serve("--shards", "2", "-np", "4", "-c", "16384", "-t", "1", "--exact", models=(model,)) as served:
+        asyncio.run(run(served.url))
