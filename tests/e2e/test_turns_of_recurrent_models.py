@@ -1,4 +1,8 @@
-"""Conversations with models that have recurrent layers: a turn computes what is new, and the text stays the same."""
+"""Conversations with models that have recurrent layers: a turn computes what is new, and the text stays the same.
+
+Whether a state is loaded or a short prompt computed depends on what both have cost, so the bounds here leave room;
+`tests/unit/router/scheduling/test_checkpoints.py` has the exact places, with given costs.
+"""
 
 import asyncio
 import random
@@ -42,8 +46,10 @@ def turns(count: int, first: int = 0) -> Messages:
 class Answers:
     """Asks a server, and counts what it computes."""
 
-    def __init__(self, session: ClientSession) -> None:
+    def __init__(self, session: ClientSession, *, exact: bool = True) -> None:
+        """``exact``: whether a text depends on the prompt alone. Otherwise rounding may decide between near ties."""
         self._session = session
+        self.exact = exact
         self.prompt_tokens = self.computed = 0
 
     async def ask(self, messages: Messages, **fields: Any) -> list[str]:
@@ -60,8 +66,9 @@ class Answers:
         """Ask, and check that the text is the one that is computed from the start. Return how much was computed."""
         texts = await self.ask(messages)
         computed = self.computed
-        assert texts == await self.ask(messages, cache_salt=f"from the start {random.random()}")
+        from_start = await self.ask(messages, cache_salt=f"from the start {random.random()}")
         assert self.computed == self.prompt_tokens
+        assert not self.exact or texts == from_start
         return computed
 
 
@@ -76,23 +83,25 @@ async def converse(answers: Answers) -> None:
         before = answers.prompt_tokens
     assert before > 3000
     # The template has no place for the thoughts of earlier turns, so what the model computed of them is of no use.
-    assert new < computed <= 1.05 * new
+    # Without a checkpoint, all turns together compute five times as much.
+    assert new < computed <= 1.5 * new
 
 
 async def change(answers: Answers) -> None:
     """Go back in a conversation that was had, and go on in other ways."""
     turn = answers.prompt_tokens // TURNS
     # Back by one turn, and by some.
-    assert await answers.check(turns(TURNS - 1)) <= 1.05 * turn
-    assert await answers.check(turns(TURNS // 2)) <= 1.05 * turn * (TURNS - TURNS // 2)
+    assert await answers.check(turns(TURNS - 1)) <= 2 * turn
+    assert await answers.check(turns(TURNS // 2)) < answers.prompt_tokens
     # Another question in place of the last one.
     other = [*turns(TURNS)[:-1], question(77)]
-    assert await answers.check(other) <= 1.05 * turn
+    assert await answers.check(other) <= 2 * turn
     # Several answers to it.
     texts = await answers.ask(other, n=3)
-    assert texts == await answers.ask(other) * 3
-    # Another conversation that begins alike. A word has at least a token.
-    assert await answers.check([SYSTEM, question(78)]) <= answers.prompt_tokens - len(WORDS) * 25
+    again = await answers.ask(other)
+    assert not answers.exact or texts == again * 3
+    # Another conversation that begins alike.
+    assert await answers.check([SYSTEM, question(78)]) < answers.prompt_tokens
 
 
 @pytest.fixture(params=["hybrid", "recurrent"])
@@ -104,7 +113,7 @@ def model(request: pytest.FixtureRequest) -> Path:
 def test_a_turn_computes_what_is_new(model: Path, flags: tuple[str, ...]) -> None:
     async def run(url: str) -> None:
         async with ClientSession(url) as session:
-            answers = Answers(session)
+            answers = Answers(session, exact="--exact" in flags)
             await converse(answers)
             await change(answers)
 
@@ -118,7 +127,7 @@ def test_a_conversation_goes_on_after_a_restart(model: Path, tmp_path: Path) -> 
             answers = Answers(session)
             for count in range(first, last + 1):
                 computed = await answers.check(turns(count))
-                assert count == 1 or computed < 1.2 * answers.prompt_tokens / count
+                assert count == 1 or computed < answers.prompt_tokens
 
     flags = ("-np", "4", "-c", "16384", "-t", "1", "--exact", "--cache-dir", str(tmp_path))
     with serve(*flags, models=(model,)) as served:
@@ -164,7 +173,7 @@ def test_conversations_go_on_when_their_shard_drains(model: Path) -> None:
             async with session.post(f"/admin/shards/{holder.replace('/', '%2F')}/drain") as response:
                 assert response.status == 200, await response.text()
             await until(session, ["serving"])
-            assert await answers.check(turns(4)) < 1.2 * answers.prompt_tokens / 4
+            assert await answers.check(turns(4)) < answers.prompt_tokens
 
     async def until(session: ClientSession, states: list[str]) -> None:
         async with asyncio.timeout(120):
