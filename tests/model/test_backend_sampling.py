@@ -129,13 +129,13 @@ def test_doubtful_rows_are_drawn_from_all_logits(
     assert pair[0].rows > 100
 
 
-def test_forks_drafts_and_lost_sequences(pair: tuple[Counted, Counted]) -> None:
+def test_forks_and_drafts(pair: tuple[Counted, Counted]) -> None:
     outputs = []
     for driver in pair:
         start(driver, 0, CHAINS[0], 60)
         driver.decode([0], steps=30)
         known = [*driver.tokens("text 0 of 1"), *driver.output[0]]
-        # A fork, a sequence that begins again from its tokens after a loss, and one with drafts.
+        # A fork, and then a sequence with drafts.
         length = len(known) - 2
         fork = first_chunk(
             1, known[length:], ignore_eos=True, max_new=60, copy=PrefixCopy(source_id=0, length=length),
