@@ -30,6 +30,8 @@ def _run_program(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     (folder / "tests").unlink(missing_ok=True)
     (folder / "tests").symlink_to(folder)
     monkeypatch.setattr(stages, "ROOT", folder)
+    # Python takes a module of the same second and size for the one it has compiled before.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     log = io.StringIO()
     return run(Stage(name="trial", what="a trial", before=True), JOB, log), log.getvalue()
 
