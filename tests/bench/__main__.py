@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", nargs="+", metavar="ROW", help="only these rows; * stands for any part of a name")
     add("--models", nargs="+", metavar="MODEL", help=f"{', '.join(NAMES)}, or GGUF files (default: the profile's)")
     add("--peers", nargs="+", metavar="PEER", help="only these peers: split and unified are llama-server's layouts")
-    add("--against", metavar="REVISION", help="compare with Caravan at this revision; fail if a figure is 3 % worse")
+    add("--against", metavar="REVISION", help="compare with Caravan at this revision; fail if a figure is 3 %% worse")
     add("--rounds", type=int, help="rounds of each row (default: the profile's)")
     add("--age", type=int, metavar="PROMPTS", help="unrelated prompts that age each server (default: the profile's)")
     add("--between", type=int, metavar="PROMPTS", help="prompts until a prefix returns (default: the profile's)")
