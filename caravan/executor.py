@@ -4,7 +4,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
 
@@ -14,7 +14,7 @@ from caravan.closing import Closing
 from caravan.conversation import Conversation
 from caravan.errors import ClosedError, GenerationError, ModelError, StateError, WrongThreadError
 from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
-from caravan.saved_state import SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
+from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan_proto.flags import from_values
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import Saving
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _C = TypeVar("_C")
 _ANY_SIZE = 1 << 62
-_NO_CELLS = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,14 +324,17 @@ class Executor(Closing):
     def _saved(self, conversation: Conversation, earlier: Sequence[SavedConversation]) -> SavedConversation:
         held, sequence_id = conversation.held, conversation.sequence_id
         if sequence_id is None or not held or self._saving is Saving.NOTHING:
-            return conversation.saved(_NO_CELLS, held=0)
-        source, shared = find_shared(conversation.tokens[:held], earlier, whole_only=self._saving is Saving.WHOLE_ONLY)
-        cells: State | None = _NO_CELLS
+            return conversation.saved(NO_BYTES, held=0)
+        source, shared = find_shared(conversation.tokens[:held], earlier)
+        cells: State | None = NO_BYTES
+        state: State | None = NO_BYTES
         if shared < held:
             cells = self.backend.save(sequence_id, shared, held, _ANY_SIZE, releasing=False)
-        if cells is None:
-            return conversation.saved(_NO_CELLS, held=0)
-        return conversation.saved(cells, held=held, source=source, shared=shared)
+        if self._saving is Saving.WITH_STATE:
+            state = self.backend.save(sequence_id, held, held, _ANY_SIZE, releasing=False)
+        if cells is None or state is None:
+            return conversation.saved(NO_BYTES, held=0)
+        return replace(conversation.saved(cells, held=held, source=source, shared=shared), state=state)
 
 
 def _sequence_id(part: _Part) -> int:

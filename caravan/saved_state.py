@@ -1,9 +1,9 @@
 """The bytes of saved conversations.
 
 A line with the format's name; the length of the header (4 bytes, little-endian); the header as JSON; for each
-conversation its tokens (int32), which of them were sampled (a byte each), its logits (float32) and its cells; and the
-SHA-256 of all that. The checksum finds damage, not malice: load only files of one's own, since llama.cpp reads the
-cells.
+conversation its tokens (int32), which of them were sampled (a byte each), its logits (float32), its cells and its
+recurrent state; and the SHA-256 of all that. The checksum finds damage, not malice: load only files of one's own,
+since llama.cpp reads the cells.
 
 The cells of tokens with which several conversations start are saved once, with the first of these conversations.
 """
@@ -11,7 +11,7 @@ The cells of tokens with which several conversations start are saved once, with 
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import msgspec
@@ -26,6 +26,7 @@ _MAGIC = b"caravan conversations 1\n"
 _LENGTH = struct.Struct("<I")
 _CHECKSUM_BYTES = 32
 
+NO_BYTES: State = np.empty(0, np.uint8)
 # More is in no file, and numpy can count no more.
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 
@@ -35,8 +36,8 @@ class SavedConversation:
     """``logits`` [rows, vocabulary] has no rows if there were none.
 
     The cells of its first ``held`` tokens are saved: those of the first ``shared`` tokens with the conversation number
-    ``source`` of the batch, which comes earlier, and the rest as ``cells``. ``first_output``: the first token after
-    which logits are wanted.
+    ``source`` of the batch, which comes earlier, and the rest as ``cells``. ``state``: the recurrent state after them,
+    empty where there is none. ``first_output``: the first token after which logits are wanted.
     """
 
     tokens: list[int]
@@ -48,6 +49,7 @@ class SavedConversation:
     source: int
     shared: int
     cells: State
+    state: State = field(default_factory=lambda: NO_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,8 @@ class SavedBatch:
     conversations: Sequence[SavedConversation]
 
 
-class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes a conversation. ``tokens`` and ``rows`` of logits are numbers, ``cells`` is in bytes."""
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Describes a conversation. ``tokens`` and ``rows`` of logits are numbers, ``cells`` and ``state`` are in bytes."""
 
     tokens: _Count
     waits: bool
@@ -72,6 +74,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: _Count
     shared: _Count
     cells: _Count
+    state: _Count = 0
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,33 +85,32 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     conversations: tuple[_Entry, ...]
 
 
-def find_shared(tokens: list[int], earlier: Sequence[SavedConversation], *, whole_only: bool) -> tuple[int, int]:
-    """Return the source that saved most of the cells of ``tokens``, and for how many of the first tokens.
-
-    ``whole_only``: only the cells of all tokens can be shared.
-    """
+def find_shared(tokens: list[int], earlier: Sequence[SavedConversation]) -> tuple[int, int]:
+    """Return the source that saved most of the cells of ``tokens``, and for how many of the first tokens."""
     source, shared = 0, 0
     for number, other in enumerate(earlier):
         length = common_length(tokens, other.tokens[: other.held])
-        if length > shared and not (whole_only and not length == len(tokens) == other.held):
+        if length > shared:
             source, shared = number, length
     return source, shared
 
 
 def slices_of(batch: SavedBatch) -> list[list[CellSlice]]:
-    """Return where the cells that each conversation held are, from its first token on."""
-    slices = list[list[CellSlice]]()
+    """Return where the cells that each conversation held are, from its first token on, and then its recurrent state."""
+    cells = list[list[CellSlice]]()
     for one in batch.conversations:
         end = one.shared
         mine = (
-            [replace(piece, end=min(piece.end, end)) for piece in slices[one.source] if piece.start < end]
-            if end
-            else []
+            [replace(piece, end=min(piece.end, end)) for piece in cells[one.source] if piece.start < end] if end else []
         )
         if one.held > end:
             mine.append(CellSlice(state=one.cells, first=end, start=end, end=one.held))
-        slices.append(mine)
-    return slices
+        cells.append(mine)
+    return [[*mine, *_state_of(one)] for one, mine in zip(batch.conversations, cells, strict=True)]
+
+
+def _state_of(one: SavedConversation) -> list[CellSlice]:
+    return [CellSlice(state=one.state, first=one.held, start=one.held, end=one.held)] if one.state.nbytes else []
 
 
 def encode(batch: SavedBatch) -> bytes:
@@ -123,6 +125,7 @@ def encode(batch: SavedBatch) -> bytes:
             source=one.source,
             shared=one.shared,
             cells=one.cells.nbytes,
+            state=one.state.nbytes,
         )
         for one in batch.conversations
     )
@@ -137,7 +140,8 @@ def encode(batch: SavedBatch) -> bytes:
     )
     parts: list[bytes | memoryview] = [_MAGIC, _LENGTH.pack(len(header)), header]
     for one in batch.conversations:
-        parts += [np.array(one.tokens, "<i4").tobytes(), bytes(one.outputs), one.logits.tobytes(), one.cells.data]
+        parts += [np.array(one.tokens, "<i4").tobytes(), bytes(one.outputs), one.logits.tobytes()]
+        parts += [one.cells.data, one.state.data]
     checksum = hashlib.sha256()
     for part in parts:
         checksum.update(part)
@@ -218,6 +222,7 @@ def _conversation(entry: _Entry, parts: _Parts, vocabulary_size: int) -> SavedCo
         source=entry.source,
         shared=entry.shared,
         cells=np.frombuffer(parts.take(entry.cells), np.uint8),
+        state=np.frombuffer(parts.take(entry.state), np.uint8),
     )
 
 

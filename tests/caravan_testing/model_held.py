@@ -61,11 +61,14 @@ class HeldCells:
         """Return the numbers of so many new cells."""
         return list(itertools.islice(self._numbers, count))
 
-    def copied(self, copy: PrefixCopy, own_id: int, setup: SequenceParameters) -> Held:
-        """Make a sequence that begins with a prefix of another, or of what its own id held."""
+    def copied(self, copy: PrefixCopy, own_id: int, setup: SequenceParameters, *, may_cut: bool = False) -> Held:
+        """Make a sequence that begins with a prefix of another, or of what its own id held.
+
+        ``may_cut``: its cells alone are needed.
+        """
         source = self.sequences[copy.source_id]
         assert 1 <= copy.length <= len(source.cells), f"{copy.length} of {len(source.cells)} cells"
-        assert not self.layout.whole_only or copy.length == len(source.cells)
+        assert may_cut or not self.layout.whole_only or copy.length == len(source.cells)
         assert source.setup.adapter == setup.adapter, "cells of another adapter"
         cells = source.cells[: copy.length]
         if copy.source_id != own_id and not self.layout.shares_cells:

@@ -8,6 +8,8 @@ from caravan_proto.messages.results import Loaded, Saved
 from caravan_router.scheduling.events import SavedRun
 from caravan_testing.model_held import Held, HeldCells, ended_parameters
 
+STATE_BYTES = 3
+
 
 @dataclass
 class Run:
@@ -58,23 +60,24 @@ class Runs:
             places = [place for place, _ in entry.cuts]
             end = places[-1]
             assert self._cells.layout.saving is not Saving.NOTHING
-            assert 0 <= entry.start < places[0], f"cuts {places} from {entry.start}"
+            with_state = self._cells.layout.saving is Saving.WITH_STATE
+            if entry.is_state:
+                assert with_state
+                assert len(places) == 1
+                assert entry.start > 0
+            else:
+                assert 0 <= entry.start < places[0], f"cuts {places} from {entry.start}"
             assert places == sorted(set(places))
             assert end <= len(held.cells), f"saved up to {end} of {len(held.cells)}"
-            if self._cells.layout.saving is Saving.WHOLE_ONLY:
-                assert (entry.start, len(places)) == (0, 1)
             assert list(entry.own_note.tokens) == held.tokens[entry.start : end]
             key = entry.cuts[-1][1]
             size = 0
             is_there = key in self.by_key
-            if (
-                not is_there
-                and not refused
-                and (self._cells.layout.saving is not Saving.WHOLE_ONLY or end == len(held.cells))
-            ):
-                is_there = self.memory_used + end - entry.start <= self._cells.limits.memory_bytes
+            if not is_there and not refused and (not entry.is_state or end == len(held.cells)):
+                wanted = STATE_BYTES if entry.is_state else end - entry.start
+                is_there = self.memory_used + wanted <= self._cells.limits.memory_bytes
                 if is_there:
-                    size = end - entry.start
+                    size = wanted
                     run = SavedRun(start=entry.start, cuts=entry.cuts, size_bytes=size, note=entry.own_note)
                     self.by_key[key] = Run(run, held.setup, held.tokens[:end])
             saved.append(is_there)
@@ -100,17 +103,19 @@ class Runs:
             tokens = [*shared.tokens, *entry.token_ids]
             at = len(shared.tokens)
             setup = None
-            for piece in entry.slices:
-                assert piece.start == at < piece.end
+            with_state = self._cells.layout.saving is Saving.WITH_STATE
+            for place, piece in enumerate(entry.slices, 1):
+                is_state = with_state and place == len(entry.slices)
+                assert piece.start == at
+                assert (piece.start == piece.end) == is_state
                 at = piece.end
                 run = self.by_key.get(piece.key)
                 if breaks or run is None:
                     self.by_key.pop(piece.key, None)
                     bad.append(piece.key)
                     continue
-                assert run.saved.start <= piece.start
-                end = run.saved.cuts[-1][0]
-                assert piece.end == end or (piece.end < end and self._cells.layout.saving is not Saving.WHOLE_ONLY)
+                assert run.saved.start <= piece.start <= piece.end <= run.saved.cuts[-1][0]
+                assert (run.saved.start == run.saved.cuts[-1][0]) == is_state
                 assert tokens[: piece.end] == run.tokens[: piece.end]
                 assert run.setup.adapter == entry.adapter, "cells of another adapter"
                 setup = run.setup
@@ -135,5 +140,4 @@ class Runs:
         if entry.copy is None:
             return Held(setup)
         assert self._cells.layout.shares_cells, "loaded cells are shared in the unified layout only"
-        assert self._cells.layout.saving is Saving.ANY
-        return self._cells.copied(entry.copy, entry.sequence_id, setup)
+        return self._cells.copied(entry.copy, entry.sequence_id, setup, may_cut=True)

@@ -139,6 +139,21 @@ def save_entry(
     )
 
 
+def state_entry(sequence_id: int, tokens: Sequence[int], *, release: bool = False) -> SaveEntry:
+    """Save the recurrent state after ``tokens``."""
+    end = len(tokens)
+    return SaveEntry(sequence_id=sequence_id, start=end, cuts=((end, _state_key(tokens)),), release=release)
+
+
+def _state_key(tokens: Sequence[int]) -> bytes:
+    return run_key(tokens, "the state")
+
+
+def with_state(entry: LoadEntry, tokens: Sequence[int]) -> LoadEntry:
+    """Return ``entry`` with the recurrent state after ``tokens``, which are all of its sequence."""
+    return replace(entry, slices=[*entry.slices, RunSlice(key=_state_key(tokens), start=len(tokens), end=len(tokens))])
+
+
 def load_entry(
     sequence_id: int,
     tokens: Sequence[int],

@@ -254,7 +254,7 @@ class Simulation:
         """Flush ``shards``. Check that all they held of ended sequences is evicted and returned."""
         states = [state for name, state in self.scheduler.shards.items() if name in shards]
         parked = [list(state.stays.parked.values()) for state in states]
-        saved = [{run.key for run in state.runs.listed} for state in states]
+        saved = [set(state.runs.listed) for state in states]
         pinned = {state.name: {pin.key for pin in state.runs.pins if state.runs.holding(pin.key)} for state in states}
         cells = [state.cells.held - state.cells.live for state in states]
         flush_id = next(self._flush_ids)

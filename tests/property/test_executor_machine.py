@@ -50,7 +50,7 @@ _KINDS = (
     Kind(),
     Kind(layout=KvLayout.SPLIT),
     Kind(saving=Saving.NOTHING),
-    Kind(whole_only=True, saving=Saving.WHOLE_ONLY),
+    Kind(whole_only=True, saving=Saving.WITH_STATE),
 )
 
 

@@ -27,7 +27,7 @@ def _limits(
     ids: int, per_sequence: int, layouts: str, batch: int, saving: Saving, memory: int, disk: int, fingerprint: str
 ) -> ShardLimits:
     """Return few cells and ids: contention is the rule."""
-    whole_only = saving is Saving.WHOLE_ONLY
+    whole_only = saving is Saving.WITH_STATE
     both = {
         "split": LayoutLimits(
             cells=ids * per_sequence,

@@ -208,6 +208,7 @@ class RunNote:
 class SaveEntry:
     """Save the cells of a sequence from position ``start`` on, up to the last of ``cuts``: positions and their keys.
 
+    Without cells, where the only cut is at ``start``, it saves the recurrent state after all that is computed.
     ``release``: free its id and cells afterwards, saved or not. The shard keeps ``note`` with the run as bytes, which
     it does not read.
     """
@@ -235,6 +236,11 @@ class SaveEntry:
         """The position behind its last cell."""
         return self.cuts[-1][0]
 
+    @property
+    def is_state(self) -> bool:
+        """Whether it saves no cells, but the recurrent state."""
+        return self.start == self.end
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
@@ -248,7 +254,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class RunSlice:
-    """The cells [start, end) of the saved run with this key."""
+    """The cells [start, end) of the saved run with this key; without cells, the recurrent state there."""
 
     key: bytes
     start: int
@@ -258,6 +264,8 @@ class RunSlice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadEntry:
     """Make an ended sequence that holds ``token_ids``, whose cells the slices provide without gaps.
+
+    Where there is recurrent state, the last slice is that at the end.
 
     ``copy``: it holds these tokens before them, in the same cells as the other sequence.
     """

@@ -21,8 +21,8 @@ class Saving(Enum):
 
     # Any run of them, which can be cut anywhere.
     ANY = "any"
-    # Recurrent state is one piece: all of them, and they cannot be cut.
-    WHOLE_ONLY = "whole_only"
+    # The same. But a sequence continues only where its recurrent state was saved too, as a run without cells.
+    WITH_STATE = "with_state"
     NOTHING = "nothing"
 
 

@@ -53,7 +53,7 @@ from caravan_router.scheduling.events import (
 )
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request, Sequence
-from caravan_router.scheduling.shard.saved_runs import Tier
+from caravan_router.scheduling.shard.kept_run import Tier
 
 
 class Batcher:

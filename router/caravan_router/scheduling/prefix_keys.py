@@ -40,6 +40,11 @@ class PrefixKeys:
         return _hash(self._blocks[whole], self._tokens(length - rest, length))
 
 
+def state_key(key: bytes) -> bytes:
+    """Return the key of the recurrent state at the end of the prefix that ``key`` names."""
+    return hashlib.blake2b(key + b"state", digest_size=_KEY_BYTES).digest()
+
+
 def cuts_between(start: int, end: int) -> list[int]:
     """Return where a run of the cells [start, end) can be cut, ascending; the last is ``end``."""
     first = (start // BLOCK_TOKENS + 1) * BLOCK_TOKENS

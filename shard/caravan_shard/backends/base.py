@@ -253,13 +253,15 @@ class Backend(Protocol):
     def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
         """Return the state of the cells [start, end) of a sequence; None if it exceeds ``most_bytes``.
 
-        ``releasing``: the caller releases the sequence afterwards, so its cells may be changed. Where only whole
-        sequences are saved, the cells must be all of the sequence. Must not be called where nothing can be saved.
+        ``releasing``: the caller releases the sequence afterwards, so its cells may be changed. Where there is
+        recurrent state, [end, end) is that after all of its tokens. Must not be called where nothing can be saved.
         """
         ...
 
     def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
         """Put saved cells, which follow each other from position 0 on, under an id that holds nothing.
+
+        Where there is recurrent state, the last slice is that after all of them.
 
         ``shared``: cells of another sequence that are equal to the first of these, and are used for both sequences
         where the layout lets them be; there, the slices may begin as late as where these cells end. False if there was

@@ -76,8 +76,11 @@ class Preview:
                 return Refusal(ShardError.UNKNOWN_SEQUENCE, f"sequence {sequence_id} is not held here")
         return None
 
-    def check_prefix(self, prefix: PrefixCopy, adapter: str | None = None) -> Refusal | None:
-        """Check that the prefix can be kept or copied; with ``adapter``, that it was computed with that one."""
+    def check_prefix(self, prefix: PrefixCopy, adapter: str | None = None, *, may_cut: bool = False) -> Refusal | None:
+        """Check that the prefix can be kept or copied; with ``adapter``, that it was computed with that one.
+
+        ``may_cut``: its cells alone are needed, so it may be any part.
+        """
         refusal = self.check_known([prefix.source_id])
         if refusal is not None:
             return refusal
@@ -90,7 +93,7 @@ class Preview:
                 f"sequence {prefix.source_id} holds {computed} tokens; a prefix has 1 to {computed}. "
                 f"Given: {prefix.length}",
             )
-        if self._capacity.current.whole_only and prefix.length != computed:
+        if self._capacity.current.whole_only and prefix.length != computed and not may_cut:
             return Refusal(
                 ShardError.WRONG_POSITION,
                 f"this model shares only whole sequences: {computed} tokens. Given: {prefix.length}",

@@ -40,6 +40,9 @@ class SaveCheck:
         if not entry.cuts:
             return bad_request("a run has at least one cut. Given: 0 cuts")
         cuts = [cut for cut, _ in entry.cuts]
+        is_state = self._saving is Saving.WITH_STATE and cuts == [entry.start]
+        if is_state:
+            cuts = []
         if entry.start < 0 or any(cut <= before for before, cut in pairwise((entry.start, *cuts))):
             return bad_request(f"cuts must ascend from above start, {entry.start}")
         computed = self._preview.length(entry.sequence_id)
@@ -48,8 +51,6 @@ class SaveCheck:
                 ShardError.WRONG_POSITION,
                 f"sequence {entry.sequence_id} holds {computed} tokens. Given: a cut at {entry.end}",
             )
-        if self._saving is Saving.WHOLE_ONLY and (entry.start != 0 or len(entry.cuts) != 1):
-            return Refusal(ShardError.WRONG_POSITION, "this model saves only whole sequences: start 0 and one cut")
         return None
 
 
@@ -79,12 +80,12 @@ class LoadCheck:
     def _check_copy(self, entry: LoadEntry) -> Refusal | None:
         if entry.copy is None:
             return None
-        if self._limits.layout is not KvLayout.UNIFIED or self._limits.saving is not Saving.ANY:
+        if self._limits.layout is not KvLayout.UNIFIED:
             return bad_request(
                 f"sequence {entry.sequence_id} cannot begin with cells of sequence {entry.copy.source_id}: "
-                "loaded cells are shared only in the unified layout, and not by models with recurrent layers"
+                "loaded cells are shared only in the unified layout"
             )
-        return self._preview.check_prefix(entry.copy, entry.adapter)
+        return self._preview.check_prefix(entry.copy, entry.adapter, may_cut=True)
 
     def _check_tokens(self, entry: LoadEntry) -> Refusal | None:
         tokens = entry.token_ids
@@ -102,7 +103,12 @@ class LoadCheck:
     def _check_slices(self, entry: LoadEntry) -> Refusal | None:
         """Check that the slices follow each other from the first of its tokens to the last."""
         end = entry.start
-        for piece in entry.slices:
+        cells = list(entry.slices)
+        if self._limits.saving is Saving.WITH_STATE:
+            last = cells.pop() if cells else None
+            if last is None or not last.start == last.end == entry.end:
+                return bad_request(f"the last slice must be the recurrent state at {entry.end}")
+        for piece in cells:
             if piece.start != end or piece.end <= piece.start:
                 return bad_request(f"a slice must begin at {end} and not be empty. Given: {piece.start} to {piece.end}")
             end = piece.end
@@ -114,10 +120,8 @@ class LoadCheck:
         run = self._runs.find(piece.key)
         if run is None:
             return None
-        if not run.start <= piece.start < piece.end <= run.end:
+        if not run.start <= piece.start <= piece.end <= run.end or (run.start < run.end) != (piece.start < piece.end):
             return bad_request(
                 f"run {piece.key.hex()} has the cells {run.start} to {run.end}. Given: {piece.start} to {piece.end}"
             )
-        if self._limits.saving is Saving.WHOLE_ONLY and (piece.start, piece.end) != (run.start, run.end):
-            return bad_request(f"this model loads only whole runs: {run.start} to {run.end}")
         return None

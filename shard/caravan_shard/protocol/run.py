@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """The cells [start, end) of a sequence, ``size`` bytes. The last of ``keys`` names the run.
+    """The cells [start, end) of a sequence, ``size`` bytes; without cells, its recurrent state there.
+
+    The last of ``keys`` names the run.
 
     ``note``: what the router wants to know of the run; any bytes.
     """

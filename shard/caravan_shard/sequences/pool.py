@@ -173,10 +173,9 @@ class SequencePool:
         known = self.runs.find(key)
         if known is not None:
             return known.size
-        saving = self._limits.saving
-        if saving is Saving.NOTHING or self.runs.memory_room <= 0:
+        if self._limits.saving is Saving.NOTHING or self.runs.memory_room <= 0:
             return None
-        if saving is Saving.WHOLE_ONLY and end != self.held[entry.sequence_id].computed:
+        if entry.is_state and end != self.held[entry.sequence_id].computed:
             return None  # it has grown since the router decided
         state = self._backend.save(entry.sequence_id, entry.start, end, self.runs.memory_room, releasing=entry.release)
         if state is None:
@@ -239,29 +238,35 @@ class SequencePool:
     def set_layout(self, layout: KvLayout) -> list[int]:
         """Give the cells another layout, with all sequences in them. Return the ids of those that are lost."""
         held = list(self.held.values())
-        states = [self._state_to_move(sequence) for sequence in held]
+        states = [self._slices_to_move(sequence) for sequence in held]
         self._backend.set_layout(layout)
         lost = []
-        for sequence, state in zip(held, states, strict=True):
-            length = sequence.computed
+        for sequence, slices in zip(held, states, strict=True):
             # Each has cells of its own now.
             sequence.birth, sequence.inherited, sequence.own_start = next(self._births), (), 0
-            whole = None if state is None else CellSlice(state=state, first=0, start=0, end=length)
-            if whole is None or not self._backend.restore(sequence.sequence_id, [whole]):
+            if not slices or not self._backend.restore(sequence.sequence_id, slices):
                 lost.append(sequence.sequence_id)
                 log_traced(sequence, "sequence lost with the layout")
                 del self.held[sequence.sequence_id]
                 self._keep_draft(sequence.sequence_id, 0)
             else:
-                self._expect(sequence.sequence_id, length)
+                self._expect(sequence.sequence_id, sequence.computed)
         if lost:
             _log.warning("sequences are lost with the layout", extra={"sequences": len(lost)})
         return lost
 
-    def _state_to_move(self, sequence: Sequence) -> State | None:
-        if self._limits.saving is Saving.NOTHING:
-            return None
-        return self._backend.save(sequence.sequence_id, 0, sequence.computed, _NO_LIMIT, releasing=True)
+    def _slices_to_move(self, sequence: Sequence) -> list[CellSlice]:
+        """Take a sequence out of the cache. Return what it can be restored from; nothing if it cannot."""
+        saving, length = self._limits.saving, sequence.computed
+        # The state comes first, since the cells may be changed when they are taken out.
+        starts = {Saving.NOTHING: (), Saving.ANY: (0,), Saving.WITH_STATE: (length, 0)}[saving]
+        slices: list[CellSlice] = []
+        for start in starts:
+            state = self._backend.save(sequence.sequence_id, start, length, _NO_LIMIT, releasing=start == 0)
+            if state is None:
+                return []
+            slices.insert(0, CellSlice(state=state, first=start, start=start, end=length))
+        return slices
 
     def _inherit(self, sequence: Sequence, prefix: PrefixCopy) -> None:
         """Record the cells of a copied prefix: those of the source if unified, new ones if split."""

@@ -72,7 +72,8 @@ class RunFormat:
         table, note = header[FIXED_BYTES : header_bytes - note_bytes], header[header_bytes - note_bytes :]
         cuts = struct.unpack_from(f"<{count}I", table)
         keys = [table[at : at + _KEY_BYTES] for at in range(count * _CUT_BYTES, len(table), _KEY_BYTES)]
-        if list(cuts) != sorted({*cuts}) or cuts[0] <= first:
+        has_no_cells = cuts == (first,)
+        if list(cuts) != sorted({*cuts}) or (cuts[0] <= first and not has_no_cells):
             raise BadRunError("cuts that do not ascend")
         return StoredRun(start=first, cuts=cuts, keys=tuple(keys), size=size, note=note)
 

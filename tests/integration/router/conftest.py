@@ -10,5 +10,5 @@ def copies_cost_as_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A step takes at least its sleep, so swapping and moving are always faster than computing again.
     """
-    monkeypatch.setattr(ShardCosts, "observe_copy", lambda *_: None)
-    monkeypatch.setattr(Transfers, "_learn", lambda *_: None)
+    monkeypatch.setattr(ShardCosts, "observe_copy", lambda *_, **__: None)
+    monkeypatch.setattr(Transfers, "_learn", lambda *_, **__: None)

@@ -177,7 +177,7 @@ async def test_commands_about_runs_are_fenced_and_checked() -> None:
     ("whole_only", "expected", "saving"),
     [
         (False, shard_pb2.PREFIX_SHARING_ANY, shard_pb2.RUN_SAVING_ANY),
-        (True, shard_pb2.PREFIX_SHARING_WHOLE_ONLY, shard_pb2.RUN_SAVING_WHOLE_ONLY),
+        (True, shard_pb2.PREFIX_SHARING_WHOLE_ONLY, shard_pb2.RUN_SAVING_WITH_STATE),
     ],
 )
 async def test_info_has_what_can_be_shared_and_saved(

@@ -40,20 +40,28 @@ def found(*, attends: bool) -> RecurrentFormat:
     return form
 
 
+def recurrent(length: int, seed: int = 1) -> State:
+    return np.frombuffer(block(length, seed=seed), np.uint8).copy()
+
+
+def attending(length: int, *, attends: bool) -> State:
+    return state(length, attends=attends)[: -len(block(length))]
+
+
 @pytest.mark.parametrize("attends", [True, False])
 def test_states_of_any_length_and_numbers_are_taken(attends: bool) -> None:
     form = found(attends=attends)
     for length in (1, 2, 9):
-        form.check(state(length, attends=attends, seed=length), length)
+        form.check(recurrent(length, seed=length), length)
+        taken = form.parse(attending(length, attends=attends))
+        assert [cache.positions.tolist() for cache in taken] == ([list(range(length))] if attends else [])
+        assert form.cells_bytes(1, length) == len(attending(length, attends=attends))
 
 
-@pytest.mark.parametrize("attends", [True, False])
-def test_no_other_bytes_are_taken_than_numbers(attends: bool) -> None:
-    form, good = found(attends=attends), state(3, attends=attends)
-    numbers_begin = len(good) - form.block_bytes + 20
+def test_no_other_bytes_are_taken_than_numbers() -> None:
+    form, good = found(attends=True), recurrent(3)
     refused = 0
-    # The magic number and the sequence id are read by llama.cpp alone.
-    for place in range(8, len(good)):
+    for place in range(len(good)):
         bad = good.copy()
         bad[place] ^= 1
         try:
@@ -61,20 +69,22 @@ def test_no_other_bytes_are_taken_than_numbers(attends: bool) -> None:
         except StateError:
             refused += 1
             continue
-        is_number = place >= numbers_begin and (place - numbers_begin) % (12 + ROW_BYTES) >= 12
-        is_cell_row = attends and place < numbers_begin - 20
-        assert is_number or is_cell_row, place
-    assert refused >= 16 + 2 * LAYERS * 12
+        assert place >= 20, place
+        assert (place - 20) % (12 + ROW_BYTES) >= 12, place
+    assert refused == 20 + 2 * LAYERS * 12
 
 
 @pytest.mark.parametrize("attends", [True, False])
 def test_truncated_and_longer_states_are_refused(attends: bool) -> None:
-    form, good = found(attends=attends), state(3, attends=attends)
-    for bad in (good[:-1], good[:4], good[:0], np.append(good, good[-1:]), state(3, attends=not attends)):
+    form, good, cells = found(attends=attends), recurrent(3), attending(3, attends=attends)
+    for bad in (good[:-1], good[:4], good[:0], np.append(good, good[-1:])):
         with pytest.raises(StateError):
             form.check(bad, 3)
     with pytest.raises(StateError, match="length"):
         form.check(good, 4)
+    for bad in (cells[:-1], cells[:4], cells[:0], np.append(cells, cells[-1:]), attending(3, attends=not attends)):
+        with pytest.raises(StateError):
+            form.parse(bad)
 
 
 def test_unknown_forms_are_not_found() -> None:

@@ -514,13 +514,8 @@ def test_a_draining_shard_starts_and_loads_no_sequence_and_saves_them(driver: En
     assert driver.save(save_of(RUNNING, 0, 7, release=True)) == [True]
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [ToyBackend(layout=KvLayout.SPLIT), ToyBackend(whole_only=True)],
-    ids=["split", "recurrent"],
-)
-def test_cells_that_cannot_be_shared_are_loaded_whole(backend: ToyBackend) -> None:
-    driver = EngineDriver(backend)
+def test_cells_that_cannot_be_shared_are_loaded_whole() -> None:
+    driver = EngineDriver(ToyBackend(layout=KvLayout.SPLIT))
     driver.prefill(first_chunk(RUNNING, PROMPT, ignore_eos=True))
     driver.save(save_entry(RUNNING, PROMPT))
     answer = ask(driver.engine, loading_behind(RUNNING, 3, (3, 7)))

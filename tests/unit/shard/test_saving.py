@@ -1,9 +1,11 @@
 """Runs that are saved and loaded, and sequences that move to the other layout."""
 
+from dataclasses import replace
+
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_proto.messages.commands import Header, Load, PrefixCopy, Save, SetLayout
+from caravan_proto.messages.commands import Header, Load, PrefixCopy, RunSlice, Save, SetLayout
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
 from caravan_proto.messages.sampling import SamplingParams
@@ -18,7 +20,9 @@ from caravan_testing.shard_builders import (
     next_chunk,
     run_key,
     save_entry,
+    state_entry,
     toy_prompt,
+    with_state,
 )
 from caravan_testing.toy_oracle import expected_output
 
@@ -263,23 +267,62 @@ def test_runs_outlive_the_release_of_all_sequences(driver: EngineDriver) -> None
     assert resume(driver, 0, PROMPT + TAIL, len(PROMPT)) == expected_output(PROMPT + TAIL, 50, ignore_eos=True)
 
 
-def test_a_recurrent_model_saves_whole_sequences() -> None:
+def test_a_recurrent_model_continues_where_its_state_was_saved() -> None:
     driver = EngineDriver(ToyBackend(whole_only=True))
     driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    assert driver.save(save_entry(0, PROMPT, 0, 5), state_entry(0, PROMPT)) == [True, True]
     driver.decode([0], steps=2)
-    whole = [*PROMPT, *driver.output[0][:-1]]
-    for entry in (save_entry(0, whole, 3), save_entry(0, whole, 0, 5)):
-        refusal = driver.engine.save(Save(entries=[entry]), 0)
+    longer = [*PROMPT, *driver.output[0][:-1]]
+    # The sequence has grown since the router decided. That is no matter to its cells.
+    assert driver.save(save_entry(0, longer[:-1], len(PROMPT)), state_entry(0, longer[:-1])) == [True, False]
+    assert driver.save(save_entry(0, longer, len(longer) - 1), state_entry(0, longer, release=True)) == [True, True]
+    for known, parts in (
+        (PROMPT, ((PROMPT, len(PROMPT)),)),
+        (longer, ((PROMPT, len(PROMPT)), (longer[:-1], len(longer) - 1), (longer, len(longer)))),
+    ):
+        assert driver.load(with_state(load_entry(4, known, *parts), known)) == [True]
+        rest = known + TAIL
+        assert resume(driver, 4, rest, len(known)) == expected_output(rest, 50, ignore_eos=True)
+        driver.engine.release_all()
+
+
+def test_a_recurrent_model_loads_nothing_without_the_state_at_its_end() -> None:
+    driver = EngineDriver(ToyBackend(whole_only=True))
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.save(save_entry(0, PROMPT, 0, 5), state_entry(0, PROMPT))
+    part = load_entry(4, PROMPT[:5], (PROMPT, 5))
+    whole = with_state(load_entry(4, PROMPT), PROMPT)
+    early = replace(whole, token_ids=PROMPT[:-1])
+    cells = RunSlice(whole.slices[0].key, len(PROMPT), len(PROMPT))
+    for entry in (load_entry(4, PROMPT), part, early, replace(whole, slices=[whole.slices[0], cells])):
+        refusal = driver.engine.load(Load(entries=[entry]), 0)
         assert isinstance(refusal, Refusal)
-        assert refusal.error is ShardError.WRONG_POSITION
-    # The sequence has grown since the router decided.
-    assert driver.save(save_entry(0, whole[:-1])) == [False]
-    assert driver.save(save_entry(0, whole, release=True)) == [True]
-    part = load_entry(4, whole[:-1], (whole, len(whole) - 1))
-    assert isinstance(driver.engine.load(Load(entries=[part]), 0), Refusal)
-    assert driver.load(load_entry(4, whole)) == [True]
-    rest = whole + TAIL
-    assert resume(driver, 4, rest, len(whole)) == expected_output(rest, 50, ignore_eos=True)
+        assert refusal.error is ShardError.BAD_REQUEST
+    unknown = RunSlice(run_key(TAIL), len(PROMPT), len(PROMPT))
+    assert driver.load(replace(whole, slices=[whole.slices[0], unknown])) == [False]
+
+
+def test_other_models_save_and_load_no_state(driver: EngineDriver) -> None:
+    driver.prefill(first_chunk(0, PROMPT, ignore_eos=True))
+    driver.save(save_entry(0, PROMPT))
+    assert isinstance(driver.engine.save(Save(entries=[state_entry(0, PROMPT)]), 0), Refusal)
+    assert isinstance(driver.engine.load(Load(entries=[with_state(load_entry(4, PROMPT), PROMPT)]), 0), Refusal)
+
+
+def test_a_loaded_sequence_shares_cells_with_one_that_has_gone_on() -> None:
+    driver = EngineDriver(ToyBackend(whole_only=True))
+    driver.prefill(first_chunk(0, PROMPT + TAIL, total=len(PROMPT + TAIL) + 2, last=False, ignore_eos=True))
+    driver.save(save_entry(0, PROMPT + TAIL), state_entry(0, PROMPT + TAIL))
+    known = len(PROMPT + TAIL)
+    driver.prefill(next_chunk(0, known, TAIL[:2]))
+    used = driver.backend.cache.used
+    for first in (1, len(PROMPT), known - 1):
+        copy = PrefixCopy(source_id=0, length=first)
+        assert driver.load(with_state(load_entry(4, PROMPT + TAIL, copy=copy), PROMPT + TAIL)) == [True]
+        assert driver.backend.cache.used == used + known - first
+        rest = [*PROMPT, *TAIL, 77]
+        assert resume(driver, 4, rest, known) == expected_output(rest, 50, ignore_eos=True)
+        driver.keep(0)
 
 
 # -- the layout

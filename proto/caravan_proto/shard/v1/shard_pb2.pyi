@@ -70,9 +70,11 @@ class _RunSavingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunSaving.V
     RUN_SAVING_UNSPECIFIED: _RunSaving.ValueType  # 0
     RUN_SAVING_ANY: _RunSaving.ValueType  # 1
     """Any part; a run can be cut at any position."""
-    RUN_SAVING_WHOLE_ONLY: _RunSaving.ValueType  # 2
-    """The whole sequence; a run cannot be cut."""
     RUN_SAVING_NOTHING: _RunSaving.ValueType  # 3
+    RUN_SAVING_WITH_STATE: _RunSaving.ValueType  # 4
+    """As ANY, but the model has recurrent state, which is a run of its own without cells. A sequence can be made of runs
+    only where its state was saved.
+    """
 
 class RunSaving(_RunSaving, metaclass=_RunSavingEnumTypeWrapper):
     """Which cells of a sequence can be saved as a run."""
@@ -80,9 +82,11 @@ class RunSaving(_RunSaving, metaclass=_RunSavingEnumTypeWrapper):
 RUN_SAVING_UNSPECIFIED: RunSaving.ValueType  # 0
 RUN_SAVING_ANY: RunSaving.ValueType  # 1
 """Any part; a run can be cut at any position."""
-RUN_SAVING_WHOLE_ONLY: RunSaving.ValueType  # 2
-"""The whole sequence; a run cannot be cut."""
 RUN_SAVING_NOTHING: RunSaving.ValueType  # 3
+RUN_SAVING_WITH_STATE: RunSaving.ValueType  # 4
+"""As ANY, but the model has recurrent state, which is a run of its own without cells. A sequence can be made of runs
+only where its state was saved.
+"""
 Global___RunSaving: _TypeAlias = RunSaving  # noqa: Y015
 
 class _RowOutputs:
@@ -1060,15 +1064,14 @@ class SaveEntry(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     start: _builtins.int
-    """0 where only whole sequences are saved."""
     release: _builtins.bool
     """Release the sequence afterwards, saved or not."""
     note: _builtins.bytes
     """Kept with the run, and listed with it. Routers write a RunNote."""
     @_builtins.property
     def cuts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Positions, ascending, in (start, computed]; the last names the run. Where only whole sequences are saved, one, and
-        nothing is saved unless it is all that is computed of the sequence.
+        """Positions, ascending, in (start, computed]; the last names the run. Where there is recurrent state, an entry whose
+        only cut is `start` saves that; nothing is saved unless it is all that is computed of the sequence.
         """
 
     @_builtins.property
@@ -1210,7 +1213,7 @@ Global___LoadRequest: _TypeAlias = LoadRequest  # noqa: Y015
 @_typing.final
 class LoadEntry(_message.Message):
     """An ended sequence that holds the tokens of `copy`, if there is one, and behind them `token_ids`, whose cells the slices
-    provide, in order and without gaps.
+    provide, in order and without gaps. Where there is recurrent state, the last slice is that at the end.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1231,7 +1234,7 @@ class LoadEntry(_message.Message):
     @_builtins.property
     def copy(self) -> _types_pb2.PrefixCopy:
         """The first cells, which the sequence shares with one that is held before the command; its runs are not read for them.
-        Refused unless the layout is unified and any part of a sequence can be saved: elsewhere cells are not shared.
+        Refused unless the layout is unified: elsewhere cells are not shared.
         """
 
     def __init__(
@@ -1253,7 +1256,7 @@ Global___LoadEntry: _TypeAlias = LoadEntry  # noqa: Y015
 
 @_typing.final
 class RunSlice(_message.Message):
-    """The cells [start, end) of the run that ends with `key`. Where only whole sequences are saved, all of it."""
+    """The cells [start, end) of the run that ends with `key`; if it has none, start and end are where its state is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

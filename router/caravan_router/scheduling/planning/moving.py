@@ -8,7 +8,7 @@ from caravan_router.scheduling.planning.preemption import choose_how
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_reuse import LOAD_S
+from caravan_router.scheduling.shard.prefix_reuse import LOAD_S, copy_s
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
 from caravan_router.scheduling.state import SchedulerState
@@ -48,7 +48,7 @@ def begin_fetch(state: SchedulerState, sequence: Sequence, place: Place) -> bool
     prefix, source = max(found, key=lambda pair: pair[0].length)
     runs = source.runs.describe(piece.key for piece in prefix.slices if piece.key not in target.runs)
     size_bytes = sum(run.size_bytes for run in runs)
-    fetch_s = state.transfers.seconds(target.name, size_bytes) + LOAD_S + prefix.length * target.costs.copy_cell_s
+    fetch_s = state.transfers.seconds(target.name, size_bytes) + LOAD_S + copy_s(target, prefix.length)
     is_worth_it = (
         fetch_s < gain_s + (prefix.length - place.cached) * token_s
         and size_bytes <= target.capacity.limits.memory_bytes

@@ -102,7 +102,7 @@ def _places(index: ShardIndex, sequence: Sequence) -> list[Place]:
         match = find_match(shard, sequence) if holders is None or shard.name in holders else NO_MATCH
         saved = saved_prefix(shard, sequence, match) if shard.saves.are_possible else NO_PREFIX
         if saved.length:
-            match = shared_by_load(shard, sequence, match)
+            match = shared_by_load(shard, sequence, match, saved)
         cached = max(match.length, saved.length)
         places.append(Place(shard, match, saved, cached, start_s(shard, known - cached)))
     return sorted(places, key=_cost) if len(places) > 1 else places

@@ -7,7 +7,7 @@ from caravan_router.scheduling.planning.forecast import GROWTH_CELLS, CellForeca
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
-from caravan_router.scheduling.shard.prefix_reuse import LOAD_S, find_match
+from caravan_router.scheduling.shard.prefix_reuse import LOAD_S, copy_s, find_match
 from caravan_router.scheduling.shard.resident import Resident
 
 
@@ -81,6 +81,6 @@ def choose_how(shard: ShardAccount, resident: Resident, transfer_s: float = 0.0)
     """
     if not shard.saves.are_possible or not resident.is_running or resident.is_beam:
         return Preemption.RECOMPUTE
-    out_and_in_s = transfer_s + LOAD_S + 2 * resident.computed * shard.costs.copy_cell_s
+    out_and_in_s = transfer_s + LOAD_S + 2 * copy_s(shard, resident.computed)
     recompute_s = resident.computed * shard.costs.recompute_token_s
     return Preemption.SWAP if out_and_in_s < recompute_s else Preemption.RECOMPUTE

@@ -48,13 +48,11 @@ class ShardAccount:
         self.commands = ShardCommands(self.stays, self.costs)
         self.cells = ShardCells(self.capacity, self.stays, self.commands)
         self.header = NextHeader(self.stays)
-        whole_only = limits.layout.saving is Saving.WHOLE_ONLY
+        with_state = limits.layout.saving is Saving.WITH_STATE
         self.runs = SavedRuns(
-            limits.memory_bytes, limits.disk_bytes, whole_only=whole_only, clock=self._clock, pins=pins
+            limits.memory_bytes, limits.disk_bytes, with_state=with_state, clock=self._clock, pins=pins
         )
-        self.checkpoints = Checkpoints(
-            limits.end_tokens, is_on=self._parks and whole_only and limits.layout.whole_only and limits.memory_bytes > 0
-        )
+        self.checkpoints = Checkpoints(limits.end_tokens, is_on=self._parks and with_state and limits.memory_bytes > 0)
         self.saves = ShardSaves(self.runs, self.capacity, self.commands, self.header)
 
     @property

@@ -68,7 +68,8 @@ class Checkpoints:
             ahead = self._ahead[resident]
             while ahead and ahead[-1] <= resident.computed:
                 ahead.pop()
-        return [resident for resident in reached if resident.prefix_key not in runs]
+        states = runs.states
+        return [one for one in reached if states is not None and states.get(one.prefix_key) is None]
 
     def _message_ends(self, prompt: Items[int]) -> list[int]:
         """Return the lengths of the prompt up to the ends of messages, the most useful ones first."""

@@ -19,8 +19,9 @@ _GROWTH = 4
 _RECOMPUTED_CHUNK_TOKENS = 256
 # The guess before the first chunk: a small model on a CPU.
 _FIRST_TOKEN_S = 1e-3
-# The guess before the first copy: 1,000 cells of a small model in 6 ms.
+# The guess before the first copy: 1,000 cells of a small model in 6 ms, and a recurrent state in 2.
 _FIRST_CELL_S = 6e-6
+_FIRST_STATE_S = 2e-3
 _NEWEST_COPY = 0.3
 
 
@@ -60,6 +61,8 @@ class ShardCosts:
     _of_other_layout: LayoutCosts | None = None
     # Seconds to copy a cell out of the cache, or back.
     copy_cell_s: float = _FIRST_CELL_S
+    # The same of a recurrent state.
+    copy_state_s: float = _FIRST_STATE_S
     # Seconds of a step on average, whatever it carries; 0 before the first.
     mean_step_s: float = 0.0
 
@@ -155,7 +158,16 @@ class ShardCosts:
         curve, other = (known.beside_decodes, known.alone) if riders else (known.alone, known.beside_decodes)
         return curve if curve.is_known or not other.is_known else other
 
-    def observe_copy(self, cells: int, seconds: float) -> None:
-        """Learn from a copy of ``cells`` in one direction."""
-        if cells:
-            self.copy_cell_s += _NEWEST_COPY * (seconds / cells - self.copy_cell_s)
+    def copy_s(self, cells: int, *, states: int) -> float:
+        """Return the expected seconds of a copy of ``cells`` and recurrent ``states`` in one direction."""
+        return cells * self.copy_cell_s + states * self.copy_state_s
+
+    def observe_copy(self, cells: int, seconds: float, *, states: int = 0) -> None:
+        """Learn from a copy in one direction. What was expected to take more of the time learns more."""
+        if not cells and not states:
+            return
+        expected_s = self.copy_s(cells, states=states)
+        change = _NEWEST_COPY * (seconds / expected_s - 1)
+        cells_share = cells * self.copy_cell_s / expected_s
+        self.copy_cell_s *= 1 + change * cells_share
+        self.copy_state_s *= 1 + change * (1 - cells_share)

@@ -194,7 +194,7 @@ class ShardLedger(ShardAccount):
                 if release:
                     self._evict(resident)
                 continue
-            entries += self.saves.entries_of(resident, known.length, release=release)
+            entries += self.saves.entries_of(resident, release=release)
             self.runs.use(known)
             if release:
                 self.stays.move(resident, Status.LEAVING if resident.is_live else Status.DROPPED)
@@ -213,20 +213,21 @@ class ShardLedger(ShardAccount):
     def apply_save(self, command: InFlight, reply: Saved) -> list[tuple[Resident, bool]]:
         """Note which runs are there, and end the stays of released sequences. Return the live ones, and if saved."""
         assert isinstance(command.command, Save), command.command
-        cells = 0
+        cells = states = 0
         waiting: list[tuple[Resident, bool]] = []
         for entry, is_saved, size in zip(command.command.entries, reply.saved, reply.sizes_bytes, strict=True):
             resident = command.residents[entry.sequence_id]
             if is_saved:
                 self.saves.note_saved(resident, entry, size)
                 cells += entry.end - entry.start if size else 0
+                states += entry.is_state and size > 0
             if entry.release:
                 if resident.is_live:
                     waiting.append((resident, is_saved))
                 self.cells.forget(resident)
                 self.stays.free(resident)
         self.saves.drop_unwanted(command)
-        self.costs.observe_copy(cells, reply.seconds)
+        self.costs.observe_copy(cells, reply.seconds, states=states)
         return waiting
 
     def apply_load(self, command: InFlight, reply: Loaded) -> list[Resident]:
@@ -242,8 +243,10 @@ class ShardLedger(ShardAccount):
                     self._remove(resident)
                     lost.append(resident)
                 self.stays.free(resident)  # the shard does not hold it
-        cells = sum(resident.cached - resident.shared for resident, is_loaded in results if is_loaded)
-        self.costs.observe_copy(cells, reply.seconds)
+        loaded = [resident for resident, is_loaded in results if is_loaded]
+        cells = sum(resident.cached - resident.shared for resident in loaded)
+        states = 0 if self.runs.states is None else len(loaded)
+        self.costs.observe_copy(cells, reply.seconds, states=states)
         return lost
 
     def apply_layout(self, reply: LayoutSet) -> list[Resident]:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from caravan_proto.messages.limits import Saving
 from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
@@ -60,18 +59,30 @@ def saved_prefix(shard: ShardAccount, sequence: Sequence, match: Match) -> Saved
     found = shard.runs.find(sequence.keys, sequence.known_tokens, sequence.most_cached)
     if found.length <= match.length:
         return NO_PREFIX
-    load_s = LOAD_S + (found.length - shared_by_load(shard, sequence, match).length) * shard.costs.copy_cell_s
+    load_s = LOAD_S + copy_s(shard, found.length - shared_by_load(shard, sequence, match, found).length)
     compute_s = (found.length - match.length) * shard.costs.recompute_token_s
     return found if load_s < compute_s else NO_PREFIX
 
 
-def shared_by_load(shard: ShardAccount, sequence: Sequence, match: Match) -> Match:
+def copy_s(shard: ShardAccount, cells: int) -> float:
+    """Return the expected seconds until ``cells`` of a sequence, and its state if it has one, are saved or loaded."""
+    return shard.costs.copy_s(cells, states=0 if shard.runs.states is None else 1)
+
+
+def shared_by_load(shard: ShardAccount, sequence: Sequence, match: Match, saved: SavedPrefix) -> Match:
     """Return ``match``, with one source, if ``sequence`` can begin with those cells and its rest be loaded.
 
-    No match if cells are not shared, or if the source is parked and its id or its other cells are needed.
+    Where sequences have recurrent state, ``match`` is of whole sequences. Their cells can be shared in part, since the
+    state is loaded. No match if cells are not shared, or if the source is parked and its id or its other cells are
+    needed.
     """
-    layout = shard.layout
-    if not (match.sources and layout.shares_cells and layout.saving is Saving.ANY):
+    if not shard.layout.shares_cells:
+        return NO_MATCH
+    if shard.runs.states is not None:
+        tokens = sequence.tokens(0, saved.length - 1)  # at least one cell is loaded
+        found = shard.cells.tree.match(sequence.request.prefix_namespace, tokens, len(tokens))
+        match = replace(found, sources=tuple(filter(shard.stays.can_be_copied, found.sources)))
+    if not match.sources:
         return NO_MATCH
     source_id = next((key for key in match.sources if key in shard.stays.residents), match.sources[0])
     shared = replace(match, sources=(source_id,))

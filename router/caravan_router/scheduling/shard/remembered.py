@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from caravan_router.core.prefixes import CachedPrefix, RunningSequence, ShardPrefixes
 from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.kept_run import KeptRun, Tier
 from caravan_router.scheduling.shard.resident import Resident
-from caravan_router.scheduling.shard.saved_runs import KeptRun, Tier
 
 
 def prefixes_of(shard: ShardAccount, key: bytes | None = None) -> ShardPrefixes:
@@ -14,13 +14,13 @@ def prefixes_of(shard: ShardAccount, key: bytes | None = None) -> ShardPrefixes:
     parked: dict[bytes, list[Resident]] = {}
     for resident in shard.stays.parked.values():
         parked.setdefault(resident.prefix_key, []).append(resident)
-    saved = {run.key: run for run in shard.runs.listed}
+    saved = shard.runs.listed
     pinned = {pin.key: pin for pin in shard.runs.pins if shard.runs.holding(pin.key)}
     names = parked.keys() | saved.keys() | pinned.keys()
     found = []
     for name in names if key is None else names & {key}:
         if name in parked or name in saved:
-            found.append(_prefix(shard, name, parked.get(name, ()), saved.get(name)))
+            found.append(_prefix(shard, name, parked.get(name, ()), saved.get(name, ())))
         else:
             found.append(_part_of_longer(shard, pinned[name]))
     return ShardPrefixes(
@@ -33,22 +33,19 @@ def prefixes_of(shard: ShardAccount, key: bytes | None = None) -> ShardPrefixes:
     )
 
 
-def _prefix(shard: ShardAccount, key: bytes, parked: Sequence[Resident], run: KeptRun | None) -> CachedPrefix:
+def _prefix(shard: ShardAccount, key: bytes, parked: Sequence[Resident], runs: Sequence[KeptRun]) -> CachedPrefix:
     own_cells = shard.cells.tree.own_cells({resident.sequence_id for resident in parked})
     all_cells = sum(resident.computed for resident in parked)
-    size = {tier: run.size_bytes if run is not None and run.tier is tier else 0 for tier in Tier}
-    uses = [resident.last_used_s for resident in parked]
-    if run is not None:
-        uses.append(run.used_s)
+    size = {tier: sum(run.size_bytes for run in runs if run.tier is tier) for tier in Tier}
     return CachedPrefix(
         key=key,
-        tokens=parked[0].computed if run is None else run.end,
+        tokens=runs[0].end if runs else parked[0].computed,
         cells=own_cells if shard.layout.shares_cells else all_cells,
         memory_bytes=size[Tier.MEMORY],
         disk_bytes=size[Tier.DISK],
-        tenant=parked[0].sequence.spec.tenant.name if run is None else run.note.tenant,
-        adapter=parked[0].adapter if run is None else run.note.adapter,
-        last_used_s=max(uses),
+        tenant=runs[0].note.tenant if runs else parked[0].sequence.spec.tenant.name,
+        adapter=runs[0].note.adapter if runs else parked[0].adapter,
+        last_used_s=max([*(resident.last_used_s for resident in parked), *(run.used_s for run in runs)]),
         pinned=shard.runs.pins.get(key) is not None,
     )
 

@@ -3,49 +3,17 @@
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum
 
-from caravan_proto.messages.commands import RunNote, RunSlice
+from caravan_proto.messages.commands import RunSlice
 from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.pins import Pin, Pins
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, PrefixKeys
 from caravan_router.scheduling.shard.clock import Clock
+from caravan_router.scheduling.shard.kept_run import KeptRun, Tier
+from caravan_router.scheduling.shard.saved_states import SavedStates
 
 # Pinned prefixes take at most the memory divided by this.
 _PINNED_SHARE = 2
-
-
-class Tier(Enum):
-    """Where a run is."""
-
-    MEMORY = "memory"
-    DISK = "disk"
-
-
-@dataclass(slots=True, eq=False)
-class KeptRun:
-    """The cells [start, end) of a prefix, named by the key of its end. ``cuts``: positions and keys of its cuts.
-
-    ``used_s``: when it was saved or last loaded, in seconds on the scheduler's clock. Prefixes are found in it up to
-    ``usable_end``: its end, unless it was dropped. ``loads``: how many sequences were loaded with it as their last run.
-    """
-
-    start: int
-    cuts: tuple[tuple[int, bytes], ...]
-    size_bytes: int
-    tier: Tier
-    note: RunNote
-    used_s: float
-    usable_end: int
-    loads: int = 0
-
-    @property
-    def key(self) -> bytes:
-        return self.cuts[-1][1]
-
-    @property
-    def end(self) -> int:
-        return self.cuts[-1][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +45,7 @@ class SavedRuns:
     """The saved runs of one shard. The router decides what leaves memory and disk: what was used least recently.
 
     A run is used with the runs before it, and these count as used after it: they are given up last. Runs that hold a
-    pinned prefix are not given up for others.
+    pinned prefix are not given up for others. Where there is recurrent state, a prefix ends only where one is saved.
     """
 
     def __init__(
@@ -85,15 +53,16 @@ class SavedRuns:
         memory_bytes: int,
         disk_bytes: int,
         *,
-        whole_only: bool,
+        with_state: bool,
         clock: Clock | None = None,
         pins: Pins | None = None,
     ) -> None:
-        """``whole_only``: a run is a whole sequence and cannot be cut."""
+        """``with_state``: there is recurrent state."""
         self._clock = clock or Clock()
         self.pins = pins or Pins()
         self.capacity_bytes = {Tier.MEMORY: memory_bytes, Tier.DISK: disk_bytes}
-        self.whole_only = whole_only
+        # The recurrent states, which are runs too; None where there is none.
+        self.states = SavedStates() if with_state else None
         self.used_bytes = {Tier.MEMORY: 0, Tier.DISK: 0}
         # By key, least recently used first.
         self._runs: OrderedDict[bytes, KeptRun] = OrderedDict()
@@ -103,8 +72,6 @@ class SavedRuns:
         self._dropped: set[bytes] = set()
         # The largest size of a cell seen, in bytes.
         self.cell_bytes = 0.0
-        # The length and the size of the longest run seen.
-        self._longest = (1, 0)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._runs
@@ -121,7 +88,8 @@ class SavedRuns:
             if run.key in self._dropped and not run.is_dropped:
                 self._dropped.remove(run.key)
                 known.usable_end = known.end
-                self._register(known)
+                if not known.is_state:
+                    self._register(known)
             return
         if run.is_dropped:
             self._dropped.add(run.key)
@@ -135,9 +103,11 @@ class SavedRuns:
             usable_end=run.cuts[-1][0],
         )
         self.used_bytes[added.tier] += run.size_bytes
-        self.cell_bytes = max(self.cell_bytes, run.size_bytes / (added.end - added.start))
-        self._longest = max(self._longest, (added.end - added.start, added.size_bytes))
-        self._register(added)
+        if not added.is_state:
+            self.cell_bytes = max(self.cell_bytes, run.size_bytes / (added.end - added.start))
+            self._register(added)
+        elif self.states is not None:
+            self.states.add(added)
 
     def _register(self, run: KeptRun) -> None:
         for position, key in run.cuts:
@@ -151,6 +121,8 @@ class SavedRuns:
             if run is not None:
                 self._dropped.discard(key)
                 self.used_bytes[run.tier] -= run.size_bytes
+                if run.is_state and self.states is not None:
+                    self.states.forget(run)
                 for _, cut in run.cuts:
                     if self._cuts.get(cut) is run:
                         del self._cuts[cut]
@@ -160,10 +132,17 @@ class SavedRuns:
     def find(self, keys: PrefixKeys, known: int, most: int | None = None) -> SavedPrefix:
         """Return the longest saved prefix of ``known`` tokens, at most the first ``most`` of it."""
         most = known if most is None else most
-        if self.whole_only:
-            ends = sorted({run.end for run in self._runs.values() if run.end <= most}, reverse=True)
-            return self._prefix(keys, next((end for end in ends if keys.at(end) in self._runs), 0), most)
-        return self._prefix(keys, self._cut_length(keys, known), most)
+        if self.states is None:
+            return self._prefix(keys, self._cut_length(keys, known), most)
+        for state in self.states.backwards(keys, self._cut_length(keys, most)):
+            cells = self._prefix(keys, state.end, state.end)
+            if cells.length:
+                return SavedPrefix(state.end, (*cells.slices, RunSlice(state.key, state.end, state.end)))
+        return NO_PREFIX
+
+    def covered(self, keys: PrefixKeys, known: int) -> int:
+        """Return of how many of the first ``known`` tokens the cells are saved."""
+        return self._prefix(keys, self._cut_length(keys, known), known).length
 
     def _cut_length(self, keys: PrefixKeys, known: int) -> int:
         blocks = 0
@@ -186,25 +165,29 @@ class SavedRuns:
             end = run.start
         return SavedPrefix(min(length, most), tuple(reversed(slices)))
 
-    def along(self, keys: PrefixKeys, known: int) -> list[KeptRun]:
-        """Return the runs that end within the first ``known`` tokens of a sequence, the shortest first."""
-        ends = sorted({run.end for run in self._runs.values() if run.end <= known})
-        return [self._runs[key] for key in map(keys.at, ends) if key in self._runs]
-
     def has_beginning(self, keys: PrefixKeys, known: int) -> bool:
         """Whether anything is saved of ``known`` tokens, of which there is at least a block."""
-        if self.whole_only:
-            return self.find(keys, known).length > 0
         return known >= BLOCK_TOKENS and keys.at(BLOCK_TOKENS) in self._cuts
 
     @property
-    def listed(self) -> list[KeptRun]:
-        """The runs whose ends are prefixes that sequences can be found with, least recently used first."""
-        return [run for key, run in self._runs.items() if key not in self._dropped]
+    def listed(self) -> dict[bytes, list[KeptRun]]:
+        """The prefixes that sequences can be found with, by key, each with the runs that end it."""
+        found: dict[bytes, list[KeptRun]] = {}
+        for key, run in self._runs.items():
+            if key not in self._dropped:
+                found.setdefault(run.prefix_key, []).append(run)
+        if self.states is not None:
+            return {key: runs for key, runs in found.items() if any(run.is_state for run in runs)}
+        return found
 
     def holding(self, key: bytes) -> tuple[KeptRun, ...]:
         """Return the runs that hold the prefix that ``key`` names, in order; empty unless all of it is there."""
         found: list[KeptRun] = []
+        if self.states is not None:
+            state = self.states.get(key)
+            if state is None:
+                return ()
+            found.append(state)
         run = self._cuts.get(key)
         while run is not None and (not found or run.start < found[-1].start):
             found.append(run)
@@ -288,35 +271,44 @@ class SavedRuns:
         What others begin with stays: the runs that start at a cut of it, and those that will start at keys ``needed``.
         So do pinned prefixes that end in it.
         """
-        if key in self._runs:
-            self._dropped.add(key)
+        found = [self._runs.get(key)]
+        if self.states is not None:
+            found += [self.states.get(key), self._cuts.get(key)]
+        self._dropped |= {run.key for run in found if run is not None}
         return self.drop_unneeded(needed)
 
     def drop_unneeded(self, needed: Collection[bytes] = ()) -> list[bytes]:
         """Give up the dropped runs that no other begins with any more. See `drop`."""
         gone: list[bytes] = []
+        has_changed = False
         while self._dropped:
-            starts = {run.note.before for run in self._runs.values()} | {pin.key for pin in self.pins} | set(needed)
+            pinned = {pin.key for pin in self.pins}
+            starts = {run.note.before for run in self._runs.values()} | pinned | set(needed)
             for key in self._dropped:
                 run = self._runs[key]
-                run.usable_end = max((position for position, cut in run.cuts if cut in starts), default=0)
+                if run.is_state:
+                    run.usable_end = run.end if run.prefix_key in pinned else 0
+                    continue
+                end = next((position for position, cut in reversed(run.cuts) if cut in starts), 0)
+                has_changed |= end != run.usable_end
+                run.usable_end = end
             found = [key for key in self._dropped if self._runs[key].usable_end == 0]
+            has_changed |= not all(self._runs[key].is_state for key in found)
             self.forget(found)
             gone += found
             if not found:
-                self._cuts.clear()
-                for run in self._runs.values():
-                    self._register(run)
+                if has_changed:
+                    self._cuts.clear()
+                    for run in self._runs.values():
+                        if not run.is_state:
+                            self._register(run)
                 break
         return gone
 
-    def bytes_of(self, cells: int) -> int:
-        """Return the size of a run of ``cells`` cells, or more, as far as that is known."""
-        if not self.whole_only:
-            return int(cells * self.cell_bytes)
-        # Most of it is recurrent state, whose size does not depend on the length.
-        length, size = self._longest
-        return size * max(cells, length) // length
+    def bytes_of(self, cells: int, *, states: int = 1) -> int:
+        """Return the size of runs of ``cells`` cells and of so many states, if there are any, as far as is known."""
+        state_bytes = 0 if self.states is None else states * self.states.size_bytes
+        return int(cells * self.cell_bytes) + state_bytes
 
     def make_room(self, wanted: int, keep: SavedPrefix = NO_PREFIX) -> Eviction:
         """Make room in memory for ``wanted`` bytes."""

@@ -2,17 +2,19 @@
 
 from array import array
 from collections.abc import Collection, Iterable
+from itertools import pairwise
 
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.messages.limits import Saving
 from caravan_router.scheduling.events import SavedRun
-from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, cuts_between
+from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, cuts_between, state_key
 from caravan_router.scheduling.shard.capacity import ShardCapacity
 from caravan_router.scheduling.shard.checkpoints import thinned
 from caravan_router.scheduling.shard.command import InFlight, ShardCommands
+from caravan_router.scheduling.shard.kept_run import Tier
 from caravan_router.scheduling.shard.next_header import NextHeader
 from caravan_router.scheduling.shard.resident import Resident
-from caravan_router.scheduling.shard.saved_runs import Eviction, SavedPrefix, SavedRuns, Tier
+from caravan_router.scheduling.shard.saved_runs import Eviction, SavedPrefix, SavedRuns
 
 
 class ShardSaves:
@@ -37,39 +39,34 @@ class ShardSaves:
         pins = self._runs.pins.within(resident.sequence.keys, resident.computed)
         return any(pin.length >= BLOCK_TOKENS and not self._runs.holding(pin.key) for pin in pins)
 
-    def entries_of(self, resident: Resident, known: int, *, release: bool) -> list[SaveEntry]:
-        """Make entries for what is computed of ``resident`` beyond ``known`` tokens, or for all if that is all.
+    def entries_of(self, resident: Resident, *, release: bool) -> list[SaveEntry]:
+        """Make entries for what is computed of ``resident`` and not saved, or for all if that is all.
 
         A pinned prefix gets a run that ends with it, so that no more than that is kept.
         """
         keys, end = resident.sequence.keys, resident.computed
-        whole_only = self._runs.whole_only
-        # Saving a prefix that is there already does nothing.
-        start = known if known < end and not whole_only else 0
+        known = self._runs.covered(keys, end)
         ends = [end]
-        if start == known and not whole_only:
+        if self._runs.states is not None:
+            # The state is an entry of its own, and the last.
+            cells = [] if known == end else [_cells_entry(resident, known, end)]
+            return [*cells, _state_entry(resident, release=release)]
+        # Saving a prefix that is there already does nothing.
+        start = known if known < end else 0
+        if start == known:
             ends[:0] = [pin.length for pin in self._runs.pins.within(keys, end - 1) if pin.length > start]
-        entries: list[SaveEntry] = []
-        for until in ends:
-            cuts = [end] if whole_only else cuts_between(start, until)
-            entries.append(
-                SaveEntry(
-                    sequence_id=resident.sequence_id,
-                    start=start,
-                    cuts=tuple((cut, keys.at(cut)) for cut in cuts),
-                    release=release and until == end,
-                    note=_note_of(resident, start, until),
-                )
-            )
-            start = until
-        return entries
+        return [
+            _cells_entry(resident, first, until, release=release and until == end)
+            for first, until in pairwise([start, *ends])
+        ]
 
     # Changes, which the ledger makes
 
     def make_room(self, entries: Collection[SaveEntry]) -> None:
         """Make room for the ``entries`` of a Save: runs that were used least recently give way."""
-        new = [entry.end - entry.start for entry in entries if entry.cuts[-1][1] not in self._runs]
-        self._note_eviction(self._runs.make_room(sum(map(self._runs.bytes_of, new))), entries)
+        new = [entry for entry in entries if entry.cuts[-1][1] not in self._runs]
+        cells, states = sum(entry.end - entry.start for entry in new), sum(entry.is_state for entry in new)
+        self._note_eviction(self._runs.make_room(self._runs.bytes_of(cells, states=states)), entries)
 
     def expect(self, size_bytes: int, keep: SavedPrefix) -> None:
         """Make room for runs of another shard, except by giving up ``keep``."""
@@ -96,19 +93,23 @@ class ShardSaves:
         run = SavedRun(start=entry.start, cuts=entry.cuts, size_bytes=size_bytes, note=entry.own_note)
         self._runs.add(run)
         # The runs before it count as used now, too, so that they are given up after it.
-        self._runs.use(self._runs.find(resident.sequence.keys, entry.end))
-        if self._runs.whole_only:
+        found = self._runs.find(resident.sequence.keys, entry.end)
+        self._runs.use(found)
+        if entry.is_state:
+            if found.length < entry.end:
+                self.drop(entry.own_note.before)  # its cells were not saved
             self._thin(resident, entry.end)
 
     def _thin(self, resident: Resident, end: int) -> None:
         """Give up some of the checkpoints of ``resident`` before ``end``, but none that several have continued from."""
-        runs = self._runs.along(resident.sequence.keys, end)
+        assert self._runs.states is not None
+        runs = list(self._runs.states.backwards(resident.sequence.keys, end))[::-1]
         pinned = self._runs.pinned
         kept = {run.end for run in runs if run.loads > 1 or run.key in pinned}
         gone = set(thinned([run.end for run in runs], kept))
         for run in runs:
             if run.end in gone:
-                self.drop(run.key)
+                self.drop(run.prefix_key)
 
     def drop_unwanted(self, command: InFlight) -> None:
         """Let the next command drop what ``command`` has saved though it was given up meanwhile."""
@@ -123,7 +124,7 @@ class ShardSaves:
     def give_up(self, key: bytes | None) -> None:
         """Let the next command drop all runs, or the one with this ``key``. What is being saved follows later."""
         for command in self._commands.in_flight:
-            ends = {entry.cuts[-1][1] for entry in _entries_of(command)}
+            ends = {_prefix_key(entry) for entry in _entries_of(command)}
             self._unwanted |= {(command, end) for end in ends if key in (None, end)}
         if key is not None:
             self.drop(key)
@@ -134,6 +135,32 @@ class ShardSaves:
 
 def _entries_of(command: InFlight) -> Iterable[SaveEntry]:
     return command.command.entries if isinstance(command.command, Save) else ()
+
+
+def _prefix_key(entry: SaveEntry) -> bytes:
+    """Return the key of the prefix that ``entry`` ends with."""
+    return entry.own_note.before if entry.is_state else entry.cuts[-1][1]
+
+
+def _cells_entry(resident: Resident, start: int, end: int, *, release: bool = False) -> SaveEntry:
+    return SaveEntry(
+        sequence_id=resident.sequence_id,
+        start=start,
+        cuts=tuple((cut, resident.sequence.keys.at(cut)) for cut in cuts_between(start, end)),
+        release=release,
+        note=_note_of(resident, start, end),
+    )
+
+
+def _state_entry(resident: Resident, *, release: bool) -> SaveEntry:
+    end = resident.computed
+    return SaveEntry(
+        sequence_id=resident.sequence_id,
+        start=end,
+        cuts=((end, state_key(resident.prefix_key)),),
+        release=release,
+        note=_note_of(resident, end, end),
+    )
 
 
 def _note_of(resident: Resident, start: int, end: int) -> RunNote:

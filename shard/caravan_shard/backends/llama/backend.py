@@ -20,6 +20,7 @@ from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, JointEmbed, StartupError, TokenBatch
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.candidate_probe import chooses_candidates
+from caravan_shard.backends.llama.cell_state import StateFormat
 from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.device_candidates import PATIENCE, DeviceCandidates
 from caravan_shard.backends.llama.devices import drafting_devices, find_devices
@@ -31,6 +32,7 @@ from caravan_shard.backends.llama.joint_logprobs import find_joint_logprobs
 from caravan_shard.backends.llama.known_equality import known_equality, library_files
 from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
+from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
 from caravan_shard.backends.llama.restoring import what_restoring_changes
 from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
 from caravan_shard.config import ShardConfig
@@ -181,11 +183,10 @@ class LlamaCppBackend:
     def _find_state_format(self) -> None:
         """Find the format of states from the warm-up's tokens, then forget these."""
         reason = ""
-        is_recurrent = self.capacity.current.saving is Saving.WHOLE_ONLY
-        self._state_format = self._memory.find_recurrent_format(0) if is_recurrent else self._memory.find_format(0)
+        self._state_format = self._memory.find_format(0)
         if self._state_format is None:
             reason = "llama.cpp's state of this model has an unknown format"
-        elif is_recurrent:
+        elif isinstance(self._memory, RecurrentMemory):
             reason = what_restoring_changes(self._memory, self.decode, self.logits)
         if reason:
             _log.warning("prefixes cannot be saved: %s", reason)
@@ -335,7 +336,8 @@ class LlamaCppBackend:
         if opened is None:
             return False
         self._use(opened)
-        self._memory.set_format(self._state_format)
+        if isinstance(self._state_format, StateFormat):  # other models have one layout
+            self._memory.set_format(self._state_format)
         return True
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:

@@ -56,6 +56,11 @@ class StateError(Exception):
     """These bytes are no state of the expected format."""
 
 
+def state_head() -> bytes:
+    """Return what every state begins with."""
+    return _HEAD.pack(MAGIC, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
     """The ggml type of a tensor, and the size of the row that it has for each cell."""

@@ -8,6 +8,7 @@ import llama_cpp
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.memory import LlamaMemory
+from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
 from caravan_shard.backends.llama.rope import set_rope
 from caravan_shard.backends.llama.window import SplitWindowedMemory, WindowedMemory, ids_needed
 from caravan_shard.config import CELL_BLOCK, ShardConfig
@@ -75,7 +76,7 @@ class _Traits:
     def saving(self) -> Saving:
         if self._loses_cells:
             return Saving.NOTHING
-        return Saving.WHOLE_ONLY if self.stateful else Saving.ANY
+        return Saving.WITH_STATE if self.stateful else Saving.ANY
 
 
 class Contexts:
@@ -232,8 +233,11 @@ class Contexts:
         transposes = not self.has_flash_attention(layout)
         if traits.has_guards:
             return WindowedMemory(context, sequences=parallel, window=traits.window, transposes=transposes)
-        if layout is KvLayout.UNIFIED:
-            return LlamaMemory(context, copies_whole=traits.stateful, streams=1, transposes=transposes)
+        unified = layout is KvLayout.UNIFIED
+        if traits.stateful:
+            return RecurrentMemory(context, sequences=parallel, shares_cells=unified, transposes=transposes)
+        if unified:
+            return LlamaMemory(context, copies_whole=False, streams=1, transposes=transposes)
         if traits.window > 0:
             return SplitWindowedMemory(context, copies_whole=True, streams=parallel, transposes=transposes)
         return LlamaMemory(context, copies_whole=True, streams=parallel, transposes=transposes)

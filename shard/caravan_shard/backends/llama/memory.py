@@ -12,7 +12,7 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import CellSlice, TokenBatch
 from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat, find_format
-from caravan_shard.backends.llama.recurrent_state import RecurrentFormat, find_recurrent_format
+from caravan_shard.backends.llama.recurrent_state import RecurrentFormat
 
 TO_THE_END = -1
 
@@ -32,12 +32,10 @@ class LlamaMemory:
         self._streams = streams
         # States that are needed for a moment; kept, because new memory is slower to write than to read.
         self._scratch: State = np.empty(0, np.uint8)
-        # None if only whole states can be saved.
+        # None if states cannot be taken apart.
         self._format: StateFormat | None = None
-        # Set where that is so since some layers are recurrent.
-        self._recurrent: RecurrentFormat | None = None
 
-    def find_format(self, sequence_id: int) -> StateFormat | None:
+    def find_format(self, sequence_id: int) -> StateFormat | RecurrentFormat | None:
         """Find how states are made, from a sequence of a few tokens; None if states cannot be taken apart."""
         try:
             self._format = find_format(self._whole_state(sequence_id))
@@ -45,21 +43,9 @@ class LlamaMemory:
             self._format = None
         return self._format
 
-    def find_recurrent_format(self, sequence_id: int) -> RecurrentFormat | None:
-        """Find how whole states are made, from a sequence of a few tokens; None if they cannot be checked."""
-        try:
-            block = self._whole_state(sequence_id, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
-            self._recurrent = find_recurrent_format(self._whole_state(sequence_id), block)
-        except StateError:
-            self._recurrent = None
-        return self._recurrent
-
-    def set_format(self, form: StateFormat | RecurrentFormat | None) -> None:
+    def set_format(self, form: StateFormat | None) -> None:
         """Use a format that was found in another context of the model."""
-        if isinstance(form, RecurrentFormat):
-            self._recurrent = form
-        else:
-            self._format = form
+        self._format = form
 
     def after_decode(self, batch: TokenBatch) -> None:
         """Note that the tokens of ``batch`` are in memory now."""
@@ -87,12 +73,9 @@ class LlamaMemory:
     def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
         """Return the state of the cells [start, end); None if it exceeds ``most_bytes`` or cannot be had."""
         form = self._format
-        size = self._state_bytes(sequence_id) if form is None else form.state_bytes(self._streams, end - start)
-        if size > most_bytes:
+        if form is None or form.state_bytes(self._streams, end - start) > most_bytes:
             return None
         try:
-            if form is None:
-                return self._whole_state(sequence_id)
             return self._saved(form, sequence_id, start, end, releasing=releasing)
         except StateError:
             return None
@@ -112,7 +95,7 @@ class LlamaMemory:
         assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         form = self._format
         if form is None:
-            return self._restore_whole(sequence_id, slices[0])
+            return False
         first = 0 if shared is None or self._copies_whole else shared.length
         own = [replace(one, start=max(one.start, first)) for one in slices if one.end > first]
         try:
@@ -124,14 +107,6 @@ class LlamaMemory:
         if shared is not None and first:
             llama_cpp.llama_memory_seq_cp(self._memory, shared.source_id, sequence_id, TO_THE_END, first)
         return True
-
-    def _restore_whole(self, sequence_id: int, whole: CellSlice) -> bool:
-        try:
-            if self._recurrent is not None:
-                self._recurrent.check(whole.state, whole.end)
-        except StateError:
-            return False
-        return self._set_state(sequence_id, whole.state)
 
     def put(self, form: StateFormat, sequence_id: int, parts: Sequence[Sequence[CacheCells]]) -> bool:
         """Put cells into memory, ``parts`` of each cache; False, and nothing is held, if there is no room."""
@@ -182,9 +157,9 @@ class LlamaMemory:
     def _state_bytes(self, sequence_id: int, flags: int = 0) -> int:
         return int(llama_cpp.llama_state_seq_get_size_ext(self._context, sequence_id, flags))
 
-    def _set_state(self, sequence_id: int, state: State) -> bool:
+    def _set_state(self, sequence_id: int, state: State, flags: int = 0) -> bool:
         size = state.nbytes
-        if size == llama_cpp.llama_state_seq_set_data_ext(self._context, _bytes_of(state), size, sequence_id, 0):
+        if size == llama_cpp.llama_state_seq_set_data_ext(self._context, _bytes_of(state), size, sequence_id, flags):
             return True
         llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, TO_THE_END, TO_THE_END)
         return False

@@ -15,9 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from caravan_shard.arrays import State
-from caravan_shard.backends.llama.cell_state import MAX_ROW_BYTES, StateError, StateFormat, find_format
+from caravan_shard.backends.llama.cell_state import (
+    MAX_ROW_BYTES,
+    CacheCells,
+    StateError,
+    StateFormat,
+    find_format,
+    state_head,
+)
 
-_HEAD_BYTES = 8
+_HEAD_BYTES = len(state_head())
 _META = struct.Struct("<IiIII")
 _POSITION_BYTES = slice(4, 8)
 _ROW = struct.Struct("<iQ")
@@ -27,35 +34,35 @@ _TYPES = {0, 1, 30}
 
 @dataclass(frozen=True, slots=True)
 class RecurrentFormat:
-    """``attention``: the cells of layers that attend; None without such layers. ``streams``: among how many they are.
+    """``attention``: the cells of layers that attend; None without such layers.
 
     ``block_bytes``: the size of the recurrent state. ``fixed``: the bytes in it that no state has otherwise, by place.
     """
 
     attention: StateFormat | None
-    streams: int
     block_bytes: int
     fixed: tuple[tuple[int, bytes], ...]
 
-    def check(self, state: State, length: int) -> None:
-        """Raise StateError unless ``state`` is one of ``length`` tokens."""
-        cells, block = state[: -self.block_bytes], state[-self.block_bytes :]
+    def cells_bytes(self, streams: int, cells: int) -> int:
+        """The size of a state of ``cells`` cells without recurrent state."""
+        return _HEAD_BYTES if self.attention is None else self.attention.state_bytes(streams, cells)
+
+    def parse(self, state: State) -> list[CacheCells]:
+        """Return the cells of each cache that attends, of a state without the recurrent one; raises StateError."""
+        if self.attention is not None:
+            return self.attention.parse(state)
+        if state.tobytes() != state_head():
+            raise StateError("cells without layers that attend")
+        return []
+
+    def check(self, block: State, length: int) -> None:
+        """Raise StateError unless ``block`` is the recurrent state of ``length`` tokens."""
         if block.nbytes != self.block_bytes or any(
             block[at : at + len(found)].tobytes() != found for at, found in self.fixed
         ):
             raise StateError("another recurrent state")
         if int(block[_POSITION_BYTES].view("<i4")[0]) != length - 1:
             raise StateError("a recurrent state of another length")
-        if self.attention is None:
-            if cells.nbytes != _HEAD_BYTES:
-                raise StateError("cells without layers that attend")
-            return
-        caches = self.attention.parse(cells)
-        if _streams_of(cells) != self.streams:
-            raise StateError("cells of another layout")
-        for cache in caches:
-            if not np.array_equal(np.sort(cache.positions), np.arange(length, dtype=np.int32)):
-                raise StateError(f"not the cells of {length} tokens")
 
 
 def find_recurrent_format(state: State, block: State) -> RecurrentFormat | None:
@@ -68,12 +75,7 @@ def find_recurrent_format(state: State, block: State) -> RecurrentFormat | None:
     fixed = _fixed_bytes(block)
     if fixed is None or (attention is None and cells.nbytes != _HEAD_BYTES):
         return None
-    streams = 1 if attention is None else _streams_of(cells)
-    return RecurrentFormat(attention, streams, block.nbytes, fixed)
-
-
-def _streams_of(cells: State) -> int:
-    return int(cells[_HEAD_BYTES : _HEAD_BYTES + 4].view("<u4")[0])
+    return RecurrentFormat(attention, block.nbytes, fixed)
 
 
 def _fixed_bytes(block: State) -> tuple[tuple[int, bytes], ...] | None:

@@ -150,11 +150,13 @@ class ToyBackend:
         self.cache.copy(source_id, destination_id, length)
 
     def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
-        """Return the states of the cells, 8 bytes each."""
+        """Return the states of the cells, 8 bytes each, or as recurrent state that of the last one alone."""
         limits = self.capacity.current
         assert limits.saving is not Saving.NOTHING, "nothing can be saved"
-        whole = (start, end) == (0, self.length(sequence_id))
-        assert whole or limits.saving is Saving.ANY, "only whole sequences can be saved"
+        if start == end:
+            assert limits.saving is Saving.WITH_STATE, "there is no recurrent state"
+            assert end == self.length(sequence_id), "the recurrent state is that after all tokens"
+            start -= 1
         states = np.array(self.cache.states(sequence_id, start, end), np.uint64).view(np.uint8)
         if releasing:
             # llama.cpp's cells may be changed then.
@@ -164,6 +166,13 @@ class ToyBackend:
     def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
         """Give the sequence cells with the states of ``slices``, which are new but for those of ``shared``."""
         assert self.cache.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
+        last: CellSlice | None = None
+        if self.capacity.current.saving is Saving.WITH_STATE:
+            *slices, last = slices
+            assert last.start == last.end == slices[-1].end, "the last slice is no recurrent state at the end"
+            if last.state.nbytes != 8:
+                return False
+            shared = shared and replace(shared, length=min(shared.length, last.end - 1))
         known = shared.length if shared is not None and self.cache.layout is KvLayout.UNIFIED else 0
         first = min(known, slices[0].start)
         states: list[int] = []
@@ -179,7 +188,10 @@ class ToyBackend:
             equal = states[: known - first]
             assert self.cache.states(shared.source_id, first, known) == equal, "the cells are not equal"
             self.cache.copy(shared.source_id, sequence_id, known)
-        if not self.cache.put_back(sequence_id, states[known - first :]):
+        own = states[known - first :]
+        if last is not None:
+            own[-1] = int(last.state.view(np.uint64)[0])
+        if not self.cache.put_back(sequence_id, own):
             self.cache.trim(sequence_id, 0)
             return False
         return True
@@ -215,7 +227,7 @@ def _layout_limits(layout: KvLayout, cells: int, max_sequences: int, *, whole_on
         cells=cells,
         cells_per_sequence=cells if layout is KvLayout.UNIFIED else cells // max_sequences,
         whole_only=whole_only,
-        saving=Saving.WHOLE_ONLY if whole_only else Saving.ANY,
+        saving=Saving.WITH_STATE if whole_only else Saving.ANY,
     )
 
 

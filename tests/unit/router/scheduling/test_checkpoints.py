@@ -15,7 +15,7 @@ from caravan_testing.ledgers import limits_of
 from caravan_testing.simulation import Simulation
 
 END = 9
-RECURRENT: dict[str, Any] = {"whole_only": True, "saving": Saving.WHOLE_ONLY, "memory_bytes": 1 << 20}
+RECURRENT: dict[str, Any] = {"whole_only": True, "saving": Saving.WITH_STATE, "memory_bytes": 1 << 20}
 
 
 def recurrent(**fields: Any) -> ShardLimits:
@@ -43,7 +43,7 @@ def computed(simulation: Simulation) -> int:
 def saved_ends(simulation: Simulation) -> list[int]:
     """Return the lengths of the prefixes that were saved while their sequence went on."""
     saves = [action for action in simulation.actions if isinstance(action, Save)]
-    return [entry.end for save in saves for entry in save.entries if not entry.release]
+    return [entry.end for save in saves for entry in save.entries if entry.is_state and not entry.release]
 
 
 def answer(simulation: Simulation, prompt: tuple[int, ...], new: int = 4) -> int:
@@ -117,11 +117,44 @@ def test_equal_prompts_and_those_that_begin_alike_wait_for_the_first() -> None:
     assert len(simulation.finished) == 4
 
 
+def test_those_that_are_loaded_beside_a_running_prompt_share_its_cells() -> None:
+    simulation = begun()
+    prompt = message(1, 200) + (2,) * 40
+    for _ in range(4):
+        simulation.submit(prompt, 50, ignore_eos=True)
+    shard = simulation.shards["a"]
+    while len(shard.held) < 4 or any(held.pending is False for held in shard.held.values()):
+        simulation.advance("a")
+    assert computed(simulation) == 240 + 3 * 2
+    # Each has loaded a cell of its own, computed the last two tokens, and generated some.
+    assert shard.used_cells <= 240 + 3 * (1 + 2) + 4 * 50
+    simulation.run()
+    simulation.check_at_rest()
+
+
 def test_a_prompt_goes_on_although_its_state_was_not_saved() -> None:
     simulation = begun()
     simulation.shards["a"].refuse_next_save = True
     assert answer(simulation, message(1, 40) + (2,) * 30) == 70
     assert answer(simulation, message(1, 40) + (3,) * 30) == 70
+
+
+def conversation(turns: int) -> tuple[int, ...]:
+    """Return the prompt of a turn; the model's own answers are not in it."""
+    prompt = message(1, 100)
+    for turn in range(turns):
+        prompt += (*message(10 + 2 * turn, 40), 3, 4, *message(11 + 2 * turn, 30))
+    return prompt[:-30]
+
+
+def test_cells_are_saved_once() -> None:
+    simulation = begun()
+    for turn in range(1, 11):
+        answer(simulation, conversation(turn), new=20)
+    saved = [entry for save in simulation.actions if isinstance(save, Save) for entry in save.entries]
+    cells = sum(entry.end - entry.start for entry in saved)
+    # Each answer, which is not in the next prompt, and each end of a prompt.
+    assert len(conversation(10)) < cells <= len(conversation(10)) + 10 * (20 + 2)
 
 
 ENDS = st.lists(st.integers(1, 400), min_size=1, max_size=60).map(

@@ -3,8 +3,9 @@
 from caravan_proto.messages.commands import RunNote, RunSlice, Save
 from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.prefix_keys import PrefixKeys, cuts_between
+from caravan_router.scheduling.shard.kept_run import Tier
 from caravan_router.scheduling.shard.remembered import prefixes_of, tokens_of
-from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedRuns, Tier
+from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedRuns
 from caravan_testing.ledgers import SAVING, limits_of
 from caravan_testing.simulation import Simulation, simulation
 
@@ -20,7 +21,7 @@ def run(start: int, end: int, *, is_dropped: bool = False) -> SavedRun:
 
 
 def having(*saved: SavedRun) -> SavedRuns:
-    runs = SavedRuns(1000, 0, whole_only=False)
+    runs = SavedRuns(1000, 0, with_state=False)
     for one in saved:
         runs.add(one)
     return runs
@@ -29,7 +30,7 @@ def having(*saved: SavedRun) -> SavedRuns:
 def test_a_run_that_no_other_begins_with_goes_at_once() -> None:
     runs = having(run(0, 40), run(40, 70))
     assert runs.drop(KEYS.at(70)) == [KEYS.at(70)]
-    assert [one.key for one in runs.listed] == [KEYS.at(40)]
+    assert list(runs.listed) == [KEYS.at(40)]
     assert runs.used_bytes[Tier.MEMORY] == 10
     assert runs.find(KEYS, 100).length == 40
 
@@ -37,7 +38,7 @@ def test_a_run_that_no_other_begins_with_goes_at_once() -> None:
 def test_of_a_run_that_another_begins_with_the_rest_is_not_found_any_more() -> None:
     runs = having(run(0, 40), run(32, 70))
     assert runs.drop(KEYS.at(40)) == []
-    assert [one.key for one in runs.listed] == [KEYS.at(70)]
+    assert list(runs.listed) == [KEYS.at(70)]
     assert runs.find(KEYS, 70).slices == (RunSlice(KEYS.at(40), 0, 32), RunSlice(KEYS.at(70), 32, 70))
     other = PrefixKeys("", lambda start, stop: [*TOKENS[:40], 7, 7][start:stop])
     assert runs.find(other, 42).length == 32, "what the other has in common with it"
@@ -51,7 +52,7 @@ def test_a_run_that_is_saved_again_is_wanted_again() -> None:
     runs = having(run(0, 40), run(32, 70))
     runs.drop(KEYS.at(40))
     runs.add(run(0, 40))
-    assert [one.key for one in runs.listed] == [KEYS.at(40), KEYS.at(70)]
+    assert list(runs.listed) == [KEYS.at(40), KEYS.at(70)]
     assert runs.find(KEYS, 40).length == 40
     assert runs.drop(KEYS.at(70)) == [KEYS.at(70)]
 
@@ -61,7 +62,7 @@ def test_a_run_stays_dropped_on_the_shard_that_fetches_it() -> None:
     source.drop(KEYS.at(40))
     target = having(*source.describe(source.keys))
     assert target.drop_unneeded() == []
-    assert [one.key for one in target.listed] == [KEYS.at(70)]
+    assert list(target.listed) == [KEYS.at(70)]
     assert target.find(KEYS, 70).length == 70
 
 

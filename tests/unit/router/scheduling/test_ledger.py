@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_reuse import find_match, has_id_for, saved_prefix, shared_by_load
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
+from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
 from caravan_testing.ledgers import (
     LIMITS,
     SAVING,
@@ -396,7 +396,7 @@ def with_a_longer_prefix_saved(limits: ShardLimits) -> tuple[ShardLedger, Sequen
 
 
 def load(shard: ShardLedger, back: Sequence) -> Resident:
-    match = shared_by_load(shard, back, find_match(shard, back))
+    match = shared_by_load(shard, back, find_match(shard, back), NO_PREFIX)
     resident = shard.load(back, match, shard.runs.find(back.keys, back.known_tokens, back.most_cached), 0)
     shard.send(Load(shard="a", command_id=4, header=shard.header.message, entries=()), [resident])
     return resident
@@ -431,33 +431,38 @@ def test_what_is_loaded_is_found_by_others_once_its_first_chunk_is_computed() ->
     assert find_match(shard, third) == Match(72, 72, (1,))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"layout": KvLayout.SPLIT, "cells": 1600}, {"whole_only": True, "saving": Saving.WHOLE_ONLY}],
-    ids=["split", "recurrent"],
-)
-def test_cells_that_cannot_be_shared_are_loaded_too(fields: dict[str, Any]) -> None:
-    shard = ledger(limits=limits_of(**{**SAVING, **fields}))
-    assert shared_by_load(shard, sequence(1, range(64)), Match(32, 32, (0,))) == NO_MATCH
+def test_cells_that_cannot_be_shared_are_loaded_too() -> None:
+    shard = ledger(limits=limits_of(**{**SAVING, "layout": KvLayout.SPLIT, "cells": 1600}))
+    assert shared_by_load(shard, sequence(1, range(64)), Match(32, 32, (0,)), NO_PREFIX) == NO_MATCH
+
+
+def test_what_is_loaded_with_its_state_shares_cells_with_a_sequence_that_goes_on_otherwise() -> None:
+    shard = ledger(limits=limits_of(**{**SAVING, "whole_only": True, "saving": Saving.WITH_STATE}))
+    run(shard, sequence(1, [*COMMON, 98, 97]))
+    longer = sequence(2, range(64))
+    match = find_match(shard, longer)
+    assert match == NO_MATCH, "the state of the other is not that of a beginning"
+    for length, shared in ((40, 32), (20, 19)):
+        assert shared_by_load(shard, longer, match, SavedPrefix(length)) == Match(shared, shared, (0,))
 
 
 def test_the_only_id_is_taken_for_what_is_loaded_though_it_holds_the_prefix() -> None:
     shard = ledger(limits=limits_of(max_sequences=1, **SAVING))
     shard.finish(run(shard, sequence(1, COMMON)))
     longer = sequence(2, range(64))
-    assert shared_by_load(shard, longer, find_match(shard, longer)) == NO_MATCH
+    assert shared_by_load(shard, longer, find_match(shard, longer), NO_PREFIX) == NO_MATCH
 
 
 def test_a_parked_sequence_that_has_to_make_room_is_not_shared_by_what_is_loaded() -> None:
     shard = ledger(limits=limits_of(cells=100, cells_per_sequence=100, **SAVING))
     shard.finish(run(shard, sequence(1, [*COMMON, *range(200, 230)])))
     fits, longer = sequence(2, [*COMMON, *range(100, 138)]), sequence(3, [*COMMON, *range(100, 139)])
-    assert shared_by_load(shard, fits, find_match(shard, fits)) == Match(32, 0, (0,))
-    assert shared_by_load(shard, longer, find_match(shard, longer)) == NO_MATCH
+    assert shared_by_load(shard, fits, find_match(shard, fits), NO_PREFIX) == Match(32, 0, (0,))
+    assert shared_by_load(shard, longer, find_match(shard, longer), NO_PREFIX) == NO_MATCH
     # With what a running sequence holds, nothing has to be kept.
     run(shard, sequence(4, [*COMMON, 98, 97]))
     shard.evict_all()
-    assert shared_by_load(shard, longer, find_match(shard, longer)) == Match(32, 32, (1,))
+    assert shared_by_load(shard, longer, find_match(shard, longer), NO_PREFIX) == Match(32, 32, (1,))
 
 
 def test_what_a_running_sequence_has_generated_is_found_by_a_request_that_begins_with_it() -> None:

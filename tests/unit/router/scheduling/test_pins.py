@@ -10,6 +10,7 @@ from caravan_router.scheduling.events import ShardJoined, ShardLimits, Unpinned
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 from caravan_router.scheduling.shard.remembered import prefixes_of, tokens_of
 from caravan_testing.ledgers import limits_of
+from caravan_testing.model_runs import STATE_BYTES
 from caravan_testing.model_shard import ModelShard
 from caravan_testing.simulation import Simulation, simulation
 
@@ -245,15 +246,15 @@ def test_a_pin_survives_a_change_of_the_layout() -> None:
     sim.check_at_rest()
 
 
-def test_memory_that_cannot_be_cut_is_pinned_as_a_whole() -> None:
-    sim = simulation("a", limits=limits_of(whole_only=True, saving=Saving.WHOLE_ONLY, memory_bytes=400))
+def test_a_prefix_with_state_is_pinned_with_its_state() -> None:
+    sim = simulation("a", limits=limits_of(whole_only=True, saving=Saving.WITH_STATE, memory_bytes=400))
     assert pinned(sim) is None
     sim.submit(SYSTEM, 1, ignore_eos=True)
     sim.run()
     ask(sim, *others(10))
-    assert saved_on(sim, "a") == len(SYSTEM)
+    assert saved_on(sim, "a") == len(SYSTEM) + STATE_BYTES
     sim.lose("a")
-    sim.join("a", limits_of(whole_only=True, saving=Saving.WHOLE_ONLY, memory_bytes=400))
+    sim.join("a", limits_of(whole_only=True, saving=Saving.WITH_STATE, memory_bytes=400))
     ask(sim, (*SYSTEM, 50))
-    assert saved_on(sim, "a") == 0, "only a longer sequence was saved"
+    assert saved_on(sim, "a") == 0, "the state of a longer sequence alone was saved"
     sim.check_at_rest()

@@ -1,9 +1,12 @@
 """What a shard has saved, how a prefix is found in it, and what makes way."""
 
-from caravan_proto.messages.commands import RunSlice
+from typing import Any
+
+from caravan_proto.messages.commands import RunNote, RunSlice
 from caravan_router.scheduling.events import SavedRun
-from caravan_router.scheduling.prefix_keys import PrefixKeys, cuts_between
-from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedRuns, Tier
+from caravan_router.scheduling.prefix_keys import PrefixKeys, cuts_between, state_key
+from caravan_router.scheduling.shard.kept_run import Tier
+from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedRuns
 
 
 def keys(tokens: list[int]) -> PrefixKeys:
@@ -16,11 +19,17 @@ KEYS = keys(TOKENS)
 
 def run(start: int, end: int, of: PrefixKeys = KEYS, *, size: int = 10, on_disk: bool = False) -> SavedRun:
     cuts = tuple((cut, of.at(cut)) for cut in cuts_between(start, end))
-    return SavedRun(start=start, cuts=cuts, size_bytes=size, on_disk=on_disk)
+    return SavedRun(start=start, cuts=cuts, size_bytes=size, note=RunNote(before=of.at(start)), on_disk=on_disk)
 
 
-def having(*saved: SavedRun, memory: int = 1000, disk: int = 0, whole_only: bool = False) -> SavedRuns:
-    runs = SavedRuns(memory, disk, whole_only=whole_only)
+def state(end: int, of: PrefixKeys = KEYS, *, size: int = 7) -> SavedRun:
+    """Return the recurrent state at the end of a prefix."""
+    note = RunNote(before=of.at(end))
+    return SavedRun(start=end, cuts=((end, state_key(of.at(end))),), size_bytes=size, note=note)
+
+
+def having(*saved: SavedRun, memory: int = 1000, **fields: Any) -> SavedRuns:
+    runs = SavedRuns(memory, **{"disk_bytes": 0, "with_state": False, **fields})
     for one in saved:
         runs.add(one)
     return runs
@@ -57,11 +66,46 @@ def test_a_run_is_of_no_use_without_the_runs_before_it() -> None:
     assert runs.find(KEYS, 100) == NO_PREFIX
 
 
-def test_a_run_that_cannot_be_cut_is_found_whole() -> None:
-    whole = SavedRun(start=0, cuts=((40, KEYS.at(40)),), size_bytes=10)
-    runs = having(whole, whole_only=True)
-    assert runs.find(KEYS, 39) == NO_PREFIX
+def test_a_prefix_with_state_ends_where_a_state_is_saved() -> None:
+    runs = having(run(0, 40), state(20), run(40, 70), state(48), with_state=True)
+    assert runs.covered(KEYS, 99) == 70
+    for most, length in ((99, 48), (48, 48), (47, 0)):
+        # The cells of the first 20 tokens are there, but their run has no cut where the state is.
+        found = runs.find(KEYS, most)
+        assert found.length == length
+    cells = (RunSlice(KEYS.at(40), 0, 40), RunSlice(KEYS.at(70), 40, 48))
+    assert runs.find(KEYS, 99).slices == (*cells, RunSlice(state_key(KEYS.at(48)), 48, 48))
+    assert runs.find(KEYS, 99).behind(45) == (
+        RunSlice(KEYS.at(70), 45, 48),
+        RunSlice(state_key(KEYS.at(48)), 48, 48),
+    )
+    assert having(run(40, 70), state(70), with_state=True).find(KEYS, 99) == NO_PREFIX
+
+
+def test_a_state_is_given_up_alone_where_later_ones_need_its_cells() -> None:
+    runs = having(run(0, 40), state(40), run(40, 70), state(70), with_state=True)
+    assert runs.drop(KEYS.at(40)) == [state_key(KEYS.at(40))]
+    assert (runs.find(KEYS, 69), runs.find(KEYS, 70).length) == (NO_PREFIX, 70)
+    assert list(runs.listed) == [KEYS.at(70)]
+    assert runs.used_bytes[Tier.MEMORY] == 27
+    gone = runs.drop(KEYS.at(70))
+    assert set(gone) == {KEYS.at(40), KEYS.at(70), state_key(KEYS.at(70))}
+    assert runs.used_bytes[Tier.MEMORY] == 0
+
+
+def test_cells_that_no_state_needs_are_used_for_none_but_the_next_one() -> None:
+    runs = having(run(0, 40), state(32), state(40), with_state=True)
+    assert runs.drop(KEYS.at(40)) == [state_key(KEYS.at(40))]
+    assert (runs.find(KEYS, 99).length, runs.covered(KEYS, 99)) == (32, 32)
+    for one in (run(0, 40), state(40)):  # they are saved again; the shard has the run of cells
+        runs.add(one)
     assert runs.find(KEYS, 99).length == 40
+
+
+def test_a_state_makes_way_before_its_cells() -> None:
+    runs = having(run(0, 40), run(40, 70), state(70), memory=27, with_state=True)
+    runs.use(runs.find(KEYS, 70))
+    assert runs.make_room(8).dropped == (state_key(KEYS.at(70)), KEYS.at(70))
 
 
 def test_what_was_used_least_recently_makes_way() -> None:
@@ -81,7 +125,7 @@ def test_the_beginning_of_a_prefix_makes_way_last() -> None:
 
 def test_runs_move_to_disk_and_then_make_way_there() -> None:
     others = [keys([number] * 50) for number in range(3)]
-    runs = having(*(run(0, 40, other) for other in others), memory=30, disk=10)
+    runs = having(*(run(0, 40, other) for other in others), memory=30, disk_bytes=10)
     assert runs.make_room(runs.bytes_of(40)).spilled == (others[0].at(40),)
     assert runs.used_bytes == {Tier.MEMORY: 20, Tier.DISK: 10}
     assert runs.find(others[0], 40).length == 40, "it can be loaded from there"
@@ -91,7 +135,7 @@ def test_runs_move_to_disk_and_then_make_way_there() -> None:
 
 
 def test_runs_on_disk_survive_the_shard() -> None:
-    runs = having(run(0, 40, on_disk=True), run(40, 70, on_disk=True), disk=100)
+    runs = having(run(0, 40, on_disk=True), run(40, 70, on_disk=True), disk_bytes=100)
     assert runs.find(KEYS, 100).length == 70
     assert runs.used_bytes == {Tier.MEMORY: 0, Tier.DISK: 20}
 

@@ -14,6 +14,7 @@ from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.prefix_tree import NO_MATCH
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_reuse import find_match, saved_prefix, shared_by_load
+from caravan_router.scheduling.shard.saved_runs import NO_PREFIX
 from caravan_testing.ledgers import (
     SAVING,
     ledger,
@@ -243,7 +244,7 @@ def test_a_saved_sequence_comes_back_behind_cells_of_another() -> None:
     back = sequence(1, range(70))
     swap_out(shard, run(shard, back))
     run(shard, sequence(2, [*range(40), 99, 98]))
-    step, match = plan(shard), shared_by_load(shard, back, find_match(shard, back))
+    step, match = plan(shard), shared_by_load(shard, back, find_match(shard, back), NO_PREFIX)
     assert step.can_load(back, match)
     step.load(back, match, saved_prefix(shard, back, match))
     command = step.send(1)
