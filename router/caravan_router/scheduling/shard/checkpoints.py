@@ -99,18 +99,19 @@ def _apart(places: Iterable[int], start: int, most: int) -> list[int]:
     return found
 
 
-def thinned(ends: Items[int], kept: Collection[int]) -> list[int]:
+def thinned(ends: Items[int], kept: Collection[int], most: int = 0) -> list[int]:
     """Return which of the ``ends`` of checkpoints of one sequence, in ascending order, are given up.
 
-    Not those in ``kept``, nor the first, nor the last few. An end between two others is given up if they are no farther
-    apart than the later of them is from the last of all. So whoever goes back by some tokens, to a place between two
-    that are left, has at most as many to compute again, or as many as lay between two checkpoints from the start. Few
-    are left, since the distances from the last double with every second one.
+    None as long as there are no more than ``most``, nor those in ``kept``, nor the first, nor the last few. An end
+    between two others is given up if they are no farther apart than the later of them is from the last of all. So
+    whoever goes back by some tokens, to a place between two that are left, has at most as many to compute again, or as
+    many as lay between two checkpoints from the start. Few are left, since the distances from the last double with
+    every second one.
     """
     left = list(ends)
     newest = left[-1] if left else 0
     at = 1
-    while at < len(left) - _LAST_MESSAGES:
+    while at < len(left) - _LAST_MESSAGES and len(left) > most:
         before, after = left[at - 1], left[at + 1]
         if left[at] not in kept and after - before <= newest - after:
             del left[at]

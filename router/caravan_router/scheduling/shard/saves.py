@@ -16,6 +16,9 @@ from caravan_router.scheduling.shard.next_header import NextHeader
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.shard.saved_runs import Eviction, SavedPrefix, SavedRuns
 
+# Checkpoints of one sequence that are kept while the memory for saved runs is not half full.
+_MOST_CHECKPOINTS = 32
+
 
 class ShardSaves:
     """Changes ``runs``, and lets the next command do what the shard must do for that."""
@@ -106,7 +109,8 @@ class ShardSaves:
         runs = list(self._runs.states.backwards(resident.sequence.keys, end))[::-1]
         pinned = self._runs.pinned
         kept = {run.end for run in runs if run.loads > 1 or run.key in pinned}
-        gone = set(thinned([run.end for run in runs], kept))
+        is_scarce = 2 * self._runs.memory_room < self._runs.capacity_bytes[Tier.MEMORY]
+        gone = set(thinned([run.end for run in runs], kept, 0 if is_scarce else _MOST_CHECKPOINTS))
         for run in runs:
             if run.end in gone:
                 self.drop(run.prefix_key)

@@ -147,6 +147,22 @@ def conversation(turns: int) -> tuple[int, ...]:
     return prompt[:-30]
 
 
+def test_a_client_goes_back_to_any_turn_of_a_conversation() -> None:
+    simulation = begun()
+    for turn in range(1, 11):
+        answer(simulation, conversation(turn), new=20)
+    for turn in (5, 9, 2, 10):
+        assert answer(simulation, conversation(turn)) == 2
+
+
+def test_where_memory_is_scarce_going_back_costs_more() -> None:
+    simulation = begun(memory_bytes=1000)
+    for turn in range(1, 11):
+        answer(simulation, conversation(turn), new=20)
+    back = conversation(5)
+    assert 2 < answer(simulation, back) <= len(conversation(10)) - len(back) + 2
+
+
 def test_cells_are_saved_once() -> None:
     simulation = begun()
     for turn in range(1, 11):
@@ -162,20 +178,21 @@ ENDS = st.lists(st.integers(1, 400), min_size=1, max_size=60).map(
 )
 
 
-@given(ends=ENDS, forks=st.sets(st.integers(0, 59)))
-def test_checkpoints_are_few_and_going_back_is_cheap(ends: list[int], forks: set[int]) -> None:
+@given(ends=ENDS, forks=st.sets(st.integers(0, 59)), most=st.sampled_from([0, 0, 10]))
+def test_checkpoints_are_few_and_going_back_is_cheap(ends: list[int], forks: set[int], most: int) -> None:
     kept = {end for place, end in enumerate(ends) if place in forks}
     held: list[int] = []
     for end in ends:
         held.append(end)
-        gone = thinned(held, kept)
+        gone = thinned(held, kept, most)
         assert not kept & set(gone)
+        assert len(held) - len(gone) >= min(len(held), most)
         held = [one for one in held if one not in gone]
         # The first and the last few stay.
         assert held[0] == ends[0]
         assert held[-4:] == ends[: ends.index(end) + 1][-4:]
         others = len(held) - len(kept & set(held))
-        assert others <= 4 + 2 * (2 + len(kept & set(held))) + 2 * end.bit_length()
+        assert others <= max(most, 4 + 2 * (2 + len(kept & set(held))) + 2 * end.bit_length())
     longest = max(after - before for before, after in zip([0, *ends], ends, strict=False))
     for target in range(ends[0], ends[-1], 7):
         nearest = max(end for end in held if end <= target)
