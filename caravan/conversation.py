@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from caravan.chat_call import Messages, PromptOptions, chat_fields_of
 from caravan.closing import Closing
+from caravan.cut_places import CutPlaces
 from caravan.errors import (
     AlreadyPrompted,
     CacheFull,
@@ -75,6 +76,7 @@ class Conversation(Closing):
         # The sequence of the backend that holds the first ``held`` tokens; None if none does.
         self.sequence_id: int | None = None
         self.held = 0
+        self.cut_places = CutPlaces()
 
     @property
     def state(self) -> State:

@@ -158,6 +158,8 @@ class Executor(Closing):
         for part in sorted(parts, key=_sequence_id):
             part.conversation.advance(part.count, logits[row : row + part.outputs])
             row += part.outputs
+            if part.count > 1 and not part.conversation.waiting:
+                self._note_cut_place(part.conversation)
         computed = [part.conversation for part in parts]
         return Inference(
             tuple(conversation for conversation in computed if not conversation.waiting),
@@ -282,6 +284,13 @@ class Executor(Closing):
         if source.sequence_id is not None and source.held and self._free_ids:
             target.sequence_id, target.held = self._free_ids.pop(0), source.held
             self.backend.copy(source.sequence_id, target.sequence_id, source.held)
+            self._note_cut_place(source)
+            target.cut_places = source.cut_places.copy()
+
+    def _note_cut_place(self, conversation: Conversation) -> None:
+        """Let it be cut back to where it is now, if it can be cut nowhere."""
+        if self._saving is Saving.WITH_STATE and conversation.sequence_id is not None:
+            conversation.cut_places.note(self.backend, conversation.sequence_id)
 
     def trim(self, conversation: Conversation, length: int) -> None:
         """Let the conversation hold its first ``length`` tokens at most; fewer if the cache cannot be cut there."""
@@ -290,8 +299,8 @@ class Executor(Closing):
             return
         length = min(length, conversation.held)
         if self.backend.length(sequence_id) > length and not self.backend.trim(sequence_id, length):
-            self.backend.trim(sequence_id, 0)
-            length = 0
+            length = conversation.cut_places.cut(self.backend, sequence_id, length)
+        conversation.cut_places.forget_behind(length)
         conversation.note_held(length)
         if not length:
             self._free_ids.append(sequence_id)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from caravan import LLM, Conversation, Executor, SamplingParams
-from caravan_testing.shard_models import DEMO_MODEL, TIE_LOGITS, WINDOW_MODEL, fetched
+from caravan_testing.shard_models import DEMO_MODEL, HYBRID_MODEL, TIE_LOGITS, WINDOW_MODEL, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -219,9 +219,9 @@ def test_forks_are_opened_with_the_cells_that_they_share(
                 assert np.abs(conversation.logits() - copy.logits()).max() < TIE_LOGITS[model]
 
 
-def test_a_recurrent_model_computes_again_what_it_cannot_cut(tmp_path: Path) -> None:
-    path = tmp_path / "mamba.gguf"
-    write_tiny_mamba(path)
+@pytest.mark.parametrize("kind", ["mamba", "hybrid"])
+def test_a_recurrent_model_is_cut_back_to_the_ends_of_its_prompts(kind: str, tmp_path: Path) -> None:
+    path = write_tiny_mamba(tmp_path / "mamba.gguf") if kind == "mamba" else fetched(HYBRID_MODEL)
     executor = Executor(path, ctx_size=512, parallel=4, threads=1)
     with executor, executor.create() as conversation, executor.create() as other:
         tokens = [5, 6, 7, 8, 9, 10]
@@ -230,7 +230,15 @@ def test_a_recurrent_model_computes_again_what_it_cannot_cut(tmp_path: Path) -> 
         with conversation.fork() as branch:
             branch.prompt([11])
             executor.infer()
-            branch.rewind(2)
+            branch.rewind(1)
+            assert branch.held == len(tokens)
+            branch.prompt([12, 13])
+            other.prompt([*tokens, 12, 13])
+            executor.infer()
+            assert np.allclose(branch.logits(), other.logits(), atol=1e-4)
+            branch.rewind(3)
+            assert branch.held == 0, "there is no state within the prompt"
+            other.rewind(8)
             branch.prompt([])
             other.prompt(tokens[:5])
             executor.infer()
