@@ -34,12 +34,16 @@ class MessageParam(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolParam(msgspec.Struct, frozen=True, kw_only=True):
-    """A function. ``type`` may be "custom"; tools that Anthropic runs or defines are refused."""
+    """A function. ``type`` may be "custom"; tools that Anthropic runs or defines are refused.
+
+    ``strict``: calls of the request match their schemas, as in chat completions.
+    """
 
     name: str
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolChoiceParam(msgspec.Struct, frozen=True, kw_only=True):

@@ -167,7 +167,11 @@ def _joined(texts: Iterator[str] | Sequence[str]) -> str:
 def _tool(field: str, tool: ToolParam) -> Tool:
     if tool.type not in {None, "custom"}:
         raise unsupported_field_error(f"{field}.type", 'set it to "custom"', tool.type)
-    return Tool(function=FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema))
+    return Tool(
+        function=FunctionDefinition(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
+    )
 
 
 def _choice_fields(body: PromptFields) -> dict[str, Any]:

@@ -126,6 +126,9 @@ async def test_calls_become_items_and_their_outputs_messages() -> None:
         await service.reply("/v1/responses", {"input": [output], **previous})
         assert prompt_text(service.engine).startswith("[user]Hi</s>[assistant]<tool_call>")
         assert "[tool]2</s>" in prompt_text(service.engine)
+        for strict in (True, False):
+            await service.reply("/v1/responses", {"input": "Hi", "tools": [{**tools[0], "strict": strict}]})
+            assert (service.engine.spec.constraint is not None) == strict
 
 
 async def test_custom_tools_are_functions_of_one_text() -> None:

@@ -56,7 +56,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``parameters``: a JSON schema; absent if there are none. TGI also calls it ``arguments``.
 
-    ``strict`` changes nothing: a call that ``tool_choice`` demands always matches the schema.
+    ``strict``: if it is true for one function, calls match their schemas also if ``tool_choice`` demands none, where a
+    tag opens calls. Those that it demands always do.
     """
 
     name: str

@@ -33,7 +33,7 @@ from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_format import Beginning, beginning_after
 from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_format import ToolFormat
-from caravan_router.chat.tool_grammar import functions_of, tool_constraint
+from caravan_router.chat.tool_grammar import functions_of, opens_calls, tool_constraint
 from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.chat.value_grammar import UnsupportedSchemaError
 from caravan_router.core.engine import ModelFacts
@@ -253,13 +253,18 @@ async def _constraint(
     context: Context, plan: ChatPlan, tool_format: ToolFormat | None, asked: FieldConstraint | None
 ) -> Constraint | None:
     engine, tools = context.engine, plan.tools
-    if tool_format is None or not (tools.required or asked):
+    beside = None
+    if tool_format is not None and tools.strict and asked is None and opens_calls(tool_format):
+        beside = frozenset[str]() if plan.thought is None else plan.thought.thought_format.controls
+    if tool_format is None or not (tools.required or asked or beside is not None):
         return await compiled(engine, asked)
     functions = functions_of(template_tools(tools.callable))
     # An output that must call a tool is no answer.
     answer = None if asked is None or tools.required else asked.constraint.source
     try:
-        constraint = await tool_constraint(engine, tool_format, functions, several=tools.several, answer=answer)
+        constraint = await tool_constraint(
+            engine, tool_format, functions, several=tools.several, answer=answer, beside=beside
+        )
     except UnsupportedSchemaError as error:
         raise ToolError(f"`tools` cannot be enforced: {error}") from error
     size, limit = len(constraint.source.encode()), context.limits.max_constraint_bytes
