@@ -91,7 +91,7 @@ def _fixed_bytes(block: State) -> tuple[tuple[int, bytes], ...] | None:
         if at + _ROW.size > block.nbytes:
             return None
         kind, row_bytes = _ROW.unpack_from(block.data, at)
-        if kind not in _TYPES or not 0 < row_bytes <= MAX_ROW_BYTES:
+        if kind not in _TYPES or not 0 <= row_bytes <= MAX_ROW_BYTES:
             return None
         found.append((at, block[at : at + _ROW.size].tobytes()))
         at += _ROW.size + row_bytes
