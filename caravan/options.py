@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from caravan_proto.limits import MOST_ROLLBACK_TOKENS
+
 
 class ModelOptions(TypedDict, total=False):
     """Options of a model. Names, values and defaults are those of the flags, see docs/configuration.md.
@@ -12,14 +14,15 @@ class ModelOptions(TypedDict, total=False):
 
     ``parallel``: most sequences held at a time. ``ctx_size``: KV cells of all sequences together, 0 for the context
     that the model was trained with. ``embeddings``: make `LLM.embed` and `LLM.score` possible. ``speculate``: most
-    draft tokens of a sequence in one step; ``model_draft`` is of no use without. ``lora``: adapters, each
-    [NAME=]PATH[:SCALE].
+    draft tokens of a sequence in one step; ``model_draft`` is of no use without, and ``rollback_tokens`` are as many, 8
+    at most, unless they are given. ``lora``: adapters, each [NAME=]PATH[:SCALE].
     """
 
     model_draft: str
     gpu_layers_draft: int
     parallel: int
     ctx_size: int
+    rollback_tokens: int
     kv_layout: str
     batch_size: int
     ubatch_size: int
@@ -115,6 +118,8 @@ def split_options(model: str | Path, options: Mapping[str, Any]) -> tuple[dict[s
     check_names(options, ModelOptions)
     of_model = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
     of_engine = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
+    if of_engine.get("speculate"):
+        of_model.setdefault("rollback_tokens", min(of_engine["speculate"], MOST_ROLLBACK_TOKENS))
     return {"model": str(model)} | of_model, of_engine
 
 

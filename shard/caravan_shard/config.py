@@ -208,6 +208,8 @@ class ShardConfig(RopeFlags, PlacementFlags, ModelFlags):
             ctx_size=cells,
             kv_layout=KvLayout.UNIFIED.value,
             exact=False,
+            # It is cut back by more than a step of its own has.
+            rollback_tokens=0,
             gpu_layers=(-1 if self.uses_gpus else 0) if layers is None else layers,
             device=self.device if devices is None else ",".join(devices) or "none",
             rpc="",

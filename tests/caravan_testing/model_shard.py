@@ -263,6 +263,7 @@ class ModelShard:
                     min(
                         left,
                         held.setup.max_draft_tokens,
+                        self.layout.rollback_tokens if self.layout.whole_only else left,
                         held.setup.max_length - len(held.tokens) - 1,
                         command.max_steps - self._steps_of_current - 1,
                         self.layout.cells_per_sequence - len(held.cells) - 1,

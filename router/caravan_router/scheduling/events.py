@@ -38,7 +38,7 @@ class ShardLimits:
     @property
     def draft_tokens(self) -> int:
         """Most draft tokens of one step in the current layout."""
-        return 0 if self.layout.whole_only else self.max_draft_tokens
+        return self.max_draft_tokens if self.layout.can_have_drafts else 0
 
     @property
     def most_cells_per_sequence(self) -> int:

@@ -74,9 +74,9 @@ class Capacity:
     def max_draft_tokens(self) -> int:
         """Most draft tokens in one step. They use the outputs of prompt logprobs, which no decoding step has.
 
-        0 for recurrent models: their state cannot be cut back to what was accepted.
+        0 where sequences cannot be cut back to what was accepted.
         """
-        return 0 if self.current.whole_only else self.max_prompt_logprob_tokens
+        return self.max_prompt_logprob_tokens if self.current.can_have_drafts else 0
 
     def limits(self, layout: KvLayout) -> LayoutLimits | None:
         """Return the limits of a layout; None if the cells cannot have it."""

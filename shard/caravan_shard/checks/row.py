@@ -88,13 +88,15 @@ class RowCheck:
     def _check_kept(self, row: Row) -> Refusal | None:
         if not 0 <= row.kept <= row.end:
             return Refusal(ShardError.WRONG_POSITION, f"keep_length must be <= {row.end}. Given: {row.kept}")
-        if self._capacity.current.whole_only and row.kept not in (0, row.end):
-            return Refusal(
-                ShardError.WRONG_POSITION,
-                "this model's memory is recurrent and cannot be cut back: "
-                f"keep_length must be 0 or {row.end}. Given: {row.kept}",
-            )
-        return None
+        limits = self._capacity.current
+        least = max(row.start + 1, row.end - limits.rollback_tokens)
+        if not limits.whole_only or row.kept == 0 or row.kept >= least:
+            return None
+        return Refusal(
+            ShardError.WRONG_POSITION,
+            "this model's memory is recurrent and cannot be cut back so far: "
+            f"keep_length must be 0 or {row.end if least == row.end else f'>= {least}'}. Given: {row.kept}",
+        )
 
 
 def _check_start(row: Row, held: int) -> Refusal | None:

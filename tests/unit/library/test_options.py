@@ -31,10 +31,12 @@ def test_every_option_of_a_server_is_a_flag_of_the_router() -> None:
 
 
 def test_options_go_to_the_model_or_to_the_engine() -> None:
-    assert split_options("a.gguf", {"parallel": 2, "speculate": 4}) == (
+    assert split_options("a.gguf", {"parallel": 2, "prefix_caching": False}) == (
         {"model": "a.gguf", "parallel": 2},
-        {"speculate": 4},
+        {"prefix_caching": False},
     )
+    assert split_options("a.gguf", {"speculate": 12}) == ({"model": "a.gguf", "rollback_tokens": 8}, {"speculate": 12})
+    assert split_options("a.gguf", {"speculate": 4, "rollback_tokens": 0})[0]["rollback_tokens"] == 0
 
 
 def test_the_target_of_a_list_of_prompts_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -526,6 +526,7 @@ class LayoutLimits(_message.Message):
     CELLS_PER_SEQUENCE_FIELD_NUMBER: _builtins.int
     PREFIX_SHARING_FIELD_NUMBER: _builtins.int
     RUN_SAVING_FIELD_NUMBER: _builtins.int
+    ROLLBACK_TOKENS_FIELD_NUMBER: _builtins.int
     kv_layout: Global___KvLayout.ValueType
     cells: _builtins.int
     """KV cells of all sequences together."""
@@ -533,6 +534,8 @@ class LayoutLimits(_message.Message):
     """Most cells that one sequence can hold: all in the unified layout, its own part when split."""
     prefix_sharing: Global___PrefixSharing.ValueType
     run_saving: Global___RunSaving.ValueType
+    rollback_tokens: _builtins.int
+    """With PREFIX_SHARING_WHOLE_ONLY: how many of the last tokens of a step a sequence can be cut back by, right after it."""
     def __init__(
         self,
         *,
@@ -541,10 +544,11 @@ class LayoutLimits(_message.Message):
         cells_per_sequence: _builtins.int = ...,
         prefix_sharing: Global___PrefixSharing.ValueType = ...,
         run_saving: Global___RunSaving.ValueType = ...,
+        rollback_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "kv_layout", b"kv_layout", "prefix_sharing", b"prefix_sharing", "run_saving", b"run_saving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "kv_layout", b"kv_layout", "prefix_sharing", b"prefix_sharing", "rollback_tokens", b"rollback_tokens", "run_saving", b"run_saving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

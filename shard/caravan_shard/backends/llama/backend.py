@@ -117,6 +117,11 @@ class LlamaCppBackend:
             ranks=self._embedder is not None and self._embedder.ranks,
         )
         self._use(opened)
+        if config.rollback_tokens and self.capacity.current.whole_only and not self.capacity.max_draft_tokens:
+            _log.warning(
+                "there are no drafts: llama.cpp cannot take back tokens of models of this architecture",
+                extra={"architecture": self.facts.architecture},
+            )
         self._warm_up()
         self._find_state_format()
         self.state_fingerprint = self._fingerprint(config)
@@ -272,6 +277,8 @@ class LlamaCppBackend:
         outcome = self._forward.decode(batch)
         if outcome is DecodeOutcome.OK:
             self._memory.after_decode(batch)
+        elif outcome in (DecodeOutcome.ABORTED, DecodeOutcome.FAILED):
+            self._memory.after_failure(batch)
         return outcome
 
     def logits(self, rows: int) -> Floats:

@@ -43,6 +43,7 @@ class ToyBackend:
         layout: KvLayout = KvLayout.UNIFIED,
         other_layouts: Sequence[KvLayout] = (),
         whole_only: bool = False,
+        rollback_tokens: int = 0,
         max_prompt_logprob_tokens: int = 64,
         embedding_size: int = 0,
         ranks: bool = False,
@@ -60,7 +61,12 @@ class ToyBackend:
         self.joint_draw = leave_all
         self.joint_logprobs = leave_all_logprobs
         self.capacity = Capacity(
-            layouts=tuple(_layout_limits(layout, cells, max_sequences, whole_only=whole_only) for layout in layouts),
+            layouts=tuple(
+                replace(
+                    _layout_limits(layout, cells, max_sequences, whole_only=whole_only), rollback_tokens=rollback_tokens
+                )
+                for layout in layouts
+            ),
             max_sequences=max_sequences,
             max_batch_tokens=max_batch_tokens,
             max_prompt_logprob_tokens=max_prompt_logprob_tokens,
@@ -84,6 +90,8 @@ class ToyBackend:
         self._step_s = step_s
         self._token_s = token_s
         self._logits: Floats = np.empty((0, TOY_FACTS.vocabulary_size), np.float32)
+        # How many tokens of each sequence the last step has computed, as far as none was taken back.
+        self._computed: Counter[int] = Counter()
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Work like llama_decode, its rules for positions included."""
@@ -99,6 +107,7 @@ class ToyBackend:
         if forced in (DecodeOutcome.NO_KV, DecodeOutcome.INVALID):
             return forced
         computed = len(tokens) if forced in (None, DecodeOutcome.OK) else len(tokens) // 2
+        self._computed = Counter(sequence_ids if computed == len(tokens) else ())
         states = []
         for row in range(computed):
             self.cache.append(sequence_ids[row], tokens[row], batch.adapter)
@@ -139,7 +148,9 @@ class ToyBackend:
 
     def trim(self, sequence_id: int, length: int) -> bool:
         """Work like llama_memory_seq_rm to the end."""
-        if self.capacity.current.whole_only and 0 < length < self.cache.length(sequence_id):
+        limits, back = self.capacity.current, self.cache.length(sequence_id) - length
+        most = min(limits.rollback_tokens, self._computed.pop(sequence_id, 0) - 1)
+        if limits.whole_only and length and back > max(0, most):
             return False
         self.cache.trim(sequence_id, length)
         return True
