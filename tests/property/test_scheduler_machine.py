@@ -24,7 +24,15 @@ pytestmark = pytest.mark.examples
 
 
 def _limits(
-    ids: int, per_sequence: int, layouts: str, batch: int, saving: Saving, memory: int, disk: int, fingerprint: str
+    ids: int,
+    per_sequence: int,
+    layouts: str,
+    batch: int,
+    saving: Saving,
+    memory: int,
+    disk: int,
+    fingerprint: str,
+    rollback: int = 0,
 ) -> ShardLimits:
     """Return few cells and ids: contention is the rule."""
     whole_only = saving is Saving.WITH_STATE
@@ -34,10 +42,15 @@ def _limits(
             cells_per_sequence=per_sequence,
             layout=KvLayout.SPLIT,
             whole_only=whole_only,
+            rollback_tokens=rollback,
             saving=saving,
         ),
         "unified": LayoutLimits(
-            cells=per_sequence, cells_per_sequence=per_sequence, whole_only=whole_only, saving=saving
+            cells=per_sequence,
+            cells_per_sequence=per_sequence,
+            whole_only=whole_only,
+            rollback_tokens=rollback,
+            saving=saving,
         ),
     }
     if layouts == "auto":
@@ -50,7 +63,7 @@ def _limits(
         memory_bytes=memory,
         disk_bytes=disk,
         max_prompt_logprob_tokens=16,
-        max_draft_tokens=0 if whole_only else 16,
+        max_draft_tokens=0 if whole_only and not rollback else 16,
         run_fingerprint="" if saving is Saving.NOTHING else fingerprint,
         end_tokens=frozenset({2}),
     )
@@ -78,6 +91,19 @@ _SAVING_LIMITS = st.builds(
     memory=st.sampled_from([150, 1000]),
     disk=st.sampled_from([0, 100]),
     fingerprint=st.sampled_from(["", "x"]),
+)
+# Shards that save whole sequences only, where prompts pause at ends of messages: after token 2.
+_CHECKPOINT_LIMITS = st.builds(
+    _limits,
+    ids=st.integers(1, 4),
+    per_sequence=st.integers(60, 160),
+    layouts=st.sampled_from(["split", "unified", "unified"]),
+    batch=st.integers(20, 64),
+    saving=st.just(Saving.WHOLE_ONLY),
+    memory=st.sampled_from([150, 1000]),
+    disk=st.sampled_from([0, 100]),
+    fingerprint=st.sampled_from(["", "x"]),
+    rollback=st.sampled_from([0, 3]),
 )
 # Two tokens, and few beginnings: prefixes in common are the rule.
 _PROMPTS = (
@@ -357,3 +383,26 @@ class SavingSchedulerMachine(SchedulerMachine):
 
 TestSavingSchedulerMachine = SavingSchedulerMachine.TestCase
 TestSavingSchedulerMachine.settings = settings(max_examples=examples(100), stateful_step_count=40)
+
+
+class CheckpointSchedulerMachine(SchedulerMachine):
+    """Sequences cannot be cut back, and continue from where prompts paused."""
+
+    shard_limits = _CHECKPOINT_LIMITS
+    keeps_all = True
+
+    @rule(
+        messages=st.lists(st.sampled_from([16, 17, 20, 31]), min_size=1, max_size=4),
+        tails=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+        new=st.integers(1, 6),
+    )
+    def converse(self, messages: list[int], tails: list[int], new: int) -> None:
+        """Submit several questions behind the same messages, one after another, and the first one again."""
+        history = tuple(token for length in messages for token in (*[1] * (length - 1), 2))
+        for tail in (*tails, tails[0]):
+            self.simulation.submit((*history, *[3] * tail), new)
+            self.rest()
+
+
+TestCheckpointSchedulerMachine = CheckpointSchedulerMachine.TestCase
+TestCheckpointSchedulerMachine.settings = settings(max_examples=examples(100), stateful_step_count=40)
