@@ -77,6 +77,7 @@ class ModelDriver(EngineDriver):
         config = ShardConfig(**{"model": str(model), "parallel": 4, "threads": 1, "flash_attn": "on", **flags})
         self.backend: Any
         super().__init__(LlamaCppBackend(config))
+        self.model = model
         self.tie_logits = TIE_LOGITS.get(model, 0.0)
 
     def tokens(self, text: str) -> list[int]:
