@@ -10,7 +10,7 @@ from caravan_router.chat.argument_types import Schema
 from caravan_router.chat.closed_schema import NO_PARAMETERS, closed, json_layout, without_definitions
 from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted, terms_for
 from caravan_router.chat.nested_arguments import ITEM
-from caravan_router.chat.tool_format import HOLE, KEY, Style, Tags, ToolFormat, is_tag
+from caravan_router.chat.tool_format import HOLE, KEY, NAME, Style, Tags, ToolFormat, is_tag
 from caravan_router.chat.value_grammar import UnsupportedSchemaError, Values, properties_of, required_of
 from caravan_router.core.engine import Engine
 
@@ -42,12 +42,14 @@ async def tool_constraint(
     rules: list[str] = []
     for number, (name, parameters) in enumerate(functions.items()):
         body = _body(tool_format, terms, rules, name, closed(parameters or NO_PARAMETERS))
-        rules.append(f"call_{number}: {_joined(body, terms.text(tool_format.closing))}")
+        before = terms.text(tool_format.opening.replace(NAME, name)) if NAME in tool_format.opening else ""
+        rules.append(f"call_{number}: {_joined(before, body, terms.text(tool_format.closing))}")
     rules.append(f"opened: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
-    rules.append(f"call: {_joined(terms.text(tool_format.opening), 'opened')}")
+    common = "" if NAME in tool_format.opening else terms.text(tool_format.opening)
+    rules.append(f"call: {_joined(common, 'opened')}")
     more = f"({_joined(terms.text(tool_format.between), 'call')})*" if several and not tool_format.single else ""
     behind = (more, terms.text(tool_format.section_closing))
-    section = (terms.text(tool_format.section_opening), "call", *behind)
+    section = (terms.text(tool_format.section_opening), "opened" if tool_format.prompted else "call", *behind)
     start = [f"start: {_joined(*section)}"]
     if beside is not None:
         start = _beside_text(terms, tool_format, behind, beside)

@@ -217,7 +217,7 @@ async def test_whatever_the_constraint_allows_is_a_valid_call(family: Family) ->
 
 
 # Nothing but a name, a bracket or a word opens their calls, or something else may do so, too.
-NOT_OPENED = {"Gemma 3", "xLAM", "Llama 3", "Llama 4", "gpt-oss", "GigaChat 3"}
+NOT_OPENED = {"Gemma 3", "xLAM", "Llama 3", "Llama 4", "gpt-oss", "GigaChat 3", "Muse Glimmer", "Functionary 3.2"}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -241,4 +241,19 @@ async def test_calls_behind_a_text_match_their_schemas_and_texts_are_free(family
 
 def _native(family: Family, calls: list[Call]) -> str:
     output = family.written(calls)
+    if family.name == "Functionary 3.2":
+        # The prompt ends with it.
+        return output.removeprefix(">>>")
     return output.strip() if family.name != "gpt-oss" else output.replace("json{", "json<|message|>{")
+
+
+FUNCTIONARY = next(family for family in FAMILIES if family.name == "Functionary 3.2")
+
+
+@pytest.mark.parametrize("before", ["", ">>>"])
+async def test_what_stands_before_a_text_of_functionary_is_left_out(before: str) -> None:
+    tool_format = await FORMATS.of(FUNCTIONARY.template)
+    for content in ("Let me see.", "all", "1 >>> 2\nf {"):
+        for calls in (CASES["parallel"], []):
+            output = f"{before}all\n{content}{FUNCTIONARY.written(calls)}"
+            assert read(tool_format, [output]) == read(tool_format, list(output)) == (content, calls)
