@@ -174,8 +174,10 @@ class HistoryRun:
             await started.wait()
             await meanwhile()
 
+        interrupting = asyncio.create_task(interrupt())
         asked = [self._asker.ask(prompt, _LONG_ANSWER_TOKENS, started) for prompt in prompts]
-        *answers, _ = await asyncio.gather(*asked, interrupt())
+        answers = await asyncio.gather(*asked)
+        await interrupting
         await self._check(kind, prompts, answers)
 
     async def _answer(self, kind: str, prompts: Sequence[Messages], **fields: Any) -> None:

@@ -69,7 +69,10 @@ def _tensors(tokens: int, *, has_experts: bool) -> dict[str, Weights]:
         "output_norm.weight": np.ones(_EMBEDDING),
     }
     for layer in range(_LAYERS):
-        block = {"attn_norm.weight": np.ones(_EMBEDDING), "post_attention_norm.weight": np.ones(_EMBEDDING)}
+        block: dict[str, Weights] = {
+            "attn_norm.weight": np.ones(_EMBEDDING),
+            "post_attention_norm.weight": np.ones(_EMBEDDING),
+        }
         attends = (layer + 1) % _INTERVAL == 0
         block |= _attention(drawn) if attends else _delta_net(drawn, joins_gates=has_experts)
         block |= _experts(drawn) if has_experts else _feed_forward(drawn)

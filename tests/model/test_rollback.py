@@ -95,7 +95,7 @@ def test_a_sequence_that_was_cut_back_is_copied_and_saved(driver: ModelDriver) -
     assert driver.save(save_entry(0, held)) == [True]
     driver.prefill(park={0: len(held)})
     copy = PrefixCopy(source_id=0, length=len(held))
-    rest = {"max_new": NEW - 3, "ignore_eos": True}
+    rest: dict[str, Any] = {"max_new": NEW - 3, "ignore_eos": True}
     driver.prefill(first_chunk(1, expected[2:3], copy=copy, **rest), first_chunk(2, [90], copy=copy, **rest))
     assert driver.load(load_entry(3, held)) == [True]
     driver.prefill(first_chunk(3, expected[2:3], copy=PrefixCopy(source_id=3, length=len(held)), **rest), riders=[1, 2])

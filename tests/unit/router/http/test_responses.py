@@ -109,7 +109,10 @@ async def test_the_next_turn_has_the_tokens_that_were_generated() -> None:
 async def test_calls_become_items_and_their_outputs_messages() -> None:
     called = engine('<tool_call>{"name": "add", "arguments": {"a', '": 1}}</tool_call>')
     called.model = replace(WORD_MODEL, chat_template=TEMPLATE + "{# <tool_call> #}")
-    tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}}, {"type": "web_search"}]
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "name": "add", "parameters": {"type": "object"}},
+        {"type": "web_search"},
+    ]
     async with serving(called) as service:
         events = await stream(service, {"input": "Hi", "tools": tools})
         kinds = [event["type"].removeprefix("response.") for event in events]
