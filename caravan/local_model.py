@@ -40,6 +40,7 @@ from caravan.valid_requests import (
     valid_completions,
 )
 from caravan_proto.flags import from_values
+from caravan_proto.limits import MOST_ROLLBACK_TOKENS
 from caravan_router.api.generation.bounds import bounds_of
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.models import ServedModel
@@ -75,6 +76,8 @@ class LocalModel:
     def __init__(self, model: str | Path, options: Mapping[str, Any]) -> None:
         """Raises TypeError or ValueError if an option is unknown or wrong."""
         of_model, of_engine = split_options(model, options)
+        if of_engine.get("speculate"):
+            of_model.setdefault("rollback_tokens", min(of_engine["speculate"], MOST_ROLLBACK_TOKENS))
         self._shard_config = from_values(ShardConfig, of_model)
         self._engine_options = of_engine
         self._router_config = from_values(RouterConfig, of_engine)

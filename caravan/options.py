@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from caravan_proto.limits import MOST_ROLLBACK_TOKENS
-
 
 class ModelOptions(TypedDict, total=False):
     """Options of a model. Names, values and defaults are those of the flags, see docs/configuration.md.
@@ -118,8 +116,6 @@ def split_options(model: str | Path, options: Mapping[str, Any]) -> tuple[dict[s
     check_names(options, ModelOptions)
     of_model = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
     of_engine = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
-    if of_engine.get("speculate"):
-        of_model.setdefault("rollback_tokens", min(of_engine["speculate"], MOST_ROLLBACK_TOKENS))
     return {"model": str(model)} | of_model, of_engine
 
 

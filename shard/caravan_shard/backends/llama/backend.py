@@ -34,6 +34,7 @@ from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
 from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
 from caravan_shard.backends.llama.restoring import what_restoring_changes
+from caravan_shard.backends.llama.rollback import RollbackMemory
 from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
 from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.joint_draw import JointDraw
@@ -277,7 +278,7 @@ class LlamaCppBackend:
         outcome = self._forward.decode(batch)
         if outcome is DecodeOutcome.OK:
             self._memory.after_decode(batch)
-        elif outcome in (DecodeOutcome.ABORTED, DecodeOutcome.FAILED):
+        elif outcome in (DecodeOutcome.ABORTED, DecodeOutcome.FAILED) and isinstance(self._memory, RollbackMemory):
             self._memory.after_failure(batch)
         return outcome
 

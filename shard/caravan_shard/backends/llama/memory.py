@@ -50,9 +50,6 @@ class LlamaMemory:
     def after_decode(self, batch: TokenBatch) -> None:
         """Note that the tokens of ``batch`` are in memory now."""
 
-    def after_failure(self, batch: TokenBatch) -> None:
-        """Note that a step over ``batch`` began and failed."""
-
     def clear(self) -> None:
         """Forget every sequence."""
         llama_cpp.llama_memory_clear(self._memory, True)

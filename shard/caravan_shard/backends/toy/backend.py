@@ -90,8 +90,6 @@ class ToyBackend:
         self._step_s = step_s
         self._token_s = token_s
         self._logits: Floats = np.empty((0, TOY_FACTS.vocabulary_size), np.float32)
-        # How many tokens of each sequence the last step has computed, as far as none was taken back.
-        self._computed: Counter[int] = Counter()
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Work like llama_decode, its rules for positions included."""
@@ -107,7 +105,7 @@ class ToyBackend:
         if forced in (DecodeOutcome.NO_KV, DecodeOutcome.INVALID):
             return forced
         computed = len(tokens) if forced in (None, DecodeOutcome.OK) else len(tokens) // 2
-        self._computed = Counter(sequence_ids if computed == len(tokens) else ())
+        self.cache.computed = Counter(sequence_ids if computed == len(tokens) else ())
         states = []
         for row in range(computed):
             self.cache.append(sequence_ids[row], tokens[row], batch.adapter)
@@ -149,7 +147,7 @@ class ToyBackend:
     def trim(self, sequence_id: int, length: int) -> bool:
         """Work like llama_memory_seq_rm to the end."""
         limits, back = self.capacity.current, self.cache.length(sequence_id) - length
-        most = min(limits.rollback_tokens, self._computed.pop(sequence_id, 0) - 1)
+        most = min(limits.rollback_tokens, self.cache.computed.pop(sequence_id, 0) - 1)
         if limits.whole_only and length and back > max(0, most):
             return False
         self.cache.trim(sequence_id, length)
