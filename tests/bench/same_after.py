@@ -18,14 +18,16 @@ _KINDS = ("next turn", "fork", "rewind", "edit", "restart", "move", "preemption"
 def main() -> None:
     """Measure all rows and print each as soon as it is known."""
     parser = argparse.ArgumentParser(prog="same_after", description=__doc__)
-    parser.add_argument("families", nargs="*", choices=[[], *FAMILIES], default=list(FAMILIES))
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"by default all: {', '.join(FAMILIES)}")
     parser.add_argument("--answers", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--flags", default="", help="more flags of the server, such as '--speculate 4'")
     given = parser.parse_args()
+    if unknown := sorted({*given.families} - FAMILIES.keys()):
+        parser.error(f"no family {unknown[0]!r}")
     print(f"| memory | same | {' | '.join(_KINDS)} | preempted, lost | cached |")
     print(f"|---|{'---:|' * (len(_KINDS) + 3)}")
-    for name in given.families:
+    for name in given.families or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             counts = had(
                 FAMILIES[name](), Path(folder), answers=given.answers, seed=given.seed, flags=given.flags.split()

@@ -11,7 +11,15 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_shard.engine.drafts import DraftBudget
 from caravan_shard.protocol.results import Refusal
-from caravan_testing.shard_builders import first_chunk, load_entry, row, save_entry, with_parameters
+from caravan_testing.shard_builders import (
+    first_chunk,
+    load_entry,
+    row,
+    save_entry,
+    state_entry,
+    with_parameters,
+    with_state,
+)
 from caravan_testing.shard_models import (
     CONVOLUTION_MODEL,
     DELTA_POSITIONS_MODEL,
@@ -92,12 +100,12 @@ def test_a_sequence_that_was_cut_back_is_copied_and_saved(driver: ModelDriver) -
     held = [*tokens, *expected[:2]]
     assert driver.output[0] == expected[:3]
     assert driver.backend.length(0) == len(held)
-    assert driver.save(save_entry(0, held)) == [True]
+    assert driver.save(save_entry(0, held), state_entry(0, held)) == [True, True]
     driver.prefill(park={0: len(held)})
     copy = PrefixCopy(source_id=0, length=len(held))
     rest: dict[str, Any] = {"max_new": NEW - 3, "ignore_eos": True}
     driver.prefill(first_chunk(1, expected[2:3], copy=copy, **rest), first_chunk(2, [90], copy=copy, **rest))
-    assert driver.load(load_entry(3, held)) == [True]
+    assert driver.load(with_state(load_entry(3, held), held)) == [True]
     driver.prefill(first_chunk(3, expected[2:3], copy=PrefixCopy(source_id=3, length=len(held)), **rest), riders=[1, 2])
     driver.decode([1, 2, 3])
     other = driver.output[2]

@@ -917,7 +917,7 @@ class EvaluateRow(_message.Message):
     """Return this many of the most likely tokens after each output."""
     keep_length: _builtins.int
     """Cut the sequence back to this length afterwards; 0 releases it. Absent: it keeps all tokens. Where memory cannot be
-    cut back, only 0 and the whole length are possible.
+    cut back, only 0 and the whole length are possible, and lengths that are less by up to rollback_tokens.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
