@@ -42,6 +42,12 @@ class ModelOptions(TypedDict, total=False):
     mmap: bool
     mlock: bool
     numa: str
+    mmproj: str
+    mmproj_auto: bool
+    image_min_tokens: int
+    image_max_tokens: int
+    media_threads: int
+    media_cache: int
     rope_scaling: str
     rope_scale: float
     rope_freq_base: float

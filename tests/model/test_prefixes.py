@@ -50,7 +50,7 @@ class Shard:
         backend = self.driver.backend
         length = backend.length(sequence_id)
         state = backend.save(sequence_id, 0, length, 1 << 40, releasing=False)
-        caches = [cache.cut(0, length) for cache in backend._state_format.parse(state)]
+        caches = [cache.cut(0, length) for cache in backend._memory.form.parse(state)]
         return [part.tobytes() for cache in caches for part in (*cache.rows, cache.extras)]
 
     def logits(self, sequence_id: int, tokens: list[int]) -> Floats:

@@ -28,6 +28,7 @@ _OUTCOME = {
     types_pb2.STEP_OUTCOME_OK: StepOutcome.OK,
     types_pb2.STEP_OUTCOME_NO_KV: StepOutcome.NO_KV,
     types_pb2.STEP_OUTCOME_ABORTED: StepOutcome.ABORTED,
+    types_pb2.STEP_OUTCOME_MEDIA_MISSING: StepOutcome.MEDIA_MISSING,
 }
 
 
