@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, DecodeHook, ToyBackend
+from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.config import ShardConfig
+from caravan_shard.media.store import MediaStore
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
@@ -36,6 +38,10 @@ from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import eventually
 
 
+# Replaced where the tests of text run as tests of pictures.
+default_encoder: Callable[[], ToyEncoder] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """The configuration of all shards. ``hook`` runs before each step of any shard, on its worker thread.
@@ -43,7 +49,8 @@ class ClusterConfig:
     ``wrong_every``: shards have a draft model that is wrong in every so many of its steps, never if 0; None for none.
     ``listed``: the router has the addresses from a file (see `Cluster.list_shards`), not from its flags.
     ``run_files``: shards also keep saved runs in files, and find them when they are started again.
-    ``numerics``: a fingerprint of how each shard computes; without, all compute alike.
+    ``numerics``: a fingerprint of how each shard computes; without, all compute alike. ``make_encoder``: how each gets
+    its encoder; None for shards that read text only.
     """
 
     shards: int = 1
@@ -66,6 +73,7 @@ class ClusterConfig:
     hook: DecodeHook | None = None
     wrong_every: int | None = None
     drain_timeout_s: float = 0.5
+    make_encoder: Callable[[], ToyEncoder] | None = field(default_factory=lambda: default_encoder)
     expected: tuple[str, ...] = ()
     tracing: Tracing | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -167,6 +175,7 @@ class Cluster:
             step_s=config.step_s,
             token_s=config.token_s,
             hook=config.hook,
+            media=None if config.make_encoder is None else config.make_encoder(),
         )
         if config.chat_template is not None:
             backend = self.backends[address]
@@ -210,6 +219,10 @@ class Cluster:
         async with asyncio.timeout(60):
             await server.drain()
         await self.stop_shard(address)
+
+    def embeddings(self, address: str) -> MediaStore:
+        """Return the embeddings of media that a shard has."""
+        return self.servers[address]._shard.engine.media
 
     def saved_runs(self, address: str) -> set[bytes]:
         """Return the keys of the runs that the shard has saved."""

@@ -11,7 +11,12 @@ from caravan_testing.media_prompts import Medium
 
 def spelled_picture(text: str) -> tuple[int, int, bytes]:
     """Return width, height and pixels of a picture that spells ``text`` in a row of patches."""
-    row = np.repeat(np.frombuffer(text.encode(), np.uint8), PATCH)
+    return spelled_bytes(text.encode())
+
+
+def spelled_bytes(data: bytes) -> tuple[int, int, bytes]:
+    """Return width, height and pixels of a picture that spells ``data``."""
+    row = np.repeat(np.frombuffer(data, np.uint8), PATCH)
     pixels = np.zeros((PATCH, len(row), 3), np.uint8)
     pixels[:, :, 0] = row
     return len(row), PATCH, pixels.tobytes()

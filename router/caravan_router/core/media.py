@@ -7,7 +7,7 @@ from dataclasses import dataclass
 SAMPLE_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Picture:
     """The pixels of a picture, row by row, three bytes each. ``id`` is a digest of size and pixels: see `of`."""
 
@@ -29,7 +29,7 @@ class Picture:
         return len(self.rgb)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Sound:
     """The ``samples`` of one channel, each a little-endian 32-bit float. ``id`` is a digest of rate and samples."""
 

@@ -25,7 +25,7 @@ from caravan_router.engine.pace import StepPace
 from caravan_router.engine.security import find_tls_problem
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
-from caravan_router.scheduling.actions import Fetch
+from caravan_router.scheduling.actions import Encode, Fetch
 from caravan_router.scheduling.events import (
     ShardDraining,
     ShardJoined,
@@ -126,6 +126,10 @@ class ShardLink:
         """The epoch of the last lease this router held; 0 before the first."""
         return 0 if self.lease is None else self.lease[1]
 
+    def has(self, encoder: bytes) -> bool:
+        """Whether the shard has said that it has the projector of this fingerprint."""
+        return self.info is not None and self.info.limits.encoder == encoder
+
     def send(self, command: Command) -> None:
         """Queue ``command`` for the leased shard; a running Decode yields to it."""
         if self._runner is not None:
@@ -135,6 +139,11 @@ class ShardLink:
         """Queue a transfer to this shard, beside its commands. ``source_epoch``: of the other shard's lease."""
         if self._runner is not None:
             self._runner.fetch(fetch, source_epoch)
+
+    def encode(self, encode: Encode) -> None:
+        """Queue a medium for the leased shard to encode, beside its commands."""
+        if self._runner is not None:
+            self._runner.encode(encode)
 
     def give_back(self) -> None:
         """End the lease of the shard, which has drained."""
@@ -270,6 +279,7 @@ class ShardLink:
                 tasks.create_task(self._watch(client, info, runner))
                 tasks.create_task(runner.run_commands())
                 tasks.create_task(runner.run_fetches())
+                tasks.create_task(runner.run_encodings())
                 tasks.create_task(self._give_back(client, epoch))
         except asyncio.CancelledError:
             # This router ends. Neither the next one nor a shard that drains has to wait until the lease expires.

@@ -328,6 +328,13 @@ class ModelMetrics:
         else:
             self._value("caravan_failed_fetches").add()
 
+    def encoded(self, seconds: float, *, done: bool) -> None:
+        if not done:
+            self._value("caravan_failed_media_encodings").add()
+        elif seconds > 0:
+            self._value("caravan_media_encodings").add()
+            self._value("caravan_media_encoding_seconds").add(seconds)
+
     def handed_over(self) -> None:
         """Another router answers a request."""
         self._value("caravan_requests_handed_over_total").add()

@@ -2,6 +2,7 @@
 
 import math
 
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.planning.chunking import Step, chunk_budget
 from caravan_router.scheduling.shard.account import ShardAccount
@@ -21,6 +22,9 @@ class StepBudget:
         self.whole = self._left = self._tokens(context=0)
         self._least_chunk = max(1, min(_LEAST_CHUNK, self.whole))
         self._prompt_logprobs = shard.capacity.limits.max_prompt_logprob_tokens
+        self._taken = 0
+        # A span that cannot be cut takes the whole step, so that decodes wait for it.
+        self.is_alone = False
 
     @property
     def is_late(self) -> bool:
@@ -52,9 +56,52 @@ class StepBudget:
         if resident.sequence.needs_prompt_logprobs:
             tokens = min(tokens, self._prompt_logprobs)
             self._prompt_logprobs -= max(0, tokens)
+        if resident.sequence.spec.media is not None:
+            tokens = self._with_media(resident, resident.sequence.spec.media, tokens, remaining)
         if tokens > 0:
             self._left -= math.ceil(tokens * self.whole / whole)
+            self._taken += tokens
         return max(0, tokens)
+
+    def can_begin(self, media: PromptMedia | None, cached: int) -> bool:
+        """Whether a prompt with ``media`` can begin behind its first ``cached`` tokens, if any prompt can."""
+        if media is None or not media.atomic or not self._taken:
+            return True
+        return media.border_behind(cached) - cached <= self._room
+
+    @property
+    def _room(self) -> int:
+        """How many more tokens the shard computes in the step, however long that takes."""
+        return self._shard.capacity.limits.max_batch_tokens - self._step.riders - self._taken
+
+    def _with_media(self, resident: Resident, media: PromptMedia, tokens: int, remaining: int) -> int:
+        """Return the size of a chunk of about ``tokens``, by what may be cut of ``media``."""
+        start = resident.computed
+        if resident.sequence.losses:
+            # Maybe the shard can keep no two media.
+            tokens = int(min(tokens, media.second_behind(start) - start))
+        if not media.atomic or tokens <= 0:
+            return tokens
+        room = self._room
+        if not self._taken and media.border_behind(start) - start > room:
+            room += self._step.riders
+            self.is_alone = True
+        tokens = to_border(resident, tokens, room)
+        return tokens + 1 if remaining - tokens == 1 and tokens < room else tokens
+
+
+def to_border(resident: Resident, tokens: int, room: int) -> int:
+    """Return how many tokens a chunk of ``resident`` has that may end after ``tokens``, but not within some media.
+
+    It ends before, or if that leaves nothing, behind the first span; 0 if there is no ``room`` for that.
+    """
+    media, start = resident.sequence.spec.media, resident.computed
+    if media is None or tokens <= 0:
+        return tokens
+    end = media.border(start + tokens)
+    if end <= start:
+        end = media.border_behind(start)
+    return end - start if end - start <= room else 0
 
 
 def _without_single(tokens: int, remaining: int) -> int:

@@ -289,6 +289,15 @@ class ShardLedger(ShardAccount):
             self._remove(resident)
         self.header.is_urgent = True
 
+    def set_aside(self, resident: Resident) -> None:
+        """End a running stay of which no command is under way, with a command at once. Park what it computed."""
+        if self._parks:
+            self._park(resident)
+            self.header.parked[resident.sequence_id] = resident.computed
+        else:
+            self._remove(resident)
+        self.header.is_urgent = True
+
     def take_back(self, resident: Resident) -> None:
         """End a stay because the cache is full, with a command at once. Nothing of it is kept."""
         self._remove(resident)
