@@ -37,7 +37,6 @@ from caravan_testing.toy_draft import ToyDraftModel
 from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import eventually
 
-
 # Replaced where the tests of text run as tests of pictures.
 default_encoder: Callable[[], ToyEncoder] | None = None
 
@@ -73,7 +72,7 @@ class ClusterConfig:
     hook: DecodeHook | None = None
     wrong_every: int | None = None
     drain_timeout_s: float = 0.5
-    make_encoder: Callable[[], ToyEncoder] | None = field(default_factory=lambda: default_encoder)
+    make_encoder: Callable[[], ToyEncoder] | None = None
     expected: tuple[str, ...] = ()
     tracing: Tracing | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -162,6 +161,7 @@ class Cluster:
         config = self.config
         if only_embeds:
             config = replace(config, cells=0, max_sequences=0, max_batch_tokens=0, embedding_size=EMBEDDING_SIZE)
+        make_encoder = config.make_encoder or default_encoder
         self.backends[address] = ToyBackend(
             cells=config.cells,
             max_sequences=config.max_sequences,
@@ -175,7 +175,7 @@ class Cluster:
             step_s=config.step_s,
             token_s=config.token_s,
             hook=config.hook,
-            media=None if config.make_encoder is None else config.make_encoder(),
+            media=None if make_encoder is None else make_encoder(),
         )
         if config.chat_template is not None:
             backend = self.backends[address]

@@ -17,8 +17,13 @@ _BYTES = 256
 
 
 def shown(spec: GenerationSpec, encoder: ToyEncoder) -> GenerationSpec:
-    """Return ``spec`` with pictures in its prompt, and the output that it has without."""
-    if spec.media is not None:
+    """Return ``spec`` with pictures in its prompt, and the output that it has without.
+
+    It is left as it is if its output or reply depends on which tokens its prompt has: penalties and logprobs of prompts
+    leave media out.
+    """
+    sampling = spec.sampling
+    if spec.media is not None or spec.prompt_logprobs or sampling.repetition_penalty != 1 or sampling.dry_multiplier:
         return spec
     prompt, spans, contents = list(spec.prompt), [], {}
     for start in _places(spec.prompt):

@@ -21,7 +21,7 @@ class MediaTokens:
 
 
 def media_tokens_of(parts: TokenizedParts, media: Iterable[Media], facts: MediaFacts) -> MediaTokens:
-    """Return the tokens of ``parts`` of a prompt that has ``media``, as a shard with these ``facts`` has counted them."""
+    """Return the tokens of ``parts`` of a prompt that has ``media``, as a shard with ``facts`` has counted them."""
     token_ids = list(parts.token_ids)
     for span in parts.media:
         token_ids[span.offset : span.end] = cell_numbers(span, facts.fingerprint)

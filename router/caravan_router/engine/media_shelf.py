@@ -23,11 +23,8 @@ class MediaShelf:
 
     def kept(self, prompt: MediaPrompt) -> MediaPrompt:
         """Return ``prompt`` with media that equal those of other requests. Raises TooMuchMediaError."""
-        kept: list[str | Media] = []
         new = {part.id: part for part in prompt if not isinstance(part, str) and part.id not in self._media}
         size = self.size_bytes + sum(media.size_bytes for media in new.values())
         if new and size > self._most_bytes:
             raise TooMuchMediaError(self._most_bytes, size)
-        for part in prompt:
-            kept.append(part if isinstance(part, str) else self._media.setdefault(part.id, part))
-        return tuple(kept)
+        return tuple(part if isinstance(part, str) else self._media.setdefault(part.id, part) for part in prompt)
