@@ -131,16 +131,16 @@ class PromptMedia:
             if not is_cell(tokens[at]):
                 at += 1
                 continue
-            own, span = numbers.get(tokens[at], ((), None))
-            if span is None or list(tokens[at : at + len(own)]) != list(own):
+            own, span = numbers.get(tokens[at], ([], None))
+            if span is None or list(tokens[at : at + len(own)]) != own:
                 raise ValueError(f"the prompt has part of a medium at {at}")
             spans.append(replace(span, offset=at))
             at += len(own)
         return replace(self, spans=tuple(spans)) if spans else None
 
 
-def without_cells(tokens: Sequence[int], media: PromptMedia | None, start: int) -> Sequence[int]:
+def without_cells(tokens: tuple[int, ...], media: PromptMedia, start: int) -> tuple[int, ...]:
     """Return ``tokens``, which begin at ``start`` of a sequence, as they travel: with 0 for each cell of its media."""
-    if media is None or start >= media.spans[-1].end:
+    if start >= media.spans[-1].end:
         return tokens
     return tuple(0 if token >= FIRST_CELL_NUMBER else token for token in tokens)

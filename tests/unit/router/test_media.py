@@ -21,7 +21,7 @@ def test_equal_content_has_the_same_id_and_other_content_another() -> None:
 
 
 def test_content_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="have 18 bytes. Given: 17"):
+    with pytest.raises(ValueError, match=r"have 18 bytes\. Given: 17"):
         Picture.of(2, 3, bytes(17))
     with pytest.raises(ValueError, match="4 bytes each"):
         Sound.of(16_000, bytes(7))
