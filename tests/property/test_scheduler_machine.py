@@ -240,7 +240,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         ends = frozenset(range(0, 97, 7))
         search = BeamSearch(width=width, index=0, length_penalty=penalty, early_stopping=early, eos_token_ids=ends)
-        fields = {"ignore_eos": not eos, "priority": priority, "end_by_s": self.simulation.now + lasts_s}
+        fields: dict[str, Any] = {
+            "ignore_eos": not eos,
+            "priority": priority,
+            "end_by_s": self.simulation.now + lasts_s,
+        }
         self.simulation.submit_beams(max_new_tokens=new, search=search, **fields, **self._prompt(prompt, kind))
 
     @rule(

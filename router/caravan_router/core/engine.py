@@ -101,6 +101,15 @@ class TextQueries(Protocol):
         """
         ...
 
+    async def tokenize_parts(
+        self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
+    ) -> MediaTokens:
+        """Return the tokens of a prompt of texts and media, for a model that has `ModelFacts.media`.
+
+        Adjacent texts are tokenized separately. Raises TextTooLongError, TooMuchMediaError, GenerationError.
+        """
+        ...
+
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``, which must be below the vocabulary's size."""
         ...
@@ -111,15 +120,6 @@ class Queries(TextQueries, Protocol):
 
     async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
         """Return the tokens of a pair as a model that ranks reads it. Raises TextTooLongError."""
-        ...
-
-    async def tokenize_parts(
-        self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
-    ) -> MediaTokens:
-        """Return the tokens of a prompt of texts and media, for a model that has `ModelFacts.media`.
-
-        Adjacent texts are tokenized separately. Raises TextTooLongError, TooMuchMediaError, GenerationError.
-        """
         ...
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:

@@ -1,6 +1,6 @@
 """What becomes of requests when media are encoded, cannot be, or are not where they were."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from caravan_proto.messages.commands import Evaluate, Prefill
 from caravan_router.scheduling.actions import FailureReason
@@ -35,14 +35,17 @@ class EncodingResults:
 
     def lose(self, shard: ShardLedger) -> None:
         """Forget what ``shard`` encodes, which is gone: maybe because of that, unless it drained."""
-        requests = self._state.encodings.lose(shard.name)
+        self._state.encodings.lose(shard.name, is_blamed=not shard.drain.has_begun)
         self._state.waiting.mark_due()
-        if shard.drain.has_begun:
-            return
-        for sequence in self._waiting(requests):
-            sequence.note_lost_encoder(shard.name)
-            if sequence.fatal_losses >= self._state.config.max_fatal_losses:
-                self._failures.fail(sequence, FailureReason.NO_PROGRESS)
+        self.end_deadly(list(self._state.waiting))
+
+    def end_deadly(self, sequences: Iterable[Sequence]) -> None:
+        """End those of ``sequences`` that have a medium during whose encoding shards were lost again and again."""
+        deadly = self._state.encodings.deadly(self._state.config.max_fatal_losses)
+        for sequence in sequences if deadly else ():
+            media = sequence.spec.media
+            if media is not None and not deadly.isdisjoint(media.contents):
+                self._failures.fail(sequence, FailureReason.MEDIA)
 
     def note_missing(self, shard: ShardLedger, command: InFlight, media_ids: Collection[bytes]) -> None:
         """Let requests wait again whose chunks in ``command`` had these media, which ``shard`` has not encoded.

@@ -23,6 +23,8 @@ class Encodings:
         # By request id, the encodings that it waits for.
         self._awaited: dict[int, set[int]] = {}
         self._last_id = 0
+        # The shards that were lost while they encoded a medium, by its id.
+        self._lost: dict[bytes, list[str]] = {}
 
     def under_way(self, shard: str) -> list[Encoding]:
         """Return what ``shard`` encodes, the first one now."""
@@ -31,6 +33,10 @@ class Encodings:
     def are_awaited_by(self, request_id: int) -> bool:
         """Whether a request waits for media to be encoded."""
         return request_id in self._awaited
+
+    def deadly(self, most_losses: int) -> frozenset[bytes]:
+        """Return the media during whose encoding shards were lost so many times or more."""
+        return frozenset(media_id for media_id, shards in self._lost.items() if len(shards) >= most_losses)
 
     # Changes
 
@@ -61,11 +67,15 @@ class Encodings:
         """Note that a request waits for nothing any more. What was begun for it goes on."""
         self._awaited.pop(request_id, None)
 
-    def lose(self, shard: str) -> list[int]:
-        """Forget what a shard encodes that is gone. Return the requests that have waited for what it encoded then."""
-        first: list[int] | None = None
-        for encoding in self.under_way(shard):
-            ended = self.end(encoding.encode_id)
-            if first is None and ended is not None:
-                first = ended[1]
-        return first or []
+    def lose(self, shard: str, *, is_blamed: bool) -> None:
+        """Forget what a shard encodes that is gone. ``is_blamed``: what it encoded then may be why."""
+        under_way = self.under_way(shard)
+        if under_way and is_blamed:
+            self._lost.setdefault(under_way[0].media_id, []).append(shard)
+        for encoding in under_way:
+            self.end(encoding.encode_id)
+
+    def forgive(self, shard: str) -> None:
+        """Count the losses of a shard against no medium: it did not die."""
+        for shards in self._lost.values():
+            shards[:] = [one for one in shards if one != shard]

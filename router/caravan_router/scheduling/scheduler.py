@@ -98,6 +98,7 @@ class Scheduler:
                 return self._apply_step(event)
             case Submitted():
                 if (entered := self._state.enter(event.request)) is not None:
+                    self._encoding_results.end_deadly([entered])
                     self._failures.fail_misfits([entered])
             case Cancelled():
                 # Unknown if it ended while the cancellation was on its way.
@@ -189,6 +190,7 @@ class Scheduler:
 
     def _forgive_loss(self, shard: str) -> None:
         """Count the last loss of ``shard`` against no request: it did not die of what it computed."""
+        self._state.encodings.forgive(shard)
         for sequence in self._state.sequences.values():
             if sequence.fatal_on == shard:
                 sequence.fatal_losses, sequence.fatal_on = 0, ""

@@ -110,12 +110,6 @@ class Sequence:
         """Note that media of it were not encoded when they were to be computed, or could not be."""
         self.losses += 1
 
-    def note_lost_encoder(self, shard: str) -> None:
-        """Note that ``shard`` was lost while it encoded media of it."""
-        self.losses += 1
-        self.fatal_losses += 1
-        self.fatal, self.fatal_on = range(0), shard
-
     @property
     def known_tokens(self) -> int:
         """Number of tokens of prompt and output so far."""

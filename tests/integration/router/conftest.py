@@ -1,11 +1,10 @@
 import pytest
 
-from caravan_router.engine.batcher import Batcher
 from caravan_router.scheduling.shard.costs import ShardCosts
 from caravan_router.scheduling.transfers import Transfers
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_testing import cluster
-from caravan_testing.shown_prompts import shown
+from caravan_testing.shown_prompts import show_all, toy_shower
 
 # Modules of which each test of text is also one of pictures: its prompts are shown in part, which changes no output.
 _SHOWN = (
@@ -53,10 +52,8 @@ def prompts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     kind = getattr(request, "param", _WORDS)
     if kind == _WORDS:
         return
-    encoder = ToyEncoder(atomic=kind == _WHOLE)
-    submit = Batcher.submit
     monkeypatch.setattr(cluster, "default_encoder", lambda: ToyEncoder(atomic=kind == _WHOLE))
-    monkeypatch.setattr(Batcher, "submit", lambda self, spec, *rest: submit(self, shown(spec, encoder), *rest))
+    show_all(monkeypatch, toy_shower(atomic=kind == _WHOLE))
 
 
 @pytest.fixture

@@ -101,7 +101,8 @@ def test_keys_are_equal_where_tokens_and_cells_are(prompt: list[tuple[int, bool]
             at = data.draw(st.integers(0, len(other) - 1))
             other[at] = data.draw(st.sampled_from([0, 1, FIRST_CELL_NUMBER, FIRST_CELL_NUMBER + 1]))
     length = data.draw(st.integers(0, len(tokens)))
-    own, theirs = (PrefixKeys("x", lambda start, stop, of=of: of[start:stop]) for of in (tokens, other))
+    own = PrefixKeys("x", lambda start, stop: tokens[start:stop])
+    theirs = PrefixKeys("x", lambda start, stop: other[start:stop])
     assert (own.at(length) == theirs.at(length)) == (tokens[:length] == other[:length])
 
 

@@ -338,11 +338,11 @@ def _row(resident: Resident, tokens: int) -> Row:
     is_first = not resident.is_running
     assert sequence.group is not None
     top_n_tokens = sequence.group.top_n_tokens if end == resident.target else 0
-    tokens, media = sequence.sent(start, end)
+    sent, media = sequence.sent(start, end)
     return Row(
         sequence_id=resident.sequence_id,
         start=start,
-        token_ids=tokens,
+        token_ids=sent,
         media=media,
         adapter=resident.adapter,
         outputs=RowOutputs.LAST if top_n_tokens else RowOutputs.NONE,
@@ -359,11 +359,11 @@ def _chunk(resident: Resident, tokens: int) -> Chunk:
     sequence, start = resident.sequence, resident.computed
     end = start + tokens
     is_first = not resident.is_running
-    tokens, media = sequence.sent(start, end)
+    sent, media = sequence.sent(start, end)
     return Chunk(
         sequence_id=resident.sequence_id,
         start=start,
-        token_ids=tokens,
+        token_ids=sent,
         media=media,
         last=end == resident.target,
         setup=parameters_of(sequence) if is_first else None,

@@ -4,7 +4,7 @@ from caravan_proto.messages.commands import Prefill
 from caravan_router.core.generation import GenerationState
 from caravan_router.scheduling.actions import Encode, FailureReason
 from caravan_router.scheduling.events import EncodeOutcome
-from caravan_testing.ledgers import limits_of
+from caravan_testing.ledgers import LIMITS, limits_of
 from caravan_testing.model_media import with_pictures
 from caravan_testing.simulation import Simulation, simulation
 
@@ -119,8 +119,22 @@ def test_a_picture_that_is_being_encoded_when_shards_are_lost_goes_to_no_third_s
     for _ in range(2):
         (encode,) = made.encodings.values()
         made.lose(encode.shard)
-    assert made.failed == {failed: FailureReason.NO_PROGRESS}
+    assert made.failed == {failed: FailureReason.MEDIA}
+    again = made.submit((9, *prompt), 5, media=with_pictures((9, *_TEXT), [(6, 20, 1)])[1])
+    assert made.failed[again] is FailureReason.MEDIA
     made.run()
+    made.check_at_rest()
+
+
+def test_a_shard_that_was_only_cut_off_is_not_held_against_a_picture() -> None:
+    made = simulation("a")
+    prompt, media = with_pictures(_TEXT, [(5, 20, 1)])
+    shown = made.submit(prompt, 5, media=media)
+    for _ in range(3):
+        made.lose("a")
+        made.join("a", LIMITS, survived=True)
+    made.run()
+    assert shown in made.finished
     made.check_at_rest()
 
 
