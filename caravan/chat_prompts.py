@@ -17,6 +17,8 @@ from caravan_router.chat.exact_tokens import with_exact_tokens
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import TextTooLongError
+from caravan_router.core.media import MediaPrompt
+from caravan_router.core.media_tokens import MediaTokens
 from caravan_shard.backends.base import Backend, Vocabulary
 
 
@@ -75,6 +77,11 @@ class _Texts:
         return await self.detokenize(
             self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
         )
+
+    async def tokenize_parts(
+        self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
+    ) -> MediaTokens:
+        raise NotImplementedError("the messages of an executor are text: its model's facts tell of no media")
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         pieces = [self._vocabulary.piece(token) for token in token_ids]

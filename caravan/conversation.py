@@ -1,10 +1,10 @@
 """One growing list of tokens, stepped by hand."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 CustomSampler = Callable[[NDArray[np.float32]], int]
 Sampler = SamplingParams | CustomSampler
 
-Promptable = str | int | Token | PromptMedia | Sequence[str | int | Token | PromptMedia]
+_Item = str | int | Token | PromptMedia
+Promptable = _Item | Sequence[_Item]
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -55,6 +56,13 @@ class State(Enum):
     PENDING = "pending"
     READY = "ready"
     ENDED = "ended"
+
+
+def _items(prompt: Promptable) -> Iterable[_Item]:
+    if isinstance(prompt, str | int | np.integer | Token):
+        return [prompt]
+    media = media_of(prompt)
+    return cast("Sequence[_Item]", prompt) if media is None else [media]
 
 
 class Conversation(Closing):
@@ -114,9 +122,8 @@ class Conversation(Closing):
         list asks for the logits of a conversation that was cut back. Raises AlreadyPrompted, TooLong, RequestError.
         """
         self._check_unprompted()
-        is_one = isinstance(prompt, str | int | np.integer | Token) or media_of(prompt) is not None
         tokens, outputs = list[int](), list[bool]()
-        for item in [prompt] if is_one else prompt:  # type: ignore[union-attr, list-item]
+        for item in _items(prompt):
             new = self._tokens_of(item, is_first=not (self._tokens or tokens))
             tokens += new
             outputs += [isinstance(item, Token)] * len(new)
@@ -130,7 +137,7 @@ class Conversation(Closing):
         self._outputs += outputs
         self._wait()
 
-    def _tokens_of(self, item: str | int | Token | PromptMedia, *, is_first: bool) -> list[int]:
+    def _tokens_of(self, item: _Item, *, is_first: bool) -> list[int]:
         """Return the tokens of one part of a prompt. ``is_first``: nothing is before it."""
         tokenize = self._executor.backend.vocabulary.tokenize
         if isinstance(item, str):
@@ -140,7 +147,7 @@ class Conversation(Closing):
         if (media := media_of(item)) is not None:
             begin = tokenize("", add_special=True, parse_special=True) if is_first else []
             return begin + self._executor.media.tokens_of(media)
-        return [index(item)]  # type: ignore[arg-type]
+        return [index(cast("int", item))]
 
     def prompt_messages(
         self, messages: Messages, *, add_generation_prompt: bool | None = None, **options: Unpack[PromptOptions]
