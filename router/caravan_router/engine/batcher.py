@@ -178,9 +178,9 @@ class Batcher:
             case Joins():
                 self.observer.joined(action.reason)
             case Fetch():
-                self.replicas.links[action.target].fetch(action, self.replicas.links[action.source].epoch)
+                self.replicas.links[action.target].run_beside(action, self.replicas.links[action.source].epoch)
             case Encode():
-                self.replicas.links[action.shard].encode(action)
+                self.replicas.links[action.shard].run_beside(action)
             case Drained():
                 self.replicas.links[action.shard].give_back()
             case Start():

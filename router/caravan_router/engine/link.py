@@ -126,24 +126,22 @@ class ShardLink:
         """The epoch of the last lease this router held; 0 before the first."""
         return 0 if self.lease is None else self.lease[1]
 
-    def has(self, encoder: bytes) -> bool:
-        """Whether the shard has said that it has the projector of this fingerprint."""
-        return self.info is not None and self.info.limits.encoder == encoder
-
     def send(self, command: Command) -> None:
         """Queue ``command`` for the leased shard; a running Decode yields to it."""
         if self._runner is not None:
             self._runner.send(command)
 
-    def fetch(self, fetch: Fetch, source_epoch: int) -> None:
-        """Queue a transfer to this shard, beside its commands. ``source_epoch``: of the other shard's lease."""
-        if self._runner is not None:
-            self._runner.fetch(fetch, source_epoch)
+    def run_beside(self, work: Fetch | Encode, source_epoch: int = 0) -> None:
+        """Queue a transfer to the leased shard, or a medium for it to encode, beside its commands.
 
-    def encode(self, encode: Encode) -> None:
-        """Queue a medium for the leased shard to encode, beside its commands."""
-        if self._runner is not None:
-            self._runner.encode(encode)
+        ``source_epoch``: of the lease of the shard that is fetched from.
+        """
+        if self._runner is None:
+            return
+        if isinstance(work, Fetch):
+            self._runner.fetch(work, source_epoch)
+        else:
+            self._runner.encode(work)
 
     def give_back(self) -> None:
         """End the lease of the shard, which has drained."""

@@ -15,6 +15,7 @@ from caravan_router.core.errors import EngineError, GenerationError, NoShardErro
 from caravan_router.core.media import MediaPrompt
 from caravan_router.core.media_tokens import MediaTokens, media_tokens_of
 from caravan_router.engine.absence import Absence
+from caravan_router.engine.link import ShardLink
 from caravan_router.engine.media_parts import parts_of
 from caravan_router.engine.media_shelf import MediaShelf
 from caravan_router.engine.replicas import Replicas
@@ -159,7 +160,7 @@ class ShardQueries:
         if self._successor is not None:
             return self._successor._clients(encoder)
         links = sorted(self._replicas.links.values(), key=lambda link: self._load(link.address))
-        return [link.client for link in links if link.client is not None and (not encoder or link.has(encoder))]
+        return [link.client for link in links if link.client is not None and (not encoder or _has(link, encoder))]
 
     async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[TokenizedText]]) -> TokenizedText:
         """Ask the shard that tokenizes the fewest texts, so that those of one request are spread over the shards."""
@@ -188,6 +189,11 @@ class ShardQueries:
                         raise GenerationError(str(error)) from None
                     failure = self._no_shard(str(error))
             await self._pause(began_s, failure)
+
+
+def _has(link: ShardLink, encoder: bytes) -> bool:
+    """Whether the shard has said that it has the projector of this fingerprint."""
+    return link.info is not None and link.info.limits.encoder == encoder
 
 
 def _embedded_together(texts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:

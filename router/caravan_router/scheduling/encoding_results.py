@@ -59,7 +59,7 @@ class EncodingResults:
             if resident.is_live:
                 has_advanced = resident.computed > sequence.reached
                 if sequence.group is None:
-                    shard.set_aside(resident)
+                    shard.cancel(resident, at_rest=True)
                 self._state.wait_again(sequence)
                 if has_advanced:
                     continue
