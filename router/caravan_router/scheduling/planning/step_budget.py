@@ -5,6 +5,7 @@ import math
 from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.planning.chunking import Step, chunk_budget
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.resident import Resident
 
@@ -53,21 +54,28 @@ class StepBudget:
         remaining = self._shard.checkpoints.chunk_end(resident) - resident.computed
         whole = self._tokens(resident.computed, remaining)
         tokens = _without_single(max(self._least_chunk, self._left * whole // self.whole), remaining)
-        if resident.sequence.needs_prompt_logprobs:
+        sequence = resident.sequence
+        needs_logprobs = sequence.needs_prompt_logprobs
+        if needs_logprobs:
             tokens = min(tokens, self._prompt_logprobs)
-            self._prompt_logprobs -= max(0, tokens)
-        if resident.sequence.spec.media is not None:
-            tokens = self._with_media(resident, resident.sequence.spec.media, tokens, remaining)
+        if sequence.spec.media is not None:
+            tokens = self._with_media(resident, sequence.spec.media, tokens, remaining)
         if tokens > 0:
             self._left -= math.ceil(tokens * self.whole / whole)
             self._taken += tokens
+            if needs_logprobs:
+                self._prompt_logprobs -= tokens
         return max(0, tokens)
 
-    def can_begin(self, media: PromptMedia | None, cached: int) -> bool:
-        """Whether a prompt with ``media`` can begin behind its first ``cached`` tokens, if any prompt can."""
-        if media is None or not media.atomic or not self._taken:
+    def can_begin(self, sequence: Sequence, cached: int) -> bool:
+        """Whether ``sequence`` can begin behind its first ``cached`` tokens, if any prompt can."""
+        media = sequence.spec.media
+        if media is None or not media.atomic:
             return True
-        return media.border_behind(cached) - cached <= self._room
+        cells = media.border_behind(cached) - cached
+        if sequence.needs_prompt_logprobs and cells > self._prompt_logprobs:
+            return False
+        return not self._taken or cells <= self._room
 
     @property
     def _room(self) -> int:
@@ -86,6 +94,8 @@ class StepBudget:
         if not self._taken and media.border_behind(start) - start > room:
             room += self._step.riders
             self.is_alone = True
+        if resident.sequence.needs_prompt_logprobs:
+            room = min(room, self._prompt_logprobs)
         tokens = to_border(resident, tokens, room)
         return tokens + 1 if remaining - tokens == 1 and tokens < room else tokens
 

@@ -142,7 +142,7 @@ class StepPlan:
             return False
         if sequence.group is not None and self._has_newcomers:
             return False
-        if not self._budget.can_begin(sequence.spec.media, worth_copying(self.shard, match).length):
+        if not self._budget.can_begin(sequence, worth_copying(self.shard, match).length):
             return False
         return self._has_room(sequence, match)
 

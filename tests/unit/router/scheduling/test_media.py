@@ -198,3 +198,16 @@ def test_a_picture_of_another_namespace_is_not_shared() -> None:
     prefills = [action for action in made.actions if isinstance(action, Prefill)]
     assert all(chunk.copy is None for action in prefills for chunk in action.chunks)
     made.check_at_rest()
+
+
+def test_a_span_that_cannot_be_cut_has_its_prompt_logprobs_in_one_step() -> None:
+    made = simulation(limits=limits_of(max_prompt_logprob_tokens=16))
+    made.shards["a"].atomic = True
+    prompt, media = with_pictures(_TEXT, [(3, 9, 1), (12, 15, 2)], atomic=True)
+    shown = [made.submit((token, *prompt[1:]), 5, media=media, prompt_logprobs=True) for token in (1, 2, 3)]
+    too_large, more = with_pictures(_TEXT, [(3, 17, 1)], atomic=True)
+    refused = made.submit(too_large, 5, media=more, prompt_logprobs=True)
+    made.run()
+    made.check_at_rest()
+    assert made.finished == set(shown)
+    assert made.failed == {refused: FailureReason.DOES_NOT_FIT}
