@@ -2,10 +2,13 @@
 
 from caravan_proto.messages.commands import Prefill
 from caravan_router.core.generation import GenerationState
-from caravan_router.scheduling.actions import Encode, FailureReason
+from caravan_router.scheduling.actions import Encode, FailureReason, Preemption
 from caravan_router.scheduling.events import EncodeOutcome
-from caravan_testing.ledgers import LIMITS, limits_of
+from caravan_router.scheduling.planning.preemption import choose_how
+from caravan_router.scheduling.sequence import Sequence
+from caravan_testing.ledgers import LIMITS, SAVING, ledger, limits_of, run
 from caravan_testing.model_media import with_pictures
+from caravan_testing.requests import request
 from caravan_testing.simulation import Simulation, simulation
 
 _TEXT = tuple(range(1, 41))
@@ -211,3 +214,16 @@ def test_a_span_that_cannot_be_cut_has_its_prompt_logprobs_in_one_step() -> None
     made.check_at_rest()
     assert made.finished == set(shown)
     assert made.failed == {refused: FailureReason.DOES_NOT_FIT}
+
+
+def test_cells_whose_media_would_be_encoded_again_are_rather_saved() -> None:
+    shard = ledger(limits=limits_of(**SAVING))
+    prompt, media = with_pictures(_TEXT, [(5, 20, 1)])
+    assert media is not None
+    resident = run(shard, Sequence(request(1, prompt, 20, media=media)))
+    shard.costs.copy_cell_s = 1.0
+    shard.media.note(media.spans[0].media_id, 20, 0.0)
+    shard.media.cell_s = 10.0
+    assert choose_how(shard, resident) is Preemption.RECOMPUTE
+    shard.media.forget([media.spans[0].media_id])
+    assert choose_how(shard, resident) is Preemption.SWAP
