@@ -56,7 +56,7 @@ class Sound:
 
 
 Media = Picture | Sound
-# Texts and media in the order in which the model reads them. No two texts follow each other.
+# Texts and media in the order in which the model reads them. Texts that follow each other are tokenized separately.
 MediaPrompt = tuple[str | Media, ...]
 
 
