@@ -19,6 +19,7 @@ from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import TextTooLongError
 from caravan_router.core.media import MediaPrompt
 from caravan_router.core.media_tokens import MediaTokens
+from caravan_router.media.decoder import MediaDecoder
 from caravan_shard.backends.base import Backend, Vocabulary
 
 
@@ -34,6 +35,7 @@ class ChatPrompts:
         self._context = _Context(
             limits=LIMITS,
             templates=TemplateRenderer(),
+            decoder=MediaDecoder(),
             model=model,
             bounds=bounds_of(LIMITS, model),
             engine=_Texts(backend.vocabulary, model),
@@ -56,7 +58,7 @@ class ChatPrompts:
 
     def close(self) -> None:
         """End the loop and its processes. Closing it again does nothing."""
-        self._loop.close(self._context.templates.close)
+        self._loop.close(self._context.close)
 
 
 class _Texts:
@@ -96,6 +98,11 @@ class _Context:
 
     limits: Limits
     templates: TemplateRenderer
+    decoder: MediaDecoder
     model: ModelFacts
     bounds: Bounds
     engine: _Texts
+
+    async def close(self) -> None:
+        await self.templates.close()
+        await self.decoder.close()

@@ -32,6 +32,8 @@ class Limits:
     """Bytes in UTF-8 of a JSON schema, regular expression, grammar or list of choices."""
     max_tools: int = 128
     """Tools per request, as in OpenAI's API."""
+    max_media: int = 8
+    """Pictures and sounds per request."""
     max_cache_salt_bytes: int = 256
     """Bytes of a ``cache_salt`` in UTF-8."""
     max_request_new_tokens: int | None = None

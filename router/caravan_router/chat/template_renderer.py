@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from caravan_router.chat.call_form import CallForms
+from caravan_router.chat.content_form import ContentForms
 from caravan_router.chat.template_errors import TemplateError, TemplateOutputError, TemplateStoppedError
 from caravan_router.chat.template_messages import RenderReply, RenderRequest
 from caravan_router.chat.tool_derivation import ToolFormats
@@ -30,6 +31,8 @@ class TemplateRenderer:
         # How the models of the templates write calls of tools, and how the templates want those of earlier turns.
         self.tool_formats = ToolFormats(self.render)
         self.call_forms = CallForms(self.render)
+        # How the templates want the contents of messages.
+        self.content_forms = ContentForms(self.render)
 
     async def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
         """Render ``source`` to at most ``max_bytes`` bytes of text. Raises TemplateError."""

@@ -33,6 +33,7 @@ from caravan_router.http.server.middleware import (
 )
 from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
 from caravan_router.http.server.tolerant_body import IGNORED, IgnoredNames
+from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
 
 
@@ -84,6 +85,7 @@ def build_app(
         permits=PermitPools(limits.max_concurrent_requests),
         info=info,
         templates=TemplateRenderer(),
+        decoder=MediaDecoder(),
         store=Store(StoreSettings()) if store is None else store,
         keyring=access.keyring,
         library=library,
@@ -107,4 +109,5 @@ def build_app(
 
 async def _close_parts(app: web.Application) -> None:
     await app[STATE].templates.close()
+    await app[STATE].decoder.close()
     await app[STATE].store.close()

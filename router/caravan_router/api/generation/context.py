@@ -11,6 +11,7 @@ from caravan_router.api.generation.serving import Sender, Serving, serving_of
 from caravan_router.api.limits import Limits
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import Engine, ModelFacts, TextEngine
+from caravan_router.media.decoder import MediaDecoder
 
 
 class PromptContext(Protocol):
@@ -21,6 +22,9 @@ class PromptContext(Protocol):
 
     @property
     def templates(self) -> TemplateRenderer: ...
+
+    @property
+    def decoder(self) -> MediaDecoder: ...
 
     @property
     def model(self) -> ModelFacts: ...
@@ -43,6 +47,7 @@ class Context:
     sender: Sender
     limits: Limits
     templates: TemplateRenderer
+    decoder: MediaDecoder
     served: ServedModel
     model: ModelFacts
     adapter: str

@@ -132,9 +132,14 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """``cached_tokens``: prompt tokens that were in the cache when the prompt's first choice started."""
+    """``cached_tokens``: prompt tokens that were in the cache when the prompt's first choice started.
+
+    ``image_tokens`` and ``audio_tokens``: those of pictures and sounds; absent if there are none.
+    """
 
     cached_tokens: int
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class DraftTokens(msgspec.Struct, frozen=True):

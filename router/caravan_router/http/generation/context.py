@@ -27,6 +27,7 @@ async def context_of(request: web.Request, asked: str) -> Context:
         ),
         limits=state.limits,
         templates=state.templates,
+        decoder=state.decoder,
         served=served,
         model=facts,
         adapter=asked if asked in facts.adapters else "",

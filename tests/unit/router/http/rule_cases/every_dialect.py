@@ -153,14 +153,14 @@ CASES = [
         CHAT,
         chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
         "messages[0].content[0]",
-        "`messages[0].content[0]` must be text: the model reads nothing else. Given: type 'image_url'",
+        "`messages[0].content[0]` must be text: the model does not see pictures. Given: type 'image_url'",
     ),
     Case(
         rules.not_text_error,
         OLLAMA,
         {"images": ["a"]},
         None,
-        "`images[0]` must be text: the model reads nothing else. Given: type 'image'",
+        "`images[0]` must be text: the model does not see pictures. Given: type 'image'",
     ),
     Case(
         rules.token_id_error, VECTORS, {"input": [-1]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"
