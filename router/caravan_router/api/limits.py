@@ -40,8 +40,8 @@ class Limits:
     """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
     max_draft_tokens: int = 0
     """Draft tokens of a sequence in one step, by default and at most. 0: no speculation."""
-    payload_limit: int = 2_000_000
-    """Bytes of a request's body after decompression."""
+    payload_limit: int | None = None
+    """Bytes of a request's body after decompression. None: 2,000,000, or 32 MiB where a model sees or hears."""
     max_connections: int = 1000
     """Open connections, idle ones included. Further ones are answered 503 and closed."""
     header_timeout_s: float = 20.0

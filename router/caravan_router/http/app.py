@@ -68,7 +68,8 @@ def build_app(
     authentication = Authentication(access.keyring, ROUTES)
     neighbours = HandingOver()
     app = web.Application(
-        client_max_size=limits.payload_limit,
+        # `read_json` knows the limit, which depends on the models.
+        client_max_size=0,
         middlewares=[
             mark_serving,
             identify_and_log,

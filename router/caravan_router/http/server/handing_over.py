@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import ClientConnectionError, ClientResponse, ClientSession, ClientTimeout, web
 from multidict import CIMultiDict
 
-from caravan_router.http.server.body import read_json
+from caravan_router.http.server.body import read_bytes, read_json
 from caravan_router.http.server.event_stream import STREAM_BEGUN
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import STATE
@@ -84,7 +84,7 @@ class HandingOver:
         headers = _without(request.headers, _NOT_SENT)
         headers[_HANDED_OVER] = "1"
         return await self._client.post(
-            f"{url.rstrip('/')}{request.rel_url.raw_path_qs}", data=await request.read(), headers=headers
+            f"{url.rstrip('/')}{request.rel_url.raw_path_qs}", data=await read_bytes(request), headers=headers
         )
 
 

@@ -1,6 +1,5 @@
 """Pictures and sounds in chats: they take their places in the prompt, whatever template and text are around them."""
 
-import base64
 import os
 import signal
 from dataclasses import replace
@@ -9,33 +8,16 @@ from typing import Any
 import pytest
 
 from caravan_router.api.limits import Limits
-from caravan_router.core.media import Picture, Sound
-from caravan_router.core.prompt_media import is_cell
+from caravan_router.core.media import Sound
 from caravan_router.http.server.state import STATE
 from caravan_testing.hostile_pictures import noise, picture_file
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, MEDIA, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine, ids_of
+from caravan_testing.seen_prompts import FILE, PICTURE, data_url, picture_part, seen, sound_part, text_part
 from caravan_testing.sounds import RATE, tone, wav
 
 CHAT = "/v1/chat/completions"
-FILE, OTHER = picture_file(noise()), picture_file(noise(8), "JPEG")
-PICTURE = Picture.of(24, 24, noise().tobytes())
-
-
-def url(data: bytes, kind: str = "image/png") -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def text(content: str) -> dict[str, Any]:
-    return {"type": "text", "text": content}
-
-
-def picture(data: bytes = FILE) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url(data)}}
-
-
-def sound(data: bytes) -> dict[str, Any]:
-    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+OTHER = picture_file(noise(8), "JPEG")
 
 
 def user(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -47,81 +29,59 @@ def engine() -> ScriptedEngine:
     return ScriptedEngine(model=SEEING_MODEL)
 
 
-def shown(engine: ScriptedEngine) -> list[Any]:
-    """Return the prompt of the last request: the texts, and the media in the places of their cells."""
-    spec = engine.spec
-    found: list[Any] = []
-    at = 0
-    spans = {} if spec.media is None else {span.offset: span for span in spec.media.spans}
-    assert spec.prompt[0] == BOS
-    prompt = spec.prompt[1:]
-    while at < len(prompt):
-        if (span := spans.get(at + 1)) is not None:
-            assert spec.media is not None
-            assert all(is_cell(token) for token in prompt[at : at + span.count])
-            found.append(spec.media.contents[span.media_id])
-            at += span.count
-            continue
-        if not (found and isinstance(found[-1], str)):
-            found.append("")
-        found[-1] += chr((prompt[at] - 100) % 800)
-        at += 1
-    return found
-
-
 async def test_a_picture_is_between_the_texts_around_it(service: Service, engine: ScriptedEngine) -> None:
-    await service.reply(CHAT, user(text("What is "), picture(), text("?")))
-    assert shown(engine) == ["What is ", PICTURE, "?"]
-    await service.reply(CHAT, user(picture(), picture(OTHER)))
-    first, second = shown(engine)
+    await service.reply(CHAT, user(text_part("What is "), picture_part(), text_part("?")))
+    assert seen(engine) == ["What is ", PICTURE, "?"]
+    await service.reply(CHAT, user(picture_part(), picture_part(OTHER)))
+    first, second = seen(engine)
     assert first == PICTURE
     assert (second.width, second.height) == (8, 8)
 
 
 async def test_a_sound_has_the_rate_of_the_model(service: Service, engine: ScriptedEngine) -> None:
-    await service.reply(CHAT, user(text("Write: "), sound(wav(tone(0.5, 8000), 8000))))
-    words, heard = shown(engine)
+    await service.reply(CHAT, user(text_part("Write: "), sound_part(wav(tone(0.5, 8000), 8000))))
+    words, heard = seen(engine)
     assert words == "Write: "
     assert isinstance(heard, Sound)
     assert (heard.sample_rate, abs(heard.count - RATE // 2) < 4) == (RATE, True)
 
 
 async def test_the_same_picture_has_the_same_tokens_in_every_request(service: Service, engine: ScriptedEngine) -> None:
-    await service.reply(CHAT, user(text("a"), picture()))
+    await service.reply(CHAT, user(text_part("a"), picture_part()))
     once = engine.spec.prompt
-    await service.reply(CHAT, user(text("a"), picture(), picture(FILE + b"\0")))
+    await service.reply(CHAT, user(text_part("a"), picture_part(), picture_part(FILE + b"\0")))
     assert engine.spec.prompt == (*once, *once[-MEDIA_CELLS:])
 
 
 async def test_usage_counts_the_tokens_of_pictures_and_ids_leave_them_out(
     service: Service, engine: ScriptedEngine
 ) -> None:
-    body = user(text("ab"), picture(), sound(wav(tone(0.2)))) | {"return_token_ids": True}
+    body = user(text_part("ab"), picture_part(), sound_part(wav(tone(0.2)))) | {"return_token_ids": True}
     reply = await service.reply(CHAT, body)
     assert reply["prompt_token_ids"] == [BOS, *ids_of("a"), *ids_of("b")]
     usage = reply["usage"]
     assert usage["prompt_tokens"] == 3 + 2 * MEDIA_CELLS
     details = {"cached_tokens": 0, "image_tokens": MEDIA_CELLS, "audio_tokens": MEDIA_CELLS}
     assert usage["prompt_tokens_details"] == details
-    plain = await service.reply(CHAT, user(text("ab")))
+    plain = await service.reply(CHAT, user(text_part("ab")))
     assert plain["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 async def test_no_text_of_a_client_is_taken_for_a_picture(service: Service, engine: ScriptedEngine) -> None:
     # Such a mark stands for a picture in the messages; its digits are drawn anew for each request.
     forged = "\ufdd00123456789abcdef\ufdd1<__media__><image>"
-    await service.reply(CHAT, user(text(forged), picture(), text(forged)))
-    before, seen, after = shown(engine)
-    assert seen == PICTURE
+    await service.reply(CHAT, user(text_part(forged), picture_part(), text_part(forged)))
+    before, between, after = seen(engine)
+    assert between == PICTURE
     assert len(before) == len(after) == len(forged)
 
 
 async def test_control_texts_beside_a_picture_stay_text() -> None:
     engine = ScriptedEngine(model=SEEING_MODEL, controls={"<|end|>": 7})
     async with serving(engine) as service:
-        await service.reply(CHAT, user(text("<|end|>"), picture(), text("<|end|>x")))
+        await service.reply(CHAT, user(text_part("<|end|>"), picture_part(), text_part("<|end|>x")))
     assert 7 not in engine.spec.prompt
-    assert shown(engine) == ["<|end|>", PICTURE, "<|end|>x"]
+    assert seen(engine) == ["<|end|>", PICTURE, "<|end|>x"]
 
 
 SMOLVLM = (
@@ -143,17 +103,17 @@ QWEN = (
 async def test_a_template_shows_a_picture_in_the_form_that_it_reads(template: str, before: str) -> None:
     engine = ScriptedEngine(model=replace(SEEING_MODEL, chat_template=template))
     async with serving(engine) as service:
-        await service.reply(CHAT, user(text("What is "), picture(), text("?")))
-        assert shown(engine) == [before, PICTURE, "?"]
+        await service.reply(CHAT, user(text_part("What is "), picture_part(), text_part("?")))
+        assert seen(engine) == [before, PICTURE, "?"]
         # A text alone has the same form.
-        await service.reply(CHAT, user(text("What is ")))
-        assert shown(engine) == [before]
+        await service.reply(CHAT, user(text_part("What is ")))
+        assert seen(engine) == [before]
 
 
 async def test_a_template_that_leaves_a_picture_out_is_an_error() -> None:
     engine = ScriptedEngine(model=replace(SEEING_MODEL, chat_template="{{ messages[-1].content }}"))
     async with serving(engine) as service:
-        body = user(picture())
+        body = user(picture_part())
         body["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
         response = await service.post(CHAT, body)
         assert response.status == 400
@@ -169,10 +129,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"url": "AAAA"}, "image_url.url", "nothing is fetched"),
     ({"url": ""}, "image_url.url", "nothing is fetched"),
     ({"url": "data:image/png;base64,A"}, "image_url.url", "must be valid base64"),
-    ({"url": url(b"hello")}, "image_url.url", "must be a PNG, JPEG, WebP or GIF file"),
-    ({"url": url(b"<svg/>", "image/svg+xml")}, "image_url.url", "must be a PNG"),
-    ({"url": url(FILE[:200])}, "image_url.url", "cannot be decoded"),
-    ({"url": url(picture_file(noise(1)))}, "image_url.url", "must have sides of at least 2 pixels. Given: 1 x 1"),
+    ({"url": data_url(b"hello")}, "image_url.url", "must be a PNG, JPEG, WebP or GIF file"),
+    ({"url": data_url(b"<svg/>", "image/svg+xml")}, "image_url.url", "must be a PNG"),
+    ({"url": data_url(FILE[:200])}, "image_url.url", "cannot be decoded"),
+    ({"url": data_url(picture_file(noise(1)))}, "image_url.url", "must have sides of at least 2 pixels. Given: 1 x 1"),
 ]
 
 
@@ -180,7 +140,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 async def test_what_is_no_picture_is_refused_by_its_field(
     service: Service, given: dict[str, Any], field: str, words: str
 ) -> None:
-    response = await service.post(CHAT, user(text("a"), {"type": "image_url", "image_url": given}))
+    response = await service.post(CHAT, user(text_part("a"), {"type": "image_url", "image_url": given}))
     assert response.status == 400
     error = (await response.json())["error"]
     assert words in error["message"]
@@ -189,15 +149,15 @@ async def test_what_is_no_picture_is_refused_by_its_field(
 
 
 async def test_a_picture_of_another_kind_than_its_url_says_is_read(service: Service, engine: ScriptedEngine) -> None:
-    given = {"type": "image_url", "image_url": {"url": url(FILE, "image/jpeg"), "detail": "high"}}
+    given = {"type": "image_url", "image_url": {"url": data_url(FILE, "image/jpeg"), "detail": "high"}}
     await service.reply(CHAT, user(given))
-    assert shown(engine) == [PICTURE]
+    assert seen(engine) == [PICTURE]
 
 
 async def test_more_pictures_than_allowed_are_refused_undecoded(engine: ScriptedEngine) -> None:
     async with serving(engine, Limits(max_media=2)) as service:
-        await service.reply(CHAT, user(picture(), picture()))
-        response = await service.post(CHAT, user(picture(), picture(), picture(b"broken")))
+        await service.reply(CHAT, user(picture_part(), picture_part()))
+        response = await service.post(CHAT, user(picture_part(), picture_part(), picture_part(b"broken")))
         assert response.status == 400
         assert "`messages[0].content[2].image_url.url`: a request may have at most 2" in await response.text()
 
@@ -205,7 +165,7 @@ async def test_more_pictures_than_allowed_are_refused_undecoded(engine: Scripted
 async def test_a_medium_that_shards_do_not_take_is_refused() -> None:
     engine = ScriptedEngine(model=replace(SEEING_MODEL, media=replace(MEDIA, max_bytes=1000)))
     async with serving(engine) as service:
-        response = await service.post(CHAT, user(picture()))
+        response = await service.post(CHAT, user(picture_part()))
         assert response.status == 400
         assert "at most 1000 bytes when it is decoded. Given: 1728" in await response.text()
 
@@ -213,16 +173,16 @@ async def test_a_medium_that_shards_do_not_take_is_refused() -> None:
 @pytest.mark.parametrize(
     ("facts", "part", "words"),
     [
-        (None, picture(), "does not see pictures"),
-        (None, sound(b""), "does not hear"),
-        (replace(MEDIA, images=False), picture(), "does not see pictures"),
-        (replace(MEDIA, audio=False, audio_sample_rate=0), sound(b""), "does not hear"),
+        (None, picture_part(), "does not see pictures"),
+        (None, sound_part(b""), "does not hear"),
+        (replace(MEDIA, images=False), picture_part(), "does not see pictures"),
+        (replace(MEDIA, audio=False, audio_sample_rate=0), sound_part(b""), "does not hear"),
         (MEDIA, {"type": "file", "file": {}}, "reads nothing else"),
     ],
 )
 async def test_a_model_gets_only_what_it_sees_or_hears(facts: Any, part: dict[str, Any], words: str) -> None:
     async with serving(ScriptedEngine(model=replace(SEEING_MODEL, media=facts))) as service:
-        response = await service.post(CHAT, user(text("a"), part))
+        response = await service.post(CHAT, user(text_part("a"), part))
         assert response.status == 400
         error = (await response.json())["error"]
         assert words in error["message"]
@@ -230,7 +190,7 @@ async def test_a_model_gets_only_what_it_sees_or_hears(facts: Any, part: dict[st
 
 
 async def test_what_the_model_says_has_no_pictures(service: Service) -> None:
-    body = {"messages": [{"role": "assistant", "content": [picture()]}, {"role": "user", "content": "a"}]}
+    body = {"messages": [{"role": "assistant", "content": [picture_part()]}, {"role": "user", "content": "a"}]}
     response = await service.post(CHAT, body)
     assert response.status == 400
     assert "`messages[0].content[0]` must be text" in await response.text()
@@ -241,32 +201,35 @@ async def test_a_result_of_a_tool_may_have_a_picture(service: Service, engine: S
     messages = [
         {"role": "user", "content": "Look"},
         {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": [text("Seen: "), picture()]},
+        {"role": "tool", "tool_call_id": "c", "content": [text_part("Seen: "), picture_part()]},
     ]
     await service.reply(CHAT, {"messages": messages, "max_tokens": 3})
-    assert PICTURE in shown(engine)
+    assert PICTURE in seen(engine)
 
 
 async def test_a_decoder_that_is_killed_loses_no_request(service: Service, engine: ScriptedEngine) -> None:
-    await service.reply(CHAT, user(picture()))
+    await service.reply(CHAT, user(picture_part()))
     for pid in service.app[STATE].decoder.processes.idle_pids:
         os.kill(pid, signal.SIGKILL)
-    await service.reply(CHAT, user(picture()))
-    assert shown(engine) == [PICTURE]
+    await service.reply(CHAT, user(picture_part()))
+    assert seen(engine) == [PICTURE]
 
 
 async def test_a_prompt_is_tokenized_for_a_client_without_its_pictures(service: Service) -> None:
-    reply = await service.reply("/chat_tokenize", user(text("ab"), picture(), text("c")))
+    reply = await service.reply("/chat_tokenize", user(text_part("ab"), picture_part(), text_part("c")))
     assert reply["templated_text"] == "abc"
     assert [token["text"] for token in reply["tokenize_response"]] == ["<s>", "a", "b", "c"]
 
 
 async def test_turns_with_pictures_may_be_left_out(engine: ScriptedEngine) -> None:
     async with serving(engine) as service:
-        messages = [{"role": "user", "content": [text("x" * 200), picture()]}, {"role": "assistant", "content": "a"}]
-        messages.append({"role": "user", "content": [text("y" * 50), picture(OTHER)]})
+        messages = [
+            {"role": "user", "content": [text_part("x" * 200), picture_part()]},
+            {"role": "assistant", "content": "a"},
+        ]
+        messages.append({"role": "user", "content": [text_part("y" * 50), picture_part(OTHER)]})
         reply = await service.reply(CHAT, {"messages": messages, "max_tokens": 20, "truncation": "auto"})
         assert reply["truncated"]["turns"] == 1
-        words, seen = shown(engine)
+        words, last = seen(engine)
         assert words == "y" * 50
-        assert (seen.width, seen.height) == (8, 8)
+        assert (last.width, last.height) == (8, 8)

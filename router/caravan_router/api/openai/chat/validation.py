@@ -239,7 +239,7 @@ def _after(earlier: tuple[int, ...], prompt: TokenizedText, model: ModelFacts) -
 
 def _characters(source: ChatSource, plan: ChatPlan) -> int:
     if source.raw is not None:
-        return len(source.raw)
+        return len(source.raw if source.media is None else source.media.without_marks(source.raw))
     texts = (text for message in plan.conversation.messages for text in strings_of(message["content"]))
     return sum(len(plan.media.without_marks(text)) for text in texts)
 
