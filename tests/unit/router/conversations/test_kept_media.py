@@ -123,7 +123,9 @@ def test_a_file_of_the_version_before_is_brought_up_to_date(tmp_path: Path) -> N
 CELLS = cell_numbers(MediaSpan(offset=0, media_id=b"m" * 32, count=5, positions=5), b"encoder")
 
 
-@pytest.mark.parametrize("tokens", [(), (1, 2, 3), tuple(CELLS), (0, *CELLS[:2], 2**31, *CELLS), (2**32,), (2**32 + 2**96 - 1,)])
+@pytest.mark.parametrize(
+    "tokens", [(), (1, 2, 3), tuple(CELLS), (0, *CELLS[:2], 2**31, *CELLS), (2**32,), (2**32 + 2**96 - 1,)]
+)
 def test_tokens_of_media_are_kept_too(tokens: tuple[int, ...]) -> None:
     assert tuple(unpacked(packed(tokens))) == tokens
 

@@ -1,11 +1,14 @@
 """Every dialect's form of a picture gets into the prompt, and its errors name the dialect's own fields."""
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from caravan_router.api.limits import Limits
+from caravan_router.core.engine import ModelFacts
 from caravan_testing.hostile_pictures import noise, picture_file
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine
@@ -188,3 +191,35 @@ async def test_a_prompt_with_a_picture_can_be_pinned(service: Service, engine: S
     (spec,) = engine.pinned_specs
     assert spec.media is not None
     assert len(spec.media.spans) == 8
+
+
+async def test_a_model_tells_what_it_sees_and_hears() -> None:
+    async with serving(ScriptedEngine(model=SEEING_MODEL)) as service:
+        async with service.client.get("/v1/models") as listed:
+            for entry in (await listed.json())["data"]:
+                assert entry["architecture"]["input_modalities"] == ["text", "image", "audio"]
+        shown = await service.reply("/api/show", {"model": "scripted"})
+        assert {"vision", "audio"} <= {*shown["capabilities"]}
+    async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
+        async with service.client.get("/v1/models/scripted") as one:
+            assert "architecture" not in await one.json()
+        shown = await service.reply("/api/show", {"model": "scripted"})
+        assert not {"vision", "audio"} & {*shown["capabilities"]}
+
+
+@pytest.mark.parametrize(("model", "status"), [(SEEING_MODEL, 400), (CHAT_MODEL, 413)])
+async def test_bodies_may_be_large_where_a_model_sees(model: ModelFacts, status: int) -> None:
+    async with serving(ScriptedEngine(model=model)) as service:
+        assert (await large_body(service))[0] == status
+    async with serving(ScriptedEngine(model=model), Limits(payload_limit=2_500_000)) as service:
+        found, words = await large_body(service)
+        assert found == 413
+        assert "at most 2500000 bytes" in words
+
+
+async def large_body(service: Service) -> tuple[int, str]:
+    """Send a message of 3 MB; return the status and the body of the reply."""
+    data = io.BytesIO(b'{"messages":[{"role":"user","content":"' + b"x" * 3_000_000 + b'"}]}')
+    headers = {"Content-Type": "application/json"}
+    async with service.client.post("/v1/chat/completions", data=data, headers=headers) as response:
+        return response.status, await response.text()
