@@ -35,7 +35,7 @@ class ChatPrompts:
         self._context = _Context(
             limits=LIMITS,
             templates=TemplateRenderer(),
-            decoder=MediaDecoder(),
+            decoding=MediaDecoder(),
             model=model,
             bounds=bounds_of(LIMITS, model),
             engine=_Texts(backend.vocabulary, model),
@@ -98,11 +98,11 @@ class _Context:
 
     limits: Limits
     templates: TemplateRenderer
-    decoder: MediaDecoder
+    decoding: MediaDecoder
     model: ModelFacts
     bounds: Bounds
     engine: _Texts
 
     async def close(self) -> None:
         await self.templates.close()
-        await self.decoder.close()
+        await self.decoding.close()

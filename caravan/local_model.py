@@ -111,7 +111,7 @@ class LocalModel:
             sender=Sender(key=NO_KEY, headers={}),
             limits=self._limits,
             templates=opened.templates,
-            decoder=opened.decoder,
+            decoding=opened.decoder,
             served=ServedModel(engine, self._metrics.of(facts.name)),
             model=facts,
             adapter=adapter,

@@ -1,13 +1,14 @@
 """Decodes the files of pictures and sounds, in processes that may die or hang at any time."""
 
 import asyncio
-from dataclasses import dataclass
 
 import msgspec
 
 from caravan_router.core.media import Media, Picture, Sound
 from caravan_router.guarded_process import Ended, GuardedProcesses, ProcessEndedError, Worker
-from caravan_router.media.limits import MAX_PICTURE_BYTES, MAX_SOUND_BYTES, TIME_LIMIT_S
+from caravan_router.media.decoded_files import DecodedFiles, key_of
+from caravan_router.media.file import MediaFile
+from caravan_router.media.limits import MAX_PICTURE_BYTES, MAX_SOUND_BYTES, REMEMBERED_BYTES, TIME_LIMIT_S
 from caravan_router.media.messages import DecodeReply, DecodeRequest
 from caravan_router.media.problems import MediaFileError, Reason
 
@@ -17,27 +18,14 @@ _PROCESSES = 2
 _DECODER = msgspec.msgpack.Decoder(DecodeReply)
 
 
-@dataclass(frozen=True, slots=True)
-class MediaFile:
-    """A file as a client sent it: in ``base64``, or as it is. ``sample_rate``: that of the sound to make of it.
-
-    The rate is 0 if it is to be a picture.
-    """
-
-    data: str | bytes
-    sample_rate: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """How large the file is, at least."""
-        return len(self.data) if isinstance(self.data, bytes) else len(self.data) * 3 // 4 - 2
-
-
 class MediaDecoder:
     """Decodes with a few processes, which it starts when they are first needed and keeps until ``close``."""
 
-    def __init__(self, time_limit_s: float = TIME_LIMIT_S, grace_s: float = 3.0) -> None:
+    def __init__(
+        self, time_limit_s: float = TIME_LIMIT_S, grace_s: float = 3.0, remembered_bytes: int = REMEMBERED_BYTES
+    ) -> None:
         self._time_limit_s = time_limit_s
+        self._decoded = DecodedFiles(remembered_bytes)
         self.processes = GuardedProcesses(
             Worker(
                 module="caravan_router.media.decoder_process",
@@ -47,9 +35,17 @@ class MediaDecoder:
             )
         )
 
-    async def decode(self, file: MediaFile) -> Media:
-        """Return the picture or the sound that ``file`` has. Raises MediaFileError."""
+    async def decode(self, file: MediaFile, owner: str = "") -> Media:
+        """Return the picture or the sound that ``file`` has; ``owner`` sent it. Raises MediaFileError."""
         _check_bytes(file)
+        key = await asyncio.to_thread(key_of, file, owner)
+        medium = self._decoded.find(key)
+        if medium is None:
+            medium = await self._decode(file)
+            self._decoded.add(key, medium)
+        return medium
+
+    async def _decode(self, file: MediaFile) -> Media:
         reply = _DECODER.decode(await self._ask(_request(file)))
         if reply.reason:
             raise MediaFileError(Reason(reply.reason), reply.problem)

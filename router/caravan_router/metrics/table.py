@@ -133,6 +133,20 @@ METRICS = (
         C,
         "Requests that another router answered, because this one held no shard of the model: all else is counted there",
     ),
+    MetricSpec(
+        "caravan_media_decode_seconds",
+        H,
+        "Time until a file of a picture or a sound was decoded, or found among those decoded before",
+        ("kind",),
+        REQUEST_SECONDS,
+    ),
+    MetricSpec(
+        "caravan_media_refused_total",
+        C,
+        "Files of pictures and sounds that were refused: encoding (no base64), format, size, broken, time, memory, "
+        "decoder (it died of the file)",
+        ("reason",),
+    ),
     MetricSpec("caravan_preemptions", C, "Running requests that gave their cells to others: swap, recompute", ("how",)),
     MetricSpec("caravan_recomputed_tokens", C, "Tokens computed again for requests that had lost their cells"),
     MetricSpec("caravan_fetched_bytes", C, "Saved prefixes that shards fetched from each other, in bytes"),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from caravan_router.api.generation.bounds import Bounds
+from caravan_router.api.generation.decoding import Decoding
 from caravan_router.api.generation.models import ServedModel
 from caravan_router.api.generation.rules import embedding_model_error
 from caravan_router.api.generation.schema import ServingFields
@@ -11,7 +12,6 @@ from caravan_router.api.generation.serving import Sender, Serving, serving_of
 from caravan_router.api.limits import Limits
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import Engine, ModelFacts, TextEngine
-from caravan_router.media.decoder import MediaDecoder
 
 
 class PromptContext(Protocol):
@@ -24,7 +24,7 @@ class PromptContext(Protocol):
     def templates(self) -> TemplateRenderer: ...
 
     @property
-    def decoder(self) -> MediaDecoder: ...
+    def decoding(self) -> Decoding: ...
 
     @property
     def model(self) -> ModelFacts: ...
@@ -47,7 +47,7 @@ class Context:
     sender: Sender
     limits: Limits
     templates: TemplateRenderer
-    decoder: MediaDecoder
+    decoding: Decoding
     served: ServedModel
     model: ModelFacts
     adapter: str

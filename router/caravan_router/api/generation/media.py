@@ -21,7 +21,7 @@ async def decoded(context: PromptContext, parts: MediaParts) -> dict[str, Media]
     # One after another, so that requests with one picture get their turns between those of this one.
     for mark, named in parts.files.items():
         try:
-            medium = await context.decoder.decode(named.file)
+            medium = await context.decoding.decode(named.file)
         except MediaFileError as error:
             raise media_file_error(named.field, str(error)) from error
         facts = context.model.media

@@ -12,7 +12,7 @@ from caravan_router.api.generation.data_url import data_of
 from caravan_router.api.generation.rules import not_text_error
 from caravan_router.chat.control_text import draw_mark
 from caravan_router.chat.media_marks import without_marks
-from caravan_router.media.decoder import MediaFile
+from caravan_router.media.file import MediaFile
 
 # The words of all dialects for pictures and sounds.
 _PICTURES = frozenset({"image", "image_url", "input_image"})

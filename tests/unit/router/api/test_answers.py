@@ -98,7 +98,7 @@ async def context() -> AsyncIterator[Context]:
         sender=Sender(key=NO_KEY, headers={}),
         limits=LIMITS,
         templates=templates,
-        decoder=decoder,
+        decoding=decoder,
         served=ServedModel(engine, Metrics().of("scripted")),
         model=CHAT_MODEL,
         adapter="",

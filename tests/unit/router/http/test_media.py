@@ -208,8 +208,10 @@ async def test_a_result_of_a_tool_may_have_a_picture(service: Service, engine: S
 
 
 async def test_a_decoder_that_is_killed_loses_no_request(service: Service, engine: ScriptedEngine) -> None:
-    await service.reply(CHAT, user(picture_part()))
-    for pid in service.app[STATE].decoder.processes.idle_pids:
+    await service.reply(CHAT, user(picture_part(OTHER)))
+    pids = service.app[STATE].decoder.processes.idle_pids
+    assert pids
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
     await service.reply(CHAT, user(picture_part()))
     assert seen(engine) == [PICTURE]
@@ -233,3 +235,13 @@ async def test_turns_with_pictures_may_be_left_out(engine: ScriptedEngine) -> No
         words, last = seen(engine)
         assert words == "y" * 50
         assert (last.width, last.height) == (8, 8)
+
+
+async def test_files_are_counted(service: Service) -> None:
+    await service.reply(CHAT, user(picture_part(), picture_part(), sound_part(wav(tone(0.2)))))
+    assert await service.sample('caravan_media_decode_seconds_count{kind="picture"}') == 2
+    assert await service.sample('caravan_media_decode_seconds_count{kind="sound"}') == 1
+    await service.post(CHAT, user(picture_part(b"hello")))
+    await service.post(CHAT, user(picture_part(FILE[:100])))
+    assert await service.sample('caravan_media_refused_total{reason="format"}') == 1
+    assert await service.sample('caravan_media_refused_total{reason="broken"}') == 1

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from caravan_router.core.media import Picture, Sound
-from caravan_router.media.decoder import MediaDecoder, MediaFile
+from caravan_router.media.decoder import MediaDecoder
+from caravan_router.media.file import MediaFile
 from caravan_router.media.limits import MAX_PICTURE_BYTES
 from caravan_router.media.problems import MediaFileError, Reason
 from caravan_testing.hostile_pictures import harmless_files, hostile_files, noise, picture_file
@@ -23,7 +24,7 @@ LONG_TIME_LIMIT_S = 60.0
 
 @pytest.fixture
 async def decoder() -> AsyncIterator[MediaDecoder]:
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S)
+    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0)
     yield decoder
     await decoder.close()
 
@@ -113,7 +114,7 @@ async def test_a_process_that_was_killed_loses_no_request(decoder: MediaDecoder)
 
 
 async def test_a_process_that_hangs_is_replaced_and_the_file_tried_again() -> None:
-    decoder = MediaDecoder(time_limit_s=1.0, grace_s=0.5)
+    decoder = MediaDecoder(time_limit_s=1.0, grace_s=0.5, remembered_bytes=0)
     try:
         await decoder.decode(MediaFile(FILE))
         (pid,) = decoder.processes.idle_pids
@@ -144,7 +145,7 @@ def crashing(tmp_path: Path) -> Path:
 
 async def test_a_file_that_ends_two_processes_is_refused(monkeypatch: pytest.MonkeyPatch, crashing: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(crashing))
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S)
+    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0)
     try:
         with pytest.raises(MediaFileError, match="two processes that tried it ended") as caught:
             await decoder.decode(MediaFile(FILE))
@@ -156,7 +157,7 @@ async def test_a_file_that_ends_two_processes_is_refused(monkeypatch: pytest.Mon
 
 
 async def test_a_picture_that_needs_too_much_memory_is_refused() -> None:
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S)
+    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0)
     try:
         await decoder.decode(MediaFile(FILE))
         (pid,) = decoder.processes.idle_pids
@@ -179,3 +180,21 @@ async def test_the_process_can_open_nothing(decoder: MediaDecoder) -> None:
     assert "Max open files            0                    0" in limits
     environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_text)
     assert "PATH=" not in environment.replace("PYTHONPATH=", "")
+
+
+async def test_a_file_that_comes_again_is_not_decoded_again() -> None:
+    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=2 * 3 * 24 * 24)
+    try:
+        first = await decoder.decode(MediaFile(FILE), "a")
+        assert await decoder.decode(MediaFile(FILE), "a") is first
+        # What one client has sent tells another nothing.
+        other = await decoder.decode(MediaFile(FILE), "b")
+        assert other == first
+        assert other is not first
+        # There is room for two.
+        await decoder.decode(in_base64(FILE), "a")
+        again = await decoder.decode(MediaFile(FILE), "a")
+        assert again == first
+        assert again is not first
+    finally:
+        await decoder.close()
