@@ -75,13 +75,22 @@ class MalformedBodyError(RequestError):
         super().__init__(f"The request body is not valid JSON: {reason}")
 
 
+class MalformedFormError(RequestError):
+    """The body is not a valid form."""
+
+    kind = ErrorKind(400, "validation", _CLIENT)
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The request body is not a valid form: {reason}")
+
+
 class UnsupportedMediaError(RequestError):
-    """The content type is not JSON."""
+    """The content type is not JSON, or not that of a form."""
 
     kind = ErrorKind(415, "validation", _CLIENT)
 
-    def __init__(self, content_type: str) -> None:
-        super().__init__(f"Expected a request with `Content-Type: application/json`. Given: {content_type}")
+    def __init__(self, content_type: str, expected: str = "application/json") -> None:
+        super().__init__(f"Expected a request with `Content-Type: {expected}`. Given: {content_type[:80]}")
 
 
 class UnsupportedCodingError(RequestError):

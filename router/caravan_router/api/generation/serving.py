@@ -87,7 +87,6 @@ class Serving:
             max_draft_tokens=self.max_draft_tokens,
             prediction=extras.prediction,
             thought=extras.thought,
-            media=extras.media,
             request_id=self.request_id,
         )
 

@@ -9,6 +9,7 @@ from multidict import CIMultiDict
 
 from caravan_router.http.server.body import read_bytes, read_json
 from caravan_router.http.server.event_stream import STREAM_BEGUN
+from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import STATE
 
@@ -64,6 +65,9 @@ class HandingOver:
         """Return the model and the URL of the router that should answer ``request``; None if it is this one."""
         fleet = request.app[STATE].fleet
         if request.method != "POST" or _HANDED_OVER in request.headers or request.path.startswith(_OWN):
+            return None
+        # The model of a form is known when all of it has been read.
+        if request.content_type == FORM:
             return None
         if all(engine.healthy for engine in fleet.engines):
             return None
