@@ -114,8 +114,8 @@ async def prompt_of(
     add_special = not (model.bos_text and text.startswith(model.bos_text))
     if conversation.media:
         mixed = with_media(parts, conversation.media)
-        found = await engine.queries.tokenize_parts(mixed, add_special=add_special)
-        return ChatPrompt("".join(part for part in mixed if isinstance(part, str)), found.tokens, found.media)
+        whole = await engine.queries.tokenize_parts(mixed, add_special=add_special)
+        return ChatPrompt("".join(part for part in mixed if isinstance(part, str)), whole.tokens, whole.media)
     tokenized = await asyncio.gather(
         *(
             engine.queries.tokenize(part, add_special=add_special and number == 0)

@@ -83,7 +83,7 @@ def _scaled(image: Image.Image) -> Image.Image:
 
 def _upright(image: Image.Image, original: Image.Image) -> Image.Image:
     try:
-        turn = _TURNS.get(original.getexif().get(_ORIENTATION))
+        turn = _TURNS.get(original.getexif().get(_ORIENTATION, 1))
     except Exception:  # noqa: BLE001 - broken EXIF data can raise anything, and is no reason to refuse the picture
         turn = None
     return image if turn is None else image.transpose(turn)

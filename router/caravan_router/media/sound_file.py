@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import miniaudio
 
+from caravan_proto.limits import MAX_MEDIA_BYTES
 from caravan_router.core.media import SAMPLE_BYTES
 from caravan_router.media.kinds import SOUNDS, format_of
 from caravan_router.media.limits import MAX_SAMPLE, MAX_SOUND_BYTES, MAX_SOUND_S, MIN_SOUND_S
@@ -53,13 +54,15 @@ def decode_sound(data: bytes, sample_rate: int) -> bytes:
 
 def _bounded(stream: Iterable["miniaudio.array.array[float]"], sample_rate: int) -> bytes:
     samples = bytearray()
+    # Shards take no larger media.
+    limit_s = min(MAX_SOUND_S, MAX_MEDIA_BYTES // (SAMPLE_BYTES * sample_rate))
     for chunk in stream:
         # A file may have samples that are no numbers. They would make every token after them one.
         if not (math.isfinite(sum(chunk)) and min(chunk) >= -MAX_SAMPLE and max(chunk) <= MAX_SAMPLE):
             raise MediaFileError(Reason.BROKEN, f"has samples that are not between -{MAX_SAMPLE:g} and {MAX_SAMPLE:g}")
         samples += chunk.tobytes()
-        if len(samples) > MAX_SOUND_S * sample_rate * SAMPLE_BYTES:
-            raise MediaFileError(Reason.SIZE, f"must last at most {MAX_SOUND_S} seconds")
+        if len(samples) > limit_s * sample_rate * SAMPLE_BYTES:
+            raise MediaFileError(Reason.SIZE, f"must last at most {limit_s} seconds")
     seconds = len(samples) / (SAMPLE_BYTES * sample_rate)
     if seconds < MIN_SOUND_S:
         raise MediaFileError(Reason.SIZE, f"must last at least {MIN_SOUND_S} seconds. Given: {seconds:.3f}")

@@ -16,7 +16,7 @@ from caravan_testing.hostile_pictures import hostile_files
 from caravan_testing.sounds import float_wav
 from caravan_testing.toy_media import spelled_picture, spelled_sound
 
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}|{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}|{% endfor %}[assistant]"
 SPELLED = "a cat and a dog"
 TOKENS = 12
 
