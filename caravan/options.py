@@ -96,6 +96,7 @@ class ServerOptions(TypedDict, total=False):
     max_input_tokens: int
     max_total_tokens: int
     payload_limit: int
+    max_media: int
     max_request_new_tokens: int
     max_connections: int
     header_timeout_s: float

@@ -66,6 +66,7 @@ class RouterConfig:
         "most bytes of a request body, decompressed (default: 2000000, or 32 MiB where a model sees or hears)",
         low=1,
     )
+    max_media: int = flag(8, "most pictures and sounds in one request", low=0)
     max_request_new_tokens: int | None = flag(
         None,
         "most new tokens of one request, all candidates together (default: max-best-of times those of one candidate)",
@@ -291,6 +292,7 @@ class RouterConfig:
             max_request_new_tokens=self.max_request_new_tokens,
             max_draft_tokens=self.speculate,
             payload_limit=self.payload_limit,
+            max_media=self.max_media,
             max_connections=self.max_connections,
             header_timeout_s=self.header_timeout_s,
             body_timeout_s=self.body_timeout_s,

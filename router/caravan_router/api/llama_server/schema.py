@@ -9,8 +9,17 @@ from caravan_router.api.openai.schema import ModelDownload
 
 NoEffect = Annotated[int | None, msgspec.Meta(description="Accepted and without effect.")]
 Neutral = Annotated[Any, msgspec.Meta(description="Not supported: accepted only with the value that switches it off.")]
+
+
+class MarkedPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text. ``multimodal_data`` must be empty: its marker is a secret of the server, so chats take pictures."""
+
+    prompt_string: str
+    multimodal_data: list[Any] | None = None
+
+
 Prompt = Annotated[
-    str | list[str | int | list[str | int]],
+    str | list[str | int | list[str | int]] | MarkedPrompt,
     msgspec.Meta(description="A text, or a list that mixes texts and token ids; or a list of texts or of such lists."),
 ]
 LogitBias = Annotated[

@@ -185,6 +185,15 @@ async def test_pictures_that_cannot_be_honoured_are_refused_by_name(service: Ser
     assert "`truncate` is not supported" in await response.text()
 
 
+async def test_llama_servers_marked_prompts_are_refused_by_name_with_pictures(service: Service) -> None:
+    marked = {"prompt_string": "a", "multimodal_data": [in_base64()]}
+    response = await service.post("/completion", {"prompt": marked})
+    assert response.status == 400
+    assert "`prompt.multimodal_data` is not supported" in await response.text()
+    await service.reply("/completion", {"prompt": {"prompt_string": "a"}, "n_predict": 1})
+    assert seen(service.engine) == ["a"]
+
+
 async def test_a_prompt_with_a_picture_can_be_pinned(service: Service, engine: ScriptedEngine) -> None:
     body = {"messages": [{"role": "user", "content": [picture_part()] * 8 + [{"type": "text", "text": "x" * 40}]}]}
     await service.reply("/admin/prefixes", body)
