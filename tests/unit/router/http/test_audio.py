@@ -1,5 +1,6 @@
 """Sounds are written down by models that hear, of forms as OpenAI's clients send them."""
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,11 @@ import pytest
 from aiohttp import FormData
 
 from caravan_router.api.limits import Limits
+from caravan_router.auth.key import ApiKey, digest_of
+from caravan_router.auth.keyring import Keyring
 from caravan_router.core.media import Sound
+from caravan_router.core.tenant import Tenant
+from caravan_router.http.app import Access
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MEDIA, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine
 from caravan_testing.seen_prompts import seen
@@ -128,3 +133,22 @@ async def test_a_model_that_does_not_hear_says_so(deaf: Service) -> None:
     error = (await reply(deaf, TRANSCRIBE, form(), 400))["error"]
     assert error["param"] == "file"
     assert "does not hear" in error["message"]
+
+
+@pytest.mark.parametrize("path", [TRANSCRIBE, TRANSLATE])
+async def test_a_refusal_is_a_request_that_failed(service: Service, path: str) -> None:
+    for count, data in enumerate((form(b"hello"), form(None), form(temperature="-1"), form(fancy="1")), 1):
+        await reply(service, path, data, 400)
+        assert await service.sample("tgi_request_count") == count
+        assert await service.sample('tgi_request_failure{err="validation"}') == count
+
+
+@pytest.mark.parametrize("path", [TRANSCRIBE, TRANSLATE])
+async def test_a_refusal_costs_the_key_a_request(engine: ScriptedEngine, path: str) -> None:
+    rated = ApiKey(digest=digest_of("key"), tenant=Tenant(name="rated"), requests_per_minute=1)
+    access = Access(keyring=Keyring([rated], time.monotonic()))
+    async with serving(engine, access=access) as service:
+        for status in (400, 429):
+            headers = {"Authorization": "Bearer key"}
+            async with service.client.post(path, data=form(b"hello"), headers=headers) as response:
+                assert response.status == status
