@@ -70,6 +70,12 @@ async def read_bytes(request: web.Request) -> bytes:
     return request[_BODY]
 
 
+def forget_body(request: web.Request) -> None:
+    """Free the bytes of a body that was decoded: with pictures, they are many."""
+    if _BODY in request:
+        del request[_BODY]
+
+
 async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     """Read and decode the body.
 

@@ -12,7 +12,7 @@ from caravan_router.api.generation.constraints import FieldConstraint, compiled
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.fill import prompt_before
 from caravan_router.api.generation.media import tokenize_mixed
-from caravan_router.api.generation.parts import MediaParts
+from caravan_router.api.generation.parts import NO_MEDIA, MediaParts
 from caravan_router.api.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_plain, tokenize_prompt
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run
@@ -165,7 +165,8 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     )
     return ValidChat(
         request=request,
-        plan=plan,
+        # The files were decoded, and would be in memory as long as the reply is generated.
+        plan=replace(plan, media=NO_MEDIA),
         model=context.adapter or model.name,
         logprobs=bool(body.logprobs),
         beginning=beginning,
