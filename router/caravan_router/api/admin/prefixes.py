@@ -14,7 +14,6 @@ from caravan_router.api.admin.schema import (
     ShardPrefixes,
 )
 from caravan_router.core import prefixes as core
-from caravan_router.core.prompt_media import text_ids
 
 
 def cached_prefixes(found: Iterable[core.ShardPrefixes], pins: Iterable[core.PrefixReport]) -> CachedPrefixes:
@@ -68,7 +67,7 @@ def prefix_of(report: core.PrefixReport) -> Prefix:
 
 def content_of(report: core.PrefixReport, text: str | None) -> PrefixContent:
     """Describe a prefix with its tokens, as far as they are known, and their ``text``."""
-    token_ids = None if report.token_ids is None else text_ids(report.token_ids)
+    token_ids = None if report.token_ids is None else list(report.token_ids)
     return PrefixContent(**_fields(report), token_ids=token_ids, text=text)
 
 

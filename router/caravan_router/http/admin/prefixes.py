@@ -11,7 +11,6 @@ from caravan_router.api.generation.models import model_name
 from caravan_router.api.generation.permits import holding_permits
 from caravan_router.api.tgi.errors import TGI
 from caravan_router.core import prefixes as core
-from caravan_router.core.prompt_media import text_ids
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.models import asked_model
@@ -79,7 +78,7 @@ async def show_prefix(request: web.Request) -> web.Response:
     report = _known(request, state.fleet.prefix_cache.find_prefix(request.match_info["prefix"]))
     text = None
     if report.token_ids is not None and (engine := state.fleet.engine(report.model)) is not None:
-        pieces = (await engine.queries.detokenize(text_ids(report.token_ids))).pieces
+        pieces = (await engine.queries.detokenize(report.token_ids)).pieces
         text = b"".join(pieces).decode(errors="replace")
     return json_reply(content_of(report, text))
 
