@@ -3,7 +3,10 @@
 import asyncio
 import base64
 import io
+import os
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.hostile_pictures import hostile_files
 from caravan_testing.sounds import float_wav
 from caravan_testing.toy_media import spelled_picture, spelled_sound
+from caravan_testing.waiting import eventually
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}|{% endfor %}[assistant]"
 SPELLED = "a cat and a dog"
@@ -216,8 +220,15 @@ async def test_ten_turns_with_two_pictures_encode_each_once(client: Client) -> N
     assert client.encodings == 2
 
 
+def decoders() -> list[int]:
+    """Return the ids of the processes that decode for this one."""
+    threads = Path("/proc/self/task").iterdir()
+    children = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+    return [pid for pid in children if "decoder_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
 async def test_hostile_files_leave_streams_beside_them_as_they_are(client: Client) -> None:
-    """Every file is answered with 400 or read, each stream has its text, and the decoders stay what they were."""
+    """Every file is answered with 400 or read, and each stream has its text, although the decoders are killed."""
     expected = await chat(client, False)
     files = [base64.b64encode(data).decode() for _, data in hostile_files() if len(data) < 1_000_000]
     assert len(files) > 300
@@ -233,10 +244,16 @@ async def test_hostile_files_leave_streams_beside_them_as_they_are(client: Clien
             assert status in (200, 400), text[:500]
             refused += status == 400
 
+    async def kill() -> None:
+        # Once, as no file may end two processes.
+        await eventually(lambda: refused > 60, "files are being refused")
+        for pid in await asyncio.to_thread(decoders):
+            os.kill(pid, signal.SIGKILL)
+
     async def streams() -> None:
         for _ in range(10):
             assert await chat(client, True) == expected
 
-    await asyncio.gather(attack(files[::2]), attack(files[1::2]), streams(), streams())
+    await asyncio.gather(attack(files[::2]), attack(files[1::2]), streams(), streams(), kill())
     assert refused > 250
     assert await chat(client, True) == expected
