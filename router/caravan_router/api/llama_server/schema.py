@@ -191,6 +191,32 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
+class Modalities(msgspec.Struct, frozen=True):
+    """Whether a model sees, and whether it hears."""
+
+    vision: bool
+    audio: bool
+
+
+class ServedContext(msgspec.Struct, frozen=True):
+    """``n_ctx``: most tokens of a prompt and its output together."""
+
+    n_ctx: int
+
+
+class Props(msgspec.Struct, frozen=True, kw_only=True):
+    """What llama-server's clients look for before they ask. ``total_slots``: generations that may be in progress."""
+
+    model_alias: str
+    total_slots: int
+    default_generation_settings: ServedContext
+    modalities: Modalities
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+
+
 class ModelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``model``: its name, or an alias."""
 

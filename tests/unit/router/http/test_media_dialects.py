@@ -209,9 +209,16 @@ async def test_a_model_tells_what_it_sees_and_hears() -> None:
                 assert entry["architecture"]["input_modalities"] == ["text", "image", "audio"]
         shown = await service.reply("/api/show", {"model": "scripted"})
         assert {"vision", "audio"} <= {*shown["capabilities"]}
+        async with service.client.get("/props?model=scripted") as told:
+            props = await told.json()
+        assert props["modalities"] == {"vision": True, "audio": True}
+        assert props["default_generation_settings"] == {"n_ctx": 256}
+        assert (props["chat_template"], props["bos_token"]) == (SEEING_MODEL.chat_template, "<s>")
     async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         async with service.client.get("/v1/models/scripted") as one:
             assert "architecture" not in await one.json()
+        async with service.client.get("/props") as told:
+            assert (await told.json())["modalities"] == {"vision": False, "audio": False}
         shown = await service.reply("/api/show", {"model": "scripted"})
         assert not {"vision", "audio"} & {*shown["capabilities"]}
 
