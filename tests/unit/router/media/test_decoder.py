@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from caravan_router.core.media import Picture, Sound
 from caravan_router.media.decoder import MediaDecoder
@@ -196,5 +197,17 @@ async def test_a_file_that_comes_again_is_not_decoded_again() -> None:
         again = await decoder.decode(MediaFile(FILE), "a")
         assert again == first
         assert again is not first
+    finally:
+        await decoder.close()
+
+
+async def test_the_largest_transparent_picture_fits_the_memory_of_a_process() -> None:
+    """No other format and mode needs as much."""
+    decoder = MediaDecoder(LONG_TIME_LIMIT_S)
+    try:
+        data = await asyncio.to_thread(lambda: picture_file(Image.new("RGBA", (7000, 7000), (9, 9, 9, 9)), "WEBP"))
+        picture = await decoder.decode(MediaFile(data))
+        assert isinstance(picture, Picture)
+        assert (picture.width, picture.height) == (2048, 2048)
     finally:
         await decoder.close()
