@@ -57,6 +57,7 @@ from caravan_router.api.openai.scoring.scores import Texts, scores_of
 from caravan_router.auth.key import NO_KEY
 from caravan_router.config import RouterConfig
 from caravan_router.core.ahead import each
+from caravan_router.core.prompt_media import text_ids
 from caravan_router.core.trace import NO_TRACE
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.text.assembler import Piece
@@ -113,6 +114,7 @@ class LocalModel:
             sender=Sender(key=NO_KEY, headers={}),
             limits=self._limits,
             templates=opened.templates,
+            decoding=opened.decoder,
             served=ServedModel(engine, self._metrics.of(facts.name)),
             model=facts,
             adapter=adapter,
@@ -354,7 +356,7 @@ class LocalModel:
         return RequestOutput(
             request_id=self._next_id(),
             prompt=prompt if isinstance(prompt, str) else None,
-            prompt_token_ids=list(request.prompt),
+            prompt_token_ids=list(request.prompt) if request.specs[0].media is None else text_ids(request.prompt),
             outputs=outputs,
             finished=True,
             num_cached_tokens=runs[0].cached_tokens,

@@ -43,6 +43,12 @@ class ModelOptions(TypedDict, total=False):
     mmap: bool
     mlock: bool
     numa: str
+    mmproj: str
+    mmproj_auto: bool
+    image_min_tokens: int
+    image_max_tokens: int
+    media_threads: int
+    media_cache: int
     rope_scaling: str
     rope_scale: float
     rope_freq_base: float
@@ -91,6 +97,7 @@ class ServerOptions(TypedDict, total=False):
     max_input_tokens: int
     max_total_tokens: int
     payload_limit: int
+    max_media: int
     max_request_new_tokens: int
     max_connections: int
     header_timeout_s: float

@@ -14,3 +14,9 @@ MAX_SCORE_TOKEN_IDS = 256
 # Texts that may end a thought; and the bytes of each, as well as the tokens that the shard writes to end one.
 MAX_THOUGHT_CLOSINGS = 8
 MAX_THOUGHT_MARKER = 128
+# The content of a picture or of sound on its way to a shard: less than the most bytes of a message.
+MAX_MEDIA_BYTES = 15 << 20
+MAX_MEDIA_ID_BYTES = 64
+# Pictures have sides, and sound has samples, from the first to the second number.
+MEDIA_SIDES = (2, 4096)
+MEDIA_SAMPLES = (400, MAX_MEDIA_BYTES // 4)

@@ -162,7 +162,7 @@ def test_what_is_saved_grows_with_what_is_new(driver: ModelDriver) -> None:
         driver.prefill(chunk)
         save(driver, 2, tokens[:place], start)
         start = place
-    form = driver.backend._state_format
+    form = driver.backend._memory.form
     streams = driver.backend._memory._streams
     cells = [form.cells_bytes(streams, end - first) for first, end in pairwise([0, *places])]
     assert driver.engine.runs.used.memory - before == sum(cells) + 3 * form.block_bytes

@@ -103,6 +103,8 @@ def check_models(models: Sequence[ModelFile], flags: Sequence[str]) -> None:
     given = {flag.partition("=")[0] for flag in flags}
     if len(models) > 1 and "--lora" in given:
         raise ServeError("an adapter belongs to one model: --lora needs a single --model")
+    if len(models) > 1 and {"-mm", "--mmproj"} & given:
+        raise ServeError("a projector belongs to one model: --mmproj needs a single --model")
     if len(models) > 1 and {"-a", "--alias"} & given:
         raise ServeError("an alias belongs to one model: --alias needs a single --model")
     if len(models) > 1 and {"-md", "--model-draft"} & given:

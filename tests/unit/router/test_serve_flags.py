@@ -56,6 +56,9 @@ def test_models_that_cannot_be_told_apart_are_refused() -> None:
         check_models(files("a/x.gguf", "b/x.gguf"), [])
     with pytest.raises(ServeError, match="--lora needs a single --model"):
         check_models(files("x.gguf", "y.gguf"), ["--lora=z.gguf"])
+    check_models(files("x.gguf"), ["--mmproj", "z.gguf"])
+    with pytest.raises(ServeError, match="--mmproj needs a single --model"):
+        check_models(files("x.gguf", "y.gguf"), ["-mm", "z.gguf"])
     check_models(files("x.gguf"), ["--alias", "z"])
     with pytest.raises(ServeError, match="--alias needs a single --model"):
         check_models(files("x.gguf", "y.gguf"), ["-a", "z"])

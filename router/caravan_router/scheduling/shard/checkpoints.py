@@ -57,7 +57,7 @@ class Checkpoints:
             sequence.known_tokens - 2,
         ]
         most = min(sequence.most_shared, resident.target - 2)
-        self._ahead[resident] = list(reversed(_apart(found, resident.cached, most)))
+        self._ahead[resident] = list(reversed(_apart(map(sequence.border, found), resident.cached, most)))
 
     def pass_reached(self, runs: SavedRuns) -> list[Resident]:
         """Let the prompts go on that are at a place. Return those that are to be saved there, as ``runs`` lack it."""

@@ -7,10 +7,12 @@ import llama_cpp
 
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.grid_places import GridPlaces
 from caravan_shard.backends.llama.memory import LlamaMemory
+from caravan_shard.backends.llama.places import Places
 from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
 from caravan_shard.backends.llama.rollback import RollbackMemory
-from caravan_shard.backends.llama.rope import set_rope
+from caravan_shard.backends.llama.rope import position_dimensions, set_rope
 from caravan_shard.backends.llama.window import SplitWindowedMemory, WindowedMemory, ids_needed
 from caravan_shard.config import CELL_BLOCK, ShardConfig
 from caravan_shard.model_flags import MAX_SEQUENCES
@@ -237,6 +239,7 @@ class Contexts:
 
     def _memory(self, context: Any, layout: KvLayout) -> LlamaMemory:
         traits, parallel = self._traits[layout], self._config.parallel
+        places = GridPlaces() if position_dimensions(self._model) > 1 else Places()
         # llama.cpp does so whenever it is told to leave flash attention.
         transposes = not self.has_flash_attention(layout)
         if traits.has_guards:
@@ -244,9 +247,9 @@ class Contexts:
         unified = layout is KvLayout.UNIFIED
         if traits.stateful:
             kind = RollbackMemory if self._rollback_tokens else RecurrentMemory
-            return kind(context, sequences=parallel, shares_cells=unified, transposes=transposes)
+            return kind(context, sequences=parallel, shares_cells=unified, transposes=transposes, places=places)
         if unified:
-            return LlamaMemory(context, copies_whole=False, streams=1, transposes=transposes)
+            return LlamaMemory(context, copies_whole=False, streams=1, transposes=transposes, places=places)
         if traits.window > 0:
             return SplitWindowedMemory(context, copies_whole=True, streams=parallel, transposes=transposes)
-        return LlamaMemory(context, copies_whole=True, streams=parallel, transposes=transposes)
+        return LlamaMemory(context, copies_whole=True, streams=parallel, transposes=transposes, places=places)

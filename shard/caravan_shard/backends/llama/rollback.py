@@ -15,6 +15,7 @@ import numpy as np
 
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_shard.backends.base import CellSlice, TokenBatch
+from caravan_shard.backends.llama.places import Places
 from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
 
 _STATE_ONLY = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -23,9 +24,13 @@ _STATE_ONLY = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 class RollbackMemory(RecurrentMemory):
     """Whole sequences are copied and saved; the last few tokens of a step can be taken back, right after it."""
 
-    def __init__(self, context: Any, *, sequences: int, shares_cells: bool, transposes: bool) -> None:
+    def __init__(
+        self, context: Any, *, sequences: int, shares_cells: bool, transposes: bool, places: Places | None = None
+    ) -> None:
         """``context``: one that keeps earlier states. ``shares_cells``: the layout is unified."""
-        super().__init__(context, sequences=sequences, shares_cells=shares_cells, transposes=transposes)
+        super().__init__(
+            context, sequences=sequences, shares_cells=shares_cells, transposes=transposes, places=places
+        )
         self._most = int(llama_cpp.llama_n_rs_seq(context))
         self._ubatch = int(llama_cpp.llama_n_ubatch(context))
         # How many tokens of each sequence the last step has computed, as far as nothing has changed since.

@@ -191,7 +191,10 @@ async def test_thoughts_are_items_of_their_own() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"x" * 65: ""}}, "metadata"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].image_url",
+        ),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
