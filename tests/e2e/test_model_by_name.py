@@ -17,6 +17,7 @@ from caravan_testing.serve_process import MODEL, serve
 from caravan_testing.shard_models import fetched
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 from caravan_testing.small_gguf import small_gguf
+from caravan_testing.spelling_projector import write_spelling_projector
 from caravan_testing.stand_in_hub import TOKEN, StandInHub, stand_in_hub
 
 pytestmark = pytest.mark.e2e
@@ -31,7 +32,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInHub]:
     """A hub to which all programs of these tests go, with an empty cache."""
     folder = tmp_path_factory.mktemp("hub")
     with stand_in_hub() as running, pytest.MonkeyPatch.context() as patch:
-        running.add("demo/smollm2", {MODEL.name: fetched(MODEL).read_bytes(), "mmproj-F16.gguf": b"GGUF no model"})
+        write_spelling_projector(folder / "projector.gguf", fetched(MODEL), range(4))
+        projector = (folder / "projector.gguf").read_bytes()
+        running.add("demo/smollm2", {MODEL.name: fetched(MODEL).read_bytes(), "mmproj-F16.gguf": projector})
         write_tiny_llama(folder / "tiny.gguf")
         running.add("demo/tiny", {"tiny-F32.gguf": (folder / "tiny.gguf").read_bytes()})
         variables = {"HF_ENDPOINT": running.url, "HF_HUB_CACHE": str(folder / "cache"), "HF_TOKEN": TOKEN}
@@ -51,7 +54,9 @@ def test_a_server_streams_from_an_empty_cache(hub: StandInHub) -> None:
         serve(f"hf:{NAME}", "-np", "2", "-c", "1024", "-t", "1", "--shards", "2", models=()) as served,
         OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        assert [model.id for model in client.models.list()] == [NAME]
+        (listed,) = client.models.list()
+        assert listed.id == NAME
+        assert (listed.model_extra or {})["architecture"]["input_modalities"] == ["text", "image"]
         stream = client.completions.create(
             model=NAME, prompt="The capital of France is", max_tokens=4, temperature=0, stream=True
         )
