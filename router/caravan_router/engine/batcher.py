@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.core.engine import ModelFacts
@@ -56,6 +56,14 @@ from caravan_router.scheduling.sequence import Request, Sequence
 from caravan_router.scheduling.shard.kept_run import Tier
 
 
+class Follower(Protocol):
+    """Is told what the scheduler decides."""
+
+    def note(self, events: list[Event], actions: list[Action], now: float) -> None:
+        """Note that the scheduler decided ``actions`` because of ``events``. They are not carried out yet."""
+        ...
+
+
 class Batcher:
     """The engine of one model. Nothing moves unless ``run`` is running; everything happens on its event loop.
 
@@ -86,6 +94,8 @@ class Batcher:
         # When the last generation was asked for, on time.monotonic.
         self.used_s = 0.0
         self.prefixes = ModelPrefixes(facts, self.scheduler, self.post)
+        # They are told of each call of the scheduler.
+        self.followers: list[Follower] = []
         # Set once the first shard has joined.
         self.ready = asyncio.Event()
 
@@ -95,7 +105,12 @@ class Batcher:
             await self._posted.wait()
             self._posted.clear()
             events, self._events = self._events, []
-            for action in self.scheduler.handle(events, time.monotonic()):
+            now = time.monotonic()
+            actions = self.scheduler.handle(events, now)
+            if self.followers:
+                for follower in self.followers:
+                    follower.note(events, actions, now)
+            for action in actions:
                 self._execute(action)
             if self.scheduler.shards:
                 self.ready.set()

@@ -16,6 +16,7 @@ from caravan_router.scheduling.planning.preemption import choose_how, victims_of
 from caravan_router.scheduling.planning.saving import releases, to_save
 from caravan_router.scheduling.planning.shard_index import ShardIndex
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
+from caravan_router.scheduling.planning.waiting_reason import Why, why_waiting
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
@@ -67,6 +68,10 @@ class Planner:
             self._admit(shards, now)
         else:
             self._send(self._plans(shards, now), now)
+
+    def reason_to_wait(self, sequence: Sequence) -> Why:
+        """Return what ``sequence``, which is in the queue, waits for."""
+        return why_waiting(sequence, self._state.shards, self._index, self._state.transfers)
 
     def _requeue(self, changes: Collection[str]) -> None:
         """Let requests wait in the queue again that waited for a shard and need no longer."""
