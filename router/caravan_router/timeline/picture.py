@@ -38,7 +38,7 @@ def _picture(shard: ShardAccount) -> ShardPicture:
         map=cells[:_MOST_MAPPED],
         more_cells=sum(one.cells for one in cells[_MOST_MAPPED:]),
         runs=_runs(shard),
-        more_runs=max(0, len(runs.keys) - _MOST_RUNS),
+        more_runs=max(0, len(runs.listed) - _MOST_RUNS),
     )
 
 
@@ -89,7 +89,7 @@ def _own_map(shard: ShardAccount, running: tuple[Resident, ...]) -> list[Cells]:
 
 def _runs(shard: ShardAccount) -> list[Run]:
     """Return the runs that were used most recently. A run counts as used before those that begin behind it."""
-    recent = shard.runs.recent(_MOST_RUNS)
+    recent = shard.runs.listed[: -_MOST_RUNS - 1 : -1]
     pinned = shard.runs.pinned
     # Where a run ends, or can be cut, the next one may begin.
     places = {cut: at for at, run in enumerate(recent) for _, cut in run.cuts}

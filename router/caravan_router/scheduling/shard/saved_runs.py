@@ -1,6 +1,5 @@
 """Which cells a shard keeps outside its cache, in host memory and on disk, and which of them make way for others."""
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -180,10 +179,6 @@ class SavedRuns:
         if self.states is not None:
             return {key: runs for key, runs in found.items() if any(run.is_state for run in runs)}
         return found
-
-    def recent(self, most: int) -> list[KeptRun]:
-        """Return the ``most`` runs that were used last, the last one first, and each after those it begins behind."""
-        return list(itertools.islice(reversed(self._runs.values()), most))
 
     def holding(self, key: bytes) -> tuple[KeptRun, ...]:
         """Return the runs that hold the prefix that ``key`` names, in order; empty unless all of it is there."""
