@@ -1,7 +1,9 @@
 """Arrivals, cancellations, steps, failures and losses in any order break no invariant and change no output."""
 
 import math
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import StepOutcome
 from caravan_router.core.generation import BeamSearch, EarlyStopping
 from caravan_router.core.tenant import Tenant
+from caravan_router.recording.recorder import Recorder
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits, Unpinned
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 from caravan_router.scheduling.shard.remembered import prefixes_of
 from caravan_testing.examples import examples
+from caravan_testing.recorded import differences, record
 from caravan_testing.simulation import Simulation
 
 pytestmark = pytest.mark.examples
@@ -148,6 +152,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_fatal_losses=10**6,
         )
         self.simulation = Simulation(config)
+        self.folder = tempfile.TemporaryDirectory()
+        self.recording = Path(self.folder.name) / "recording"
+        self.recorder = Recorder(self.recording)
+        record(self.simulation, self.recorder)
         self.limits = dict(zip(_NAMES, limits, strict=False))
         for name in self.limits:
             self.simulation.join(name, self.limits[name])
@@ -305,7 +313,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=_PROMPTS, kind=st.sampled_from(["", "", "salt"]))
     def pin(self, prompt: list[int], kind: str) -> None:
         keys = PrefixKeys(kind, lambda start, stop: prompt[start:stop])
-        self.simulation.pin(keys.at(len(prompt)), length=len(prompt), tokens=tuple(prompt))
+        self.simulation.pin(keys.at(len(prompt)), length=len(prompt), tokens=tuple(prompt), namespace=kind)
 
     @precondition(lambda self: self.simulation.remembered())
     @rule(data=st.data())
@@ -342,6 +350,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.simulation.join(name, self.limits[name])
         self.simulation.run()
         self.simulation.check_at_rest()
+        self.recorder.close()
+        with self.folder:
+            found = differences(self.recording)
+        assert not found, f"a recording decides otherwise when it is played again: {found}"
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

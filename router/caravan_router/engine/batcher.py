@@ -57,10 +57,18 @@ from caravan_router.scheduling.shard.kept_run import Tier
 
 
 class Follower(Protocol):
-    """Is told what the scheduler decides."""
+    """Is told what a scheduler hears and decides."""
+
+    def hear(self, events: list[Event]) -> None:
+        """Note what the scheduler is about to handle."""
+        ...
 
     def note(self, events: list[Event], actions: list[Action], now: float) -> None:
-        """Note that the scheduler decided ``actions`` because of ``events``. They are not carried out yet."""
+        """Note what the scheduler has decided because of ``events``. The actions are not carried out yet."""
+        ...
+
+    def note_error(self, error: Exception, now: float) -> None:
+        """Note that the scheduler has raised ``error`` instead, which is a bug."""
         ...
 
 
@@ -106,14 +114,24 @@ class Batcher:
             self._posted.clear()
             events, self._events = self._events, []
             now = time.monotonic()
-            actions = self.scheduler.handle(events, now)
-            if self.followers:
-                for follower in self.followers:
-                    follower.note(events, actions, now)
-            for action in actions:
+            for action in self._handle(events, now) if self.followers else self.scheduler.handle(events, now):
                 self._execute(action)
             if self.scheduler.shards:
                 self.ready.set()
+
+    def _handle(self, events: list[Event], now: float) -> list[Action]:
+        """Let the scheduler handle ``events``, and its followers know."""
+        for follower in self.followers:
+            follower.hear(events)
+        try:
+            actions = self.scheduler.handle(events, now)
+        except Exception as error:
+            for follower in self.followers:
+                follower.note_error(error, now)
+            raise
+        for follower in self.followers:
+            follower.note(events, actions, now)
+        return actions
 
     @property
     def is_settled(self) -> bool:

@@ -1,6 +1,6 @@
 """The timeline of one model."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from caravan_router.scheduling.actions import Action
 from caravan_router.scheduling.events import Event
@@ -16,10 +16,13 @@ STATE_S = 1.0
 
 
 class ModelTimeline:
-    """Follows a scheduler that `note` is told of, from ``now`` on."""
+    """Follows a scheduler that `note` is told of, from ``now`` on. ``name_of``: returns what an API key is called."""
 
-    def __init__(self, model: str, scheduler: Scheduler, now: float) -> None:
+    def __init__(
+        self, model: str, scheduler: Scheduler, now: float, name_of: Callable[[str], str] = lambda name: name
+    ) -> None:
         self._model = model
+        self._name_of = name_of
         self._scheduler = scheduler
         self._figures = RecentFigures(now)
         self._lanes = Lanes(scheduler, self._figures, now)
@@ -29,6 +32,12 @@ class ModelTimeline:
     def note(self, events: Iterable[Event], actions: list[Action], now: float) -> None:
         """Note what happened, and what the scheduler decided then."""
         self._lanes.note(events, actions, now)
+
+    def hear(self, events: list[Event]) -> None:
+        """Do nothing: what happened is told with what was decided."""
+
+    def note_error(self, error: Exception, now: float) -> None:
+        """Do nothing: the router ends."""
 
     def messages(self, now: float) -> list[Frame | State]:
         """Return what is due: a frame if anything happened, and the state."""
@@ -48,7 +57,7 @@ class ModelTimeline:
             model=self._model,
             at=round(now, 6),
             shards=shard_pictures(self._scheduler),
-            queue=waiting_pictures(self._scheduler, now),
+            queue=waiting_pictures(self._scheduler, now, self._name_of),
             queued=len(self._scheduler.waiting),
             figures=self._figures.figures(now),
         )

@@ -1,6 +1,7 @@
 """What is where now: the shards with who holds what, and the queue with what each request waits for."""
 
 import itertools
+from collections.abc import Callable
 
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.shard.account import ShardAccount
@@ -99,7 +100,7 @@ def _runs(shard: ShardAccount) -> list[Run]:
     ]
 
 
-def waiting_pictures(scheduler: Scheduler, now: float) -> list[Waiting]:
+def waiting_pictures(scheduler: Scheduler, now: float, name_of: Callable[[str], str]) -> list[Waiting]:
     """Describe the first requests of the queue, in its order; those that wait for one shard come last."""
     return [
         Waiting(
@@ -108,7 +109,7 @@ def waiting_pictures(scheduler: Scheduler, now: float) -> list[Waiting]:
             arrived=round(sequence.request.arrived_s, 6),
             tokens=sequence.known_tokens,
             priority=sequence.spec.priority,
-            key=sequence.spec.tenant.name,
+            key=name_of(sequence.spec.tenant.name),
             of=why.request_id,
             shard=why.shard,
             saved_on=sequence.saved_on,

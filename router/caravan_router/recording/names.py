@@ -1,0 +1,64 @@
+"""Other names for what a recording must not tell. Decisions depend on which things are equal, and on nothing else."""
+
+from collections.abc import Iterable
+
+from caravan_router.scheduling.prefix_keys import PrefixKeys
+
+
+class _Numbers(dict[int, int]):
+    """Numbers for tokens, in the order in which they appear."""
+
+    def __missing__(self, token: int) -> int:
+        number = self[token] = len(self)
+        return number
+
+
+class Names:
+    """Numbers the tokens, the keys of prefixes, the API keys, the namespaces and the constraints of one recording.
+
+    A number means the same in the whole recording, and nothing outside of it. ``keeps_tokens``: the tokens stay as they
+    are, so that texts can be read.
+    """
+
+    def __init__(self, *, keeps_tokens: bool = False) -> None:
+        self._tokens: dict[int, int] | None = None if keeps_tokens else _Numbers()
+        self._keys: dict[bytes, int] = {}
+        # The number of the key that all prefixes of a namespace begin with, by namespace.
+        self._roots: dict[str, int] = {}
+        self._tenants: dict[str, str] = {"": ""}
+        self._constraints: dict[object, int] = {}
+
+    def token(self, token: int) -> int:
+        """Return the number of a token."""
+        return token if self._tokens is None else self._tokens[token]
+
+    def tokens(self, tokens: Iterable[int]) -> list[int]:
+        """Return the numbers of tokens."""
+        numbers = self._tokens
+        return list(tokens) if numbers is None else [numbers[token] for token in tokens]
+
+    def key(self, key: bytes) -> int:
+        """Return the number of the key of a prefix, a new one if it is new."""
+        return self._keys.setdefault(key, len(self._keys))
+
+    def knows_key(self, key: bytes) -> bool:
+        """Whether the key has a number."""
+        return key in self._keys
+
+    def root(self, namespace: str) -> int:
+        """Return the number of the key that all prefixes of `Request.prefix_namespace` begin with."""
+        if (number := self._roots.get(namespace)) is None:
+            number = self._roots[namespace] = self.key(PrefixKeys(namespace, _no_tokens).at(0))
+        return number
+
+    def tenant(self, name: str) -> str:
+        """Return another name for an API key."""
+        return self._tenants.setdefault(name, f"key-{len(self._tenants)}")
+
+    def constraint(self, constraint: object) -> int:
+        """Return the number of a constraint."""
+        return self._constraints.setdefault(constraint, len(self._constraints) + 1)
+
+
+def _no_tokens(_start: int, _stop: int) -> tuple[int, ...]:
+    return ()
