@@ -124,7 +124,7 @@ def _begin_recording(config: RouterConfig, path: str, fleet: Fleet) -> Recorder:
     def follow(batcher: Batcher) -> None:
         batcher.followers.append(recorder.follow(batcher.model.name, batcher.scheduler, config.scheduler))
 
-    fleet.on_engine = follow
+    fleet.timeline.on_engine = follow
     return recorder
 
 

@@ -106,8 +106,6 @@ class Fleet:
         self._served = False
         self._last: dict[_Identity, _Last] = {}
         self.demand = Demand(self, Absence(scheduler_config.no_shard_grace_s))
-        # Is told of each new engine, before a shard of it joins.
-        self.on_engine: Callable[[Batcher], None] = lambda _: None
 
     async def run(self) -> None:
         """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
@@ -252,7 +250,7 @@ class Fleet:
                     extra={"model": facts.name, "fingerprint": facts.fingerprint, "known": known.model.fingerprint},
                 )
         batcher = self._make_batcher(facts)
-        self.on_engine(batcher)
+        self.timeline.on_engine(batcher)
         self._batchers[_identity(facts)] = batcher
         self._last[_identity(facts)] = _Last(time.monotonic(), time.monotonic())
         self._runs[batcher] = self._tasks.create_task(batcher.run())

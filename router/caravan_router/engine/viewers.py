@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 
 import msgspec
 
@@ -46,9 +46,13 @@ class _Viewer:
 
 
 class Viewers:
-    """Follows the schedulers of ``batchers``, which come and go, as long as somebody watches; costs nothing else."""
+    """Follows the schedulers of ``batchers``, which come and go, as long as somebody watches; costs nothing else.
+
+    ``on_engine`` is told of each new engine, before a shard of it joins.
+    """
 
     def __init__(self, batchers: Collection[Batcher]) -> None:
+        self.on_engine: Callable[[Batcher], None] = lambda _: None
         self._batchers = batchers
         self._viewers: set[_Viewer] = set()
         self._timelines: dict[Batcher, ModelTimeline] = {}
