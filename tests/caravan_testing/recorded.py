@@ -7,14 +7,14 @@ from caravan_router.recording.read_lines import RecordingFile
 from caravan_router.recording.recorder import Recorder
 from caravan_router.replay.player import Difference, Player, play
 from caravan_router.scheduling.actions import Action
+from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Event
-from caravan_testing.simulation import Simulation
+from caravan_router.scheduling.scheduler import Scheduler
 
 
-def record(simulation: Simulation, recorder: Recorder) -> None:
-    """Record what the scheduler of ``simulation``, which has not begun, hears and decides from now on."""
-    scheduler = simulation.scheduler
-    follower = recorder.follow("toy", scheduler, simulation.config)
+def record(scheduler: Scheduler, config: SchedulerConfig, recorder: Recorder) -> None:
+    """Record what a scheduler, which has not begun, hears and decides from now on."""
+    follower = recorder.follow("toy", scheduler, config)
     handle = scheduler.handle
 
     def handle_and_note(events: Iterable[Event], now: float) -> list[Action]:

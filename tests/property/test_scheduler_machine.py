@@ -155,7 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.recording = Path(self.folder.name) / "recording"
         self.recorder = Recorder(self.recording)
-        record(self.simulation, self.recorder)
+        record(self.simulation.scheduler, config, self.recorder)
         self.limits = dict(zip(_NAMES, limits, strict=False))
         for name in self.limits:
             self.simulation.join(name, self.limits[name])

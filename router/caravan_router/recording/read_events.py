@@ -42,7 +42,7 @@ class EventReader:
                 return heard.CommandEnded(event.shard, event.command)
             case form.Submit():
                 self._keys.note_root(event.spec.root, event.spec.adapter)
-                return heard.Submitted(_request(event))
+                return heard.Submitted(read_request(event))
             case form.Cancel():
                 return heard.Cancelled(event.request)
             case form.Replace():
@@ -172,7 +172,8 @@ def _step(step: form.Step) -> heard.Stepped:
     )
 
 
-def _request(event: form.Submit) -> Request:
+def read_request(event: form.Submit) -> Request:
+    """Return the request that was submitted."""
     return Request(
         request_id=event.request,
         spec=_spec(event.spec),

@@ -8,7 +8,12 @@ from pathlib import Path
 import msgspec
 
 from caravan_router.recording.read_lines import RecordingError, RecordingFile
+from caravan_router.replay.changes import ChangeError, changed
+from caravan_router.replay.demand import Demand
+from caravan_router.replay.figures_table import table
 from caravan_router.replay.player import Played, Player, play
+from caravan_router.replay.what_if import Change, WhatIf
+from caravan_router.scheduling.config import SchedulerConfig
 
 # So many differences of a call are shown, and so many characters of each.
 _MOST_SHOWN = 10
@@ -21,13 +26,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="caravan replay", description="Play what a router recorded with --record, and compare every decision."
     )
     parser.add_argument("file", type=Path, help="the recording")
+    parser.add_argument(
+        "--with",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="FLAG=VALUE",
+        help="play the same requests in virtual time with another value of a flag of the scheduler; repeatable",
+    )
+    parser.add_argument(
+        "--shards", type=int, default=0, metavar="+N", help="play them with N shards more, like the first, or fewer"
+    )
     arguments = parser.parse_args(argv)
     try:
-        return _compare(RecordingFile(arguments.file))
-    except (RecordingError, OSError) as error:
+        recording = RecordingFile(arguments.file)
+        if arguments.changes or arguments.shards:
+            return _ask_what_if(recording, arguments.changes, arguments.shards)
+        return _compare(recording)
+    except (RecordingError, ChangeError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         sys.stderr.write(f"caravan replay: error: {arguments.file}: {reason}\n")
         return 2
+
+
+def _ask_what_if(recording: RecordingFile, changes: Sequence[str], shards: int) -> int:
+    """Print what clients saw and would have seen. Return 1 if this scheduler does not decide what was recorded."""
+    changed(SchedulerConfig(), changes)  # so that a mistake is told before all is played
+    player, demands = Player(), dict[int, Demand]()
+    for played in play(recording, player):
+        if played.differences:
+            _print_differences(played, recording.header.at)
+            return 1
+        number = played.call.scheduler
+        demand = demands.get(number) or Demand(player.configs[number])
+        demands[number] = demand
+        demand.note(played, player)
+    name = " ".join([*(f"--with {change}" for change in changes), *([f"--shards {shards:+}"] if shards else [])])
+    for number, demand in demands.items():
+        if not demand.asked:
+            continue
+        rows = {
+            "recorded": demand.seen.figures(),
+            "played again": WhatIf(demand, Change(demand.config)).run(),
+            name: WhatIf(demand, Change(changed(demand.config, changes), shards)).run(),
+        }
+        sys.stdout.write(table(player.models[number], rows))
+        if demand.left_out:
+            sys.stdout.write(f"{demand.left_out} requests are left out: beam searches, and those of replaced weights\n")
+    return 0
 
 
 def _compare(recording: RecordingFile) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ from caravan_router.recording.write_actions import Plain, write_actions
 from caravan_router.scheduling.actions import Left
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Sequence
+
+if TYPE_CHECKING:
+    from caravan_router.scheduling.config import SchedulerConfig
 
 # A shard with more sequences than this is not one.
 _MOST_SEQUENCES = 1 << 16
@@ -64,6 +67,7 @@ class Player:
         self.keys = PlayedKeys()
         self._names = _PlayedNames(self.keys)
         self.models: dict[int, str] = {}
+        self.configs: dict[int, SchedulerConfig] = {}
         self.schedulers: dict[int, Scheduler] = {}
         self._readers: dict[int, EventReader] = {}
         # Requests that have left a scheduler, by number.
@@ -72,10 +76,11 @@ class Player:
     def begin(self, line: SchedulerLine) -> None:
         """Begin a scheduler. Raises RecordingError."""
         try:
-            scheduler = Scheduler(read_config(line.config))
+            config = read_config(line.config)
+            scheduler = Scheduler(config)
         except (msgspec.ValidationError, TypeError) as error:
             raise RecordingError(f"the configuration of a scheduler: {error}") from error
-        self.models[line.id] = line.model
+        self.models[line.id], self.configs[line.id] = line.model, config
         self.schedulers[line.id] = scheduler
         self._readers[line.id] = EventReader(self.keys, scheduler, self._take)
 

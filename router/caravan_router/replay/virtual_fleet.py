@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.simulate.played_shard import PlayedShard
-from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, Save
+from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.replay.played_shard import PlayedShard
 from caravan_router.scheduling.actions import Action, Drained
 from caravan_router.scheduling.events import (
     CommandEnded,
@@ -69,6 +69,14 @@ class Fleet:
         """Let a shard drain. It leaves when nothing of it is needed any more."""
         self.handle([ShardDraining(name)], self._members[name].scheduler)
 
+    def lose(self, name: str) -> None:
+        """Lose a shard with all it holds."""
+        member = self._members.pop(name)
+        self._due = [due for due in self._due if due[1] != name]
+        heapq.heapify(self._due)
+        self._stepping.discard(name)
+        self.handle([ShardLost(name)], member.scheduler)
+
     @property
     def names(self) -> list[str]:
         """The shards that have not left, in the order in which they joined."""
@@ -98,7 +106,7 @@ class Fleet:
         actions = self._schedulers[scheduler].handle(events, self.now_s)
         self.cpu_s += time.process_time() - began
         for action in actions:
-            if isinstance(action, Prefill | Decode | FilterBatch | Save | Load):
+            if isinstance(action, Prefill | Decode | FilterBatch | Save | Load | SetLayout):
                 self._members[action.shard].shard.send(action)
                 self._run(action.shard)
             elif isinstance(action, Drained):
