@@ -65,7 +65,7 @@ def test_one_more_shard_answers_sooner_and_the_same_again_answers_as_before(
     assert answered >= REQUESTS - 1
     assert again[:4] == recorded[:4]
     assert again[4:6] == pytest.approx([tokens_s, ttft_p50], rel=0.1)
-    assert more[3] == tokens
+    assert more[3] == pytest.approx(tokens, abs=60), "one was cancelled"
     assert more[4] > 1.2 * tokens_s
     assert more[5] < 0.5 * ttft_p50
     assert more[6] < ttft_p99
