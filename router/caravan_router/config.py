@@ -151,7 +151,7 @@ class RouterConfig:
     record: str | None = flag(
         None, "file in which everything is recorded that the scheduler hears and decides, for `caravan replay`"
     )
-    record_space: int = flag(256, "most MiB of the recording; it ends there", low=1)
+    record_space: int = flag(256, "most MiB of the recording, of which the older half is in FILE.1", low=1)
     record_tokens: bool = flag(
         False, "record the tokens of prompts and outputs as they are, which can be read; else numbers stand for them"
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from caravan_router.recording.read_lines import RecordingFile
-from caravan_router.recording.recorder import Recorder
+from caravan_router.recording.recorder import Recorder, SchedulerRecorder
 from caravan_router.replay.player import Difference, Player, play
 from caravan_router.scheduling.actions import Action
 from caravan_router.scheduling.config import SchedulerConfig
@@ -12,23 +12,30 @@ from caravan_router.scheduling.events import Event
 from caravan_router.scheduling.scheduler import Scheduler
 
 
-def record(scheduler: Scheduler, config: SchedulerConfig, recorder: Recorder) -> None:
-    """Record what a scheduler, which has not begun, hears and decides from now on."""
-    follower = recorder.follow("toy", scheduler, config)
-    handle = scheduler.handle
+class RecordedScheduler(Scheduler):
+    """A scheduler that is recorded: it is in front of the one that decides, and has the same state."""
 
-    def handle_and_note(events: Iterable[Event], now: float) -> list[Action]:
+    def __init__(self, scheduler: Scheduler, follower: SchedulerRecorder) -> None:
+        self.__dict__ |= scheduler.__dict__
+        self._scheduler = scheduler
+        self._follower = follower
+
+    def handle(self, events: Iterable[Event], now: float) -> list[Action]:
+        """Let the scheduler handle ``events``, and the recorder know."""
         heard = list(events)
-        follower.hear(heard)
+        self._follower.hear(heard)
         try:
-            actions = handle(heard, now)
+            actions = self._scheduler.handle(heard, now)
         except Exception as error:
-            follower.note_error(error, now)
+            self._follower.note_error(error, now)
             raise
-        follower.note(heard, actions, now)
+        self._follower.note(heard, actions, now)
         return actions
 
-    scheduler.handle = handle_and_note  # type: ignore[method-assign]
+
+def recorded(scheduler: Scheduler, config: SchedulerConfig, recorder: Recorder) -> RecordedScheduler:
+    """Record what a scheduler, which has not begun, hears and decides from now on."""
+    return RecordedScheduler(scheduler, recorder.follow("toy", scheduler, config))
 
 
 def differences(path: Path) -> list[Difference]:

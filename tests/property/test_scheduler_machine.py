@@ -19,9 +19,9 @@ from caravan_router.recording.recorder import Recorder
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits, Unpinned
 from caravan_router.scheduling.prefix_keys import PrefixKeys
-from caravan_router.scheduling.shard.remembered import prefixes_of
+from caravan_router.scheduling.shard.remembered import prefixes_of, tokens_of
 from caravan_testing.examples import examples
-from caravan_testing.recorded import differences, record
+from caravan_testing.recorded import differences, recorded
 from caravan_testing.simulation import Simulation
 
 pytestmark = pytest.mark.examples
@@ -155,7 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.recording = Path(self.folder.name) / "recording"
         self.recorder = Recorder(self.recording)
-        record(self.simulation.scheduler, config, self.recorder)
+        self.simulation.scheduler = recorded(self.simulation.scheduler, config, self.recorder)
         self.limits = dict(zip(_NAMES, limits, strict=False))
         for name in self.limits:
             self.simulation.join(name, self.limits[name])
@@ -320,7 +320,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pin_remembered(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(self.simulation.remembered()))
         found = [prefixes_of(state, key).prefixes for state in self.simulation.scheduler.shards.values()]
-        self.simulation.pin(key, length=next(prefixes[0].tokens for prefixes in found if prefixes))
+        tokens = [tokens_of(state, key) for state in self.simulation.scheduler.shards.values()]
+        length = next(prefixes[0].tokens for prefixes in found if prefixes)
+        self.simulation.pin(key, length=length, tokens=next(filter(None, tokens), ()))
 
     @precondition(lambda self: any(self.simulation.scheduler.pins))
     @rule(data=st.data())
@@ -340,6 +342,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tick(self, seconds: float) -> None:
         self.simulation.tick(seconds)
 
+    @rule()
+    def turn_over(self) -> None:
+        """Begin another part of the recording, with the state of the scheduler."""
+        self.recorder._turn_over()
+
     def teardown(self) -> None:
         if not hasattr(self, "simulation"):
             return
@@ -352,7 +359,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.simulation.check_at_rest()
         self.recorder.close()
         with self.folder:
-            found = differences(self.recording)
+            found = [one for part in self.recording.parent.iterdir() for one in differences(part)]
         assert not found, f"a recording decides otherwise when it is played again: {found}"
 
 

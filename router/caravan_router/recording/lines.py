@@ -31,6 +31,14 @@ class SchedulerLine(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
 
 
+class StateLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scheduler knows as a later part of the recording begins; see `write_state`. ``keys`` have a number."""
+
+    id: int
+    keys: int
+    nodes: list[list[Any]]
+
+
 class CallLine(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What a scheduler heard at once, and what it decided then; or the name of the error that it raised."""
 
@@ -46,6 +54,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     caravan_recording: Header | None = None
     scheduler: SchedulerLine | None = None
+    state: StateLine | None = None
     call: CallLine | None = None
     page: msgspec.Raw | None = None
 
@@ -61,5 +70,7 @@ def config_of(config: SchedulerConfig) -> dict[str, Any]:
 
 def read_config(plain: dict[str, Any]) -> SchedulerConfig:
     """Return a scheduler's configuration. Raises msgspec.ValidationError."""
+    if unknown := plain.keys() - {field.name for field in fields(SchedulerConfig)}:
+        raise msgspec.ValidationError(f"there is no {', '.join(sorted(unknown))}")
     known = {name: math.inf if value is None and name in _INFINITE_BY_NAME else value for name, value in plain.items()}
     return msgspec.convert(known, SchedulerConfig)

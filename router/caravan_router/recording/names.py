@@ -23,10 +23,18 @@ class Names:
     def __init__(self, *, keeps_tokens: bool = False) -> None:
         self._tokens: dict[int, int] | None = None if keeps_tokens else _Numbers()
         self._keys: dict[bytes, int] = {}
+        # How many numbers of keys were given in this part.
+        self.keys = 0
         # The number of the key that all prefixes of a namespace begin with, by namespace.
         self._roots: dict[str, int] = {}
         self._tenants: dict[str, str] = {"": ""}
         self._constraints: dict[object, int] = {}
+
+    def begin_part(self) -> None:
+        """Forget the numbers of keys: another part of the recording tells of those that there are then."""
+        self._keys.clear()
+        self._roots.clear()
+        self.keys = 0
 
     def token(self, token: int) -> int:
         """Return the number of a token."""
@@ -39,7 +47,14 @@ class Names:
 
     def key(self, key: bytes) -> int:
         """Return the number of the key of a prefix, a new one if it is new."""
-        return self._keys.setdefault(key, len(self._keys))
+        if (number := self._keys.get(key)) is None:
+            number = self._keys[key] = self.keys
+            self.keys += 1
+        return number
+
+    def forget_key(self, key: bytes) -> None:
+        """Give the key a new number when it comes again: nothing tells any more which tokens it stands for."""
+        self._keys.pop(key, None)
 
     def knows_key(self, key: bytes) -> bool:
         """Whether the key has a number."""
@@ -50,6 +65,11 @@ class Names:
         if (number := self._roots.get(namespace)) is None:
             number = self._roots[namespace] = self.key(PrefixKeys(namespace, _no_tokens).at(0))
         return number
+
+    @property
+    def roots(self) -> list[tuple[bytes, int]]:
+        """The keys of the empty prefixes of namespaces, with their numbers."""
+        return [(key, number) for key, number in self._keys.items() if number in self._roots.values()]
 
     def tenant(self, name: str) -> str:
         """Return another name for an API key."""

@@ -19,7 +19,7 @@ _LEVEL = 1
 class PartFile:
     """``written_bytes``: the size of the file so far. ``waiting_bytes``: lines that are not written yet.
 
-    A disk that is full, or another failure, ends the file and is logged; `failed` is true from then on.
+    A disk that is full, or another failure, ends the file; ``failed`` is true from then on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,9 +39,12 @@ class PartFile:
         self.waiting_bytes += sum(map(len, lines))
         self._lines.put(lines)
 
-    def close(self) -> None:
-        """Write what is left, and wait for that."""
+    def end(self) -> None:
+        """Write what is left, soon."""
         self._lines.put(None)
+
+    def wait(self) -> None:
+        """Wait until the file is complete, after its `end`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -73,4 +76,4 @@ class PartFile:
 
     def _fail(self, error: OSError) -> None:
         self.failed = True
-        _log.error("the recording has ended", extra={"file": str(self._path), "reason": str(error)})
+        _log.error("a recording cannot be written", extra={"file": str(self._path), "reason": str(error)})

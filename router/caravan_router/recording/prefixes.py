@@ -11,6 +11,11 @@ def namespace_of(root: int) -> str:
     return f"n{root}"
 
 
+def root_of(namespace: str) -> int:
+    """Return the number for which `namespace_of` returns ``namespace``. Raises ValueError."""
+    return int(namespace.removeprefix("n"))
+
+
 def with_adapter(namespace: str, adapter: str) -> str:
     """Return `Request.prefix_namespace`."""
     return f"{adapter}\n{namespace}" if adapter else namespace
@@ -29,7 +34,7 @@ class PlayedKeys:
         # The tokens of prefixes that end in or behind a saved run, each with its namespace, by number.
         self._prefixes: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._next = 0
-        # How many keys could not be made of tokens, so that nobody starts from them.
+        # How many saved runs have keys that could not be made of tokens, so that nobody starts from them.
         self.unknown = 0
 
     def number(self, key: bytes) -> int:
@@ -39,10 +44,13 @@ class PlayedKeys:
             self._note(number, key)
         return number
 
+    def forget(self, key: bytes) -> None:
+        """Give the key a new number when it comes again, as when it was recorded."""
+        self._numbers.pop(key, None)
+
     def key(self, number: int) -> bytes:
         """Return the key of this number. One that nothing tells of is a key that nobody has."""
         if (key := self._keys.get(number)) is None:
-            self.unknown += 1
             key = b"unknown" + number.to_bytes(9, "big")
             self._note(number, key)
         return key
@@ -51,6 +59,10 @@ class PlayedKeys:
         """Note what the recording tells of a number."""
         if number not in self._keys:
             self._note(number, key)
+
+    def reserve(self, count: int) -> None:
+        """Note that the first ``count`` numbers are taken."""
+        self._next = max(self._next, count)
 
     def _note(self, number: int, key: bytes) -> None:
         self._numbers[key], self._keys[number] = number, key
@@ -72,6 +84,7 @@ class PlayedKeys:
         known = self._prefixes.get(run.before)
         end = max((position for position, _ in run.cuts), default=0)
         if known is None or len(known[1]) != run.start or len(run.tokens) != end - run.start:
+            self.unknown += 1
             return
         namespace, before = known
         tokens = (*before, *run.tokens)

@@ -43,6 +43,7 @@ class ActionNames(Protocol):
     def token(self, token: int) -> int: ...
     def tokens(self, tokens: Iterable[int]) -> list[int]: ...
     def key(self, key: bytes) -> int: ...
+    def forget_key(self, key: bytes) -> None: ...
     def tenant(self, name: str) -> str: ...
 
 
@@ -138,12 +139,11 @@ def _command(
 def _header(header: Header, names: ActionNames) -> Plain:
     if not (header.release or header.park or header.drop_runs or header.spill_runs):
         return []
-    return [
-        list(header.release),
-        [list(pair) for pair in header.park],
-        [names.key(key) for key in header.drop_runs],
-        [names.key(key) for key in header.spill_runs],
-    ]
+    spilled = [names.key(key) for key in header.spill_runs]
+    dropped = [names.key(key) for key in header.drop_runs]
+    for key in header.drop_runs:
+        names.forget_key(key)
+    return [list(header.release), [list(pair) for pair in header.park], dropped, spilled]
 
 
 def _copy(copy: PrefixCopy | None) -> Plain | None:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from caravan_router.recording.lines import CallLine, SchedulerLine, read_config
+from caravan_router.recording.lines import CallLine, SchedulerLine, StateLine, read_config
 from caravan_router.recording.prefixes import PlayedKeys
 from caravan_router.recording.read_events import EventReader
 from caravan_router.recording.read_lines import RecordingError, RecordingFile
+from caravan_router.recording.read_state import StateError, StateReader
 from caravan_router.recording.write_actions import Plain, write_actions
 from caravan_router.scheduling.actions import Left
 from caravan_router.scheduling.scheduler import Scheduler
@@ -36,6 +37,9 @@ class _PlayedNames:
 
     def key(self, key: bytes) -> int:
         return self._keys.number(key)
+
+    def forget_key(self, key: bytes) -> None:
+        self._keys.forget(key)
 
     def tenant(self, name: str) -> str:
         return name
@@ -81,6 +85,16 @@ class Player:
         except (msgspec.ValidationError, TypeError) as error:
             raise RecordingError(f"the configuration of a scheduler: {error}") from error
         self.models[line.id], self.configs[line.id] = line.model, config
+        self.schedulers[line.id] = scheduler
+        self._readers[line.id] = EventReader(self.keys, scheduler, self._take)
+
+    def continue_from(self, line: StateLine) -> None:
+        """Let a scheduler that has begun know what it knew. Raises RecordingError."""
+        self.keys.reserve(line.keys)
+        try:
+            scheduler = StateReader(line.nodes, self.keys).read()
+        except StateError as error:
+            raise RecordingError(f"the state of the scheduler {line.id}: {error}") from error
         self.schedulers[line.id] = scheduler
         self._readers[line.id] = EventReader(self.keys, scheduler, self._take)
 
@@ -134,6 +148,8 @@ def play(recording: RecordingFile, player: Player) -> Iterator[Played]:
     for line in recording.lines():
         if line.scheduler is not None:
             player.begin(line.scheduler)
+        elif line.state is not None:
+            player.continue_from(line.state)
         elif line.call is not None:
             number += 1
             yield player.play(number, line.call)

@@ -26,6 +26,11 @@ class PrefixKeys:
         # The keys at multiples of BLOCK_TOKENS.
         self._blocks = [hashlib.blake2b(namespace.encode(), digest_size=_KEY_BYTES).digest()]
 
+    @property
+    def owner(self) -> object:
+        """The object whose method returns the tokens."""
+        return getattr(self._tokens, "__self__", None)
+
     def at(self, length: int) -> bytes:
         """Return the key of the first ``length`` tokens, which must be known."""
         whole, rest = divmod(length, BLOCK_TOKENS)
@@ -43,6 +48,13 @@ class PrefixKeys:
 def state_key(key: bytes) -> bytes:
     """Return the key of the recurrent state at the end of the prefix that ``key`` names."""
     return hashlib.blake2b(key + b"state", digest_size=_KEY_BYTES).digest()
+
+
+def key_behind(root: bytes, tokens: Sequence[int]) -> bytes:
+    """Return the key of a prefix in the namespace whose empty prefix has the key ``root``."""
+    keys = PrefixKeys("", lambda start, stop: tokens[start:stop])
+    keys._blocks = [root]
+    return keys.at(len(tokens))
 
 
 def cuts_between(start: int, end: int) -> list[int]:

@@ -88,6 +88,11 @@ class Scheduler:
         for sequence in itertools.chain(waiting.in_order(now), waiting.deferred):
             yield sequence, self._planner.reason_to_wait(sequence)
 
+    def forget_forks(self) -> None:
+        """Forget where prompts have begun alike, which is known by the keys of their prefixes alone."""
+        for shard in self._state.shards.values():
+            shard.checkpoints.forget_seen()
+
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""
         preempted = False

@@ -1,7 +1,6 @@
 """Decides what every shard does next: who is preempted, who starts, what the next step carries."""
 
 import functools
-import itertools
 from collections.abc import Collection
 
 from caravan_proto.messages.commands import FilterBatch, Save, SetLayout
@@ -30,7 +29,11 @@ class Planner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._index = ShardIndex(state.shards, state.clock, state.lengths)
-        self._command_ids = itertools.count(1)
+        self._last_command_id = 0
+
+    def _next_id(self) -> int:
+        self._last_command_id += 1
+        return self._last_command_id
 
     def plan(self, now: float, *, preempted: bool) -> None:
         """Send a command to every shard that should get one.
@@ -146,7 +149,7 @@ class Planner:
         for plan in plans.values():
             if plan.is_idle:  # no request could start for which the step was kept
                 plan = self._plan(plan.shard, now, waiting=0, adapter=None)
-            command = plan.send(next(self._command_ids))
+            command = plan.send(self._next_id())
             for resident in plan.branched:
                 self._state.branch(resident.sequence, plan.shard, resident)
             if command is not None:
@@ -196,7 +199,7 @@ class Planner:
         """End the Decode under way. What it computes until then counts, so that all of it can be saved afterwards."""
         command = FilterBatch(
             shard=shard.name,
-            command_id=next(self._command_ids),
+            command_id=self._next_id(),
             header=shard.header.message,
             keep=tuple(sorted((*shard.stays.residents, *shard.stays.parked))),
         )
@@ -214,7 +217,7 @@ class Planner:
             return
         command = Save(
             shard=shard.name,
-            command_id=next(self._command_ids),
+            command_id=self._next_id(),
             header=shard.header.message,
             entries=tuple(entries),
         )
@@ -250,7 +253,7 @@ class Planner:
         assert other is not None
         command = SetLayout(
             shard=shard.name,
-            command_id=next(self._command_ids),
+            command_id=self._next_id(),
             header=shard.header.message,
             layout=other.layout,
         )

@@ -10,7 +10,7 @@ from caravan_router.core.generation import BeamSearch
 from caravan_router.recording.recorder import Recorder
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_testing.ledgers import limits_of
-from caravan_testing.recorded import calls, differences, record
+from caravan_testing.recorded import calls, differences, recorded
 from caravan_testing.simulation import Simulation
 
 PROMPT = tuple(range(900, 964))
@@ -20,7 +20,7 @@ def busy(path: Path, *, keeps_tokens: bool = False) -> Simulation:
     """Record what a fleet does whose shards save, are lost and drain."""
     run = Simulation(SchedulerConfig())
     recorder = Recorder(path, keeps_tokens=keeps_tokens)
-    record(run.scheduler, run.config, recorder)
+    run.scheduler = recorded(run.scheduler, run.config, recorder)
     limits = limits_of(cells=300, cells_per_sequence=200, memory_bytes=4000, saving=Saving.ANY)
     for name in ("a", "b"):
         run.join(name, limits)

@@ -14,7 +14,7 @@ from caravan_router.replay.virtual_fleet import Fleet, Member
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Cancelled, Submitted
 from caravan_router.scheduling.scheduler import Scheduler
-from caravan_testing.recorded import record
+from caravan_testing.recorded import recorded
 from caravan_testing.requests import request
 
 REQUESTS = 60
@@ -26,8 +26,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recording") / "recording"
     recorder = Recorder(path)
     config = SchedulerConfig()
-    scheduler = Scheduler(config)
-    record(scheduler, config, recorder)
+    scheduler = recorded(Scheduler(config), config, recorder)
     kind = ShardKind(sequences=4, cells=8000, host_cells=1000)
     fleet = Fleet([scheduler], [Member(PlayedShard("a", kind.times), kind.limits, 0)], lambda *_: None)
     fleet.begin()
