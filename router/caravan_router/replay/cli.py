@@ -58,9 +58,10 @@ def _ask_what_if(recording: RecordingFile, changes: Sequence[str], shards: int) 
             _print_differences(played, recording.header.at)
             return 1
         number = played.call.scheduler
-        demand = demands.get(number) or Demand(player.configs[number])
-        demands[number] = demand
-        demand.note(played, player)
+        if number not in demands:
+            demands[number] = Demand(player.configs[number])
+            demands[number].begin(player.begun.get(number), played.call.at)
+        demands[number].note(played, player)
     name = " ".join([*(f"--with {change}" for change in changes), *([f"--shards {shards:+}"] if shards else [])])
     for number, demand in demands.items():
         if not demand.asked:
@@ -72,7 +73,10 @@ def _ask_what_if(recording: RecordingFile, changes: Sequence[str], shards: int) 
         }
         sys.stdout.write(table(player.models[number], rows))
         if demand.left_out:
-            sys.stdout.write(f"{demand.left_out} requests are left out: beam searches, and those of replaced weights\n")
+            sys.stdout.write(
+                f"{demand.left_out} requests are left out: beam searches, those of replaced weights, and those that "
+                "there were when the recording began\n"
+            )
     return 0
 
 

@@ -10,7 +10,7 @@ from caravan_router.recording.read_events import read_request
 from caravan_router.recording.write_actions import Plain
 from caravan_router.replay.measured_times import MeasuredStep, MeasuredTimes, measure
 from caravan_router.replay.outcome import Outcome
-from caravan_router.replay.player import Played, Player
+from caravan_router.replay.player import Begun, Played, Player
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.sequence import Request
@@ -40,6 +40,16 @@ class ShardChange:
 
 
 @dataclass(slots=True)
+class _Reported:
+    """The steps of a shard that were reported at ``at_s``, and when those before them were."""
+
+    at_s: float
+    before_s: float | None = None
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class Demand:
     """What one scheduler had to do. ``outputs``: tokens of each request's output. ``seen``: what its clients saw.
 
@@ -58,7 +68,8 @@ class Demand:
     cell_s: float = 0.0
     until_s: float = 0.0
     _pauses: list[float] = field(default_factory=list)
-    _stepped_s: dict[str, float] = field(default_factory=dict)
+    # By shard.
+    _paces: dict[str, _Reported] = field(default_factory=dict)
     # By the numbers of commands: riders, tokens and pairs of a step.
     _commands: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -73,6 +84,12 @@ class Demand:
         if request in self.ended or not self.ended:
             return max(1, known)
         return max(1, known, round(sum(self.outputs[one] for one in self.ended) / len(self.ended)))
+
+    def begin(self, begun: Begun | None, at: float) -> None:
+        """Note what there was when the recording began."""
+        if begun is not None:
+            self.changes += [ShardChange(at, shard, limits) for shard, limits in begun.shards.items()]
+            self.left_out += begun.requests
 
     def note(self, played: Played, player: Player) -> None:
         """Note a call of the scheduler, which ``player`` has played."""
@@ -100,17 +117,12 @@ class Demand:
                 self.changes.append(ShardChange(at, event.shard, event.limits))
             case form.Lose():
                 self.changes.append(ShardChange(at, event.shard))
-                self._stepped_s.pop(event.shard, None)
+                self._paces.pop(event.shard, None)
             case form.Drain():
                 self.changes.append(ShardChange(at, event.shard, drains=True))
             case form.Step():
                 self._measure(event)
-                before_s = self._stepped_s.get(event.shard)
-                if before_s is not None and at > before_s:
-                    pause_s = at - before_s - event.seconds
-                    if 0.0 <= pause_s <= _MOST_OVERHEAD_S:
-                        self._pauses.append(pause_s)
-                self._stepped_s[event.shard] = at
+                self._note_pace(event, at)
             case _:
                 pass
 
@@ -120,6 +132,18 @@ class Demand:
             return
         self.asked[event.request] = Asked(request=read_request(event))
         self.seen.ask(event.request, event.arrived_s)
+
+    def _note_pace(self, step: form.Step, at: float) -> None:
+        """Note what passes between steps, several of which may be reported at once."""
+        known = self._paces.setdefault(step.shard, _Reported(at))
+        if at > known.at_s:
+            if known.steps and known.before_s is not None:
+                pause_s = (known.at_s - known.before_s - known.seconds) / known.steps
+                if pause_s <= _MOST_OVERHEAD_S:
+                    self._pauses += [max(0.0, pause_s)] * known.steps
+            known.before_s, known.at_s, known.steps, known.seconds = known.at_s, at, 0, 0.0
+        known.steps += 1
+        known.seconds += step.seconds
 
     def _measure(self, step: form.Step) -> None:
         size = self._commands.get(step.command)

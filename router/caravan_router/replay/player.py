@@ -13,6 +13,7 @@ from caravan_router.recording.read_lines import RecordingError, RecordingFile
 from caravan_router.recording.read_state import StateError, StateReader
 from caravan_router.recording.write_actions import Plain, write_actions
 from caravan_router.scheduling.actions import Left
+from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Sequence
 
@@ -64,6 +65,14 @@ class Played:
     differences: list[Difference]
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The shards and the number of requests of a scheduler with which a part of a recording begins."""
+
+    shards: dict[str, ShardLimits]
+    requests: int
+
+
 class Player:
     """The schedulers of a recording."""
 
@@ -73,6 +82,8 @@ class Player:
         self.models: dict[int, str] = {}
         self.configs: dict[int, SchedulerConfig] = {}
         self.schedulers: dict[int, Scheduler] = {}
+        # What schedulers had when they began, if that is a later part of the recording.
+        self.begun: dict[int, Begun] = {}
         self._readers: dict[int, EventReader] = {}
         # Requests that have left a scheduler, by number.
         self._left: dict[int, Sequence] = {}
@@ -97,6 +108,8 @@ class Player:
             raise RecordingError(f"the state of the scheduler {line.id}: {error}") from error
         self.schedulers[line.id] = scheduler
         self._readers[line.id] = EventReader(self.keys, scheduler, self._take)
+        limits = {name: shard.capacity.limits for name, shard in scheduler.shards.items()}
+        self.begun[line.id] = Begun(limits, len(scheduler.sequences))
 
     def _take(self, requests: list[int]) -> tuple[Sequence, ...]:
         try:

@@ -8,7 +8,10 @@ import pytest
 from caravan_proto.messages.limits import Saving
 from caravan_router.core.generation import BeamSearch
 from caravan_router.recording.recorder import Recorder
+from caravan_router.scheduling.actions import Left
 from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.events import Replaced, Taken
+from caravan_router.scheduling.scheduler import Scheduler
 from caravan_testing.ledgers import limits_of
 from caravan_testing.recorded import calls, differences, recorded
 from caravan_testing.simulation import Simulation
@@ -64,3 +67,28 @@ def test_a_changed_scheduler_is_caught(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("caravan_router.scheduling.planning.admission._MOST_ASKED", 0)
     [first, *_] = differences(path)
     assert first.recorded != first.played
+
+
+def test_requests_that_another_scheduler_takes_are_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    recorder = Recorder(path)
+    config = SchedulerConfig()
+    run = Simulation(config)
+    run.scheduler = recorded(run.scheduler, config, recorder)
+    run.join("a", limits_of())
+    run.submit(PROMPT, 20, ignore_eos=True)
+    for _ in range(5):
+        run.advance("a")
+    run.lose("a")
+    [left] = run.handle(Replaced())
+    assert isinstance(left, Left)
+    assert recorder.passing == 1, "no part begins while nobody has the requests"
+    run.scheduler = recorded(Scheduler(config), config, recorder)
+    run.handle(Taken(left.sequences))
+    assert recorder.passing == 0
+    run.join("b", limits_of())
+    run.run()
+    recorder.close()
+    assert run.finished
+    assert calls(path) > 10
+    assert differences(path) == []

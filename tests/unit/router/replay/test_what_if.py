@@ -20,10 +20,8 @@ from caravan_testing.requests import request
 REQUESTS = 60
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record a fleet of one shard that gets more than it can compute at once."""
-    path = tmp_path_factory.mktemp("recording") / "recording"
+def record_load(path: Path, turns_over_at: int = 0) -> None:
+    """Record a fleet of one shard that gets more than it can compute at once; in two parts, if asked."""
     recorder = Recorder(path)
     config = SchedulerConfig()
     scheduler = recorded(Scheduler(config), config, recorder)
@@ -39,8 +37,16 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fleet.handle([Submitted(asked)])
         if number == 20:
             fleet.handle([Cancelled(19)])
+        if number == turns_over_at:
+            recorder._turn_over()
     fleet.run_until(200.0)
     recorder.close()
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recording") / "recording"
+    record_load(path)
     return path
 
 
@@ -91,3 +97,15 @@ def test_without_its_only_shard_nothing_is_answered(recording: Path, capsys: pyt
     assert main([str(recording), "--shards", "-1"]) == 0
     requests, answered, failed, *_ = rows(capsys.readouterr().out)["--shards -1"][:4]
     assert (answered, failed) == (0, requests - 1), "one was cancelled"
+
+
+def test_a_later_part_is_played_with_the_shards_that_there_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recording"
+    record_load(path, turns_over_at=REQUESTS // 2)
+    assert main([str(path), "--shards", "+1"]) == 0
+    told = capsys.readouterr().out
+    found = rows("".join(told.splitlines(keepends=True)[:-1]))
+    assert [row[:2] for row in found.values()] == [[REQUESTS / 2, REQUESTS / 2]] * 3
+    assert "requests are left out" in told.splitlines()[-1]
