@@ -11,6 +11,7 @@ VERSION = 1
 
 What = Literal["submit", "start", "resume", "swap", "recompute", "end", "fail", "cancel", "join", "lost", "drain"]
 BlockKind = Literal["prefill", "decode", "evaluate", "save", "load", "layout", "release", "fetch"]
+RunningStatus = Literal["starting", "loaded", "prefill", "decode", "leaving"]
 Holder = Annotated[int, msgspec.Meta(description="Number of a request")]
 
 
@@ -97,7 +98,7 @@ class Running(msgspec.Struct, frozen=True, array_like=True):
     """A sequence on a shard. ``target``: tokens that are computed before it decodes. ``cached`` of them were found."""
 
     request: Holder
-    status: Literal["starting", "loaded", "prefill", "decode", "leaving"]
+    status: RunningStatus
     computed: int
     target: int
     output: int

@@ -7,11 +7,16 @@ from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.shard.saved_runs import Tier
-from caravan_router.timeline.messages import Cells, Run, Running, ShardPicture, Waiting
+from caravan_router.timeline.messages import Cells, Run, Running, RunningStatus, ShardPicture, Waiting
 
 _MOST_MAPPED = 256
 _MOST_RUNS = 128
 _MOST_WAITING = 100
+_WORDS: dict[Status, RunningStatus] = {
+    Status.STARTING: "starting",
+    Status.LOADED: "loaded",
+    Status.LEAVING: "leaving",
+}
 
 
 def shard_pictures(scheduler: Scheduler) -> list[ShardPicture]:
@@ -44,18 +49,9 @@ def _picture(shard: ShardAccount) -> ShardPicture:
 
 
 def _running(resident: Resident) -> Running:
-    match resident.status:
-        case Status.STARTING:
-            status = "starting"
-        case Status.LOADED:
-            status = "loaded"
-        case Status.LEAVING:
-            status = "leaving"
-        case _:
-            status = "prefill" if resident.prefilling else "decode"
     return Running(
         resident.request_id,
-        status,  # type: ignore[arg-type]  # mypy widens the literals to str
+        _WORDS.get(resident.status) or ("prefill" if resident.computed < resident.target else "decode"),
         resident.computed,
         resident.target,
         len(resident.sequence.output),
