@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from caravan_router.recording.events import SavedCells
-from caravan_router.scheduling.prefix_keys import PrefixKeys
+from caravan_router.scheduling.prefix_keys import PrefixKeys, state_key
 
 
 def namespace_of(root: int) -> str:
@@ -87,6 +87,9 @@ class PlayedKeys:
             self.unknown += 1
             return
         namespace, before = known
+        if not run.tokens:  # recurrent state
+            self.note(run.cuts[-1][1], state_key(self.key(run.before)))
+            return
         tokens = (*before, *run.tokens)
         keys = PrefixKeys(namespace, lambda start, stop: tokens[start:stop])
         for position, number in run.cuts:

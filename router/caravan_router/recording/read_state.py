@@ -21,7 +21,7 @@ _CONTAINERS: dict[str, type[Any]] = {
     "deque": deque,
 }
 _TUPLES: dict[str, type[Any]] = {"tuple": tuple, "frozenset": frozenset}
-_SAVED = {"events.SavedRun", "saved_runs.KeptRun", "commands.SaveEntry"}
+_SAVED = {"events.SavedRun", "kept_run.KeptRun", "commands.SaveEntry"}
 _SHORTEST_HASHED = 16
 
 

@@ -30,7 +30,7 @@ from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.prefix_keys import PrefixKeys, key_behind
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.saved_runs import KeptRun
+from caravan_router.scheduling.shard.kept_run import KeptRun
 
 Node = list[Any]
 Field = tuple[str, str]

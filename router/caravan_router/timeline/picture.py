@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_router.scheduling.shard.kept_run import KeptRun, Tier
 from caravan_router.scheduling.shard.resident import Resident, Status
-from caravan_router.scheduling.shard.saved_runs import Tier
 from caravan_router.timeline.messages import Cells, Run, Running, RunningStatus, ShardPicture, Waiting
 
 _MOST_MAPPED = 256
@@ -44,7 +44,7 @@ def _picture(shard: ShardAccount) -> ShardPicture:
         map=cells[:_MOST_MAPPED],
         more_cells=sum(one.cells for one in cells[_MOST_MAPPED:]),
         runs=_runs(shard),
-        more_runs=max(0, len(runs.listed) - _MOST_RUNS),
+        more_runs=max(0, len(_listed(shard)) - _MOST_RUNS),
     )
 
 
@@ -84,9 +84,13 @@ def _own_map(shard: ShardAccount, running: tuple[Resident, ...]) -> list[Cells]:
     ]
 
 
+def _listed(shard: ShardAccount) -> list[KeptRun]:
+    return [run for runs in shard.runs.listed.values() for run in runs]
+
+
 def _runs(shard: ShardAccount) -> list[Run]:
     """Return the runs that were used most recently. A run counts as used before those that begin behind it."""
-    recent = shard.runs.listed[: -_MOST_RUNS - 1 : -1]
+    recent = _listed(shard)[: -_MOST_RUNS - 1 : -1]
     pinned = shard.runs.pinned
     # Where a run ends, or can be cut, the next one may begin.
     places = {cut: at for at, run in enumerate(recent) for _, cut in run.cuts}
