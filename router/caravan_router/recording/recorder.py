@@ -58,6 +58,8 @@ class Recorder:
         self.passing = 0
         # Whether it has ended, since the disk is too slow or full.
         self.has_ended = False
+        # The part before, which may not be written to its end.
+        self._older: PartFile | None = None
         try:
             self._begin_part()
         except OSError as error:
@@ -89,6 +91,7 @@ class Recorder:
 
     def _turn_over(self) -> None:
         self._file.end()
+        self._older = self._file
         try:
             self._begin_part()
         except OSError as error:
@@ -120,7 +123,9 @@ class Recorder:
     def close(self) -> None:
         """Write what is left, which blocks."""
         self._file.end()
-        self._file.wait()
+        for part in (self._older, self._file):
+            if part is not None:
+                part.wait()
 
 
 class SchedulerRecorder:
